@@ -1,0 +1,81 @@
+# Everything a contributor or CI runs. `make` alone lists the targets.
+
+PYTHON ?= python3
+# Test processes at once.
+JOBS ?= 2
+# Where a CPU build of torch can be had, if not from the sources pip is configured with.
+TORCH_CPU_INDEX ?=
+
+TORCH := 2.13.0
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+SETUP := $(VENV)/.setup-done
+DEMO_DEPS := $(VENV)/.demo-deps-done
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help setup demo-deps demo test test-fast lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(SETUP) ## create .venv with the package (editable) and the development tools
+	@echo "setup: $(VENV) is up to date; activate it with: . $(VENV)/bin/activate"
+
+$(SETUP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "prefect-bt needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || true). Run: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setup: creating $(VENV) with $$($(PYTHON) --version) and installing prefect-bt[dev] (about a minute)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+demo-deps: $(DEMO_DEPS) ## add PyTorch (CPU build where there is one) and transformers to .venv
+	@echo "demo-deps: $(VENV) has them"
+
+$(DEMO_DEPS): $(SETUP)
+	@echo "demo-deps: installing torch $(TORCH), transformers, accelerate, tokenizers, peft"
+	@if $(BIN)/python -c 'import sys, importlib.metadata as m; sys.exit(m.version("torch").split("+")[0] != "$(TORCH)")' 2>/dev/null; then \
+	  echo "demo-deps: torch $(TORCH) is already there"; \
+	elif $(PIP) 'torch==$(TORCH)+cpu' 2>/dev/null; then \
+	  echo "demo-deps: torch $(TORCH)+cpu, from the sources pip is configured with"; \
+	elif [ -n "$(TORCH_CPU_INDEX)" ]; then \
+	  echo "demo-deps: torch $(TORCH) from TORCH_CPU_INDEX"; \
+	  $(PIP) --index-url "$(TORCH_CPU_INDEX)" 'torch==$(TORCH)'; \
+	else \
+	  if [ "$$(uname -s)" = Linux ]; then \
+	    echo "demo-deps: no CPU build found; the default registry serves the CUDA build (gigabytes). To avoid it: make demo-deps TORCH_CPU_INDEX=<URL of PyTorch's CPU index>"; \
+	  fi; \
+	  $(PIP) 'torch==$(TORCH)'; \
+	fi
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+demo: $(DEMO_DEPS) ## train a small language model as a job, then show the job and its checkpoints
+	@echo "demo: pushing examples/tiny-lm/config.py and following it (one to three minutes)"
+	@PATH="$(BIN):$$PATH" sh examples/demo.sh
+
+test: $(DEMO_DEPS) lint ## everything: lint, architecture, all tests (real training included)
+	@echo "test: architecture"
+	@$(BIN)/pytest -q tests/test_architecture.py
+	@echo "test: all tests, $(JOBS) at once"
+	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+test-fast: $(SETUP) ## the tests that need nothing outside the process and little time
+	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
+	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist loadgroup -m 'not slow and not integration' $(PYTEST_ARGS)
+
+lint: $(SETUP) ## ruff (rules, format) and pyright
+	@echo "lint: ruff check"
+	@$(BIN)/ruff check .
+	@echo "lint: ruff format --check"
+	@$(BIN)/ruff format --check .
+	@echo "lint: pyright"
+	@$(BIN)/pyright
+
+clean: ## remove .venv, builds and caches; what jobs wrote stays
+	@echo "clean: removing $(VENV), build, dist and tool caches"
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

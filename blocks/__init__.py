@@ -1,0 +1,30 @@
+"""Typed, stored configuration for the Prefect UI; each block builds one engine object.
+
+Registered with `prefect block register -m prefect_bt.blocks`, or by `prefect-bt up`. Slugs and
+field names are for ever: stored documents outlive releases.
+"""
+
+from prefect_bt.blocks.compute import GPU, TrainingCompute
+from prefect_bt.blocks.image import TrainingImage
+from prefect_bt.blocks.local_substrate import LocalSubstrate
+from prefect_bt.blocks.registry import AwsKey, AwsRole, GcpIdentity, GcpKey, RegistryLogin
+from prefect_bt.blocks.secrets import TrainingSecrets
+from prefect_bt.blocks.store import TrainingStore
+
+BLOCKS = (TrainingSecrets, TrainingCompute, TrainingImage, TrainingStore, LocalSubstrate)
+"""Every block type of this package, in the order a person meets them."""
+
+__all__ = [
+    "BLOCKS",
+    "GPU",
+    "AwsKey",
+    "AwsRole",
+    "GcpIdentity",
+    "GcpKey",
+    "LocalSubstrate",
+    "RegistryLogin",
+    "TrainingCompute",
+    "TrainingImage",
+    "TrainingSecrets",
+    "TrainingStore",
+]

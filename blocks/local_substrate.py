@@ -1,0 +1,65 @@
+"""Nodes as processes of one machine, with its settings stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from prefect.blocks.core import Block
+from pydantic import Field, HttpUrl
+
+from prefect_bt.blocks.pages import DOCUMENTATION, PROCESS_LOGO
+from prefect_bt.substrates.protocol import Substrate
+
+
+class LocalSubstrate(Block):
+    """Runs the nodes of training jobs as processes of the machine the flow runs on."""
+
+    _block_type_name: ClassVar[str | None] = "Local Substrate"
+    _block_type_slug: ClassVar[str | None] = "prefect-bt-local-substrate"
+    _description: ClassVar[str | None] = (
+        "Runs the nodes of training jobs as processes of the machine the flow runs on, each in a "
+        "file system view of its own. The job's image is not used here."
+    )
+    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
+    _logo_url: ClassVar[HttpUrl | None] = PROCESS_LOGO
+    _code_example: ClassVar[str | None] = """
+    ```python
+    from prefect_bt.blocks import LocalSubstrate
+
+    LocalSubstrate(state_dir="/scratch/prefect-bt").save("big-disk")
+    substrate = LocalSubstrate.load("big-disk").build()
+    ```
+    """
+
+    # Required, for the reason given at TrainingCompute.node_count.
+    state_dir: str = Field(
+        default=...,
+        min_length=1,
+        title="State folder",
+        description="Folder on a local disk for running nodes; all who watch a job name the same.",
+        examples=["~/.local/state/prefect-bt"],
+    )
+    grace_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        title="Grace (seconds)",
+        description="From the polite signal to the forced one when a job is stopped.",
+    )
+    orphan_deadline_seconds: float = Field(
+        default=20.0,
+        gt=0,
+        title="Orphan deadline (seconds)",
+        description="How long a node goes on when nothing watches over its job any more.",
+    )
+
+    @property
+    def folder(self) -> Path:
+        """`state_dir` with `~` expanded on this machine."""
+        return Path(self.state_dir).expanduser()
+
+    def build(self) -> Substrate:
+        """The engine's local substrate over the state folder."""
+        from prefect_bt.substrates import open_substrate
+
+        return open_substrate("local", state_dir=self.folder)

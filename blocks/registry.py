@@ -1,0 +1,152 @@
+"""The five forms of registry access, as the image block's form shows them.
+
+Secrets appear by name. Fields differ from form to form, so a stored value tells which one it is
+without a discriminator: the Prefect UI cannot switch the tabs of a discriminated union.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from prefect_bt.definitions import (
+    AWSAssumeRoleDockerAuth,
+    AWSIAMDockerAuth,
+    AWSOIDCDockerAuth,
+    DockerAuth,
+    DockerAuthType,
+    GCPOIDCDockerAuth,
+    GCPServiceAccountJSONDockerAuth,
+    RegistrySecretDockerAuth,
+    SecretReference,
+)
+
+Filled = Annotated[str, StringConstraints(min_length=1)]
+
+
+class _Access(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    registry: Filled = Field(
+        title="Registry", description="Host of the registry: ghcr.io, 1234.dkr.ecr.us-east-1..."
+    )
+
+
+class RegistryLogin(_Access):
+    """Docker Hub, GHCR, NGC and the like."""
+
+    model_config = ConfigDict(title="User and password")
+    login_secret: Filled = Field(
+        title="Login secret", description="Name of the secret whose value is user:password."
+    )
+
+    def build(self) -> DockerAuth:
+        return DockerAuth(
+            auth_method=DockerAuthType.REGISTRY_SECRET,
+            registry=self.registry,
+            registry_secret_docker_auth=RegistrySecretDockerAuth(
+                secret_ref=SecretReference(name=self.login_secret)
+            ),
+        )
+
+
+class AwsKey(_Access):
+    """ECR with an access key."""
+
+    model_config = ConfigDict(title="AWS key")
+    access_key_secret: Filled = Field(
+        title="Access key secret", description="Name of the secret that holds the key's id."
+    )
+    secret_key_secret: Filled = Field(
+        title="Secret key secret", description="Name of the secret that holds the key itself."
+    )
+
+    def build(self) -> DockerAuth:
+        return DockerAuth(
+            auth_method=DockerAuthType.AWS_IAM,
+            registry=self.registry,
+            aws_iam_docker_auth=AWSIAMDockerAuth(
+                access_key_secret_ref=SecretReference(name=self.access_key_secret),
+                secret_access_key_secret_ref=SecretReference(name=self.secret_key_secret),
+            ),
+        )
+
+
+class AwsRoleMethod(StrEnum):
+    """How a role is taken on."""
+
+    WEB_IDENTITY = "AWS_OIDC"
+    ASSUME_ROLE = "AWS_ASSUME_ROLE"
+
+
+class AwsRole(_Access):
+    """ECR with a role: no secret."""
+
+    model_config = ConfigDict(title="AWS role")
+    role_arn: Filled = Field(title="Role ARN", description="arn:aws:iam::1234:role/pull")
+    region: Filled = Field(title="Region", description="us-east-1")
+    method: AwsRoleMethod = Field(
+        default=AwsRoleMethod.WEB_IDENTITY,
+        title="Taken on by",
+        description="A web identity (AWS_OIDC) or the machine's own principal (AWS_ASSUME_ROLE).",
+    )
+
+    def build(self) -> DockerAuth:
+        if self.method is AwsRoleMethod.WEB_IDENTITY:
+            return DockerAuth(
+                auth_method=DockerAuthType.AWS_OIDC,
+                registry=self.registry,
+                aws_oidc_docker_auth=AWSOIDCDockerAuth(role_arn=self.role_arn, region=self.region),
+            )
+        return DockerAuth(
+            auth_method=DockerAuthType.AWS_ASSUME_ROLE,
+            registry=self.registry,
+            aws_assume_role_docker_auth=AWSAssumeRoleDockerAuth(
+                role_arn=self.role_arn, region=self.region
+            ),
+        )
+
+
+class GcpKey(_Access):
+    """Artifact Registry with a service account's key."""
+
+    model_config = ConfigDict(title="GCP key")
+    key_secret: Filled = Field(
+        title="Key secret", description="Name of the secret whose value is the key's JSON text."
+    )
+
+    def build(self) -> DockerAuth:
+        return DockerAuth(
+            auth_method=DockerAuthType.GCP_SERVICE_ACCOUNT_JSON,
+            registry=self.registry,
+            gcp_service_account_json_docker_auth=GCPServiceAccountJSONDockerAuth(
+                service_account_json_secret_ref=SecretReference(name=self.key_secret)
+            ),
+        )
+
+
+class GcpIdentity(_Access):
+    """Artifact Registry with a federated identity: no secret."""
+
+    model_config = ConfigDict(title="GCP identity")
+    service_account: Filled = Field(
+        title="Service account", description="pull@project.iam.gserviceaccount.com"
+    )
+    workload_identity_provider: Filled = Field(
+        title="Identity provider", description="projects/1/locations/global/..."
+    )
+
+    def build(self) -> DockerAuth:
+        return DockerAuth(
+            auth_method=DockerAuthType.GCP_OIDC,
+            registry=self.registry,
+            gcp_oidc_docker_auth=GCPOIDCDockerAuth(
+                service_account=self.service_account,
+                workload_identity_provider=self.workload_identity_provider,
+            ),
+        )
+
+
+RegistryAccess = RegistryLogin | AwsKey | AwsRole | GcpKey | GcpIdentity

@@ -1,0 +1,50 @@
+"""A stored set of secrets, masked by the Prefect API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from prefect.blocks.core import Block
+from prefect.types import SecretDict
+from pydantic import Field, HttpUrl
+
+from prefect_bt.blocks.pages import DOCUMENTATION, SECRET_LOGO
+from prefect_bt.secrets import GivenSecrets
+
+
+class TrainingSecrets(Block):
+    """Secrets of training jobs by name, so that definitions hold names only."""
+
+    _block_type_name: ClassVar[str | None] = "Training Secrets"
+    _block_type_slug: ClassVar[str | None] = "prefect-bt-secrets"
+    _description: ClassVar[str | None] = (
+        "Secrets of training jobs by name. A definition says `SecretReference(name=...)`; the "
+        "value is looked up here when the job starts. Values are masked in the API and in logs."
+    )
+    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
+    _logo_url: ClassVar[HttpUrl | None] = SECRET_LOGO
+    _code_example: ClassVar[str | None] = """
+    ```python
+    from prefect_bt.blocks import TrainingSecrets
+
+    TrainingSecrets(values={"hf_access_token": "hf_..."}).save("team")
+    secrets = TrainingSecrets.load("team").build()
+    ```
+    """
+
+    # A dict of SecretStr would come back in plain text from the API; a SecretDict is masked.
+    values: SecretDict = Field(
+        default=...,
+        title="Secrets",
+        description='Name -> value, as JSON: {"hf_access_token": "hf_..."}.',
+    )
+
+    def build(self) -> GivenSecrets:
+        """The secrets as a source for `prefect_bt.secrets.resolve_secrets`."""
+        values = self.values.get_secret_value()
+        return GivenSecrets({name: _as_text(value) for name, value in values.items()})
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,149 @@
+"""One attempt of the gang, as Prefect tasks; retried by Prefect as the job's policy decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture, wait
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+
+from prefect_bt.attempts import (
+    JobSite,
+    close_attempt,
+    end_gang,
+    judge_retry,
+    plan_attempt,
+    reap,
+    refuse,
+    site_secrets,
+)
+from prefect_bt.diagnosis import classify
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.flows.reporting import RankLog, move_job, report_job
+from prefect_bt.flows.stopping import StopWatcher
+from prefect_bt.gang import Gang, launch_gang
+from prefect_bt.records import JobState, NodePhase, NodeStatus
+
+RETRY_DELAYS = [1.0, 2.0, 5.0, 10.0, 30.0]
+"""Seconds before the first, second, … retry; the last one goes on."""
+
+MOST_RETRIES = 1000
+"""Prefect's own bound; the job's policy decides (retrying.py)."""
+
+
+def attempt_until_done(site: JobSite) -> None:
+    """Attempts until one succeeds, is stopped, or the retry policy says no; AttemptFailed."""
+
+    def condition(task: Any, task_run: Any, state: State[Any]) -> bool:
+        _ = task, task_run, state
+        return judge_retry(site).retry
+
+    training_attempt.with_options(
+        retries=MOST_RETRIES, retry_delay_seconds=RETRY_DELAYS, retry_condition_fn=condition
+    )(site)
+
+
+@task(name="training-attempt", cache_policy=NO_CACHE, persist_result=False)
+def training_attempt(site: JobSite) -> str:
+    """Launch the gang, watch it, flush it; returns how it ended. AttemptFailed when badly."""
+    stop = StopWatcher(site)
+    reap(site, reason="the attempt before was cut short")
+    if stop():
+        move_job(site, JobState.STOPPED, message="Stopped before an attempt began.")
+        return JobState.STOPPED.value
+    attempt = site.ledger.begin_attempt(site.job_id, flow_run_id=str(flow_run.get_id()))
+    move_job(site, JobState.DEPLOYING, attempt=attempt)
+    with recording(site, attempt):
+        gang = provision(site, attempt)
+    with stopping(site, gang):
+        nodes = [_follow(site, attempt, node.rank) for node in gang.plan.nodes]
+        gang.watch(stop_requested=stop, observe=_on_change(site, attempt))
+        upload_checkpoints(site, gang)
+        wait(nodes)
+    return end_gang(site, gang).state.value
+
+
+@task(name="provision", cache_policy=NO_CACHE, persist_result=False)
+def provision(site: JobSite, attempt: int) -> Gang:
+    """Secrets and plan first, then all nodes or none."""
+    plan = plan_attempt(site, attempt)
+    return launch_gang(site.substrate, plan, secrets=site_secrets(site))
+
+
+@task(
+    name="run-node",
+    task_run_name="run-node rank-{rank}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def run_node(site: JobSite, attempt: int, rank: int) -> State[Any]:
+    """Follow one rank to its end, showing a bounded sample of its log; changes nothing."""
+    handle = next(
+        h for h in site.substrate.find(site.job_id) if (h.attempt, h.rank) == (attempt, rank)
+    )
+    log = RankLog(handle, lines_per_second=max(1.0, 100 / len(site.substrate.find(site.job_id))))
+    while not (status := handle.observe()).over:
+        log.forward()
+        time.sleep(0.2)
+    log.finish()
+    return _node_state(status)
+
+
+@task(name="upload-checkpoints", cache_policy=NO_CACHE, persist_result=False)
+def upload_checkpoints(site: JobSite, gang: Gang) -> str:
+    """Wait for every rank's final flush; COMPLETED waits for it (decision 8)."""
+    _ = site
+    gang.drain(lambda _: None)
+    left = [name for status in gang.statuses for name in status.uncommitted]
+    return f"flushed; not whole, so not committed: {', '.join(left)}" if left else "flushed"
+
+
+@contextmanager
+def recording(site: JobSite, attempt: int) -> Generator[None]:
+    """An attempt that could not be launched still has an outcome."""
+    try:
+        yield
+    except PrefectBtError as error:
+        close_attempt(site, refuse(attempt, error))
+        raise
+
+
+@contextmanager
+def stopping(site: JobSite, gang: Gang) -> Generator[None]:
+    """Whatever ends this block, no node goes on: the one road of decision 11."""
+    try:
+        yield
+    except BaseException:
+        gang.shut_down("stopped")
+        close_attempt(site, gang.outcome())
+        raise
+
+
+def _follow(site: JobSite, attempt: int, rank: int) -> PrefectFuture[Any]:
+    future: Any = run_node.submit(site, attempt, rank)  # pyright: ignore[reportUnknownMemberType]
+    return future
+
+
+def _on_change(site: JobSite, attempt: int) -> Callable[[Sequence[NodeStatus]], None]:
+    def observe(statuses: Sequence[NodeStatus]) -> None:
+        started = any(status.started_at is not None for status in statuses)
+        if started and site.ledger.state(site.job_id) is not JobState.RUNNING:
+            move_job(site, JobState.RUNNING, attempt=attempt)
+            report_job(site)
+
+    return observe
+
+
+def _node_state(status: NodeStatus) -> State[Any]:
+    if status.phase is NodePhase.LOST or (status.exit_code and not status.reason):
+        return Failed(message=classify(status)[1])
+    if status.reason and status.reason != "straggler":
+        return Cancelled(message=f"Ended: {status.reason}.")
+    return Completed(message="Exited with 0.")

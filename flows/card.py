@@ -1,0 +1,62 @@
+"""The job's card in Markdown: what was asked, how each attempt went, what is safe. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+
+def render_card(document: dict[str, Any], definition: dict[str, Any]) -> str:
+    """`document` as jobs.job_document gives it; `definition` is the stored project document."""
+    project = document["training_project"]["name"]
+    lines = [
+        f"# {project} / {document['name']}",
+        "",
+        f"**{document['current_status']}** · job `{document['id']}` · "
+        f"{document['instance_type']['name']} · {document['substrate']}",
+        "",
+    ]
+    if document.get("error_message"):
+        lines += [f"> {document['error_message']}", ""]
+    lines += [*_attempts(document), *_checkpoints(document), *_definition(definition)]
+    lines += [
+        f"Store: `{document['store']}`  ",
+        f"Logs: `prefect-bt logs --job-id {document['id']}`",
+    ]
+    return "\n".join(lines)
+
+
+def _attempts(document: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {a['attempt']} | {a['status']} | {_duration(a)} | {a.get('message') or ''} |"
+        for a in document["attempts"]
+    ]
+    if not rows:
+        return []
+    return ["## Attempts", "", "| # | ended | took | why |", "|---|---|---|---|", *rows, ""]
+
+
+def _checkpoints(document: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {c['checkpoint_id']} | {c.get('checkpoint_type') or ''} | "
+        f"{c['size_bytes'] / 1e6:.1f} MB | {c['created_at']} |"
+        for c in document["checkpoints"]
+    ]
+    if not rows:
+        return []
+    head = ["| name | type | size | committed |", "|---|---|---|---|"]
+    return ["## Checkpoints", "", *head, *rows, ""]
+
+
+def _definition(definition: dict[str, Any]) -> list[str]:
+    job = definition.get("job", {})
+    commands = "\n".join(job.get("runtime", {}).get("start_commands", []))
+    image = job.get("image", {}).get("base_image", "")
+    return ["## Definition", "", f"Image: `{image}`", "", "```sh", commands, "```", ""]
+
+
+def _duration(attempt: dict[str, Any]) -> str:
+    if not attempt.get("ended_at"):
+        return "running"
+    began, ended = (datetime.fromisoformat(attempt[key]) for key in ("started_at", "ended_at"))
+    return f"{(ended - began).total_seconds():.0f} s"

@@ -1,0 +1,63 @@
+"""Tasks before the first attempt: accept the job, mirror its weights."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
+
+from prefect_bt.attempts import JobSite
+from prefect_bt.cli.prefect_api import run_url
+from prefect_bt.flows.reporting import move_job
+from prefect_bt.flows.request import JobRequest
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.planning import plan_weights
+from prefect_bt.records import JobState
+from prefect_bt.secrets import resolve_secrets
+from prefect_bt.weights import mirror_source
+
+
+@task(name="accept-job", cache_policy=NO_CACHE, persist_result=False)
+def accept_job(request: JobRequest) -> JobSite:
+    """The job of this run: opened when there is one, made when there is none.
+
+    A run that is run again opens its job again (decision 7), unless it completed.
+    """
+    run_id = str(flow_run.get_id())
+    site = request.open(run_id)
+    site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id))
+    state = site.ledger.state(site.job_id)
+    if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
+        if state.terminal:
+            site.ledger.clear_stop(site.job_id)
+        move_job(site, JobState.CREATED, message="taken up by a Prefect run")
+    return site
+
+
+def name_run(site: JobSite) -> None:
+    """Show the job in Prefect's lists: the run is renamed and tagged (9 ms)."""
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(
+            flow_run_id=flow_run.get_id(),  # pyright: ignore[reportArgumentType]
+            name=f"{site.record.project_name}/{site.record.name} ({site.job_id})",
+            tags={*flow_run.get_tags(), f"prefect-bt:{site.job_id}"},
+        )
+
+
+def weights_of(site: JobSite) -> tuple[WeightsPlan, ...]:
+    """The job's weights sources, in the definition's order."""
+    return plan_weights(site.project.job)
+
+
+@task(
+    name="mirror-weights",
+    task_run_name="mirror-weights {source.source}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def mirror_weights(site: JobSite, source: WeightsPlan) -> str:
+    """Fetch one source, once, before any node exists (§6.4); returns where it lies."""
+    wanted = [source.secret] if source.secret else []
+    token = next(iter(resolve_secrets(wanted, site.secret_sources).values()), None)
+    return str(mirror_source(source, state_dir=site.settings.state_dir, token=token))

@@ -1,0 +1,20 @@
+"""Training jobs in the manner of Baseten Training, under Prefect, on your own machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prefect_bt.submission import SubmitOptions, push, recreate, submit
+
+__version__ = "0.1.0"
+__all__ = ["SubmitOptions", "push", "recreate", "submit"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public functions when they are asked for: a node needs none of them."""
+    if name in __all__:
+        from prefect_bt import submission
+
+        return getattr(submission, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

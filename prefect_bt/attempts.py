@@ -1,0 +1,210 @@
+"""From one attempt to the next: what is left of the last is put away before another starts.
+
+A site is a job seen from one process: its records, and the substrate that runs its nodes. The flow
+calls these functions from its tasks; hooks and commands call them from other processes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from prefect_bt.checkpoints.catalogue import newest
+from prefect_bt.contract import WORKSPACE_DIR, job_prefix, log_key
+from prefect_bt.errors import (
+    AttemptFailed,
+    DefinitionError,
+    NotFoundError,
+    PlanError,
+    PrefectBtError,
+    SecretError,
+)
+from prefect_bt.gang import Gang
+from prefect_bt.jobs import load_definition
+from prefect_bt.ledger import Ledger
+from prefect_bt.loading import resolve_load
+from prefect_bt.plan import GangPlan, WorkspacePlan
+from prefect_bt.planning import PlanContext, plan_gang, secret_names
+from prefect_bt.records import FailureClass, JobRecord, JobState, NodePhase, Outcome
+from prefect_bt.retrying import RetryDecision, decide_retry
+from prefect_bt.secrets import SecretSource, resolve_secrets
+from prefect_bt.settings import Settings
+from prefect_bt.substrates.protocol import NodeHandle, Substrate
+
+READ_BYTES = 1 << 20
+
+
+class JobSite:
+    """A job, its records and its substrate, for one process."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        substrate: Substrate,
+        record: JobRecord,
+        *,
+        settings: Settings,
+        secret_sources: Sequence[SecretSource] = (),
+    ) -> None:
+        self.ledger, self.substrate, self.record = ledger, substrate, record
+        self.settings, self.secret_sources = settings, tuple(secret_sources)
+        self.project = load_definition(record)
+
+    @property
+    def job_id(self) -> str:
+        return self.record.id
+
+    @property
+    def checkpointing(self) -> bool:
+        return self.project.job.runtime.checkpointing_config.enabled
+
+
+def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
+    """The plan of this attempt; PlanError when the job cannot run here (any more)."""
+    record, settings = site.record, site.settings
+    missing: list[str] = []
+    try:
+        load = resolve_load(
+            site.ledger, site.project, project_id=record.project_id, before=record.created_at
+        )
+    except NotFoundError as error:
+        load, missing = (), [str(error)]
+    context = PlanContext(
+        job_id=record.id,
+        job_name=record.name,
+        project_id=record.project_id,
+        store=site.ledger.store.url,
+        capacity=site.substrate.capacity(),
+        substrate=site.substrate.name,
+        leader_address=site.substrate.leader_address(record.id, attempt),
+        attempt=attempt,
+        workspace=workspace_plan(record),
+        load=load,
+        missing=tuple(missing),
+        grace=settings.grace,
+        settle=settings.settle,
+    )
+    return plan_gang(site.project, context)
+
+
+def workspace_plan(record: JobRecord) -> WorkspacePlan:
+    if not record.workspace_sha256:
+        return WorkspacePlan(WORKSPACE_DIR)
+    key = f"{job_prefix(record.project_id, record.id)}/workspace.tar"
+    return WorkspacePlan(WORKSPACE_DIR, key, record.workspace_sha256, record.workspace_size)
+
+
+def site_secrets(site: JobSite) -> dict[str, str]:
+    """Values of every secret the job names; SecretError before any compute is taken."""
+    return resolve_secrets(secret_names(site.project.job), site.secret_sources)
+
+
+def reap(site: JobSite, *, reason: str) -> None:
+    """Stop what still runs of any attempt, let it flush, keep its logs, record its end.
+
+    Idempotent, and callable from any process that can reach the substrate.
+    """
+    handles = site.substrate.find(site.job_id)
+    _stop_together(handles, reason=reason, grace=site.settings.grace)
+    known = {outcome.attempt for outcome in site.ledger.outcomes(site.job_id)}
+    for begun in site.ledger.attempts(site.job_id):
+        if begun.attempt not in known:
+            close_attempt(site, _lost(begun.attempt, begun.at, reason))
+
+
+def _lost(attempt: int, began: float, reason: str) -> Outcome:
+    return Outcome(
+        attempt=attempt,
+        state=JobState.FAILED,
+        message=f"The attempt was cut short: {reason}.",
+        failure=FailureClass.INFRASTRUCTURE,
+        started_at=began,
+        ended_at=time.time(),
+    )
+
+
+def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
+    """Seal the attempt's logs, then write down how it ended. The first outcome stands."""
+    seal_logs(site, outcome.attempt)
+    best = newest(site.ledger.store, site.record.project_id, site.job_id)
+    outcome = replace(outcome, newest_checkpoint=best.newest_manifest if best else "")
+    site.ledger.end_attempt(site.job_id, outcome)
+    return outcome
+
+
+def seal_logs(site: JobSite, attempt: int) -> None:
+    """Copy every rank's whole log of the attempt into the store."""
+    for handle in site.substrate.find(site.job_id):
+        if handle.attempt == attempt:
+            _seal(site, handle)
+
+
+def _seal(site: JobSite, handle: NodeHandle) -> None:
+    with tempfile.NamedTemporaryFile(prefix="prefect-bt-log-") as copy:
+        offset = 0
+        while chunk := handle.read_log(offset=offset, limit=READ_BYTES):
+            copy.write(chunk)
+            offset += len(chunk)
+        copy.flush()
+        key = log_key(site.record.project_id, site.job_id, handle.attempt, handle.rank)
+        site.ledger.store.upload(key, Path(copy.name))
+
+
+def clear_nodes(site: JobSite) -> None:
+    """Remove what the job's nodes left on the substrate; for a job that is over."""
+    for handle in site.substrate.find(site.job_id):
+        handle.remove()
+
+
+def judge_retry(site: JobSite) -> RetryDecision:
+    """Whether the job's last outcome is followed by another attempt."""
+    outcomes = site.ledger.outcomes(site.job_id)
+    if not outcomes or site.ledger.stop_request(site.job_id):
+        return RetryDecision(False, "nothing to retry")
+    return decide_retry(outcomes, site.record.retries, checkpointing=site.checkpointing)
+
+
+def end_gang(site: JobSite, gang: Gang) -> Outcome:
+    """The attempt is over: logs sealed, outcome recorded; AttemptFailed unless it ended well.
+
+    A stopped attempt is an outcome, not an error.
+    """
+    outcome = close_attempt(site, gang.outcome())
+    if outcome.failure is not None:
+        raise AttemptFailed(outcome.message, outcome={"attempt": outcome.attempt})
+    return outcome
+
+
+def refuse(attempt: int, error: PrefectBtError) -> Outcome:
+    """The outcome of an attempt that could not be launched."""
+    never = isinstance(error, PlanError | SecretError | DefinitionError)
+    now = time.time()
+    return Outcome(
+        attempt=attempt,
+        state=JobState.DEPLOY_FAILED,
+        message=str(error),
+        failure=FailureClass.DEPLOY if never else FailureClass.INFRASTRUCTURE,
+        started_at=now,
+        ended_at=now,
+    )
+
+
+def _stop_together(handles: Sequence[NodeHandle], *, reason: str, grace: float) -> None:
+    """One polite signal, one shared grace, one forced signal; then wait for every flush."""
+    for handle in handles:
+        if not handle.observe().commands_ended:
+            handle.stop(reason=reason)
+    deadline, forced = time.monotonic() + grace, False
+    while True:
+        statuses = [handle.observe() for handle in handles]
+        if all(status.over for status in statuses):
+            return
+        if not forced and time.monotonic() > deadline:
+            forced = True
+            for handle, status in zip(handles, statuses, strict=True):
+                if status.phase is not NodePhase.FLUSHING:
+                    handle.stop(reason=reason, force=True)
+        time.sleep(0.1)

@@ -1,0 +1,119 @@
+"""What a job has committed so far, as one uploader sees it; and the commit itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from prefect_bt.checkpoints.layout import Found, stem_of, step_of_name
+from prefect_bt.checkpoints.manifest import (
+    Manifest,
+    ManifestRef,
+    Origin,
+    all_objects_prefix,
+    dump,
+    load,
+    parse_key,
+)
+from prefect_bt.contract import manifests_prefix
+from prefect_bt.errors import ObjectExists
+from prefect_bt.objects.protocols import Store
+
+
+def manifest_refs(store: Store, project_id: str, job_id: str) -> Iterator[ManifestRef]:
+    """Every manifest of the job, from its keys alone."""
+    for info in store.list(manifests_prefix(project_id, job_id)):
+        if ref := parse_key(info.key, project_id=project_id, job_id=job_id):
+            yield ref
+
+
+def newest_refs(store: Store, project_id: str, job_id: str) -> dict[tuple[int, str], ManifestRef]:
+    """(rank, name) -> the newest manifest of it."""
+    newest: dict[tuple[int, str], ManifestRef] = {}
+    for ref in manifest_refs(store, project_id, job_id):
+        before = newest.get((ref.rank, ref.name))
+        if before is None or before.order < ref.order:
+            newest[ref.rank, ref.name] = ref
+    return newest
+
+
+class Committed:
+    """The newest manifests of one rank, and the objects that the whole job has stored."""
+
+    def __init__(self, store: Store, origin: Origin) -> None:
+        """Reads the store: raises StoreError."""
+        self._store, self._origin = store, origin
+        self._newest: dict[str, Manifest] = {}
+        self._objects: dict[str, tuple[str, int]] = {}
+        for ref in newest_refs(store, origin.project_id, origin.job_id).values():
+            if ref.rank == origin.rank:
+                self._newest[ref.name] = load(store.get(ref.key), key=ref.key)
+        # An object is there only when all its bytes were verified, so its name can be trusted: what
+        # an uploader that was killed had sent is not sent again.
+        for info in store.list(all_objects_prefix(origin)):
+            self._objects[info.key.rpartition("/")[2]] = (info.key, info.size)
+
+    @property
+    def count(self) -> int:
+        """How many objects and commits there are: grows while anything moves."""
+        return len(self._objects) + len(self._newest)
+
+    def object_of(self, sha256: str, size: int) -> str:
+        """The key under which this content lies already; empty when it has to be sent."""
+        key, stored = self._objects.get(sha256, ("", -1))
+        return key if stored == size else ""
+
+    def remember_object(self, sha256: str, *, key: str, size: int) -> None:
+        self._objects[sha256] = (key, size)
+
+    def holds(self, found: Found) -> bool:
+        """Whether the newest commit of this name has every file of it, by size and time.
+
+        Fewer files than committed are a rotation at work, not a new checkpoint.
+        """
+        manifest = self._newest.get(found.name)
+        if manifest is None:
+            return False
+        facts = {entry.path: (entry.size, entry.mtime_ns) for entry in manifest.entries}
+        return all(
+            facts.get(path) == (fact.size, fact.mtime_ns) for path, fact in found.files.items()
+        )
+
+    def holds_content(self, name: str, content: dict[str, str]) -> bool:
+        """The same question by digests."""
+        manifest = self._newest.get(name)
+        return manifest is not None and content.items() <= manifest.content.items()
+
+    def examples(self, name: str) -> list[Manifest]:
+        """What a whole one of this name looked like: itself before, the nearest lower step."""
+        step, stem = step_of_name(name), stem_of(name)
+        own = [self._newest[name]] if name in self._newest else []
+        if step is None:
+            return own
+        siblings = [
+            (other, manifest)
+            for manifest in self._newest.values()
+            if stem_of(manifest.name) == stem
+            and (other := step_of_name(manifest.name)) is not None
+            and other < step
+        ]
+        return own + ([max(siblings, key=lambda pair: pair[0])[1]] if siblings else [])
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Write the manifest; its presence is the fact. Returns it as stored. Raises StoreError."""
+        before = self._newest.get(manifest.name)
+        if before is not None and before.attempt == manifest.attempt:
+            manifest = replace(manifest, version=before.version + 1)
+        while True:
+            try:
+                self._store.create(manifest.key, dump(manifest))
+            except ObjectExists:
+                # Ours, if only the answer was lost; else another uploader's of this rank.
+                there = load(self._store.get(manifest.key), key=manifest.key)
+                if there.content == manifest.content:
+                    manifest = there
+                else:
+                    manifest = manifest.next_version()
+                    continue
+            self._newest[manifest.name] = manifest
+            return manifest

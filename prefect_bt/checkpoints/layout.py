@@ -1,0 +1,205 @@
+"""What is a checkpoint under the checkpoint directory. Pure: names and facts in, names out.
+
+    <dir>/file                        part of the checkpoint `.`
+    <dir>/checkpoint-10/...           `checkpoint-10`: a folder named after a step
+    <dir>/v0-2025/checkpoint-10/...   `v0-2025/checkpoint-10`, at any depth (ms-swift)
+    <dir>/exp/merged/config.json ...  `exp/merged`: recognised by its files (Baseten Training §8.4)
+    <dir>/runs/...                    `runs`: any other top-level folder, with what is left in it
+    <dir>/tmp-checkpoint-10/...       nothing yet: a temporary name (HF Trainer)
+
+The outermost folder named after a step wins, then the outermost recognised one: a pipeline's
+parts (`unet/config.json`) stay with it, and a final model saved above `checkpoint-N` moves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+ROOT: Final = "."
+
+FULL, LORA, WHISPER = "full", "lora", "whisper"
+
+_STEP: Final = re.compile(
+    r"(?:.*[-_.])?(?:checkpoint|ckpt|global_?step|step|iter|iteration|epoch)[-_=]?(\d+)(?:-\d+)?"
+)
+_DEEPSPEED_TAG: Final = re.compile(r"global_step\d+")
+_TEMPORARY: Final = re.compile(
+    r"tmp-.*|\.tmp.*|\.prefect-bt.*|.*\.(?:tmp|temp|part|partial|incomplete)"
+    r"|.*\.orbax-checkpoint-tmp.*|\.nfs[0-9a-f]+"
+)
+_UNFINISHED_SUFFIX: Final = re.compile(r"\.(?:tmp|temp|part|partial|incomplete)$")
+_WEIGHTS: Final = re.compile(r".*\.(?:safetensors|bin)(?:\.index\.json)?")
+_NOT_WEIGHTS: Final = frozenset({"training_args.bin", "optimizer.bin", "scheduler.bin"})
+_PIPELINES: Final = frozenset({"adapter_config.json", "model_index.json", "modules.json"})
+
+
+@dataclass(frozen=True)
+class FileFact:
+    """One file as last seen, through links. `size` in bytes, `link` the target of a symbolic link.
+
+    Two equal facts mean: nothing has touched the file in between.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int = 0
+    inode: int = 0
+    mode: int = 0o644
+    link: str = ""
+
+
+Tree = Mapping[str, FileFact]
+"""Relative, `/`-separated path -> fact. Every file, no folders."""
+
+ReadJson = Callable[[str], Any]
+"""The parsed JSON of a path relative to the checkpoint; None when absent or not JSON."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint in the directory. Paths are relative to its own folder."""
+
+    name: str
+    files: dict[str, FileFact] = field(default_factory=dict[str, FileFact])
+    unfinished: dict[str, FileFact] = field(default_factory=dict[str, FileFact])
+    """Files under temporary names: a sign of a writer at work, never taken."""
+
+    @property
+    def size(self) -> int:
+        return sum(fact.size for fact in self.files.values())
+
+    @property
+    def written_ns(self) -> int:
+        """The latest modification, epoch nanoseconds."""
+        return max((fact.mtime_ns for fact in self.files.values()), default=0)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What §8.3 records of a checkpoint. `type` is empty where nothing is recognised."""
+
+    type: str = ""
+    base_model: str | None = None
+    lora_adapter_config: dict[str, Any] | None = None
+    step: int | None = None
+
+
+def checkpoints_in(tree: Tree) -> dict[str, Found]:
+    """Every checkpoint by name, and every temporary folder as one that has no files."""
+    marked = _marked(tree)
+    found: dict[str, Found] = {}
+    for path, fact in tree.items():
+        name, temporary = _owner(path, marked)
+        mine = found.setdefault(name, Found(name))
+        inner = path if name == ROOT else path[len(name) + 1 :]
+        (mine.unfinished if temporary else mine.files)[inner] = fact
+    return found
+
+
+def is_temporary(component: str) -> bool:
+    """Whether a file or folder name says that its writer has not finished."""
+    return _TEMPORARY.fullmatch(component) is not None
+
+
+def final_name(path: str) -> str:
+    """What a temporary file will be called; empty when its name does not tell."""
+    stripped = _UNFINISHED_SUFFIX.sub("", path)
+    return stripped if stripped != path else ""
+
+
+def join(name: str, inner: str) -> str:
+    """A checkpoint's file relative to the checkpoint directory."""
+    return inner if name == ROOT else f"{name}/{inner}"
+
+
+def step_of_name(name: str) -> int | None:
+    """The step that a folder name tells: the innermost component that has one."""
+    for component in reversed(name.split("/")):
+        if match := _STEP.fullmatch(component):
+            return int(match[1])
+    return None
+
+
+def stem_of(name: str) -> str:
+    """What siblings share: `checkpoint-10` -> `checkpoint-#`; the name itself without a step."""
+    head, slash, last = name.rpartition("/")
+    return f"{head}{slash}{re.sub(r'[0-9]+', '#', last)}" if _STEP.fullmatch(last) else name
+
+
+def is_recognised(paths: Collection[str]) -> bool:
+    """Whether files directly in a folder mark it as a model or adapter (§8.4)."""
+    if not _PIPELINES.isdisjoint(paths):
+        return True
+    return "config.json" in paths and any(_is_weights(path) for path in paths)
+
+
+def describe(name: str, paths: Collection[str], read_json: ReadJson) -> Kind:
+    """§8.4's table, and the step: `trainer_state.json` first, then the name."""
+    state = _object(read_json("trainer_state.json")) if "trainer_state.json" in paths else {}
+    told = state.get("global_step")
+    step = told if isinstance(told, int) else step_of_name(name)
+    if "adapter_config.json" in paths:
+        config = _object(read_json("adapter_config.json"))
+        return Kind(LORA, _text(config.get("base_model_name_or_path")), config or None, step)
+    if "config.json" in paths and any(_is_weights(path) for path in paths):
+        config = _object(read_json("config.json"))
+        kind = WHISPER if _is_whisper(config) else FULL
+        return Kind(kind, _text(config.get("_name_or_path")), None, step)
+    return Kind(step=step)
+
+
+def _owner(path: str, marked: Collection[str]) -> tuple[str, bool]:
+    """The checkpoint that `path` belongs to, and whether the path is temporary."""
+    *folders, name = path.split("/")
+    depth = _depth(folders, marked)
+    first = next((i for i, folder in enumerate(folders) if is_temporary(folder)), None)
+    if first is not None and first < depth:
+        return "/".join(folders[: first + 1]), True
+    return "/".join(folders[:depth]) or ROOT, first is not None or is_temporary(name)
+
+
+def _depth(folders: list[str], marked: Collection[str]) -> int:
+    """How many leading folders name the checkpoint; 0 for the root."""
+    prefixes = ["/".join(folders[: i + 1]) for i in range(len(folders))]
+    for index, folder in enumerate(folders):
+        inside = index > 0 and prefixes[index - 1] in marked
+        # DeepSpeed keeps its shards in a tag folder inside the checkpoint.
+        if _STEP.fullmatch(folder) and not (inside and _DEEPSPEED_TAG.fullmatch(folder)):
+            return index + 1
+    for index, prefix in enumerate(prefixes):
+        if prefix in marked:
+            return index + 1
+    return min(len(folders), 1)
+
+
+def _marked(tree: Iterable[str]) -> set[str]:
+    """The folders that their own files mark as recognised."""
+    names: dict[str, set[str]] = {}
+    for path in tree:
+        folder, _, name = path.rpartition("/")
+        if folder:
+            names.setdefault(folder, set()).add(name)
+    return {folder for folder, inside in names.items() if is_recognised(inside)}
+
+
+def _is_weights(path: str) -> bool:
+    return _WEIGHTS.fullmatch(path) is not None and path not in _NOT_WEIGHTS and "/" not in path
+
+
+def _is_whisper(config: Mapping[str, Any]) -> bool:
+    listed: object = config.get("architectures")
+    architectures = cast("list[object]", listed) if isinstance(listed, list) else []
+    return config.get("model_type") == "whisper" or any(
+        str(item).startswith("Whisper") for item in architectures
+    )
+
+
+def _object(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,158 @@
+"""A committed checkpoint of one rank, as the object whose presence is the commit.
+
+    .../manifests/rank-<r>/<quoted name>/<attempt>-<version>.json    create-only, written last
+    .../objects/<attempt>/<sha256>                                   the bytes that it names
+
+Attempt and version have four digits or more; within a name the later pair is the newer content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import unquote
+
+from prefect_bt import codec
+from prefect_bt.checkpoints.layout import join
+from prefect_bt.contract import (
+    job_prefix,
+    logical_path,
+    manifests_prefix,
+    objects_prefix,
+    quote_name,
+)
+from prefect_bt.errors import CheckpointError
+
+FORMAT: Final = 1
+_KEY: Final = re.compile(r"rank-(\d+)/([^/]+)/(\d{4,})-(\d{4,})\.json")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Whose directory is uploaded: one rank in one attempt of a job."""
+
+    project_id: str
+    job_id: str
+    rank: int
+    attempt: int
+    group_size: int = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file. `path` is relative to the checkpoint, `size` in bytes, `mode` permission bits."""
+
+    path: str
+    logical: str
+    key: str
+    size: int
+    sha256: str
+    mode: int = 0o644
+    mtime_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`size` in bytes over all entries, `committed_at` in epoch seconds, `version` from 1."""
+
+    format: int
+    project_id: str
+    job_id: str
+    rank: int
+    group_size: int
+    name: str
+    attempt: int
+    version: int
+    committed_at: float
+    size: int
+    entries: tuple[Entry, ...]
+    type: str = ""
+    base_model: str | None = None
+    lora_adapter_config: dict[str, Any] | None = None
+    step: int | None = None
+
+    @property
+    def key(self) -> str:
+        return manifest_key(self)
+
+    @property
+    def content(self) -> dict[str, str]:
+        """Path -> digest."""
+        return {entry.path: entry.sha256 for entry in self.entries}
+
+    def next_version(self) -> Manifest:
+        return replace(self, version=self.version + 1)
+
+
+@dataclass(frozen=True)
+class ManifestRef:
+    """What a manifest's key tells without reading it."""
+
+    key: str
+    rank: int
+    name: str
+    attempt: int
+    version: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.attempt, self.version
+
+
+def manifest_key(manifest: Manifest) -> str:
+    folder = manifests_prefix(manifest.project_id, manifest.job_id)
+    place = f"rank-{manifest.rank}/{quote_name(manifest.name)}"
+    return f"{folder}/{place}/{manifest.attempt:04d}-{manifest.version:04d}.json"
+
+
+def parse_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
+    """None for an object that is no manifest of this job."""
+    inner = key.removeprefix(f"{manifests_prefix(project_id, job_id)}/")
+    match = _KEY.fullmatch(inner)
+    if match is None:
+        return None
+    return ManifestRef(key, int(match[1]), unquote(match[2]), int(match[3]), int(match[4]))
+
+
+def object_key(origin: Origin, sha256: str) -> str:
+    return f"{objects_prefix(origin.project_id, origin.job_id, origin.attempt)}/{sha256}"
+
+
+def all_objects_prefix(origin: Origin) -> str:
+    """The folder over the objects of every attempt."""
+    return f"{job_prefix(origin.project_id, origin.job_id)}/objects"
+
+
+def logical(origin: Origin, name: str, path: str) -> str:
+    return logical_path(origin.project_id, origin.job_id, origin.rank, join(name, path))
+
+
+def dump(manifest: Manifest) -> bytes:
+    # File names are bytes; those that are not UTF-8 travel as lone surrogates, as json reads them.
+    return codec.dumps(manifest, indent=1).encode("utf-8", "surrogatepass")
+
+
+def load(data: bytes, *, key: str) -> Manifest:
+    """Raises CheckpointError for what is not a manifest, or one with paths that lead elsewhere."""
+    try:
+        manifest = codec.decode(Manifest, json.loads(data))
+        bad = next((entry.path for entry in manifest.entries if _escapes(entry.path)), None)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"{key} is not a checkpoint manifest.", path=key, cause=str(error)
+        ) from error
+    if bad is not None or (manifest.name != "." and _escapes(manifest.name)):
+        raise CheckpointError(f"{key} names a path outside its checkpoint: {bad!r}.", path=key)
+    if manifest.format > FORMAT:
+        raise CheckpointError(
+            f"{key} has format {manifest.format}; this release reads up to {FORMAT}.",
+            path=key,
+            next_step="Upgrade prefect-bt.",
+        )
+    return manifest
+
+
+def _escapes(path: str) -> bool:
+    return "\0" in path or any(part in {"", ".", ".."} for part in path.split("/"))

@@ -1,0 +1,156 @@
+"""The `prefect-bt` command: which verbs there are, and how a run of one ends.
+
+A verb's module is imported when it is called, so that `prefect-bt` starts fast; nothing here or in
+those modules imports Prefect or a cloud's SDK before it is needed.
+
+Exit codes: 0 it was done, 1 it was not, 2 it was asked for in a wrong way, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from prefect_bt.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
+from prefect_bt.errors import PrefectBtError
+
+LogLevel = Literal[
+    "humanfriendly", "W", "WARNING", "I", "INFO", "D", "DEBUG", "warning", "info", "debug"
+]
+
+_GLOBAL = Group("Global options", sort_key=9)
+_COMMANDS = "prefect_bt.cli"
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("prefect-bt")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def _make_app() -> App:
+    app = App(
+        name="prefect-bt",
+        help="Training jobs on Prefect, from one config file. Verbs as in `truss train`.",
+        help_epilogue="First steps: `prefect-bt init`, then `prefect-bt push config.py --tail`.",
+        version=_version,
+        version_flags=["--version"],
+        default_parameter=Parameter(negative="", show_default=_worth_showing),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for verb in ("push", "recreate", "logs", "stop", "view", "download", "init"):
+        app.command(f"{_COMMANDS}.{verb}:{verb}", name=verb)
+    app.command(
+        f"{_COMMANDS}.checkpoints:get_checkpoint_urls",
+        name="get_checkpoint_urls",
+        alias="get-checkpoint-urls",
+    )
+    checkpoints = App(name="checkpoints", help="Look at the checkpoints of a job.")
+    checkpoints.command(f"{_COMMANDS}.checkpoints:list_checkpoints", name="list")
+    app.command(checkpoints)
+    app.command(f"{_COMMANDS}.local:up", name="up")
+    app.command(f"{_COMMANDS}.local:down", name="down")
+    app.meta.default(_launcher(app))
+    return app
+
+
+def _worth_showing(value: object) -> str | None:
+    return str(value) if isinstance(value, (int, str)) and value and value is not True else None
+
+
+def main(tokens: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Entry point of the `prefect-bt` script."""
+    given = list(sys.argv[1:] if tokens is None else tokens)
+    terminal = open_terminal(interactive=True, debug=_asks_for_debug(given))
+    try:
+        code = _make_app().meta(given, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_left()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # one of the few places where anything may arrive: it must be told
+        return _report(terminal, error)
+    return code if isinstance(code, int) else OK
+
+
+def _launcher(app: App) -> Callable[..., object]:
+    def launch(
+        *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        non_interactive: Annotated[
+            bool, Parameter(group=_GLOBAL, help="Never ask; take the answer that goes on.")
+        ] = False,
+        log: Annotated[
+            LogLevel,
+            Parameter(
+                group=_GLOBAL,
+                help="What to tell on standard error; DEBUG adds tracebacks.",
+                show_choices=False,
+            ),
+        ] = "humanfriendly",
+    ) -> object:
+        command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
+        _set_up_logging(log)
+        debug = log.lower() in {"d", "debug"}
+        terminal = open_terminal(interactive=not non_interactive, debug=debug)
+        extra = {"terminal": terminal} if "terminal" in ignored else {}
+        return command(*bound.args, **bound.kwargs, **extra)
+
+    return launch
+
+
+def _set_up_logging(level: LogLevel) -> None:
+    levels = {"d": logging.DEBUG, "i": logging.INFO}
+    logging.basicConfig(
+        level=levels.get(level[0].lower(), logging.WARNING),
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+def _asks_for_debug(tokens: Sequence[str]) -> bool:
+    """Known before the tokens are parsed, because parsing may be what fails."""
+    debug = {"d", "debug"}
+    levels = [b for a, b in pairwise(tokens) if a == "--log"]
+    levels += [token.removeprefix("--log=") for token in tokens if token.startswith("--log=")]
+    return any(level.lower() in debug for level in levels)
+
+
+def _report(terminal: Terminal, error: Exception) -> int:
+    if terminal.debug:
+        traceback.print_exception(error)
+    if isinstance(error, CycloptsError):
+        terminal.error(f"{error} See: {_help_for(error)}")
+        return USAGE
+    if isinstance(error, PrefectBtError):
+        terminal.error(str(error))
+        return FAILED
+    again = "" if terminal.debug else " Run it again with --log debug to see where."
+    terminal.error(f"{type(error).__name__}: {error}.{again}")
+    return FAILED
+
+
+def _help_for(error: CycloptsError) -> str:
+    return " ".join(["prefect-bt", *(error.command_chain or ()), "--help"])
+
+
+def _reader_left() -> int:
+    """Whoever read our output (`| head`) has gone; what is still buffered has no reader."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Staying with a job that runs elsewhere: following its log, waiting for its end, letting go.
+
+The job never belongs to the terminal: Ctrl-C ends the watching and says how to go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, write
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.logs import render_line
+from prefect_bt.records import JobRecord, JobState
+
+if TYPE_CHECKING:
+    from prefect_bt.joblogs import JobLine, JobLogs, LineFilter
+    from prefect_bt.ledger import Ledger
+
+SETTLE_SECONDS = 5.0
+
+LAST_WORDS = {
+    JobState.COMPLETED: ("Training job {id} completed successfully.", "green"),
+    JobState.FAILED: ("Training job {id} failed.", "red"),
+    JobState.DEPLOY_FAILED: ("Training job {id} could not be deployed.", "red"),
+    JobState.STOPPED: ("Training job {id} was stopped.", "yellow"),
+}
+
+
+def open_logs(ledger: Ledger, record: JobRecord, terminal: Terminal) -> JobLogs:
+    """The job's logs; without the live ones, and saying so, when its substrate is out of reach."""
+    from prefect_bt.joblogs import JobLogs
+    from prefect_bt.settings import Settings
+    from prefect_bt.substrates import open_substrate
+
+    try:
+        live = open_substrate(record.substrate, state_dir=Settings().state_dir)
+    except PrefectBtError as error:
+        terminal.warn(f"Only what is in the store is shown: {error}")
+        live = None
+    return JobLogs(ledger, record, live=live)
+
+
+def follow(
+    terminal: Terminal, ledger: Ledger, record: JobRecord, query: LineFilter
+) -> Iterator[JobLine]:
+    """Lines until the job is over; a spinner until there is a first one."""
+    from prefect_bt.joblogs import follow_lines
+
+    logs = open_logs(ledger, record, terminal)
+    lines = follow_lines(logs, query, refresh=_settler(ledger, record.id))
+    with terminal.working(f"Waiting for the first log line of job {record.id}"):
+        first = next(lines, None)
+    if first is not None:
+        yield first
+    yield from lines
+
+
+def tail(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
+    """Print the job's log until the job is over, then how it ended."""
+    from prefect_bt.joblogs import LineFilter
+
+    with staying(terminal, record.id):
+        for found in follow(terminal, ledger, record, LineFilter()):
+            text = render_line(found.line)
+            if terminal.documents:
+                terminal.note(text)
+            else:
+                write(f"{text}\n", flush=True)
+        return say_end(terminal, ledger, record.id)
+
+
+def wait(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
+    """Until the job is over; says how it ended."""
+    from prefect_bt import control
+
+    with staying(terminal, record.id):
+        with terminal.working(f"Waiting for job {record.id} to end"):
+            control.wait_terminal(ledger, record.id)
+        return say_end(terminal, ledger, record.id)
+
+
+def say_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
+    """One line about a job that is over, and its error if it has one."""
+    last = ledger.events(job_id)[-1]
+    words, style = LAST_WORDS.get(last.state, ("Training job {id} goes on.", ""))
+    terminal.note(words.format(id=job_id), style=style)
+    if last.message and last.state in {JobState.FAILED, JobState.DEPLOY_FAILED}:
+        terminal.note(last.message)
+    return last.state
+
+
+def exit_code(state: JobState) -> int:
+    """Of a command that waited: 0 for COMPLETED only."""
+    return OK if state is JobState.COMPLETED else FAILED
+
+
+@contextmanager
+def staying(terminal: Terminal, job_id: str) -> Generator[None]:
+    """Ctrl-C inside leaves the job running and says so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        terminal.note("")
+        terminal.warn(f"Training job {job_id} goes on without you.")
+        terminal.note(f"  Follow it again:  prefect-bt logs --job-id {job_id} --tail")
+        terminal.note(f"  Stop it:          prefect-bt stop --job-id {job_id}")
+        raise
+
+
+def _settler(ledger: Ledger, job_id: str) -> Callable[[], None]:
+    from prefect_bt import control
+
+    checked: dict[str, Any] = {"at": time.monotonic()}
+
+    def settle() -> None:
+        if time.monotonic() - checked["at"] >= SETTLE_SECONDS:
+            control.settle(ledger, job_id)
+            checked["at"] = time.monotonic()
+
+    return settle

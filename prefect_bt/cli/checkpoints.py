@@ -1,0 +1,144 @@
+"""`prefect-bt checkpoints list` and `prefect-bt get_checkpoint_urls`: what a job has saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Remote
+from prefect_bt.cli.selection import newest_job
+from prefect_bt.cli.terminal import OK, Terminal, write
+from prefect_bt.errors import NotFoundError, PrefectBtError
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger import Ledger
+    from prefect_bt.records import JobRecord
+
+Document = dict[str, Any]
+SortBy = Literal["checkpoint-id", "size", "created", "type"]
+
+_SORT_KEYS: dict[SortBy, Callable[[Document], Any]] = {
+    "checkpoint-id": lambda c: c["checkpoint_id"],
+    "size": lambda c: c["size_bytes"],
+    "created": lambda c: c["created_at"],
+    "type": lambda c: c.get("checkpoint_type") or "",
+}
+
+
+def list_checkpoints(
+    *,
+    which: JobFilter = NO_FILTER,
+    checkpoint_name: Annotated[
+        str | None, Parameter(help="Only this checkpoint, with its files.")
+    ] = None,
+    sort: Annotated[SortBy, Parameter(help="What to sort by.")] = "created",
+    order: Annotated[Literal["asc", "desc"], Parameter(help="Up or down.")] = "asc",
+    output: Annotated[
+        Literal["cli-table", "csv", "json"],
+        Parameter(name=["--output", "-o", "--output-format"], help="How to print the list."),
+    ] = "cli-table",
+    terminal: Here,
+) -> int:
+    """List the committed checkpoints of a job, by default of the newest one.
+
+    `prefect-bt checkpoints list --job-id abc1234 -o json`
+    """
+    from prefect_bt.jobs import job_document, open_ledger
+
+    ledger, beside = open_ledger(), terminal.beside(output)
+    record = newest_job(ledger, which, beside)
+    found: list[Document] = job_document(ledger, record)["checkpoints"]
+    if checkpoint_name is not None:
+        found = [_named(found, checkpoint_name, record.id)]
+    found.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
+    files = _files(ledger, record, checkpoint_name) if checkpoint_name else []
+    _print(beside, record.id, found, files, output)
+    return OK
+
+
+def _print(
+    terminal: Terminal, job_id: str, found: list[Document], files: list[Document], output: str
+) -> None:
+    from prefect_bt.cli import render
+
+    if output == "csv":
+        write(render.checkpoints_csv(job_id, found))
+    elif output == "json":
+        document = render.checkpoints_document(job_id, found)
+        terminal.document({**document, "files": files} if files else document)
+    elif not found:
+        terminal.warn(f"No checkpoints found for training job {job_id}.")
+    else:
+        render.show_checkpoints(terminal, job_id, found)
+        if files:
+            render.show_files(terminal, found[0]["checkpoint_id"], files)
+
+
+def get_checkpoint_urls(
+    *,
+    job_id: Annotated[str | None, Parameter(help="The job; the newest when left out.")] = None,
+    remote: Remote = None,
+    terminal: Here,
+) -> int:
+    """Write `<project>_<job>_checkpoints.json` with an address for every checkpoint file.
+
+    The addresses name objects of the store as they lie there: file:// for a local store, s3:// for
+    a bucket. They are not signed; readers use their own rights.
+    """
+    from prefect_bt.cli.download import folder_name
+    from prefect_bt.jobs import job_document, open_ledger
+
+    _ = remote
+    ledger = open_ledger()
+    record = newest_job(ledger, JobFilter(job_id=job_id), terminal)
+    with terminal.working("Reading the manifests"):
+        files = _files(ledger, record, None)
+    if not files:
+        raise PrefectBtError("No checkpoints found for this training job.")
+    document = {
+        "timestamp": datetime.now(UTC).isoformat(),
+        "job": job_document(ledger, record),
+        "checkpoint_artifacts": files,
+    }
+    target = Path.cwd() / f"{folder_name(record)}_checkpoints.json"
+    target.write_text(json.dumps(document, indent=2) + "\n")
+    terminal.say(f"Addresses of {len(files)} checkpoint files written to {target}", style="green")
+    return OK
+
+
+def _named(found: list[Document], name: str, job_id: str) -> Document:
+    for checkpoint in found:
+        if name in (checkpoint["checkpoint_id"], checkpoint["id"]):
+            return checkpoint
+    listed = ", ".join(c["checkpoint_id"] for c in found) or "none"
+    raise NotFoundError("checkpoint", name, next_step=f"Job {job_id} has: {listed}.")
+
+
+def _files(ledger: Ledger, record: JobRecord, name: str | None) -> list[Document]:
+    """File records of §8.2, of one checkpoint or of all."""
+    from prefect_bt.checkpoints import catalogue, manifest
+    from prefect_bt.checkpoints.layout import join
+    from prefect_bt.jobs import iso
+
+    store, files = ledger.store, list[Document]()
+    for checkpoint in catalogue.list_checkpoints(store, record.project_id, record.id):
+        if name is not None and name not in (checkpoint.checkpoint_id, checkpoint.id):
+            continue
+        for key in checkpoint.manifest_keys.values():
+            part = manifest.load(store.get(key), key=key)
+            files += [
+                {
+                    "url": f"{store.url.rstrip('/')}/{entry.key}",
+                    "relative_file_name": join(part.name, entry.path),
+                    "node_rank": part.rank,
+                    "size_bytes": entry.size,
+                    "last_modified": iso(entry.mtime_ns / 1e9 or part.committed_at),
+                }
+                for entry in part.entries
+            ]
+    return sorted(files, key=lambda file: (file["node_rank"], file["relative_file_name"]))

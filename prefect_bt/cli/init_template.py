@@ -1,0 +1,56 @@
+"""The files that `prefect-bt init` writes. The job runs as it is, on a machine without a GPU."""
+
+from typing import Final
+
+CONFIG: Final = '''\
+"""A training project. Submit it from this folder: prefect-bt push config.py --tail
+
+The names below are those of `truss_train`; truss itself need not be installed.
+"""
+
+from truss_train import definitions
+
+# For the accelerator below:
+# from truss.base import truss_config
+
+runtime = definitions.Runtime(
+    # Run one after the other in /b10/workspace, which holds the files of this folder.
+    start_commands=["/bin/sh -c 'chmod +x ./run.sh && ./run.sh'"],
+    environment_variables={
+        # The name of a secret, never its value:
+        # "HF_TOKEN": definitions.SecretReference(name="hf_access_token"),
+    },
+    # What the job writes to $BT_CHECKPOINT_DIR is saved while it runs.
+    checkpointing_config=definitions.CheckpointingConfig(enabled=True),
+)
+
+compute = definitions.Compute(
+    node_count=1,
+    cpu_count=1,
+    memory="2Gi",
+    # accelerator=truss_config.AcceleratorSpec(accelerator="H100", count=1),
+)
+
+job = definitions.TrainingJob(
+    image=definitions.Image(base_image="python:3.11-slim"),
+    compute=compute,
+    runtime=runtime,
+)
+
+project = definitions.TrainingProject(name="my-training-project", job=job)
+'''
+
+RUN_SCRIPT: Final = """\
+#!/bin/sh
+# What every node of the job runs.
+set -eu
+
+echo "job $BT_TRAINING_JOB_ID, attempt $BT_RETRY_COUNT, node $BT_NODE_RANK of $BT_GROUP_SIZE"
+
+# pip install -r requirements.txt
+# python train.py --output_dir "$BT_CHECKPOINT_DIR"
+
+mkdir -p "$BT_CHECKPOINT_DIR/checkpoint-1"
+echo "replace me with weights" > "$BT_CHECKPOINT_DIR/checkpoint-1/model.txt"
+echo "done"
+"""

@@ -1,0 +1,122 @@
+"""`prefect-bt push`: from a config file to a running job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.options import Here, Output, Remote, Tail
+from prefect_bt.cli.submitted import Staying, present
+from prefect_bt.cli.terminal import OK, Terminal
+
+if TYPE_CHECKING:
+    from prefect_bt.definitions import Overrides, TrainingProject
+    from prefect_bt.submission import SubmitOptions
+
+Trigger = Literal["on_startup", "on_failure", "on_demand"]
+
+
+def push(
+    config: Annotated[Path, Parameter(help="Python file with one TrainingProject.")],
+    /,
+    *,
+    tail: Tail = False,
+    wait: Annotated[
+        bool, Parameter(help="Stay until the job is over; exit 0 only if it completed.")
+    ] = False,
+    job_name: Annotated[str | None, Parameter(help="Name of the job.")] = None,
+    team: Annotated[str | None, Parameter(help="Team of the project.")] = None,
+    accelerator: Annotated[
+        str | None, Parameter(help="TYPE[:N] GPUs a node, or `none` for a CPU job.")
+    ] = None,
+    node_count: Annotated[int | None, Parameter(help="Nodes of the gang.")] = None,
+    entrypoint: Annotated[
+        str | None, Parameter(help="One start command instead of the config's.")
+    ] = None,
+    priority: Annotated[int | None, Parameter(help="Higher ones leave the queue first.")] = None,
+    spot: Annotated[bool, Parameter(help="Take nodes that may be preempted.")] = False,
+    interactive: Annotated[Trigger | None, Parameter(help="When a session opens.")] = None,
+    interactive_timeout_minutes: Annotated[
+        int | None, Parameter(help="Minutes until an unused session closes.")
+    ] = None,
+    substrate: Annotated[str, Parameter(help="Where the nodes run.")] = "local",
+    retries: Annotated[
+        int | None, Parameter(help="New attempts after failures of your own code.")
+    ] = None,
+    deployment: Annotated[
+        str | None, Parameter(help="Prefect `flow/deployment` that runs the job.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Parameter(help="Print what would run; write nothing, start nothing.")
+    ] = False,
+    output: Output = "cli-table",
+    remote: Remote = None,
+    terminal: Here,
+) -> int:
+    """Submit the job of a config file.
+
+    The folder of the config file is packed and goes along. Options win over the config file.
+    Ctrl-C during --tail or --wait leaves the job running.
+
+    Examples:
+
+    `prefect-bt push config.py --tail`
+
+    `prefect-bt push config.py --accelerator none --entrypoint "python train.py --steps 10" --wait`
+
+    `prefect-bt push config.py --dry-run -o json`
+    """
+    from prefect_bt.definitions import Overrides
+    from prefect_bt.submission import SubmitOptions
+
+    _ = remote
+    overrides = Overrides(
+        job_name=job_name,
+        team=team,
+        interactive=interactive,
+        interactive_timeout_minutes=interactive_timeout_minutes,
+        accelerator=accelerator,
+        node_count=node_count,
+        entrypoint=entrypoint,
+        priority=priority,
+        spot=spot,
+    )
+    options = SubmitOptions(substrate=substrate, retries=retries, deployment=deployment)
+    beside = terminal.beside(output)
+    project = _load(beside, config, overrides)
+    if dry_run:
+        return _show_plan(beside, project, config, options)
+    from prefect_bt import submission
+
+    with beside.working("Submitting the job"):
+        document = submission.submit(project, source_dir=_folder(config), options=options)
+    return present(beside, document, Staying(tail=tail, wait=wait, output=output))
+
+
+def _load(terminal: Terminal, config: Path, overrides: Overrides) -> TrainingProject:
+    from prefect_bt.definitions import apply_overrides, load_training_project
+
+    project, warnings = apply_overrides(load_training_project(config), overrides)
+    for warning in warnings:
+        terminal.warn(warning)
+    return project
+
+
+def _folder(config: Path) -> Path:
+    return config.absolute().parent
+
+
+def _show_plan(
+    terminal: Terminal, project: TrainingProject, config: Path, options: SubmitOptions
+) -> int:
+    from prefect_bt import codec, submission
+    from prefect_bt.cli import render
+
+    plan = submission.dry_run(project, source_dir=_folder(config), options=options)
+    if terminal.documents:
+        terminal.document(codec.encode(plan))
+    else:
+        render.show_plan(terminal, plan)
+    return OK

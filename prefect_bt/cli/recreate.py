@@ -1,0 +1,48 @@
+"""`prefect-bt recreate`: a new job from the stored definition and files of another."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.options import Here, JobFilter, Output, Remote, Tail, Yes
+from prefect_bt.cli.selection import newest_job
+from prefect_bt.cli.submitted import Staying, present
+from prefect_bt.cli.terminal import FAILED
+
+
+def recreate(
+    *,
+    job_id: Annotated[
+        str | None, Parameter(help="The job to repeat; the newest when left out.")
+    ] = None,
+    tail: Tail = False,
+    wait: Annotated[
+        bool, Parameter(help="Stay until the job is over; exit 0 only if it completed.")
+    ] = False,
+    deployment: Annotated[
+        str | None, Parameter(help="Prefect `flow/deployment` that runs the job.")
+    ] = None,
+    yes: Yes = False,
+    output: Output = "cli-table",
+    remote: Remote = None,
+    terminal: Here,
+) -> int:
+    """Submit a job again, with the same definition and files, as a new job.
+
+    `prefect-bt recreate --job-id abc1234 --tail`
+    """
+    from prefect_bt.jobs import open_ledger
+    from prefect_bt.submission import SubmitOptions
+    from prefect_bt.submission import recreate as submit_again
+
+    _ = remote
+    beside = terminal.beside(output)
+    chosen = job_id or newest_job(open_ledger(), JobFilter(), beside).id
+    if job_id is None and not yes and not beside.confirm(f"Recreate training job {chosen}?"):
+        beside.error("Training job not recreated.")
+        return FAILED
+    with beside.working(f"Recreating job {chosen}"):
+        document = submit_again(chosen, options=SubmitOptions(deployment=deployment))
+    return present(beside, document, Staying(tail=tail, wait=wait, output=output))

@@ -1,0 +1,76 @@
+"""Which job a command is about, from its filters and the records of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect_bt.cli.options import JobFilter
+from prefect_bt.cli.terminal import Terminal
+from prefect_bt.errors import NotFoundError, PrefectBtError
+from prefect_bt.ledger import Ledger
+from prefect_bt.records import JobRecord, JobState, ProjectRecord
+
+QUEUED = frozenset({JobState.PENDING})
+ACTIVE = frozenset({JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING})
+
+
+def find_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> ProjectRecord | None:
+    """The project of the filter, None when it names none; NotFoundError lists those there are."""
+    if which.project and which.project_id:
+        terminal.warn("Both --project and --project-id were given; --project is used.")
+    wanted = which.wanted_project
+    return ledger.project(wanted) if wanted else None
+
+
+def find_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
+    """Every job the filter lets through, oldest first."""
+    project = find_project(ledger, which, terminal)
+    if which.job_id is None:
+        return ledger.jobs(project_id=project.id if project else None)
+    record = ledger.job(which.job_id)
+    if project and record.project_id != project.id:
+        raise NotFoundError(
+            "job",
+            which.job_id,
+            next_step=f"It belongs to project {record.project_name!r}, not {project.name!r}.",
+        )
+    return [record]
+
+
+def newest_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecord:
+    """The job that was named, or the one created last."""
+    found = find_jobs(ledger, which, terminal)
+    if not found:
+        raise no_jobs(ledger, which)
+    if len(found) > 1:
+        terminal.warn(f"{len(found)} jobs match; this is the one created last: {found[-1].id}.")
+    return found[-1]
+
+
+def no_jobs(ledger: Ledger, which: JobFilter) -> PrefectBtError:
+    where = f"project {which.wanted_project!r}" if which.wanted_project else ledger.store.url
+    return PrefectBtError(
+        f"There is no training job in {where} yet.",
+        next_step="Start one: prefect-bt push config.py",
+    )
+
+
+def settled_state(ledger: Ledger, job_id: str, terminal: Terminal) -> JobState:
+    """The job's state, after the end of a job whose process died was written down."""
+    from prefect_bt import control
+
+    state = ledger.state(job_id)
+    if state.terminal:
+        return state
+    try:
+        control.settle(ledger, job_id)
+    except PrefectBtError as error:
+        # Reading a record must not depend on the substrate that ran the job.
+        terminal.warn(f"Job {job_id} is shown as recorded; its nodes cannot be seen: {error}")
+    return ledger.state(job_id)
+
+
+def in_states(
+    ledger: Ledger, records: Sequence[JobRecord], states: frozenset[JobState], terminal: Terminal
+) -> list[JobRecord]:
+    return [r for r in records if settled_state(ledger, r.id, terminal) in states]

@@ -1,0 +1,258 @@
+"""A Prefect server and a worker on this machine, started and stopped (decision 13).
+
+With them a push begins within a second, runs have a UI, and schedules fire. What they are is
+written to the state folder (see prefect_bt.servers); they send no usage data out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from prefect_bt.errors import ServerError
+from prefect_bt.servers import (
+    Daemon,
+    daemon_of,
+    read_server,
+    server_file,
+    start_daemon,
+    write_server,
+)
+from prefect_bt.settings import Settings
+
+Say = Callable[[str], None]
+
+HOST: Final = "127.0.0.1"
+_SERVER_PATIENCE: Final = 120.0
+_WORKER_PATIENCE: Final = 60.0
+_STOP_PATIENCE: Final = 15.0
+_QUIET: Final = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+}
+
+
+def up(*, port: int | None = None, worker: bool = True, say: Say = print) -> dict[str, Any]:
+    """Start a Prefect server with its UI, and a worker; returns once both answer.
+
+    Returns the server file's document with "already_up" and "export", the line that makes other
+    shells use this server. Raises ServerError; then nothing is left running that was not before.
+    """
+    settings = Settings()
+    with _alone(settings.state_dir):
+        known = read_server(settings.state_dir)
+        if known is not None and daemon_of(known, "server").alive:
+            return _already_up(settings.state_dir, known, worker=worker, say=say)
+        _clear(settings.state_dir, known)
+        document = _start(settings, port or settings.server_port, worker=worker, say=say)
+    return _told(document, already_up=False, say=say)
+
+
+def down(*, force: bool = False, say: Say = print) -> dict[str, Any]:
+    """Stop the worker, then the server that `up` started; returns what was stopped, {} if nothing.
+
+    While flow runs are going it refuses with ServerError unless `force`: they would lose the server
+    they report to.
+    """
+    state_dir = Settings().state_dir
+    with _alone(state_dir):
+        known = read_server(state_dir)
+        if known is None or not (
+            daemon_of(known, "server").alive or daemon_of(known, "worker").alive
+        ):
+            _clear(state_dir, known)
+            say("Nothing to stop: no server that `prefect-bt up` started runs here.")
+            return {}
+        if not force:
+            _refuse_while_runs_go(known)
+        _clear(state_dir, known)
+    say(f"Stopped the Prefect server at {known['ui_url']}; what it stored is kept.")
+    return known
+
+
+def _start(settings: Settings, port: int, *, worker: bool, say: Say) -> dict[str, Any]:
+    _refuse_taken(port)
+    ui_url, state_dir = f"http://{HOST}:{port}", settings.state_dir
+    document: dict[str, Any] = {"api_url": f"{ui_url}/api", "ui_url": ui_url}
+    say(f"Starting a Prefect server at {ui_url} (about ten seconds the first time)")
+    try:
+        _start_server(state_dir, document, port=port)
+        say("Registering the blocks and the deployment train/train")
+        _prepare(document)
+        if worker:
+            _start_worker(state_dir, document, say=say)
+    except BaseException:
+        _clear(state_dir, document)
+        raise
+    return document
+
+
+def _already_up(
+    state_dir: Path, known: dict[str, Any], *, worker: bool, say: Say
+) -> dict[str, Any]:
+    say(f"Already up: {known['ui_url']}")
+    if worker and not daemon_of(known, "worker").alive:
+        _start_worker(state_dir, known, say=say)
+    return _told(known, already_up=True, say=say)
+
+
+def _told(document: dict[str, Any], *, already_up: bool, say: Say) -> dict[str, Any]:
+    export = f"export PREFECT_API_URL={document['api_url']}"
+    elsewhere = os.environ.get("PREFECT_API_URL", "")
+    say(f"UI: {document['ui_url']}    Stop: prefect-bt down")
+    if elsewhere and elsewhere.rstrip("/") != document["api_url"]:
+        say(f"This shell's PREFECT_API_URL is {elsewhere}; to use this server: {export}")
+    else:
+        say(f"For Prefect's own commands in other shells: {export}")
+    return {**document, "already_up": already_up, "export": export}
+
+
+def _start_server(state_dir: Path, document: dict[str, Any], *, port: int) -> None:
+    api_url, log = document["api_url"], state_dir / "server.log"
+    environment = {
+        **_environment(api_url),
+        # Without these two, a UI on another port than 4200 asks for data at 4200.
+        "PREFECT_SERVER_UI_API_URL": api_url,
+        "PREFECT_UI_URL": document["ui_url"],
+        # The default storage is memory: a restart would leak every slot that a run holds.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+            "prefect.server.concurrency.lease_storage.filesystem"
+        ),
+    }
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
+    daemon, process = start_daemon(
+        [*command, "--port", str(port)], log=log, environment=environment
+    )
+    _note(state_dir, document, "server", daemon)
+    deadline = time.monotonic() + _SERVER_PATIENCE
+    while not _healthy(api_url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise _did_not_start("server", log)
+        time.sleep(0.2)
+
+
+def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Say) -> None:
+    from prefect_bt.cli.server_setup import POOL, wait_for_worker
+
+    say("Starting a worker")
+    name, log = f"{socket.gethostname()}-{time.time_ns() // 1_000_000}", state_dir / "worker.log"
+    environment = {
+        **_environment(document["api_url"]),
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
+    }
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
+    daemon, _ = start_daemon(
+        [*command, "--pool", POOL, "--name", name], log=log, environment=environment
+    )
+    _note(state_dir, document, "worker", daemon)
+    for _ in range(int(_WORKER_PATIENCE)):
+        if wait_for_worker(document["api_url"], name, patience=1.0):
+            return
+        if not daemon.alive:
+            break
+    daemon.stop(patience=_STOP_PATIENCE)
+    raise _did_not_start("worker", log)
+
+
+def _note(state_dir: Path, document: dict[str, Any], role: str, daemon: Daemon) -> None:
+    document.update({f"{role}_pid": daemon.pid, f"{role}_started": daemon.started})
+    document.setdefault("worker_pid", None)
+    document.setdefault("worker_started", None)
+    write_server(state_dir, document)
+
+
+def _prepare(document: dict[str, Any]) -> None:
+    from prefect_bt.cli.server_setup import prepare
+
+    try:
+        prepare(document["api_url"])
+    except httpx.HTTPError as error:
+        raise ServerError(
+            f"The new Prefect server refused what it was told: {error}",
+            next_step="Is its database of another Prefect release? prefect server database upgrade",
+        ) from error
+
+
+def _clear(state_dir: Path, document: dict[str, Any] | None) -> None:
+    """Stop what still runs of `document` and remove the file."""
+    if document is not None:
+        daemon_of(document, "worker").stop(patience=_STOP_PATIENCE)
+        daemon_of(document, "server").stop(patience=_STOP_PATIENCE)
+    server_file(state_dir).unlink(missing_ok=True)
+
+
+def _refuse_while_runs_go(known: dict[str, Any]) -> None:
+    from prefect_bt.cli.server_setup import runs_going
+
+    try:
+        going = runs_going(known["api_url"]) if daemon_of(known, "server").alive else []
+    except (httpx.HTTPError, RuntimeError):
+        return  # a server that does not answer is of no use to any run
+    if going:
+        raise ServerError(
+            f"{len(going)} flow run(s) are going on this server: {', '.join(going[:5])}.",
+            next_step="Let them end or stop them (prefect-bt stop); or prefect-bt down --force.",
+        )
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            pass
+        else:
+            return
+    url = f"http://{HOST}:{port}"
+    if _healthy(f"{url}/api"):
+        raise ServerError(
+            f"Another Prefect server, which `prefect-bt up` did not start, answers at {url}.",
+            next_step=f"Use it (export PREFECT_API_URL={url}/api), or take another port: "
+            f"prefect-bt up --port {port + 1}",
+        )
+    raise ServerError(
+        f"Port {port} is taken by another program.",
+        next_step=f"Take another: prefect-bt up --port {port + 1}, or set PREFECT_BT_SERVER_PORT.",
+    )
+
+
+def _environment(api_url: str) -> dict[str, str]:
+    """Ours with the API chosen; a key for Prefect Cloud is of no concern to a local server."""
+    inherited = {k: v for k, v in os.environ.items() if k != "PREFECT_API_KEY"}
+    return {**inherited, **_QUIET, "PREFECT_API_URL": api_url}
+
+
+def _healthy(api_url: str) -> bool:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{api_url}/health", timeout=2) as answer:
+            return answer.status == 200 and answer.read() == b"true"
+    except OSError:
+        return False
+
+
+def _did_not_start(what: str, log: Path) -> ServerError:
+    last = " | ".join(log.read_text(errors="replace").split("\n")[-6:]).strip(" |")
+    return ServerError(f"The Prefect {what} did not start: {last}", next_step=f"See {log}.")
+
+
+@contextmanager
+def _alone(state_dir: Path) -> Generator[None]:
+    """One `up` or `down` of a state folder at a time; another waits."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with (state_dir / "server.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

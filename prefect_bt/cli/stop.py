@@ -1,0 +1,109 @@
+"""`prefect-bt stop`: ask jobs to end and see that they do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from prefect_bt.cli import attach
+from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Yes
+from prefect_bt.cli.selection import ACTIVE, QUEUED, find_jobs, in_states
+from prefect_bt.cli.terminal import FAILED, OK, Terminal
+from prefect_bt.errors import PrefectBtError, StateError
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger import Ledger
+    from prefect_bt.records import JobRecord
+
+
+def stop(
+    *,
+    which: JobFilter = NO_FILTER,
+    all: Annotated[bool, Parameter(help="Stop every queued and active job.")] = False,
+    yes: Yes = False,
+    terminal: Here,
+) -> int:
+    """Stop a job: polite signal, grace, a last save of what is whole.
+
+    Without --job-id there must be exactly one queued or active job. Ctrl-C ends the waiting, not
+    the stopping.
+
+    `prefect-bt stop --job-id abc1234`
+    """
+    from prefect_bt.jobs import open_ledger
+
+    ledger = open_ledger()
+    if which.job_id is not None:
+        return _stop_each(terminal, ledger, find_jobs(ledger, which, terminal))
+    going = in_states(ledger, find_jobs(ledger, which, terminal), QUEUED | ACTIVE, terminal)
+    if all and not going:
+        terminal.warn("No queued or active training jobs.")
+        return OK
+    if not all:
+        _only(terminal, ledger, going)
+    question = f"Stop {len(going)} training jobs?" if all else f"Stop job {going[0].id}?"
+    if not yes and not terminal.confirm(question):
+        terminal.error("Nothing was stopped.")
+        return FAILED
+    return _stop_each(terminal, ledger, going)
+
+
+def _only(terminal: Terminal, ledger: Ledger, going: list[JobRecord]) -> None:
+    if not going:
+        raise PrefectBtError("No queued or active training jobs.")
+    if len(going) > 1:
+        from prefect_bt.cli import render
+        from prefect_bt.jobs import job_document
+
+        documents = [job_document(ledger, record) for record in going]
+        render.show_jobs(terminal, documents, title="Active Training Jobs")
+        raise PrefectBtError(
+            f"{len(going)} training jobs are queued or active.",
+            next_step="Say which one with --job-id, or --all.",
+        )
+
+
+def _stop_each(terminal: Terminal, ledger: Ledger, records: list[JobRecord]) -> int:
+    from prefect_bt import control
+
+    asked: list[JobRecord] = []
+    code = OK
+    for record in records:
+        try:
+            terminal.note(control.stop_job(ledger, record.id, by=_who()))
+        except StateError as error:
+            # The others are to be stopped all the same.
+            terminal.error(str(error))
+            code = FAILED
+        else:
+            asked.append(record)
+    for record in asked:
+        _await(terminal, ledger, record)
+    return code
+
+
+def _await(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
+    from prefect_bt import control
+    from prefect_bt.records import JobState
+
+    try:
+        with terminal.working(f"Waiting for job {record.id} to end"):
+            state = control.wait_terminal(ledger, record.id)
+    except KeyboardInterrupt:
+        terminal.note("")
+        terminal.warn(f"Job {record.id} is still being stopped; nobody needs to wait for it.")
+        raise
+    if state is JobState.STOPPED:
+        terminal.say(f"Training job {record.id} stopped successfully.", style="green")
+    else:
+        attach.say_end(terminal, ledger, record.id)
+
+
+def _who() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "a user"

@@ -1,0 +1,68 @@
+"""What push and recreate say and do once a job was accepted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from prefect_bt.cli import attach
+from prefect_bt.cli.terminal import OK, Terminal
+from prefect_bt.records import JobState
+
+
+@dataclass(frozen=True)
+class Staying:
+    """Whether to stay with the job, and how the result is printed."""
+
+    tail: bool = False
+    wait: bool = False
+    output: str = "cli-table"
+
+
+def present(terminal: Terminal, document: dict[str, Any], staying: Staying) -> int:
+    """Say that the job exists and how to go on; then stay with it if that was asked for."""
+    say_created(terminal, document)
+    if not (staying.tail or staying.wait):
+        if terminal.documents:
+            terminal.document(document)
+        return OK
+    return _stay(terminal, document, staying)
+
+
+def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
+    """The success block of §12; the notes of the plan, each once."""
+    job_id = str(document["id"])
+    for note in document.get("notes") or ():
+        terminal.note(f"note: {note}", style="dim")
+    if document.get("current_status") == JobState.PENDING.value:
+        terminal.say(f"Training job {job_id} is waiting for capacity.", style="yellow")
+    else:
+        terminal.say("Training job successfully created!", style="green")
+    name, project = document.get("name"), document["training_project"]["name"]
+    terminal.say(f"  Job:     {job_id} ({name}) of project {project}")
+    terminal.say(f"  Logs:    prefect-bt logs --job-id {job_id} --tail")
+    terminal.say(f"  Details: prefect-bt view --job-id {job_id}")
+    if document.get("flow_run_url"):
+        terminal.say(f"  UI:      {document['flow_run_url']}")
+    elif not _has_server():
+        terminal.say("  UI:      none; `prefect-bt up` starts one, and makes pushes faster")
+
+
+def _has_server() -> bool:
+    from prefect_bt.servers import read_server
+    from prefect_bt.settings import Settings
+
+    return bool(os.environ.get("PREFECT_API_URL") or read_server(Settings().state_dir))
+
+
+def _stay(terminal: Terminal, document: dict[str, Any], staying: Staying) -> int:
+    from prefect_bt.jobs import job_document, open_ledger
+
+    ledger = open_ledger(document.get("store"))
+    record = ledger.job(str(document["id"]))
+    stay = attach.tail if staying.tail else attach.wait
+    state = stay(terminal, ledger, record)
+    if terminal.documents:
+        terminal.document({**document, **job_document(ledger, record)})
+    return attach.exit_code(state) if staying.wait else OK

@@ -1,0 +1,127 @@
+"""What a command may do to the terminal it runs in: say, warn, ask, show that it works.
+
+Results go to standard output, everything else to standard error. When a command prints a document
+(JSON, csv), its own words go to standard error too, so that standard output can be parsed. Rich is
+imported when something is printed with it, so that commands that only copy lines start faster.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130
+
+_PLAIN_WIDTH: Final = 10_000
+"""Columns of output that goes to a file or a pipe: nothing is cut or wrapped there."""
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """`interactive`: somebody can be asked. `documents`: standard output is for a document."""
+
+    interactive: bool
+    debug: bool = False
+    documents: bool = False
+
+    @cached_property
+    def out(self) -> Console:
+        """Where a command's words go."""
+        return self.err if self.documents else _console(stderr=False)
+
+    @cached_property
+    def err(self) -> Console:
+        return _console(stderr=True)
+
+    def beside(self, output: str) -> Terminal:
+        """The terminal for a command that prints in the format `output`."""
+        return replace(self, documents=output != "cli-table")
+
+    def show(self, renderable: RenderableType) -> None:
+        self.out.print(renderable)
+
+    def say(self, text: str = "", *, style: str = "") -> None:
+        """A line of the command's result."""
+        _print_line(self.out, text, style)
+
+    def note(self, text: str, *, style: str = "") -> None:
+        """A line beside the result."""
+        _print_line(self.err, text, style)
+
+    def warn(self, text: str) -> None:
+        self.note(text, style="yellow")
+
+    def error(self, text: str) -> None:
+        """`error: <text>`, the label red on a terminal."""
+        from rich.text import Text
+
+        self.err.print(Text.assemble(("error:", "bold red"), f" {text}"), soft_wrap=True)
+
+    def document(self, value: Any) -> None:
+        """`value` as JSON: all that standard output gets."""
+        write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+    def confirm(self, question: str) -> bool:
+        """Yes when nobody can be asked; no when the answer is empty."""
+        if not self.interactive:
+            return True
+        self.err.print(f"{question} [y/N] ", end="")
+        return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+    @contextmanager
+    def working(self, text: str) -> Generator[None]:
+        """A spinner on a terminal, nothing elsewhere."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        with self.err.status(text):
+            yield
+
+
+def write(text: str, *, flush: bool = False) -> None:
+    """Text as it is, on standard output."""
+    sys.stdout.write(text)
+    if flush:
+        sys.stdout.flush()
+
+
+def open_terminal(*, interactive: bool, debug: bool) -> Terminal:
+    """The terminal of this process; letters it cannot show become `?`."""
+    for stream in (sys.stdout, sys.stderr):
+        # A stream that was replaced (a test, a notebook) has no encoding to change.
+        with suppress(AttributeError):
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    return Terminal(interactive=interactive and sys.stdin.isatty(), debug=debug)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich would end the process here; main() does it, in one place for all output.
+            raise BrokenPipeError
+
+    tty = (sys.stderr if stderr else sys.stdout).isatty()
+    return PlainConsole(
+        stderr=stderr,
+        width=None if tty else _PLAIN_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def _print_line(console: Console, text: str, style: str) -> None:
+    console.print(text, style=style or None, soft_wrap=True)

@@ -1,0 +1,102 @@
+"""Spellings that others rely on: variables, paths inside a node, labels and object keys.
+
+A user's script, a stored job and a running node outlive any release of this package, so what is
+spelled here is never respelled, only added to. Paths and variables: Baseten Training §5; logical
+checkpoint paths: §8.2. What lies in a store:
+
+    index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique
+    index/projects/<quoted name>              -> {"project_id"}
+    index/runs/<Prefect flow run id>          -> {"job_id"}
+    training_projects/<project id>/
+        project.json
+        names/job-<n>                         the counter behind automatic job names
+        jobs/<job id>/
+            job.json                          the definition and facts that never change
+            workspace.tar                     the user's folder
+            events/<seq>.json                 what happened, create-only, in order
+            runs/<Prefect flow run id>.json   which runs of Prefect were this job
+            stop.json                         somebody asked for the job to stop
+            attempts/<n>/attempt.json         written before anything is launched
+            attempts/<n>/outcome.json         written when the attempt is over
+            attempts/<n>/logs/rank-<r>.log    sealed logs
+            manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
+            objects/<attempt>/<sha256>        bytes that manifests name
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote
+
+WORKSPACE_DIR: Final = "/b10/workspace"
+CHECKPOINT_DIR: Final = "/mnt/ckpts"
+SCRATCH_DIR: Final = "/mnt/bt-scratch"
+LOADED_CHECKPOINTS_DIR: Final = "/tmp/loaded_checkpoints"
+CACHE_BASE: Final = "/root/.cache"
+PROJECT_CACHE_NAME: Final = "user_artifacts"
+TEAM_CACHE_NAME: Final = "team_artifacts"
+HF_CACHE_DIR: Final = "/root/.cache/huggingface"
+
+RESERVED_PREFIX: Final = "BT_"
+JOB_ID_VARIABLE: Final = "BT_TRAINING_JOB_ID"
+SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
+
+JOB_ID_LENGTH: Final = 7
+ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+LABEL_JOB: Final = "prefect-bt/job-id"
+LABEL_ATTEMPT: Final = "prefect-bt/attempt"
+LABEL_RANK: Final = "prefect-bt/rank"
+
+EVENT_PREFIX: Final = "prefect-bt.job."
+
+
+def quote_name(name: str) -> str:
+    """A free-text name as one path component: reversible, never empty, never `.` or `..`.
+
+    >>> quote_name("v0-1/checkpoint-10")
+    'v0-1%2Fcheckpoint-10'
+    """
+    quoted = quote(name, safe="")
+    return quoted.replace(".", "%2E") if quoted in {"", ".", ".."} else quoted
+
+
+def job_index_key(job_id: str) -> str:
+    return f"index/jobs/{job_id}"
+
+
+def project_index_key(name: str) -> str:
+    return f"index/projects/{quote_name(name)}"
+
+
+def run_index_key(flow_run_id: str) -> str:
+    return f"index/runs/{flow_run_id}"
+
+
+def project_prefix(project_id: str) -> str:
+    return f"training_projects/{project_id}"
+
+
+def job_prefix(project_id: str, job_id: str) -> str:
+    return f"{project_prefix(project_id)}/jobs/{job_id}"
+
+
+def attempt_prefix(project_id: str, job_id: str, attempt: int) -> str:
+    return f"{job_prefix(project_id, job_id)}/attempts/{attempt:04d}"
+
+
+def log_key(project_id: str, job_id: str, attempt: int, rank: int) -> str:
+    return f"{attempt_prefix(project_id, job_id, attempt)}/logs/rank-{rank}.log"
+
+
+def manifests_prefix(project_id: str, job_id: str) -> str:
+    return f"{job_prefix(project_id, job_id)}/manifests"
+
+
+def objects_prefix(project_id: str, job_id: str, attempt: int) -> str:
+    return f"{job_prefix(project_id, job_id)}/objects/{attempt:04d}"
+
+
+def logical_path(project_id: str, job_id: str, rank: int, relative: str) -> str:
+    """Where Baseten's layout (§8.2) shows a checkpoint's file; never a physical key."""
+    return f"{job_prefix(project_id, job_id)}/rank-{rank}/{relative}"

@@ -1,0 +1,103 @@
+"""Stopping, settling and waiting for a job, from any process on any machine that sees its store.
+
+Stopping is one road (decision 11): a request in the job's record. Whoever runs the job sees it and
+stops the gang; when nobody runs it any more, the asker does so himself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prefect_bt.attempts import JobSite, clear_nodes, reap
+from prefect_bt.errors import StateError
+from prefect_bt.ledger import Ledger
+from prefect_bt.ownership import is_owned, was_owned
+from prefect_bt.records import JobRecord, JobState
+from prefect_bt.settings import Settings
+from prefect_bt.substrates import open_substrate
+
+
+def open_site(ledger: Ledger, record: JobRecord, *, settings: Settings | None = None) -> JobSite:
+    """The job as this process sees it, without any secret."""
+    settings = settings or Settings()
+    substrate = open_substrate(record.substrate, state_dir=settings.state_dir)
+    return JobSite(ledger, substrate, record, settings=settings)
+
+
+def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
+    """Ask for the job to stop; returns what happens next, in a sentence.
+
+    StateError when the job is over, or when somebody asked already.
+    """
+    record = ledger.job(job_id)
+    settle(ledger, job_id)
+    state = ledger.state(job_id)
+    if state.terminal:
+        raise StateError(
+            f"Job {job_id} is already over ({state.value}).",
+            state=state.value,
+            next_step=f"Nothing is left to stop; see: prefect-bt view --job-id {job_id}",
+        )
+    if not ledger.request_stop(job_id, by=by):
+        raise StateError(
+            f"Job {job_id} is being stopped already.",
+            state=state.value,
+            next_step=f"Watch it end: prefect-bt logs --tail --job-id {job_id}",
+        )
+    site = open_site(ledger, record)
+    if not is_owned(site.settings.state_dir, job_id) and not _starting(record):
+        conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
+        return f"Job {job_id} was not run by anything any more; it is stopped."
+    return f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
+
+
+def settle(ledger: Ledger, job_id: str) -> None:
+    """Write down the end of a job whose process died; does nothing for any other job.
+
+    Only a job that this machine ran can be judged here: its owner's lock lies on this disk.
+    """
+    record = ledger.job(job_id)
+    if ledger.state(job_id).terminal:
+        return
+    settings = Settings()
+    if is_owned(settings.state_dir, job_id) or not was_owned(settings.state_dir, job_id):
+        return
+    site = open_site(ledger, record, settings=settings)
+    stopped = ledger.stop_request(job_id)
+    state = JobState.STOPPED if stopped else JobState.FAILED
+    conclude_abandoned(site, state, "the process that ran this job died")
+
+
+def conclude_abandoned(site: JobSite, state: JobState, reason: str) -> None:
+    """Stop what is left, let it flush, record the end, leave nothing behind."""
+    reap(site, reason=reason)
+    if not site.ledger.state(site.job_id).terminal:
+        site.ledger.append(site.job_id, state, message=f"{reason[:1].upper()}{reason[1:]}.")
+    clear_nodes(site)
+
+
+def wait_terminal(
+    ledger: Ledger,
+    job_id: str,
+    *,
+    poll: float = 0.2,
+    sleep: Callable[[float], None] = time.sleep,
+) -> JobState:
+    """Until the job is over, also when its process dies without a word. Seconds."""
+    checked = time.monotonic()
+    while not (state := ledger.state(job_id)).terminal:
+        sleep(poll)
+        if time.monotonic() - checked > _SETTLE_EVERY:
+            settle(ledger, job_id)
+            checked = time.monotonic()
+    return state
+
+
+_SETTLE_EVERY = 5.0
+_START_SECONDS = 60.0
+"""How long after its submission a job may still be waiting for its process to begin."""
+
+
+def _starting(record: JobRecord) -> bool:
+    return time.time() - record.created_at < _START_SECONDS

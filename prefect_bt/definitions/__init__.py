@@ -1,0 +1,143 @@
+"""What a user writes: the classes of `truss_train.definitions` under their own names.
+
+One file a subject; which class is strict and which is open is §2.1. `loader` reads config files,
+`jsonio` JSON documents, `overrides` applies what a push changes. Names that truss does not have:
+the checkpoint reference classes, `CheckpointReferenceError`, and everything from the last three.
+"""
+
+from prefect_bt.definitions.checkpoints import (
+    BasetenCheckpoint,
+    BasetenLatestCheckpoint,
+    BasetenNamedCheckpoint,
+    CheckpointingConfig,
+    CheckpointReference,
+    CheckpointReferenceError,
+    LoadCheckpointConfig,
+    LoopsCheckpoint,
+    LoopsCheckpointReference,
+)
+from prefect_bt.definitions.compute import (
+    Accelerator,
+    AcceleratorSpec,
+    AvailabilityModel,
+    Compute,
+    parse_accelerator,
+    parse_memory,
+)
+from prefect_bt.definitions.deploy import (
+    Checkpoint,
+    CheckpointList,
+    DeployCheckpointsConfig,
+    DeployCheckpointsRuntime,
+    FullCheckpoint,
+    LoRACheckpoint,
+    LoRADetails,
+    ModelWeightsFormat,
+    TrainingArtifactReference,
+    WhisperCheckpoint,
+)
+from prefect_bt.definitions.image import (
+    AWSAssumeRoleDockerAuth,
+    AWSIAMDockerAuth,
+    AWSOIDCDockerAuth,
+    DockerAuth,
+    DockerAuthType,
+    GCPOIDCDockerAuth,
+    GCPServiceAccountJSONDockerAuth,
+    Image,
+    RegistrySecretDockerAuth,
+)
+from prefect_bt.definitions.job import TrainingJob, TrainingProject
+from prefect_bt.definitions.jsonio import (
+    deploy_config_document,
+    deploy_config_from_json,
+    project_document,
+    training_project_from_json,
+)
+from prefect_bt.definitions.loader import (
+    ConfigImportError,
+    ConfigValueError,
+    load_deploy_checkpoints_config,
+    load_training_project,
+)
+from prefect_bt.definitions.overrides import Overrides, apply_overrides
+from prefect_bt.definitions.runtime import CacheConfig, Runtime
+from prefect_bt.definitions.session import (
+    InteractiveSession,
+    InteractiveSessionAuthProvider,
+    InteractiveSessionProvider,
+    InteractiveSessionTrigger,
+)
+from prefect_bt.definitions.variables import (
+    EnvironmentVariables,
+    SecretReference,
+    literal_variables,
+    secret_names,
+)
+from prefect_bt.definitions.weights import WeightsAuth, WeightsAuthMethod, WeightsSource
+from prefect_bt.definitions.wording import definition_error
+from prefect_bt.definitions.workspace import Workspace
+
+__all__ = [
+    "AWSAssumeRoleDockerAuth",
+    "AWSIAMDockerAuth",
+    "AWSOIDCDockerAuth",
+    "Accelerator",
+    "AcceleratorSpec",
+    "AvailabilityModel",
+    "BasetenCheckpoint",
+    "BasetenLatestCheckpoint",
+    "BasetenNamedCheckpoint",
+    "CacheConfig",
+    "Checkpoint",
+    "CheckpointList",
+    "CheckpointReference",
+    "CheckpointReferenceError",
+    "CheckpointingConfig",
+    "Compute",
+    "ConfigImportError",
+    "ConfigValueError",
+    "DeployCheckpointsConfig",
+    "DeployCheckpointsRuntime",
+    "DockerAuth",
+    "DockerAuthType",
+    "EnvironmentVariables",
+    "FullCheckpoint",
+    "GCPOIDCDockerAuth",
+    "GCPServiceAccountJSONDockerAuth",
+    "Image",
+    "InteractiveSession",
+    "InteractiveSessionAuthProvider",
+    "InteractiveSessionProvider",
+    "InteractiveSessionTrigger",
+    "LoRACheckpoint",
+    "LoRADetails",
+    "LoadCheckpointConfig",
+    "LoopsCheckpoint",
+    "LoopsCheckpointReference",
+    "ModelWeightsFormat",
+    "Overrides",
+    "RegistrySecretDockerAuth",
+    "Runtime",
+    "SecretReference",
+    "TrainingArtifactReference",
+    "TrainingJob",
+    "TrainingProject",
+    "WeightsAuth",
+    "WeightsAuthMethod",
+    "WeightsSource",
+    "WhisperCheckpoint",
+    "Workspace",
+    "apply_overrides",
+    "definition_error",
+    "deploy_config_document",
+    "deploy_config_from_json",
+    "literal_variables",
+    "load_deploy_checkpoints_config",
+    "load_training_project",
+    "parse_accelerator",
+    "parse_memory",
+    "project_document",
+    "secret_names",
+    "training_project_from_json",
+]

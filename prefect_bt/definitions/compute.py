@@ -1,0 +1,152 @@
+"""How many nodes and what is in each: `Compute`, `AcceleratorSpec`, the memory grammar (§2.5)."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Final, cast
+
+from pydantic import Field, model_serializer, model_validator
+
+from prefect_bt.definitions.base import OpenModel, StrictModel
+from prefect_bt.errors import DefinitionError
+
+
+class AvailabilityModel(StrEnum):
+    """`SPOT` may be preempted; a job that asks for it looks after its own checkpoints."""
+
+    DEDICATED = "dedicated"
+    SPOT = "spot"
+
+
+class Accelerator(StrEnum):
+    """GPU types by their Baseten names."""
+
+    _B10 = "B10"
+    T4 = "T4"
+    L4 = "L4"
+    A10G = "A10G"
+    V100 = "V100"
+    A100 = "A100"
+    A100_40GB = "A100_40GB"
+    H100 = "H100"
+    H200 = "H200"
+    H100_40GB = "H100_40GB"
+    B200 = "B200"
+    L40S = "L40S"
+    RTX_PRO_6000 = "RTX_PRO_6000"
+    B300 = "B300"
+    GB300 = "GB300"
+
+
+def parse_accelerator(text: str) -> tuple[Accelerator, int]:
+    """`"H100:2"` -> `(Accelerator.H100, 2)`; surrounding blanks are ignored.
+
+    `"H100:2:3"` is one H100, as in truss (§2.5). Raises ValueError.
+    """
+    kind, *rest = text.strip().split(":")
+    if not kind:
+        raise ValueError('the accelerator type is empty; write for example "H100" or "H100:8"')
+    names = [member.value for member in Accelerator]
+    if kind not in names:
+        hint = f' (did you mean "{kind.upper()}"?)' if kind.upper() in names else ""
+        raise ValueError(f'no accelerator is called "{kind}"{hint}; known: {", ".join(names)}')
+    if len(rest) != 1:
+        return Accelerator(kind), 1
+    if not (rest[0].isascii() and rest[0].isdigit()) or int(rest[0]) == 0:
+        raise ValueError(
+            f'the count "{rest[0]}" after "{kind}:" must be a positive integer, '
+            f'for example "{kind}:8"'
+        )
+    return Accelerator(kind), int(rest[0])
+
+
+class AcceleratorSpec(OpenModel):
+    """A GPU type and how many of it a node has. Where one is expected, `"H100:8"` will do."""
+
+    accelerator: Accelerator | None = None
+    count: int = Field(default=1, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        if isinstance(value, str):
+            accelerator, count = parse_accelerator(value)
+            return {"accelerator": accelerator, "count": count}
+        if value is None:
+            return cast("dict[str, object]", {})
+        return value
+
+    @model_serializer(mode="plain")
+    def _as_text(self) -> str | None:
+        if self.accelerator is None or self.count == 0:
+            return None
+        name = self.accelerator.value
+        return name if self.count == 1 else f"{name}:{self.count}"
+
+
+class Compute(StrictModel):
+    """`cpu_count` and `memory` are per node and read as a minimum; `accelerator=None` is CPU only.
+
+    Any string is a valid `memory` here, as in truss; planning reads it with `parse_memory`.
+    """
+
+    node_count: int = 1
+    cpu_count: int = 1
+    memory: str = "2Gi"
+    accelerator: AcceleratorSpec | None = None
+    availability_model: AvailabilityModel = AvailabilityModel.DEDICATED
+
+    def model_dump(self, **kwargs: Any) -> dict[str, Any]:
+        """As pydantic, but `accelerator` is an object and `availability_model` text (§2.5)."""
+        data = super().model_dump(**kwargs)
+        spec = self.accelerator
+        if "accelerator" in data and spec is not None and spec.accelerator is not None:
+            data["accelerator"] = {"accelerator": spec.accelerator.value, "count": spec.count}
+        if "availability_model" in data:
+            data["availability_model"] = self.availability_model.value
+        return data
+
+
+_MEMORY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+_POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_MEMORY_HELP: Final = 'Write a number and a unit, for example "512Mi", "64Gi" or "64GB".'
+
+
+def parse_memory(text: str) -> int:
+    """Bytes: `"2Gi"` -> 2147483648, `"64GB"` -> 64000000000, `"1024"` -> 1024.
+
+    Units are those of Kubernetes with an optional B: `Ki Mi Gi Ti Pi Ei` are powers of 1024,
+    `K M G T P E` of 1000. A single lower-case letter other than `k` is refused, because `m` is a
+    thousandth to Kubernetes and a mebibyte to Docker. Raises DefinitionError.
+    """
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise _bad_memory(text, "is not an amount of memory.")
+    factor = _memory_factor(match[2])
+    if factor is None:
+        raise _bad_memory(text, f'has the unit "{match[2]}", which is unknown or ambiguous.')
+    size = int(Decimal(match[1]) * factor)
+    if size < 1:
+        raise _bad_memory(text, "is less than one byte.")
+    return size
+
+
+def _memory_factor(unit: str) -> int | None:
+    if unit in {"", "B", "b"}:
+        return 1
+    if len(unit) == 1 and unit.islower() and unit != "k":
+        return None
+    lowered = unit.lower()
+    power, suffix = _POWERS.get(lowered[0]), lowered[1:]
+    if power is None or suffix not in {"", "b", "i", "ib"}:
+        return None
+    base = 1024 if suffix.startswith("i") else 1000
+    return int(base**power)
+
+
+def _bad_memory(text: str, why: str) -> DefinitionError:
+    return DefinitionError(
+        f'The memory "{text}" {why}', next_step=_MEMORY_HELP, field="compute.memory", value=text
+    )

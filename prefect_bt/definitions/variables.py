@@ -1,0 +1,45 @@
+"""Environment variables, and secrets, which are only names here (§2.6)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Tag
+
+from prefect_bt.definitions.base import StrictModel
+
+
+class SecretReference(StrictModel):
+    """`name` is looked up when the job is launched; in JSON, `{"name": "..."}`."""
+
+    name: str
+
+
+def _kind_of_value(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    return "secret" if isinstance(value, (dict, SecretReference)) else None
+
+
+EnvironmentValue = Annotated[
+    Annotated[str, Tag("text")] | Annotated[SecretReference, Tag("secret")],
+    Discriminator(
+        _kind_of_value,
+        custom_error_type="environment_value",
+        custom_error_message="write a string (numbers and booleans in quotes) "
+        'or SecretReference(name="...")',
+    ),
+]
+"""What an environment variable may hold: text, or the name of a secret; never a bare number."""
+
+EnvironmentVariables = dict[str, EnvironmentValue]
+
+
+def secret_names(variables: EnvironmentVariables) -> dict[str, str]:
+    """Variable name -> name of the secret reference, for the variables that hold one."""
+    return {k: v.name for k, v in variables.items() if isinstance(v, SecretReference)}
+
+
+def literal_variables(variables: EnvironmentVariables) -> dict[str, str]:
+    """The variables whose value stands in the definition itself."""
+    return {k: v for k, v in variables.items() if isinstance(v, str)}

@@ -1,0 +1,137 @@
+"""Weights that a job finds mounted read-only, and how their source is authenticated (§2.9, §6.1).
+
+Two schemes are ours in addition to truss, which rejects them (decision 9): `file:///absolute/path`
+for a folder of this machine or a shared disk, and `bt://project[@job][/checkpoint]` for a
+checkpoint of an earlier job. `gcs://` and `http://` stay rejected.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Final, Self
+
+from pydantic import StringConstraints, field_validator, model_validator
+
+from prefect_bt.definitions.base import OpenModel
+
+_Filled = Annotated[str, StringConstraints(min_length=1)]
+
+_BUCKETS: Final = {
+    "s3": "s3://bucket/prefix",
+    "gs": "gs://bucket/prefix",
+    "azure": "azure://account/container/path",
+    "r2": "r2://account_id.bucket/prefix",
+    "cw": "cw://bucket/prefix",
+}
+_FORMS: Final = {
+    "hf": "hf://owner/repo[@revision]",
+    **_BUCKETS,
+    "https": "https://host/path",
+    "file": "file:///absolute/path",
+    "bt": "bt://project[@job][/checkpoint]",
+}
+_NEAR_MISSES: Final = {"gcs": "gs://", "http": "https://", "huggingface": "hf://", "az": "azure://"}
+
+
+class WeightsAuthMethod(StrEnum):
+    """How a weights source is authenticated; each has its own fields of `WeightsAuth`."""
+
+    CUSTOM_SECRET = "CUSTOM_SECRET"
+    AWS_OIDC = "AWS_OIDC"
+    GCP_OIDC = "GCP_OIDC"
+    AWS_ASSUME_ROLE = "AWS_ASSUME_ROLE"
+
+
+_AUTH_FIELDS: Final = {
+    WeightsAuthMethod.CUSTOM_SECRET: ("auth_secret_name",),
+    WeightsAuthMethod.AWS_OIDC: ("aws_oidc_role_arn", "aws_oidc_region"),
+    WeightsAuthMethod.GCP_OIDC: ("gcp_oidc_service_account", "gcp_oidc_workload_id_provider"),
+    WeightsAuthMethod.AWS_ASSUME_ROLE: ("aws_assume_role_arn", "aws_assume_role_region"),
+}
+
+
+class WeightsAuth(OpenModel):
+    """`auth_method` (in any case) with all of its own fields and none of the others'."""
+
+    auth_method: WeightsAuthMethod
+    auth_secret_name: str | None = None
+    aws_oidc_role_arn: str | None = None
+    aws_oidc_region: str | None = None
+    gcp_oidc_service_account: str | None = None
+    gcp_oidc_workload_id_provider: str | None = None
+    aws_assume_role_arn: str | None = None
+    aws_assume_role_region: str | None = None
+
+    @field_validator("auth_method", mode="before")
+    @classmethod
+    def _in_any_case(cls, value: Any) -> Any:
+        return value.upper() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _own_fields_only(self) -> Self:
+        method = self.auth_method.value
+        own = _AUTH_FIELDS[self.auth_method]
+        missing = [name for name in own if not getattr(self, name)]
+        if missing:
+            raise ValueError(f"{', '.join(missing)} must be given when auth_method is {method}")
+        every = (name for names in _AUTH_FIELDS.values() for name in names)
+        foreign = [name for name in every if name not in own and getattr(self, name)]
+        if foreign:
+            raise ValueError(f"{', '.join(foreign)} cannot be given when auth_method is {method}")
+        return self
+
+
+def _check_source(source: str) -> None:
+    scheme, found, rest = source.partition("://")
+    if not found:
+        raise ValueError(f'"{source}" has no scheme; write one of {", ".join(_FORMS.values())}')
+    if scheme not in _FORMS:
+        near = _NEAR_MISSES.get(scheme)
+        hint = f"; write {near}" if near else ""
+        raise ValueError(f'"{scheme}://" is not supported{hint}; supported: {", ".join(_FORMS)}')
+    absolute = scheme == "file"
+    if rest in {"", "/"} or rest.startswith("/") != absolute:
+        raise ValueError(f'"{source}" is incomplete; the form is {_FORMS[scheme]}')
+    if scheme in _BUCKETS and "@" in rest:
+        raise ValueError(
+            f'"{source}" has an "@", but a revision can only be given for hf:// sources; '
+            f"the form is {_FORMS[scheme]}"
+        )
+
+
+class WeightsSource(OpenModel):
+    """Files of `source` that match the patterns, mounted read-only at `mount_location`.
+
+    Schemes: hf, s3, gs, azure, r2, cw, https as in truss; file and bt in addition.
+    """
+
+    source: _Filled
+    mount_location: _Filled
+    auth: WeightsAuth | None = None
+    auth_secret_name: str | None = None
+    allow_patterns: list[str] | None = None
+    ignore_patterns: list[str] | None = None
+
+    @property
+    def secret_name(self) -> str | None:
+        """The secret that authenticates the source, wherever the definition names it."""
+        return self.auth_secret_name or (self.auth.auth_secret_name if self.auth else None)
+
+    @field_validator("source")
+    @classmethod
+    def _known_and_complete(cls, value: str) -> str:
+        _check_source(value)
+        return value
+
+    @field_validator("mount_location")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not value.startswith("/"):
+            raise ValueError(f'"{value}" is not absolute; a mount location starts with "/"')
+        return value
+
+    @model_validator(mode="after")
+    def _one_secret_name(self) -> Self:
+        if self.auth_secret_name and self.auth and self.auth.auth_secret_name:
+            raise ValueError("auth_secret_name is given twice; keep it here or in auth, not both")
+        return self

@@ -1,0 +1,162 @@
+"""Every error prefect_bt raises, as one tree.
+
+PrefectBtError
+├── DefinitionError          a config file, JSON document or object that is no valid definition
+├── WorkspaceError           the user's folder cannot be gathered, packed or unpacked
+├── PlanError                a valid definition that cannot run as asked: all problems in one message
+├── SecretError              a secret reference that nothing answers
+├── NotFoundError            a project, job or checkpoint that does not exist
+├── StateError               a request that the job's present state does not allow
+├── StoreError               the store did not do what was asked
+│   ├── ObjectNotFound
+│   └── ObjectExists         a create-only write lost; never retried blindly
+├── SubstrateError           a node could not be launched, observed or stopped
+├── CheckpointError          a checkpoint could not be committed, verified or restored
+├── WeightsError             a weights source could not be resolved or mirrored
+├── AttemptFailed            an attempt of the gang ended badly; carries its outcome
+└── ServerError              the Prefect API or a local server could not be used
+
+A message says what happened and where, and ends with the next step. Facts that code decides on are
+attributes: nothing in prefect_bt may decide by message text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class PrefectBtError(Exception):
+    """What happened, in one sentence, and what to do next."""
+
+    def __init__(self, what: str, *, next_step: str = "") -> None:
+        self.what = what
+        self.next_step = next_step
+        super().__init__(f"{what} {next_step}".rstrip())
+
+
+class DefinitionError(PrefectBtError):
+    """`file`, `line`, `field` and `value` are None where they are not known."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        next_step: str = "",
+        file: str | None = None,
+        line: int | None = None,
+        field: str | None = None,
+        value: object = None,
+    ) -> None:
+        self.file, self.line, self.field, self.value = file, line, field, value
+        super().__init__(what, next_step=next_step)
+
+
+class WorkspaceError(PrefectBtError):
+    """`path` is the offending file, folder or archive member."""
+
+    def __init__(self, what: str, *, next_step: str = "", path: str | None = None) -> None:
+        self.path = path
+        super().__init__(what, next_step=next_step)
+
+
+class PlanError(PrefectBtError):
+    """`problems`: one sentence each, in the order of the definition's fields."""
+
+    def __init__(self, problems: Sequence[str], *, next_step: str = "") -> None:
+        self.problems = tuple(problems)
+        head = "This job cannot be planned:"
+        body = "\n".join(f"  - {problem}" for problem in self.problems)
+        super().__init__(f"{head}\n{body}", next_step=f"\n{next_step}" if next_step else "")
+
+
+class SecretError(PrefectBtError):
+    """`names` are references, never values; `looked_in` says where each was looked for."""
+
+    def __init__(self, names: Sequence[str], looked_in: Sequence[str]) -> None:
+        self.names, self.looked_in = tuple(names), tuple(looked_in)
+        listed = ", ".join(repr(name) for name in self.names)
+        noun = "Secret" if len(self.names) == 1 else "Secrets"
+        env = f"PREFECT_BT_SECRET_{self.names[0].upper().replace('-', '_')}" if self.names else ""
+        super().__init__(
+            f"{noun} {listed} not found; looked in {', '.join(self.looked_in) or 'nothing'}.",
+            next_step=f"Save a Prefect Secret block of that name, or set {env}.",
+        )
+
+
+class NotFoundError(PrefectBtError):
+    """`kind` is "project", "job" or "checkpoint"; `name` is what was asked for."""
+
+    def __init__(self, kind: str, name: str, *, next_step: str = "") -> None:
+        self.kind, self.name = kind, name
+        super().__init__(f"No {kind} {name!r} in this store.", next_step=next_step)
+
+
+class StateError(PrefectBtError):
+    """`state` is the job's present state."""
+
+    def __init__(self, what: str, *, state: str, next_step: str = "") -> None:
+        self.state = state
+        super().__init__(what, next_step=next_step)
+
+
+class StoreError(PrefectBtError):
+    """`url` names the store, `key` the object (empty when no single one is meant)."""
+
+    def __init__(self, what: str, *, url: str = "", key: str = "", next_step: str = "") -> None:
+        self.url, self.key = url, key
+        super().__init__(what, next_step=next_step)
+
+
+class ObjectNotFound(StoreError):
+    """Nothing is stored under `key`."""
+
+
+class ObjectExists(StoreError):
+    """A create-only write found `key` taken."""
+
+
+class SubstrateError(PrefectBtError):
+    """`substrate` is its table name; `rank` the node, None when the whole gang is meant."""
+
+    def __init__(
+        self, what: str, *, substrate: str, rank: int | None = None, next_step: str = ""
+    ) -> None:
+        self.substrate, self.rank = substrate, rank
+        super().__init__(what, next_step=next_step)
+
+
+class CheckpointError(PrefectBtError):
+    """`rank`, `path` and `cause` locate the fault; None or empty where unknown."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        next_step: str = "",
+        rank: int | None = None,
+        path: str | None = None,
+        cause: str = "",
+    ) -> None:
+        self.rank, self.path, self.cause = rank, path, cause
+        super().__init__(what, next_step=next_step)
+
+
+class WeightsError(PrefectBtError):
+    """`source` is the URI as the definition spells it."""
+
+    def __init__(self, what: str, *, source: str, next_step: str = "") -> None:
+        self.source = source
+        super().__init__(what, next_step=next_step)
+
+
+class AttemptFailed(PrefectBtError):
+    """`outcome` is the attempt's outcome as JSON-ready values (see records.Outcome)."""
+
+    def __init__(self, what: str, *, outcome: Mapping[str, Any], next_step: str = "") -> None:
+        self.outcome = dict(outcome)
+        super().__init__(what, next_step=next_step)
+
+
+class ServerError(PrefectBtError):
+    """The Prefect API, a deployment or a local server could not be used."""

@@ -1,0 +1,226 @@
+"""One attempt of a gang: launch all or none, observe, fail fast, stop together, say how it ended.
+
+The policy of decision 6 lives here once; a substrate only launches, observes and stops one node.
+The loop is synchronous and runs in the caller's thread, so that a signal or Ctrl-C reaches it, and
+the caller's `finally` can stop what it started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from prefect_bt.diagnosis import classify
+from prefect_bt.errors import SubstrateError
+from prefect_bt.logs import parse_lines
+from prefect_bt.plan import GangPlan
+from prefect_bt.records import FailureClass, JobState, NodePhase, NodeStatus, Outcome
+from prefect_bt.substrates.protocol import NodeHandle, Substrate
+
+TAIL_LINES = 50
+TAIL_BYTES = 64 * 1024
+QUIET_SECONDS = 60.0
+STRAGGLER_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The world's clock, and how often the gang looks. Seconds."""
+
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    poll: float = 0.1
+
+
+@dataclass
+class Gang:
+    """The launched nodes of one attempt, rank order."""
+
+    plan: GangPlan
+    handles: Sequence[NodeHandle]
+    pace: Pace = field(default_factory=Pace)
+    first_failed: int | None = None
+    statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
+    _stopping: str = ""
+    _deadline: float | None = None
+    _forced: bool = False
+    _first_success: float | None = None
+    _started: float = 0.0
+
+    def watch(
+        self,
+        *,
+        stop_requested: Callable[[], str],
+        observe: Callable[[Sequence[NodeStatus]], None],
+    ) -> None:
+        """Until every node's commands have ended.
+
+        `stop_requested` returns the reason to stop, or "". `observe` sees every change of status.
+        """
+        while True:
+            before, self.statuses = self.statuses, [h.observe() for h in self.handles]
+            if self.statuses != before:
+                observe(self.statuses)
+            self._judge(stop_requested())
+            if all(status.commands_ended for status in self.statuses):
+                return
+            self.pace.sleep(self.pace.poll)
+
+    def drain(self, observe: Callable[[Sequence[NodeStatus]], None]) -> None:
+        """Until every node has done its final flush; there is no limit but the node's own."""
+        while not all(status.over for status in self.statuses):
+            self.pace.sleep(self.pace.poll)
+            before, self.statuses = self.statuses, [h.observe() for h in self.handles]
+            if self.statuses != before:
+                observe(self.statuses)
+
+    def stop(self, reason: str) -> None:
+        """Polite signal to every node that still runs; the shared grace starts now."""
+        if self._stopping:
+            return
+        self._stopping = reason
+        self._deadline = self.pace.clock() + self._grace()
+        for handle, status in self._running():
+            _ = status
+            handle.stop(reason=reason)
+
+    def shut_down(self, reason: str) -> None:
+        """Stop, wait for the shared grace, force, flush: for a caller on its way out."""
+        self.stop(reason)
+        self.watch(stop_requested=lambda: "", observe=lambda _: None)
+        self.drain(lambda _: None)
+
+    def outcome(self) -> Outcome:
+        """How the attempt ended; every node must be over."""
+        at = self.pace.clock()
+        base = Outcome(
+            attempt=self.plan.attempt,
+            state=JobState.COMPLETED,
+            nodes=tuple(self.statuses),
+            started_at=self._started or None,
+            ended_at=at,
+        )
+        if self.first_failed is not None:
+            return self._failure(base, self.first_failed)
+        if self._stopping == "stopped":
+            return replace(base, state=JobState.STOPPED, message="Stopped as asked.")
+        for status in self.statuses:
+            if status.upload_error:
+                return replace(
+                    base,
+                    state=JobState.FAILED,
+                    failure=FailureClass.INFRASTRUCTURE,
+                    failed_rank=status.rank,
+                    message=f"The commands succeeded, but an upload did not: {status.upload_error}",
+                )
+        return replace(base, message="All ranks exited with 0 and their checkpoints are committed.")
+
+    # -- the rules --------------------------------------------------------------------------
+
+    def _judge(self, stop: str) -> None:
+        self._note_first_failure()
+        if self.first_failed is not None:
+            self.stop(f"rank {self.first_failed} failed")
+        elif stop:
+            self.stop(stop)
+        self._stop_stragglers()
+        self._force_when_due()
+
+    def _note_first_failure(self) -> None:
+        if self.first_failed is not None or self._stopping == "stopped":
+            return
+        failed = [s for s in self.statuses if s.commands_ended and _failed(s)]
+        if failed:
+            first = min(failed, key=lambda s: (s.ended_at or float("inf"), s.rank))
+            self.first_failed = first.rank
+
+    def _stop_stragglers(self) -> None:
+        """When a rank has exited 0, a quiet rank, or one an hour late, counts as done."""
+        done = [s for s in self.statuses if s.commands_ended and not _failed(s)]
+        if not done or self._stopping:
+            return
+        now = self.pace.clock()
+        if self._first_success is None:
+            self._first_success = now
+        for handle, status in self._running():
+            quiet = status.active_at is not None and now - status.active_at > QUIET_SECONDS
+            waited = now - self._first_success
+            if (quiet and waited > QUIET_SECONDS) or waited > STRAGGLER_SECONDS:
+                handle.stop(reason="straggler", force=waited > STRAGGLER_SECONDS + self._grace())
+
+    def _force_when_due(self) -> None:
+        if self._deadline is None or self._forced or self.pace.clock() < self._deadline:
+            return
+        self._forced = True
+        for handle, _ in self._running():
+            handle.stop(reason=self._stopping, force=True)
+
+    def _running(self) -> list[tuple[NodeHandle, NodeStatus]]:
+        statuses = self.statuses or [h.observe() for h in self.handles]
+        pairs = zip(self.handles, statuses, strict=True)
+        return [(handle, status) for handle, status in pairs if not status.commands_ended]
+
+    def _grace(self) -> float:
+        return max((node.grace for node in self.plan.nodes), default=0.0)
+
+    def _failure(self, base: Outcome, rank: int) -> Outcome:
+        status = self.statuses[rank]
+        failure, sentence = classify(status)
+        tail = read_tail(self.handles[rank])
+        ran = status.started_at is not None
+        others = len(self.statuses) - 1
+        stopped = f" The other {others} ranks were stopped." if others else ""
+        return replace(
+            base,
+            state=JobState.FAILED if ran else JobState.DEPLOY_FAILED,
+            failure=failure,
+            failed_rank=rank,
+            exit_code=status.exit_code,
+            log_tail=tail,
+            message=f"Rank {rank} failed first: {sentence}{stopped}",
+        )
+
+
+def launch_gang(
+    substrate: Substrate,
+    plan: GangPlan,
+    *,
+    secrets: Mapping[str, str],
+    pace: Pace | None = None,
+) -> Gang:
+    """All nodes or none: when one cannot be launched, those before it are removed again."""
+    launched: list[NodeHandle] = []
+    try:
+        for node in plan.nodes:
+            needed = {name: secrets[name] for name in set(node.secret_environment.values())}
+            launched.append(substrate.launch(node, secrets=needed))
+    except BaseException as error:
+        _roll_back(launched, error)
+        raise
+    gang = Gang(plan, launched, pace or Pace())
+    gang._started = gang.pace.clock()  # pyright: ignore[reportPrivateUsage]
+    return gang
+
+
+def read_tail(handle: NodeHandle) -> tuple[str, ...]:
+    """The last lines of a rank's log, redacted as they were written."""
+    data, offset = b"", 0
+    while chunk := handle.read_log(offset=offset, limit=1 << 20):
+        data, offset = (data + chunk)[-TAIL_BYTES:], offset + len(chunk)
+    return tuple(line.message for line in list(parse_lines(data))[-TAIL_LINES:])
+
+
+def _failed(status: NodeStatus) -> bool:
+    if status.phase is NodePhase.LOST or status.reason in {"orphaned", "staging failed"}:
+        return True
+    return status.exit_code not in (0, None) and status.reason != "straggler"
+
+
+def _roll_back(launched: Sequence[NodeHandle], error: BaseException) -> None:
+    for handle in launched:
+        try:
+            handle.stop(reason="another node could not be launched", force=True)
+            handle.remove()
+        except SubstrateError as also:
+            error.add_note(str(also))

@@ -1,0 +1,121 @@
+"""A job as others read it: the TrainingJob document of §13 with what we know in addition."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect_bt import codec
+from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints
+from prefect_bt.definitions import TrainingProject, training_project_from_json
+from prefect_bt.definitions import parse_memory as _memory
+from prefect_bt.errors import DefinitionError
+from prefect_bt.ledger import Ledger
+from prefect_bt.objects import open_store
+from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome
+from prefect_bt.settings import Settings
+
+
+def open_ledger(store: str | None = None) -> Ledger:
+    """The records in `store`, by default the one the settings name."""
+    return Ledger(open_store(store or Settings().store))
+
+
+def load_definition(record: JobRecord) -> TrainingProject:
+    """The definition as it was pushed."""
+    return training_project_from_json(record.definition)
+
+
+def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
+    """JSON-ready; the keys of §13, then ours from `attempts` on. Times are ISO 8601 in UTC."""
+    events = ledger.events(record.id)
+    last = events[-1] if events else JobEvent(JobState.PENDING, record.created_at)
+    job = load_definition(record).job
+    error = last.message if last.state in _WITH_ERROR else None
+    found = list_checkpoints(ledger.store, record.project_id, record.id)
+    runs = ledger.runs_of_job(record.id)
+    return {
+        "id": record.id,
+        "name": record.name,
+        "created_at": iso(record.created_at),
+        "updated_at": iso(last.at),
+        "current_status": last.state.value,
+        "error_message": error,
+        "instance_type": _instance_type(record),
+        "node_count": job.compute.node_count,
+        "training_project_id": record.project_id,
+        "training_project": {"id": record.project_id, "name": record.project_name},
+        "checkpoint_sync_status": _sync_status(last.state),
+        "priority": job.priority or 0,
+        "availability_model": job.compute.availability_model.value,
+        **({"user": {"email": record.user}} if record.user else {}),
+        "attempts": _attempts(ledger, record.id),
+        "checkpoints": [checkpoint_record(checkpoint) for checkpoint in found],
+        "events": [{**codec.encode(event), "at": iso(event.at)} for event in events],
+        "retries": codec.encode(record.retries),
+        "substrate": record.substrate,
+        "store": ledger.store.url,
+        "flow_run_id": runs[-1].flow_run_id if runs else None,
+        "flow_run_url": (runs[-1].url or None) if runs else None,
+    }
+
+
+def iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+_WITH_ERROR = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
+
+
+def _attempts(ledger: Ledger, job_id: str) -> list[dict[str, Any]]:
+    outcomes = {outcome.attempt: outcome for outcome in ledger.outcomes(job_id)}
+    return [
+        {
+            "attempt": begun.attempt,
+            "started_at": iso(begun.at),
+            **_ended(outcomes.get(begun.attempt)),
+        }
+        for begun in ledger.attempts(job_id)
+    ]
+
+
+def _ended(outcome: Outcome | None) -> dict[str, Any]:
+    if outcome is None:
+        return {"status": "running"}
+    return {
+        "status": outcome.state.short,
+        "ended_at": iso(outcome.ended_at) if outcome.ended_at else None,
+        "failure": outcome.failure.value if outcome.failure else None,
+        "failed_rank": outcome.failed_rank,
+        "exit_code": outcome.exit_code,
+        "message": outcome.message,
+    }
+
+
+def _sync_status(state: JobState) -> str:
+    return "COMPLETED" if state.terminal else "SYNCING"
+
+
+def _instance_type(record: JobRecord) -> dict[str, Any]:
+    """Ids read like `H200:2x8x128x1600`: type, nodes, GPUs a node, vCPUs, GiB (§13)."""
+    compute = load_definition(record).job.compute
+    spec = compute.accelerator
+    gpu = spec.accelerator.value if spec and spec.accelerator and spec.count else None
+    gpus = spec.count if spec and gpu else 0
+    try:
+        memory = _memory(compute.memory)
+    except DefinitionError:
+        memory = 0
+    gib = round(memory / 1024**3)
+    identity = f"{gpu or 'CPU'}:{compute.node_count}x{gpus}x{compute.cpu_count}x{gib}"
+    words = f"{gpus} x {gpu}, " if gpu else ""
+    plural = "s" if compute.node_count != 1 else ""
+    return {
+        "id": identity,
+        "name": f"{compute.node_count} node{plural}: {words}{compute.cpu_count} vCPU, {gib} GiB",
+        "memory_limit_mib": memory // 1024**2,
+        "millicpu_limit": compute.cpu_count * 1000,
+        "gpu_count": gpus,
+        "gpu_type": gpu,
+        "gpu_memory_limit_mib": None,
+    }

@@ -1,0 +1,315 @@
+"""The record of projects and jobs: create-only files in the store, readable by any process.
+
+There is no second database. A job's facts are `job.json` (never changes), numbered events (the
+lifecycle), and one folder an attempt; contract.py draws the layout. Every write is create-only, so
+two processes cannot both be the one that ended a job: the loser of a sequence number reads again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from prefect_bt import codec
+from prefect_bt.contract import (
+    ID_ALPHABET,
+    JOB_ID_LENGTH,
+    attempt_prefix,
+    job_index_key,
+    job_prefix,
+    project_index_key,
+    project_prefix,
+    run_index_key,
+)
+from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError
+from prefect_bt.objects.protocols import Store
+from prefect_bt.records import (
+    TRANSITIONS,
+    AttemptRecord,
+    JobEvent,
+    JobRecord,
+    JobState,
+    Outcome,
+    ProjectRecord,
+    RunRecord,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """`by` names who asked: a user, Prefect's cancellation, a signal."""
+
+    at: float
+    by: str
+
+
+def new_id() -> str:
+    """Seven lower-case alphanumerics (§5.1), not yet checked against the store."""
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(JOB_ID_LENGTH))
+
+
+class Ledger:
+    """Reads and writes the records of one store."""
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
+        self.store = store
+        self._clock = clock
+        self._prefixes: dict[str, str] = {}
+
+    def now(self) -> float:
+        """The ledger's clock, epoch seconds."""
+        return self._clock()
+
+    # -- projects ---------------------------------------------------------------------------
+
+    def ensure_project(self, name: str, *, team_name: str = "") -> ProjectRecord:
+        """The project of that name, made if there is none; one of several racers makes it."""
+        known = self._project_id(name)
+        if known is not None:
+            return self.project(known)
+        made = ProjectRecord(new_id(), name, self._clock(), team_name)
+        self.store.put(f"{project_prefix(made.id)}/project.json", codec.dumps(made).encode())
+        try:
+            self._create(project_index_key(name), {"project_id": made.id})
+        except ObjectExists:
+            self.store.delete(f"{project_prefix(made.id)}/project.json")
+            return self.ensure_project(name, team_name=team_name)
+        return made
+
+    def project(self, name_or_id: str) -> ProjectRecord:
+        """By id first, then by name; NotFoundError lists every valid id and name (§12)."""
+        project_id = self._project_id(name_or_id)
+        for candidate in dict.fromkeys([name_or_id, project_id]):
+            if candidate and candidate.isalnum():
+                try:
+                    text = self.store.get(f"{project_prefix(candidate)}/project.json")
+                except ObjectNotFound:
+                    continue
+                return codec.loads(ProjectRecord, text)
+        known = ", ".join(f"{p.id} ({p.name})" for p in self.projects())
+        hint = f"Projects here: {known}." if known else "There are none yet: push a job first."
+        raise NotFoundError("project", name_or_id, next_step=hint)
+
+    def projects(self) -> list[ProjectRecord]:
+        """Every project, oldest first."""
+        found: list[ProjectRecord] = []
+        for info in self.store.list("index/projects"):
+            project_id = str(json.loads(self.store.get(info.key))["project_id"])
+            found.append(
+                codec.loads(
+                    ProjectRecord, self.store.get(f"{project_prefix(project_id)}/project.json")
+                )
+            )
+        return sorted(found, key=lambda p: (p.created_at, p.id))
+
+    def _project_id(self, name: str) -> str | None:
+        try:
+            return str(json.loads(self.store.get(project_index_key(name)))["project_id"])
+        except ObjectNotFound:
+            return None
+
+    # -- jobs -------------------------------------------------------------------------------
+
+    def reserve_job_id(self, project_id: str) -> str:
+        """An id that is unique in the store, bound to the project."""
+        while True:
+            candidate = new_id()
+            try:
+                self._create(job_index_key(candidate), {"project_id": project_id})
+            except ObjectExists:
+                continue
+            return candidate
+
+    def next_job_name(self, project_id: str) -> str:
+        """`job-<n>`, a counter a project that two pushes never share (decision 3)."""
+        taken = sum(1 for _ in self.store.list(f"{project_prefix(project_id)}/names"))
+        while True:
+            taken += 1
+            try:
+                self._create(f"{project_prefix(project_id)}/names/job-{taken}", {})
+            except ObjectExists:
+                continue
+            return f"job-{taken}"
+
+    def release_job_id(self, job_id: str) -> None:
+        """Give back an id whose job was never written."""
+        self._prefixes.pop(job_id, None)
+        self.store.delete(job_index_key(job_id))
+
+    def write_job(self, record: JobRecord) -> None:
+        """The job exists from here on, in state CREATED."""
+        prefix = job_prefix(record.project_id, record.id)
+        self.store.create(f"{prefix}/job.json", codec.dumps(record).encode())
+        self.append(record.id, JobState.CREATED, message="accepted")
+
+    def job(self, job_id: str) -> JobRecord:
+        try:
+            return codec.loads(JobRecord, self.store.get(f"{self._prefix(job_id)}/job.json"))
+        except ObjectNotFound:
+            raise self._no_such_job(job_id) from None
+
+    def jobs(self, *, project_id: str | None = None) -> list[JobRecord]:
+        """Every job of the project, or of the store, oldest first."""
+        found: list[JobRecord] = []
+        for info in self.store.list("index/jobs"):
+            if project_id is None or json.loads(self.store.get(info.key)) == {
+                "project_id": project_id
+            }:
+                try:
+                    found.append(self.job(info.key.rsplit("/", 1)[-1]))
+                except NotFoundError:
+                    continue
+        return sorted(found, key=lambda j: (j.created_at, j.id))
+
+    def bind_run(self, flow_run_id: str, job_id: str, *, url: str = "") -> str:
+        """Remember which job a Prefect run is; returns the job bound first."""
+        try:
+            self._create(run_index_key(flow_run_id), {"job_id": job_id})
+        except ObjectExists:
+            return self.job_of_run(flow_run_id) or job_id
+        run = RunRecord(flow_run_id, self._clock(), url)
+        key = f"{self._prefix(job_id)}/runs/{flow_run_id}.json"
+        self.store.put(key, codec.dumps(run).encode())
+        return job_id
+
+    def job_of_run(self, flow_run_id: str) -> str | None:
+        try:
+            return str(json.loads(self.store.get(run_index_key(flow_run_id)))["job_id"])
+        except ObjectNotFound:
+            return None
+
+    def runs_of_job(self, job_id: str) -> list[RunRecord]:
+        """The Prefect runs of a job, oldest first."""
+        infos = self.store.list(f"{self._prefix(job_id)}/runs")
+        runs = [codec.loads(RunRecord, self.store.get(info.key)) for info in infos]
+        return sorted(runs, key=lambda run: run.at)
+
+    # -- lifecycle --------------------------------------------------------------------------
+
+    def append(
+        self, job_id: str, state: JobState, *, message: str = "", attempt: int | None = None
+    ) -> JobEvent:
+        """Move the job to `state`; StateError when that is not a legal transition.
+
+        Appending the present state again with the same attempt is idempotent.
+        """
+        while True:
+            events = self.events(job_id)
+            if events:
+                last = events[-1]
+                if last.state is state and last.attempt == attempt:
+                    return last
+                _check_transition(job_id, last.state, state)
+            event = JobEvent(state, self._clock(), message, attempt)
+            key = f"{self._prefix(job_id)}/events/{len(events):06d}.json"
+            try:
+                self.store.create(key, codec.dumps(event).encode())
+            except ObjectExists:
+                continue
+            return event
+
+    def events(self, job_id: str) -> list[JobEvent]:
+        """Everything that happened, oldest first."""
+        infos = self.store.list(f"{self._prefix(job_id)}/events")
+        return [codec.loads(JobEvent, self.store.get(info.key)) for info in infos]
+
+    def state(self, job_id: str) -> JobState:
+        events = self.events(job_id)
+        return events[-1].state if events else JobState.PENDING
+
+    def request_stop(self, job_id: str, *, by: str) -> bool:
+        """Ask for the job to stop; False when somebody had asked already."""
+        request = StopRequest(self._clock(), by)
+        key = f"{self._prefix(job_id)}/stop.json"
+        if self.stop_request(job_id) is not None:
+            return False
+        self.store.put(key, codec.dumps(request).encode())
+        return True
+
+    def stop_request(self, job_id: str) -> StopRequest | None:
+        try:
+            return codec.loads(StopRequest, self.store.get(f"{self._prefix(job_id)}/stop.json"))
+        except ObjectNotFound:
+            return None
+
+    def clear_stop(self, job_id: str) -> None:
+        """A new attempt of a stopped job was asked for: the old request no longer counts."""
+        self.store.delete(f"{self._prefix(job_id)}/stop.json")
+
+    # -- attempts ---------------------------------------------------------------------------
+
+    def begin_attempt(self, job_id: str, *, flow_run_id: str = "") -> int:
+        """The next attempt's number, which is BT_RETRY_COUNT; written before any launch."""
+        while True:
+            number = len(self.attempts(job_id))
+            record = AttemptRecord(number, self._clock(), flow_run_id)
+            key = f"{self._attempt(job_id, number)}/attempt.json"
+            try:
+                self.store.create(key, codec.dumps(record).encode())
+            except ObjectExists:
+                continue
+            return number
+
+    def attempts(self, job_id: str) -> list[AttemptRecord]:
+        return list(self._attempt_files(job_id, "attempt.json", AttemptRecord))
+
+    def end_attempt(self, job_id: str, outcome: Outcome) -> None:
+        """Idempotent: the first outcome of an attempt stands."""
+        key = f"{self._attempt(job_id, outcome.attempt)}/outcome.json"
+        try:
+            self.store.create(key, codec.dumps(outcome).encode())
+        except ObjectExists:
+            return
+
+    def outcomes(self, job_id: str) -> list[Outcome]:
+        """Outcomes of the attempts that are over, oldest first."""
+        return list(self._attempt_files(job_id, "outcome.json", Outcome))
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _attempt_files(self, job_id: str, name: str, kind: type[T]) -> Iterator[T]:
+        for info in self.store.list(f"{self._prefix(job_id)}/attempts"):
+            if info.key.endswith(f"/{name}"):
+                yield codec.loads(kind, self.store.get(info.key))
+
+    def _prefix(self, job_id: str) -> str:
+        if job_id in self._prefixes:
+            return self._prefixes[job_id]
+        if not (job_id.isascii() and job_id.isalnum()):
+            raise self._no_such_job(job_id)
+        try:
+            pointer = json.loads(self.store.get(job_index_key(job_id)))
+        except ObjectNotFound:
+            raise self._no_such_job(job_id) from None
+        self._prefixes[job_id] = job_prefix(str(pointer["project_id"]), job_id)
+        return self._prefixes[job_id]
+
+    def _attempt(self, job_id: str, attempt: int) -> str:
+        project_id, _, _ = self._prefix(job_id).removeprefix("training_projects/").partition("/")
+        return attempt_prefix(project_id, job_id, attempt)
+
+    def _create(self, key: str, document: dict[str, str]) -> None:
+        self.store.create(key, json.dumps(document).encode())
+
+    def _no_such_job(self, job_id: str) -> NotFoundError:
+        return NotFoundError(
+            "job", job_id, next_step="`prefect-bt view` lists the jobs of this store."
+        )
+
+
+def _check_transition(job_id: str, old: JobState, new: JobState) -> None:
+    if new in TRANSITIONS[old]:
+        return
+    raise StateError(
+        f"Job {job_id} is {old.value} and cannot become {new.value}.",
+        state=old.value,
+        next_step="Recreate it as a new job: prefect-bt recreate --job-id " + job_id
+        if old.terminal
+        else "",
+    )

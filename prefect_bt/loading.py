@@ -1,0 +1,96 @@
+"""Which committed checkpoints a job asks to find in its load directory (§9).
+
+References are resolved before compute is taken; what does not exist is an error that lists what
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, list_checkpoints, newest
+from prefect_bt.definitions import (
+    BasetenLatestCheckpoint,
+    BasetenNamedCheckpoint,
+    TrainingProject,
+)
+from prefect_bt.errors import NotFoundError
+from prefect_bt.ledger import Ledger
+from prefect_bt.plan import LoadedCheckpoint
+from prefect_bt.records import JobRecord
+
+
+def resolve_load(
+    ledger: Ledger, project: TrainingProject, *, project_id: str, before: float
+) -> tuple[LoadedCheckpoint, ...]:
+    """The checkpoints of `load_checkpoint_config`, empty when it is off; NotFoundError.
+
+    "Latest" looks at jobs made before `before` (epoch seconds), so that a job never loads itself
+    and a retry loads what the first attempt did.
+    """
+    config = project.job.runtime.load_checkpoint_config
+    if config is None or not config.enabled:
+        return ()
+    return tuple(_resolve(ledger, item, project_id, before) for item in config.checkpoints)
+
+
+def _resolve(ledger: Ledger, reference: object, project_id: str, before: float) -> LoadedCheckpoint:
+    match reference:
+        case BasetenNamedCheckpoint(checkpoint_name=name, job_id=job_id):
+            return _named(ledger, name, job_id)
+        case BasetenLatestCheckpoint(job_id=job_id, project_name=project_name):
+            jobs = [
+                job
+                for job in _candidates(ledger, job_id, project_name, project_id)
+                if job.created_at < before
+            ]
+            where = f"job {job_id}" if job_id else f"project {project_name or project_id}"
+            return _latest(ledger, jobs, where)
+        case _:
+            raise NotFoundError(
+                "checkpoint", repr(reference), next_step="Loops checkpoints are not kept here."
+            )
+
+
+def _named(ledger: Ledger, name: str, job_id: str) -> LoadedCheckpoint:
+    job = ledger.job(job_id)
+    committed = list_checkpoints(ledger.store, job.project_id, job.id)
+    for checkpoint in committed:
+        if checkpoint.checkpoint_id == name:
+            return _loaded(job, checkpoint)
+    listed = ", ".join(c.checkpoint_id for c in committed) or "none"
+    raise NotFoundError(
+        "checkpoint", f"{name} of job {job_id}", next_step=f"That job has: {listed}."
+    )
+
+
+def _latest(ledger: Ledger, jobs: list[JobRecord], where: str) -> LoadedCheckpoint:
+    for job in jobs:
+        found = newest(ledger.store, job.project_id, job.id)
+        if found is not None:
+            return _loaded(job, found)
+    raise NotFoundError(
+        "checkpoint", f"latest of {where}", next_step="Nothing has been committed there yet."
+    )
+
+
+def _candidates(
+    ledger: Ledger, job_id: str | None, project_name: str | None, project_id: str
+) -> Iterator[JobRecord]:
+    """Newest first. With a project and a job: that job, if it is of that project."""
+    wanted = ledger.project(project_name).id if project_name else None
+    if job_id:
+        job = ledger.job(job_id)
+        if wanted in {None, job.project_id}:
+            yield job
+        return
+    yield from reversed(ledger.jobs(project_id=wanted or project_id))
+
+
+def _loaded(job: JobRecord, checkpoint: CommittedCheckpoint) -> LoadedCheckpoint:
+    return LoadedCheckpoint(
+        project_id=job.project_id,
+        job_id=job.id,
+        name=checkpoint.checkpoint_id,
+        manifests=tuple(checkpoint.manifest_keys.values()),
+    )

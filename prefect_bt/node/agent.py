@@ -1,0 +1,275 @@
+"""One node from its first breath to its last word: STAGING, RUNNING, FLUSHING, DONE."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.node import processes, staging, view
+from prefect_bt.node.activity import Activity
+from prefect_bt.node.commands import EXIT_NOT_STARTED, Commands, CommandsEnd, Surroundings
+from prefect_bt.node.environment import (
+    Machine,
+    command_environment,
+    own_virtual_environment,
+)
+from prefect_bt.node.files import StatusFile
+from prefect_bt.node.layout import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.node.logfile import LogFile, OutputLog
+from prefect_bt.node.paths import (
+    NodePaths,
+    ensure_volumes,
+    kept_folders,
+    local_store,
+    map_targets,
+)
+from prefect_bt.node.stopping import StopWatch
+from prefect_bt.node.uploader import DEFAULT_COMMAND, Uploader, UploadJob
+from prefect_bt.plan import NodePlan, VolumeKind
+from prefect_bt.records import NodePhase
+from prefect_bt.secrets import Redactor
+
+
+class Assignment(NamedTuple):
+    """Everything an agent starts from. `secrets` maps reference names to values."""
+
+    folder: NodeFolder
+    record: NodeRecord
+    plan: NodePlan
+    secrets: dict[str, str]
+    gpus: Sequence[str] = ()
+    refusal: str = ""
+    """Why the node cannot run at all, known before the agent began."""
+
+
+class Agent:
+    """Lives in one process and has one loop; `run` returns when the node's last word is written."""
+
+    def __init__(self, task: Assignment, status: StatusFile) -> None:
+        self.task, self.status = task, status
+        values = list(task.secrets.values())
+        self.log = LogFile(task.folder.log, Redactor(values))
+        self.output = OutputLog(self.log, values)
+        self.watch = StopWatch(task.folder, task.record, grace=task.plan.grace)
+        self.uploader: Uploader | None = None
+        self.mapped: dict[str, Path] | None = None
+
+    def run(self) -> None:
+        self.status.update(phase=NodePhase.STAGING)
+        self.watch.listen()
+        self._greet()
+        paths = self._prepare()
+        if paths is None:
+            return self._finish(CommandsEnd())
+        around = self._surroundings(paths)
+        commands = Commands(around, self._environment())
+        os.chdir(self._workspace(paths))
+        end = commands.run(self.task.plan.commands)
+        self._flush(commands, paths, end)
+        return self._finish(end)
+
+    # -- staging ----------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        plan = self.task.plan
+        self.log.platform(
+            f"node {plan.rank} of {plan.group_size} of job {plan.job_id}, attempt {plan.attempt}, "
+            f"on {os.uname().nodename}"
+        )
+
+    def _prepare(self) -> NodePaths | None:
+        """Folders, view and files; None when the commands cannot or must not start."""
+        try:
+            if self.task.refusal:
+                raise view.ViewError(self.task.refusal)
+            paths = self._enter()
+            self._stage(paths)
+        except Exception as error:  # the edge of the node: every cause is named
+            ours = isinstance(error, (view.ViewError, PrefectBtError))
+            self._refuse(str(error) if ours else f"{type(error).__name__}: {error}")
+            return None
+        return None if self.watch.reason else paths
+
+    def _refuse(self, why: str) -> None:
+        if not self.watch.reason:
+            why = Redactor(self.task.secrets.values())(why)
+            self.log.platform(f"staging failed: {why}")
+            self.status.update(reason=f"staging failed: {why}", exit_code=EXIT_NOT_STARTED)
+
+    def _enter(self) -> NodePaths:
+        task = self.task
+        state_dir = Path(task.record.state_dir)
+        paths = ensure_volumes(task.plan, state_dir=state_dir, node=task.folder)
+        store = local_store(task.plan.store)
+        if store is not None:
+            # Made now: in the view it could be a folder that ends with the node.
+            store.mkdir(parents=True, exist_ok=True)
+        why = "as asked" if task.record.map_paths else self._enter_view(paths, state_dir)
+        if why:
+            self.mapped = map_targets(task.plan, paths, node=task.folder)
+            self.log.platform(
+                f"paths are mapped, not mounted ({why}): the BT_* variables lead to folders of "
+                "the job, and absolute paths in scripts do not"
+            )
+        for bind in paths.binds:
+            only = " (read-only)" if bind.read_only else ""
+            self.log.platform(f"{bind.target} is {bind.source}{only}")
+        return paths
+
+    def _enter_view(self, paths: NodePaths, state_dir: Path) -> str:
+        """Why the kernel refuses; "" when this process now sees the plan's paths."""
+        folder = self.task.folder
+        plan = view.plan_view(paths.binds, keep=kept_folders(self.task.plan, state_dir))
+        folder.root.mkdir()
+        folder.mirrors.mkdir()
+        try:
+            view.enter_view(plan, root=folder.root, mirrors=folder.mirrors)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def _stage(self, paths: NodePaths) -> None:
+        """In a thread, so that a request to stop is heard meanwhile."""
+        task = self.task
+        job = JobFolder(Path(task.record.state_dir), task.plan.job_id)
+        folders = staging.StagingFolders(
+            volumes=paths.folders,
+            download=task.folder.path,
+            aside=job.rank(task.plan.rank) / "set-aside" / f"attempt-{task.plan.attempt}",
+        )
+        self.watch.look()
+        if self.watch.reason or not staging.needs_staging(task.plan, folders):
+            return
+        import threading  # noqa: PLC0415 (most of the agent's life it has one thread)
+
+        failures: list[Exception] = []
+        work = threading.Thread(
+            target=_collect,
+            args=(failures, lambda: staging.stage(task.plan, folders, self.log.platform)),
+            daemon=True,
+        )
+        work.start()
+        while work.is_alive() and not self.watch.reason:
+            work.join(0.05)
+            self.watch.look()
+        if failures:
+            raise failures[0]
+
+    # -- running ----------------------------------------------------------------------------
+
+    def _surroundings(self, paths: NodePaths) -> Surroundings:
+        checkpoints = paths.folders.get(VolumeKind.CHECKPOINTS)
+        if self.task.plan.checkpoints is not None and checkpoints is not None:
+            self.uploader = Uploader(self._upload_job(checkpoints))
+        return Surroundings(
+            log=self.log,
+            output=self.output,
+            status=self.status,
+            watch=self.watch,
+            uploader=self.uploader,
+            activity=Activity(
+                self.status,
+                last_line=lambda: self.log.written_at,
+                tree=self._tree,
+                checkpoints=checkpoints,
+            ),
+            tree=self._tree,
+        )
+
+    def _tree(self) -> list[processes.ProcessFacts]:
+        uploader = self.uploader
+        spare = (uploader.pid,) if uploader is not None and uploader.pid is not None else ()
+        return processes.descendants(os.getpid(), spare=spare)
+
+    def _upload_job(self, checkpoints: Path) -> UploadJob:
+        task = self.task
+        return UploadJob(
+            command=task.record.uploader or DEFAULT_COMMAND,
+            plan=task.folder.plan,
+            directory=checkpoints,
+            status=task.folder.upload,
+            log=task.folder.agent_log,
+            environment={**os.environ, processes.UPLOADER_VARIABLE: task.record.mark},
+        )
+
+    def _environment(self) -> dict[str, str]:
+        machine = Machine(
+            environment=os.environ,
+            mark=self.task.record.mark,
+            gpus=self.task.gpus,
+            prefix=own_virtual_environment(),
+        )
+        return command_environment(
+            self.task.plan, machine, secrets=self.task.secrets, mapped=self.mapped
+        )
+
+    def _workspace(self, paths: NodePaths) -> Path:
+        if self.mapped is not None:
+            return paths.folders[VolumeKind.WORKSPACE]
+        directory = Path(self.task.plan.workspace.directory)
+        return directory if directory.is_dir() else paths.folders[VolumeKind.WORKSPACE]
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _flush(self, commands: Commands, paths: NodePaths, end: CommandsEnd) -> None:
+        uploader = self.uploader
+        self.status.update(
+            phase=NodePhase.FLUSHING,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            oom=end.oom,
+            reason=self.watch.reason,
+            ended_at=time.time(),
+        )
+        if uploader is None:
+            return
+        if uploader.pid is None and not any(paths.folders[VolumeKind.CHECKPOINTS].iterdir()):
+            return
+        self.log.platform("job has exited, syncing checkpoints")
+        uploader.flush()
+        while not uploader.over:
+            commands.turn()
+        said = uploader.result()
+        uncommitted = said.uncommitted if said is not None else ()
+        self.status.update(upload_error=uploader.error(), uncommitted=uncommitted)
+        self._say_flush(uploader)
+
+    def _say_flush(self, uploader: Uploader) -> None:
+        said, error = uploader.result(), uploader.error()
+        if error:
+            self.log.platform(f"checkpoints could not all be uploaded: {error}")
+        elif said is not None:
+            names = ", ".join(said.committed) or "none"
+            self.log.platform(f"checkpoints synced; committed by this node: {names}")
+        for sentence in said.uncommitted if said is not None else ():
+            self.log.platform(f"checkpoint left behind: {sentence}")
+
+    def _finish(self, end: CommandsEnd) -> None:
+        now = self.status.status
+        reason = self.watch.reason or now.reason
+        how = reason or f"exit code {end.exit_code}"
+        self.log.platform(f"node is done: {how}")
+        self.log.close()
+        self.status.update(
+            phase=NodePhase.DONE, reason=reason, ended_at=now.ended_at or time.time()
+        )
+        self.status.save_last()
+
+
+def _collect(failures: list[Exception], work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception as error:  # raised again in the agent's own thread
+        failures.append(error)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process now: a download in a thread must not keep a finished node alive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

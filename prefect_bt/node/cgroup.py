@@ -1,0 +1,82 @@
+"""What this process's control group allows and has counted; version 2 and version 1.
+
+A container shows its own group at the root of the mount, a host shows the path of
+/proc/self/cgroup: both are looked at, and for a limit every group above counts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+MOUNT: Final = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+"""Version 1 writes "no limit" as a number near 2**63."""
+
+
+def memory_limit(mount: Path = MOUNT, own: str | None = None) -> int | None:
+    """Bytes, or None when no limit is set."""
+    limits = [
+        _number(folder / name)
+        for folder in _folders(mount, own, "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+    ]
+    return min((n for n in limits if n is not None and 0 < n < _UNLIMITED), default=None)
+
+
+def cpu_limit(mount: Path = MOUNT, own: str | None = None) -> float | None:
+    """Cores, or None when no limit is set."""
+    limits: list[float] = []
+    for folder in _folders(mount, own, "cpu"):
+        words = _text(folder / "cpu.max").split()
+        if len(words) == 2 and words[0].isdigit() and int(words[1]):
+            limits.append(int(words[0]) / int(words[1]))
+        quota = _number(folder / "cpu.cfs_quota_us")
+        period = _number(folder / "cpu.cfs_period_us")
+        if quota is not None and quota > 0 and period:
+            limits.append(quota / period)
+    return min(limits, default=None)
+
+
+def oom_kills(mount: Path = MOUNT, own: str | None = None) -> int | None:
+    """How many processes of our own group the kernel has killed for lack of memory, if it says."""
+    for folder in _folders(mount, own, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _text(folder / name).splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill" and value.strip().isdigit():
+                    return int(value)
+    return None
+
+
+def _folders(mount: Path, own: str | None, controller: str) -> Iterator[Path]:
+    """Our group, then those above it; first of version 2, then of version 1."""
+    if own is None:
+        own = _text(Path("/proc/self/cgroup"))
+    for line in own.splitlines():
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0" and not names:
+            bases = [mount, mount / "unified"]
+        elif controller in names.split(","):
+            bases = [mount / names, mount / controller]
+        else:
+            continue
+        pure = PurePosixPath(path.strip().lstrip("/"))
+        for base in bases:
+            for group in (pure, *pure.parents):
+                if ".." not in group.parts:
+                    yield base / group
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

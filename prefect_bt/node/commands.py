@@ -1,0 +1,230 @@
+"""Running the start commands: one loop that reads their output, reaps, supervises and stops.
+
+Commands share one pipe for both streams, so that what a background process of the first command
+prints while the second runs is logged too. The agent never waits for the pipe's end: it stops
+reading when every process of the node is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from prefect_bt.node import processes
+from prefect_bt.node.activity import Activity
+from prefect_bt.node.cgroup import oom_kills
+from prefect_bt.node.files import StatusFile
+from prefect_bt.node.logfile import LogFile, OutputLog
+from prefect_bt.node.spawn import Stdio, spawn
+from prefect_bt.node.stopping import StopWatch
+from prefect_bt.node.uploader import Uploader
+from prefect_bt.records import NodePhase
+
+TICK: Final = 0.1
+READ_BYTES: Final = 256 * 1024
+READS_A_TURN: Final = 8
+PIPE_BYTES: Final = 1024 * 1024
+LEFTOVER_GRACE: Final = 5.0
+"""Seconds that background processes have to leave once the last command has ended."""
+EXIT_NOT_STARTED: Final = 125
+"""As `docker run` and `timeout` say that the command itself never ran."""
+
+
+class CommandsEnd(NamedTuple):
+    """`exit_code` is None when no command ran to an end."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    oom: bool = False
+
+
+class Surroundings(NamedTuple):
+    """What the loop talks to."""
+
+    log: LogFile
+    output: OutputLog
+    status: StatusFile
+    watch: StopWatch
+    uploader: Uploader | None
+    activity: Activity
+    tree: Callable[[], list[processes.ProcessFacts]]
+    """Living processes of the commands."""
+
+
+class Commands:
+    """The node's start commands and everything they leave behind."""
+
+    def __init__(self, around: Surroundings, environment: Mapping[str, str]) -> None:
+        self._around, self._environment = around, environment
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        _widen(self._writing)
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._reading, select.POLLIN)
+        self._wakeup = _wake_on_signals()
+        self._poll.register(self._wakeup, select.POLLIN)
+        self._running: int | None = None
+        self._ended: int | None = None
+        self._kills_before = oom_kills()
+
+    def run(self, commands: tuple[str, ...]) -> CommandsEnd:
+        """All of them in order, until one fails or somebody stops them; nothing is left running."""
+        end = CommandsEnd()
+        for index, command in enumerate(commands):
+            if self._around.watch.reason:
+                break
+            self._around.log.platform(f"start command {index + 1} of {len(commands)}: {command}")
+            end = self._run_one(index, command)
+            if end.exit_code != 0:
+                break
+        self._end_tree()
+        self._drain()
+        self._around.output.end_line()
+        return end
+
+    def turn(self) -> None:
+        """Wait for something to happen, at most a tick, and see to it."""
+        around = self._around
+        pause = TICK / 2 if around.log.waiting else TICK
+        ready = {descriptor for descriptor, _ in self._poll.poll(pause * 1000)}
+        if self._wakeup in ready:
+            _read_all(self._wakeup, 4096, turns=4)
+        if self._reading in ready:
+            self._read_output()
+        processes.reap_children(self._note_end)
+        around.output.tick()
+        around.log.tick()
+        around.watch.look()
+        around.status.save()
+        around.activity.tick()
+        if around.uploader is not None:
+            around.uploader.supervise()
+
+    def _run_one(self, index: int, command: str) -> CommandsEnd:
+        around = self._around
+        begun = around.status.status.started_at or time.time()
+        try:
+            self._ended = None
+            argv = ("/bin/sh", "-c", command)
+            stdio = Stdio(self._null, self._writing)
+            self._running = spawn(argv, self._environment, stdio)
+        except OSError as error:  # an argument list that is too long, no more processes
+            around.log.platform(f"start command {index + 1} could not be started: {error}")
+            around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
+            return CommandsEnd(126)
+        around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
+        self._until(lambda: self._ended is not None)
+        if around.watch.reason:
+            self._stop_tree()
+        self._drain()
+        around.output.end_line()
+        return self._say_end(index)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition() and not self._around.watch.reason:
+            self.turn()
+
+    def _say_end(self, index: int) -> CommandsEnd:
+        if self._ended is None:
+            return CommandsEnd(128 + signal.SIGKILL, signal.SIGKILL)
+        code, number = processes.exit_facts(self._ended)
+        kills = oom_kills()
+        killed = number == signal.SIGKILL or code == 128 + signal.SIGKILL
+        counted = None not in (kills, self._kills_before) and kills != self._kills_before
+        oom = killed and counted and not self._around.watch.force
+        how = f"was ended by {signal.Signals(number).name}" if number else f"exited with {code}"
+        cause = " (the kernel killed it for lack of memory)" if oom else ""
+        self._around.log.platform(f"start command {index + 1} {how}{cause}")
+        return CommandsEnd(code, number, oom)
+
+    # -- ending what runs -------------------------------------------------------------------
+
+    def _stop_tree(self) -> None:
+        """The polite signal to every group, then as long as it takes, or until it is forced."""
+        watch = self._around.watch
+        self._around.log.platform(f"stopping the commands: {watch.reason}")
+        processes.terminate_groups(self._around.tree(), spare=self._spared_groups())
+        while not watch.force and self._around.tree():
+            self.turn()
+        if self._around.tree():
+            self._around.log.platform("the commands did not leave in time and are killed")
+        self._kill_tree()
+
+    def _end_tree(self) -> None:
+        """What the last command left in the background."""
+        left = self._around.tree()
+        if left:
+            processes.terminate_groups(left, spare=self._spared_groups())
+            deadline = time.monotonic() + LEFTOVER_GRACE
+            while (
+                self._around.tree() and time.monotonic() < deadline and not self._around.watch.force
+            ):
+                self.turn()
+            self._around.log.platform(f"{len(left)} background processes were ended")
+        self._kill_tree()
+
+    def _kill_tree(self) -> None:
+        processes.kill_until_gone(
+            lambda: [process.pid for process in self._around.tree()],
+            reap=lambda: processes.reap_children(self._note_end),
+        )
+        processes.reap_children(self._note_end)
+
+    def _spared_groups(self) -> set[int]:
+        uploader = self._around.uploader
+        own = {os.getpgrp()}
+        return own | {uploader.pid} if uploader is not None and uploader.pid else own
+
+    def _note_end(self, pid: int, status: int) -> None:
+        uploader = self._around.uploader
+        if pid == self._running:
+            self._running, self._ended = None, status
+        elif uploader is not None and pid == uploader.pid:
+            uploader.ended(status)
+
+    # -- the pipe ---------------------------------------------------------------------------
+
+    def _read_output(self) -> None:
+        for data in _read_all(self._reading, READ_BYTES, turns=READS_A_TURN):
+            self._around.output.feed(data)
+
+    def _drain(self) -> None:
+        """What is in the pipe now; a background process may fill it again, hence a bound."""
+        for data in _read_all(self._reading, READ_BYTES, turns=4 * PIPE_BYTES // READ_BYTES):
+            self._around.output.feed(data)
+
+
+def _read_all(descriptor: int, size: int, *, turns: int) -> list[bytes]:
+    chunks: list[bytes] = []
+    for _ in range(turns):
+        try:
+            chunk = os.read(descriptor, size)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    return chunks
+
+
+def _widen(pipe: int) -> None:
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except (OSError, AttributeError):
+        pass  # the default of 64 KiB works, with more waiting
+
+
+def _wake_on_signals() -> int:
+    """A descriptor that becomes readable with every signal, the end of a child among them."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    return reading

@@ -1,0 +1,149 @@
+"""The first process of a node: it lets the agent work, and cleans up should the agent be killed.
+
+Guard and agent together hold the node's lock (and its GPUs'), so the lock is free exactly when
+neither is there. The guard waits; it does nothing while the agent lives. When the agent is gone
+without its last word, the guard ends the commands, waits for the uploader's final flush (which the
+closing of its stdin has begun) and writes LOST.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from prefect_bt.node import processes, syscalls
+from prefect_bt.node.agent import Agent, Assignment, leave
+from prefect_bt.node.files import StatusFile, read_record, read_secrets
+from prefect_bt.node.layout import NodeFolder, NodeRecord
+from prefect_bt.plan import NodePlan
+from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
+
+LOST = "the node's agent died"
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """`arguments`: the node's folder, and the descriptor that holds its lock."""
+    folder = NodeFolder(Path(arguments[0]))
+    os.set_inheritable(int(arguments[1]), False)
+    record = read_record(NodeRecord, folder.record)
+    plan = read_record(NodePlan, folder.plan)
+    if record is None or plan is None:
+        sys.stderr.write(f"{folder.path}: node.json or plan.json cannot be read\n")
+        leave(1)
+    _adopt()
+    gpus, refusal = _claim(plan, Path(record.state_dir))
+    agent = os.fork()
+    if agent == 0:
+        _run_agent(Assignment(folder, record, plan, {}, gpus, refusal))
+    os.close(0)
+    _forward_signals(agent)
+    _wait_for(agent)
+    _clean_up(folder, record, plan.rank)
+    leave(0)
+
+
+def _claim(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str]:
+    if not plan.resources.gpus:
+        return (), ""
+    from prefect_bt.node.gpus import NotEnoughGpus, claim_gpus  # noqa: PLC0415
+
+    try:
+        claimed = claim_gpus(plan.resources.gpus, state_dir=state_dir)
+    except (NotEnoughGpus, OSError) as error:
+        return (), str(error)
+    return tuple(gpu.device for gpu, _ in claimed), ""
+
+
+def _run_agent(task: Assignment) -> NoReturn:
+    code = 1
+    try:
+        _adopt()
+        status = StatusFile(task.folder.status, NodeStatus(task.plan.rank))
+        try:
+            task = task._replace(secrets=read_secrets(0))
+        except ValueError:
+            task = task._replace(refusal="its launcher died before it was set up")
+        _close_stdin()
+        Agent(task, status).run()
+        code = 0
+    except BaseException:  # the edge of a process: the cause goes to agent.log
+        import traceback  # noqa: PLC0415
+
+        traceback.print_exc()
+    finally:
+        leave(code)
+
+
+def _adopt() -> None:
+    with suppress(OSError):  # without it, daemons are found by their mark
+        syscalls.become_subreaper()
+
+
+def _close_stdin() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _forward_signals(agent: int) -> None:
+    def forward(number: int, _frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(agent, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, forward)
+
+
+def _wait_for(agent: int) -> None:
+    while True:
+        try:
+            if os.wait()[0] == agent:
+                return
+        except ChildProcessError:
+            return
+
+
+def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int) -> None:
+    """Nothing but the uploader may outlive the agent, and the status must say that it is over."""
+    status = read_record(NodeStatus, folder.status) or NodeStatus(rank)
+    if not status.over:
+        _kill_commands(folder, record)
+        if status.phase is not NodePhase.FLUSHING:
+            status = replace(status, phase=NodePhase.FLUSHING, reason=LOST, ended_at=time.time())
+        StatusFile(folder.status, status).save_last()
+        _wait_for_children()
+        upload = read_record(UploadStatus, folder.upload)
+        ended = replace(
+            status,
+            phase=NodePhase.LOST,
+            reason=LOST,
+            upload_error=upload.error if upload is not None else "",
+            uncommitted=upload.uncommitted if upload is not None else (),
+        )
+        StatusFile(folder.status, ended).save_last()
+    processes.kill_until_gone(
+        lambda: [p.pid for p in processes.descendants(os.getpid())], reap=processes.reap_children
+    )
+
+
+def _kill_commands(folder: NodeFolder, record: NodeRecord) -> None:
+    def find() -> list[int]:
+        spare = processes.uploader_processes(record.mark)
+        return [p.pid for p in processes.descendants(os.getpid(), spare=spare)]
+
+    processes.kill_until_gone(find, reap=processes.reap_children)
+    processes.kill_until_gone(
+        lambda: processes.marked_processes(record.mark, folder.root, spare_uploader=True),
+        reap=processes.reap_children,
+    )
+
+
+def _wait_for_children() -> None:
+    while processes.reap_children():
+        time.sleep(0.1)

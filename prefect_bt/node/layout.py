@@ -1,0 +1,144 @@
+"""Where a node's files lie on this machine.
+
+<state_dir>/
+    jobs/<job id>/
+        owner.lock                  flock held by whoever owns the job (node.ownership)
+        rank-<r>/
+            checkpoints/            kept over attempts
+            set-aside/attempt-<n>/  half-written checkpoints that a retry moved away
+        attempt-<n>/rank-<r>/       NodeFolder
+            lock                    flock held by guard and agent: free means both are gone
+            node.json               NodeRecord; written before any process exists
+            plan.json               the NodePlan, without a secret's value
+            status.json  upload.json  stop.json
+            log  agent.log
+            workspace/  scratch/  loaded/
+            root/  mirrors/         the private root of the view: mount points, nothing more
+            mapped/                 stand-ins for parent folders when paths are mapped
+    cache/projects/<project id>  cache/teams/<name>  cache/huggingface/<project id>
+    weights/<key>                   published read-only folders, made by prefect_bt.weights
+    gpus/<i>.lock                   flock held while a node uses the device
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_bt.contract import quote_name
+from prefect_bt.plan import NodePlan, Volume, VolumeKind
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """`<state_dir>/jobs/<job id>`."""
+
+    state_dir: Path
+    job_id: str
+
+    @property
+    def path(self) -> Path:
+        return self.state_dir / "jobs" / self.job_id
+
+    @property
+    def owner_lock(self) -> Path:
+        return self.path / "owner.lock"
+
+    def rank(self, rank: int) -> Path:
+        """What a rank keeps over attempts."""
+        return self.path / f"rank-{rank}"
+
+    def checkpoints(self, rank: int) -> Path:
+        return self.rank(rank) / "checkpoints"
+
+    def node(self, attempt: int, rank: int) -> NodeFolder:
+        return NodeFolder(self.path / f"attempt-{attempt}" / f"rank-{rank}")
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """`<state_dir>/jobs/<job id>/attempt-<n>/rank-<r>`."""
+
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "node.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def upload(self) -> Path:
+        return self.path / "upload.json"
+
+    @property
+    def stop(self) -> Path:
+        return self.path / "stop.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.path / "agent.log"
+
+    @property
+    def root(self) -> Path:
+        return self.path / "root"
+
+    @property
+    def mirrors(self) -> Path:
+        return self.path / "mirrors"
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """The launch of a node, written before it exists. `mark` is in every process's environment.
+
+    `orphan_deadline` in seconds, None to live on without an owner. `map_paths` asks for mapped
+    paths where a mount namespace would work. `uploader` is the argv of the uploader's start, empty
+    for our own.
+    """
+
+    job_id: str
+    attempt: int
+    rank: int
+    mark: str
+    state_dir: str
+    orphan_deadline: float | None = 20.0
+    map_paths: bool = False
+    uploader: tuple[str, ...] = ()
+
+
+def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: NodeFolder) -> Path:
+    """The host folder behind a volume; nothing is created."""
+    job = JobFolder(state_dir, plan.job_id)
+    key = quote_name(volume.key or plan.project_id)
+    match volume.kind:
+        case VolumeKind.WORKSPACE:
+            return node.path / "workspace"
+        case VolumeKind.SCRATCH:
+            return node.path / "scratch"
+        case VolumeKind.LOADED:
+            return node.path / "loaded"
+        case VolumeKind.CHECKPOINTS:
+            return job.checkpoints(plan.rank)
+        case VolumeKind.PROJECT_CACHE:
+            return state_dir / "cache" / "projects" / key
+        case VolumeKind.TEAM_CACHE:
+            return state_dir / "cache" / "teams" / key
+        case VolumeKind.HF_CACHE:
+            return state_dir / "cache" / "huggingface" / key
+        case VolumeKind.WEIGHTS:
+            return state_dir / "weights" / key

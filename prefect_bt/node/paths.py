@@ -1,0 +1,93 @@
+"""A plan's volumes as host folders: bound to their exact paths, or mapped where that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from prefect_bt.contract import CHECKPOINT_DIR, RESERVED_PREFIX, quote_name
+from prefect_bt.node.layout import NodeFolder, volume_folder
+from prefect_bt.node.view_plan import Bind, ViewError, is_below
+from prefect_bt.plan import NodePlan, VolumeKind
+
+
+class NodePaths(NamedTuple):
+    """`folders` holds one host folder a kind; weights, of which there can be several, are not."""
+
+    binds: tuple[Bind, ...]
+    folders: dict[VolumeKind, Path]
+
+
+def ensure_volumes(plan: NodePlan, *, state_dir: Path, node: NodeFolder) -> NodePaths:
+    """Make every volume's folder, but weights: those must have been published."""
+    binds: list[Bind] = []
+    folders: dict[VolumeKind, Path] = {}
+    for volume in plan.volumes:
+        folder = volume_folder(volume, plan=plan, state_dir=state_dir, node=node)
+        if volume.kind is VolumeKind.WEIGHTS:
+            if not folder.is_dir():
+                raise ViewError(f"the weights for {volume.target!r} are not in {str(folder)!r}")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            folders[volume.kind] = folder
+        binds.append(Bind(folder, volume.target, volume.read_only))
+    workspace = folders.setdefault(VolumeKind.WORKSPACE, node.path / "workspace")
+    workspace.mkdir(exist_ok=True)
+    return NodePaths(tuple(binds), folders)
+
+
+def map_targets(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[str, Path]:
+    """Target -> host folder, for a node without a view of its own.
+
+    ViewError for what a definition pins to an absolute path: it would lead to another folder.
+    """
+    for volume in plan.volumes:
+        pinned = volume.kind is VolumeKind.CHECKPOINTS and volume.target != CHECKPOINT_DIR
+        if pinned or volume.kind is VolumeKind.WEIGHTS:
+            raise ViewError(f"{volume.target!r} is pinned, and this machine can only map paths")
+    mapped = {_clean(bind.target): bind.source for bind in paths.binds}
+    mapped.setdefault(_clean(plan.workspace.directory), paths.folders[VolumeKind.WORKSPACE])
+    for parent in _named_parents(plan, mapped):
+        mapped[parent] = _stand_in(parent, mapped, node)
+    return mapped
+
+
+def kept_folders(plan: NodePlan, state_dir: Path) -> list[Path]:
+    """Host folders that no target may hide: the node itself, the store, our interpreter."""
+    import sys  # noqa: PLC0415
+
+    package = Path(__file__).resolve().parents[2]
+    kept = [state_dir, package, Path(sys.prefix), Path(sys.base_prefix)]
+    store = local_store(plan.store)
+    return [*kept, store] if store is not None else kept
+
+
+def local_store(url: str) -> Path | None:
+    """The folder of a store on this machine's disk; None for a bucket."""
+    path = url.removeprefix("file://")
+    return Path(path) if path.startswith("/") else None
+
+
+def _named_parents(plan: NodePlan, mapped: dict[str, Path]) -> Iterable[str]:
+    """Folders above targets that a variable names, such as BT_RW_CACHE_DIR."""
+    named = {_clean(v) for k, v in plan.environment.items() if k.startswith(RESERVED_PREFIX)}
+    for value in sorted(named - mapped.keys()):
+        if value.startswith("/") and any(is_below(target, value) for target in mapped):
+            yield value
+
+
+def _stand_in(parent: str, mapped: dict[str, Path], node: NodeFolder) -> Path:
+    """A folder of the node's with a link to each volume that belongs below `parent`."""
+    folder = node.path / "mapped" / quote_name(parent)
+    for target, source in mapped.items():
+        if target != parent and is_below(target, parent):
+            link = folder / PurePosixPath(target).relative_to(parent)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                link.symlink_to(source)
+    return folder
+
+
+def _clean(path: str) -> str:
+    return str(PurePosixPath(path))

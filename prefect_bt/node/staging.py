@@ -1,0 +1,114 @@
+"""What must be in place before the first command: workspace, own checkpoints, loaded ones.
+
+Everything here works on host folders and runs in a thread, so that a request to stop is heard
+during a long download. The rooms that do the work are imported only when there is work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from prefect_bt.errors import PrefectBtError, WorkspaceError
+from prefect_bt.objects.protocols import Store
+from prefect_bt.plan import NodePlan, VolumeKind
+
+HASH_BYTES = 1 << 20
+
+
+class StagingFolders(NamedTuple):
+    """Host folders. `download` is an empty place for the packed workspace."""
+
+    volumes: dict[VolumeKind, Path]
+    download: Path
+    aside: Path
+
+
+def needs_staging(plan: NodePlan, folders: StagingFolders) -> bool:
+    """Whether there is anything to fetch or to put in order."""
+    return bool(plan.workspace.key or plan.load or _must_restore(plan, folders))
+
+
+def stage(plan: NodePlan, folders: StagingFolders, say: Callable[[str], None]) -> None:
+    """Fetch, verify and unpack. Raises PrefectBtError or OSError; `say` takes log lines."""
+    from prefect_bt.objects import open_store  # noqa: PLC0415
+
+    store = open_store(plan.store)
+    if plan.workspace.key:
+        _stage_workspace(plan, store, folders)
+        say(f"workspace of {plan.workspace.size} bytes unpacked")
+    if _must_restore(plan, folders):
+        _restore(plan, store, folders, say)
+    if plan.load:
+        _load(plan, store, folders, say)
+
+
+def _must_restore(plan: NodePlan, folders: StagingFolders) -> bool:
+    directory = folders.volumes.get(VolumeKind.CHECKPOINTS)
+    if plan.checkpoints is None or directory is None:
+        return False
+    return plan.attempt > 0 or any(directory.iterdir())
+
+
+def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> None:
+    from prefect_bt.workspace.unpack import unpack_workspace  # noqa: PLC0415
+
+    archive = folders.download / "workspace.tar"
+    try:
+        store.download(plan.workspace.key, archive)
+        found = _sha256(archive)
+        if plan.workspace.sha256 and found != plan.workspace.sha256:
+            raise WorkspaceError(
+                f"The workspace {plan.workspace.key} is damaged: its sha256 is {found}, "
+                f"not {plan.workspace.sha256}.",
+                next_step="Push the job again.",
+            )
+        unpack_workspace(archive, folders.volumes[VolumeKind.WORKSPACE])
+    finally:
+        archive.unlink(missing_ok=True)
+
+
+def _restore(
+    plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
+) -> None:
+    from prefect_bt.checkpoints.restore import prepare_directory  # noqa: PLC0415
+
+    prepared = prepare_directory(
+        store,
+        project_id=plan.project_id,
+        job_id=plan.job_id,
+        rank=plan.rank,
+        directory=folders.volumes[VolumeKind.CHECKPOINTS],
+        aside=folders.aside,
+    )
+    for what, names in (
+        ("kept in place", prepared.kept),
+        ("restored", prepared.restored),
+        (f"not whole or not committed, moved to {folders.aside}", prepared.set_aside),
+    ):
+        if names:
+            say(f"checkpoints {what}: {', '.join(map(str, names))}")
+
+
+def _load(
+    plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
+) -> None:
+    from prefect_bt.checkpoints.restore import load_checkpoints  # noqa: PLC0415
+
+    directory = folders.volumes.get(VolumeKind.LOADED)
+    if directory is None:
+        raise PrefectBtError("The plan loads checkpoints but has no volume for them.")
+    load_checkpoints(store, plan.load, directory, plan.group_size)
+    names = ", ".join(f"{item.name} of job {item.job_id}" for item in plan.load)
+    say(f"checkpoints loaded: {names}")
+
+
+def _sha256(path: Path) -> str:
+    import hashlib  # noqa: PLC0415 (loads OpenSSL, which a node without files need not)
+
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(HASH_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,80 @@
+"""Why and how the commands must end: one place for every voice that may say so.
+
+A stop.json from whoever holds a handle; a signal to the agent; nobody owning the job any more.
+The first reason stands. Force comes from a later request, or from our own deadline.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.node.files import StopRequest, read_record
+from prefect_bt.node.layout import NodeFolder, NodeRecord
+from prefect_bt.node.ownership import is_owned
+
+LOOK_SECONDS: Final = 0.1
+OWNER_SECONDS: Final = 1.0
+REQUEST_SLACK: Final = 10.0
+"""Seconds beyond the grace that a gang which asked politely has to force: after that we do."""
+
+
+class StopWatch:
+    """`reason` is empty while the commands may go on."""
+
+    def __init__(self, folder: NodeFolder, record: NodeRecord, *, grace: float) -> None:
+        self.reason = ""
+        self.force = False
+        self._folder, self._record, self._grace = folder, record, grace
+        self._signal = 0
+        self._deadline: float | None = None
+        self._looked = 0.0
+        self._asked_owner = 0.0
+        self._last_owned = time.monotonic()
+
+    def listen(self) -> None:
+        """Take SIGTERM, SIGINT and SIGHUP as polite requests."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    def look(self) -> None:
+        """Ask every voice, each at its own pace; call it as often as you like."""
+        now = time.monotonic()
+        if self._signal:
+            self._ask("stopped", now + self._grace)
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look_for_request(now)
+        if now - self._asked_owner >= OWNER_SECONDS:
+            self._asked_owner = now
+            self._look_for_owner(now)
+        if self._deadline is not None and now >= self._deadline:
+            self.force = True
+
+    def _look_for_request(self, now: float) -> None:
+        if not self._folder.stop.exists():
+            return
+        request = read_record(StopRequest, self._folder.stop)
+        if request is not None:
+            self._ask(request.reason or "stopped", now + self._grace + REQUEST_SLACK)
+            self.force = self.force or request.force
+
+    def _look_for_owner(self, now: float) -> None:
+        limit = self._record.orphan_deadline
+        if limit is None:
+            return
+        if is_owned(Path(self._record.state_dir), self._record.job_id):
+            self._last_owned = now
+        elif now - self._last_owned >= limit:
+            self._ask("orphaned", now + self._grace)
+
+    def _ask(self, reason: str, deadline: float) -> None:
+        if not self.reason:
+            self.reason = reason
+        if self._deadline is None or deadline < self._deadline:
+            self._deadline = deadline
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signal = number

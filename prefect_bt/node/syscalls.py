@@ -1,0 +1,89 @@
+"""The few Linux calls that Python 3.11 does not offer; each raises OSError with its errno.
+
+Numbers and flags: <linux/sched.h>, <linux/mount.h>, <linux/prctl.h>. On another system every call
+raises OSError(ENOSYS), which callers treat like a kernel that refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from functools import cache
+from typing import Any, Final
+
+CLONE_NEWNS: Final = 0x0002_0000
+CLONE_NEWUSER: Final = 0x1000_0000
+
+MS_RDONLY: Final = 1
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
+MS_REMOUNT: Final = 32
+MS_NOATIME: Final = 1024
+MS_NODIRATIME: Final = 2048
+MS_BIND: Final = 4096
+MS_REC: Final = 16384
+MS_UNBINDABLE: Final = 1 << 17
+MS_PRIVATE: Final = 1 << 18
+MS_RELATIME: Final = 1 << 21
+
+MNT_DETACH: Final = 2
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
+
+
+def unshare(flags: int) -> None:
+    """New namespaces for this process; CLONE_NEWUSER needs a process with one thread."""
+    _call("unshare", ctypes.c_int(flags))
+
+
+def mount(source: str | None, target: str, flags: int) -> None:
+    """mount(2) without a file system type or data: binds and changes of flags."""
+    origin = None if source is None else os.fsencode(source)
+    _call(
+        "mount",
+        ctypes.c_char_p(origin),
+        ctypes.c_char_p(os.fsencode(target)),
+        None,
+        ctypes.c_ulong(flags),
+        None,
+    )
+
+
+def umount(target: str, flags: int) -> None:
+    _call("umount2", ctypes.c_char_p(os.fsencode(target)), ctypes.c_int(flags))
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """glibc has no wrapper for it; ENOSYS on a machine whose number we do not know."""
+    number = _PIVOT_ROOT.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"pivot_root on {os.uname().machine} is not known")
+    _call(
+        "syscall",
+        ctypes.c_long(number),
+        ctypes.c_char_p(os.fsencode(new_root)),
+        ctypes.c_char_p(os.fsencode(put_old)),
+    )
+
+
+def become_subreaper() -> None:
+    """Orphaned descendants become our children instead of init's."""
+    zero = ctypes.c_ulong(0)
+    _call("prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), ctypes.c_ulong(1), zero, zero, zero)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, f"{name} is a Linux call")
+    if getattr(_libc(), name)(*arguments) == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,136 @@
+"""Keeping the uploader alive: a process of its own, restarted when it dies, bounded in tries.
+
+Its stdin is a pipe from the agent. Closing it asks for the final flush; when the agent dies the
+kernel closes it, so that the flush happens even then. It says what it did in upload.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from prefect_bt.node.files import read_record
+from prefect_bt.node.processes import exit_facts
+from prefect_bt.node.spawn import Stdio, spawn
+from prefect_bt.records import UploadStatus
+
+DEFAULT_COMMAND: Final = (sys.executable, "-P", "-m", "prefect_bt.node.upload")
+BACK_OFF: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Seconds before a restart; the last one over again."""
+FLUSH_TRIES: Final = 4
+STEADY_SECONDS: Final = 60.0
+"""A start that lived this long is no repetition of the one before."""
+
+
+class UploadJob(NamedTuple):
+    """What the uploader is told. Host paths; `environment` is our own, with the store's access."""
+
+    command: Sequence[str]
+    plan: Path
+    directory: Path
+    status: Path
+    log: Path
+    environment: Mapping[str, str]
+
+
+class Uploader:
+    """One uploader at a time. `supervise` is called by the agent's loop, `ended` by its reaper."""
+
+    def __init__(self, job: UploadJob) -> None:
+        self._job = job
+        self.pid: int | None = None
+        self._stdin: int | None = None
+        self._flushing = False
+        self._deaths = 0
+        self._flush_deaths = 0
+        self._started = 0.0
+        self._next_start = 0.0
+        self._last_death = ""
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        """The final flush is done, or given up."""
+        return self._over
+
+    def supervise(self) -> None:
+        """Start it when it should run and does not."""
+        if self.pid is None and not self._over and time.monotonic() >= self._next_start:
+            self._start()
+
+    def flush(self) -> None:
+        """Ask for the final flush; also of an uploader that is to be restarted for it."""
+        self._flushing = True
+        self._next_start = 0.0
+        self._close_stdin()
+
+    def ended(self, status: int) -> None:
+        """The process that was `pid` has ended with this wait status."""
+        self.pid = None
+        self._close_stdin()
+        said = self.result()
+        code, number = exit_facts(status)
+        if self._flushing and said is not None and (code == 0 or said.error):
+            self._over = True
+            return
+        self._last_death = f"signal {number}" if number else f"exit code {code}"
+        self._count_death()
+
+    def result(self) -> UploadStatus | None:
+        """What the present uploader, or the last, has said."""
+        return read_record(UploadStatus, self._job.status)
+
+    def error(self) -> str:
+        """Why not everything was uploaded; "" when it was."""
+        said = self.result()
+        if said is not None and said.error:
+            return said.error
+        if self._flush_deaths >= FLUSH_TRIES:
+            return (
+                f"the uploader died {self._deaths} times, last with {self._last_death}; "
+                f"the files are kept in {self._job.directory}"
+            )
+        return ""
+
+    def _start(self) -> None:
+        # Nothing that an earlier uploader said may be taken for the word of this one.
+        self._job.status.unlink(missing_ok=True)
+        arguments = {
+            "--plan": self._job.plan,
+            "--directory": self._job.directory,
+            "--status": self._job.status,
+        }
+        argv = [*self._job.command, *(str(word) for pair in arguments.items() for word in pair)]
+        reading, self._stdin = os.pipe()
+        output = os.open(self._job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+        self._started = time.monotonic()
+        try:
+            self.pid = spawn(argv, self._job.environment, Stdio(reading, output))
+        except OSError as error:
+            self._last_death = str(error)
+            self._close_stdin()
+            self._count_death()
+        finally:
+            os.close(reading)
+            os.close(output)
+        if self._flushing:
+            self._close_stdin()
+
+    def _count_death(self) -> None:
+        now = time.monotonic()
+        if now - self._started >= STEADY_SECONDS:
+            self._deaths = 0
+        self._deaths += 1
+        if self._flushing:
+            self._flush_deaths += 1
+            self._over = self._flush_deaths >= FLUSH_TRIES
+        self._next_start = now + BACK_OFF[min(self._deaths, len(BACK_OFF)) - 1]
+
+    def _close_stdin(self) -> None:
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None

@@ -1,0 +1,101 @@
+"""Which folders a node's view must replace so that every target exists. Reads, changes nothing.
+
+A target that exists on the host is simply bound over. For one that does not, the deepest folder
+above it that does exist is replaced by a private mirror of itself, in which the target can be made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+FORBIDDEN: Final = ("/proc", "/sys", "/dev")
+
+
+class ViewError(Exception):
+    """A target that no view can offer: the definition's fault, not the kernel's."""
+
+
+class Bind(NamedTuple):
+    """The host folder `source` appears at `target`, an absolute path inside the node."""
+
+    source: Path
+    target: str
+    read_only: bool = False
+
+
+class ViewPlan(NamedTuple):
+    """`mirrors`: host folders to replace, shallow first. `binds`: targets resolved, shallow first."""
+
+    mirrors: tuple[str, ...]
+    binds: tuple[Bind, ...]
+
+
+def plan_view(binds: Iterable[Bind], *, keep: Sequence[Path] = ()) -> ViewPlan:
+    """ViewError for a target that is not possible, or that would hide a folder in `keep`."""
+    ordered = sorted(binds, key=lambda bind: len(PurePosixPath(bind.target).parts))
+    placed: list[Bind] = []
+    written: dict[str, str] = {}
+    mirrors: set[str] = set()
+    for bind in ordered:
+        above = _nearest(bind.target, written)
+        target = _inside(above, bind.target, written) if above else _resolve(bind.target)
+        _check(bind.target, target, keep)
+        written[bind.target] = target
+        placed.append(Bind(bind.source, target, bind.read_only))
+        if _nearest(target, [b.target for b in placed[:-1]]) is None:
+            mirrors |= _mirror_for(target)
+    placed.sort(key=lambda bind: len(PurePosixPath(bind.target).parts))
+    return ViewPlan(tuple(sorted(mirrors, key=lambda m: m.count("/"))), tuple(placed))
+
+
+def is_below(path: str, parent: str) -> bool:
+    """Whether `path` is `parent` or under it; both absolute and normal."""
+    return path == parent or path.startswith(parent.rstrip("/") + "/")
+
+
+def _resolve(target: str) -> str:
+    pure = PurePosixPath(target)
+    if not pure.is_absolute() or ".." in pure.parts:
+        raise ViewError(f"{target!r} is not an absolute path")
+    # realpath, because a mount on a link lands on what the link leads to
+    return os.path.realpath(str(pure))
+
+
+def _inside(above: str, target: str, written: dict[str, str]) -> str:
+    if ".." in PurePosixPath(target).parts:
+        raise ViewError(f"{target!r} is not an absolute path")
+    return str(PurePosixPath(written[above]) / PurePosixPath(target).relative_to(above))
+
+
+def _nearest(target: str, places: Iterable[str]) -> str | None:
+    above = [p for p in places if p != target and is_below(target, p)]
+    return max(above, key=len, default=None)
+
+
+def _check(written: str, target: str, keep: Sequence[Path]) -> None:
+    if target == "/" or any(is_below(target, root) for root in FORBIDDEN):
+        raise ViewError(f"nothing can be mounted at {written!r}")
+    for folder in keep:
+        if is_below(os.path.realpath(folder), target):
+            raise ViewError(f"a folder at {written!r} would hide {str(folder)!r}, which is in use")
+    for place in (target, *map(str, PurePosixPath(target).parents)):
+        if os.path.lexists(place) and not _is_folder(place):
+            raise ViewError(f"{place!r} is not a folder on this machine")
+
+
+def _mirror_for(target: str) -> set[str]:
+    if _is_folder(target):
+        return set()
+    for parent in PurePosixPath(target).parents:
+        # The root is private already.
+        if str(parent) != "/" and _is_folder(str(parent)):
+            return {str(parent)}
+    return set()
+
+
+def _is_folder(path: str) -> bool:
+    # Path.is_dir raises where a parent may not be searched, such as /root for a plain user.
+    return os.path.isdir(path)  # noqa: PTH112

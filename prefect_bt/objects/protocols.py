@@ -1,0 +1,80 @@
+"""What the services ask of a store: one small protocol a verb.
+
+Keys are `/`-separated, relative, without empty, `.` or `..` components. Every verb blocks. An
+implementation is safe to use from several threads and processes at once. A missing object raises
+ObjectNotFound; a store that cannot be reached raises StoreError after its own retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """`size` in bytes, `modified` in epoch seconds."""
+
+    key: str
+    size: int
+    modified: float
+
+
+class Get(Protocol):
+    def get(self, key: str) -> bytes:
+        """The whole object: for records and manifests, not for weights."""
+        ...
+
+    def get_range(self, key: str, *, start: int, length: int) -> bytes:
+        """At most `length` bytes from `start`; fewer at the end."""
+        ...
+
+
+class Put(Protocol):
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace, atomically: readers see the old object or the new one."""
+        ...
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write only if nothing is there, else ObjectExists; one of many racers wins."""
+        ...
+
+
+class Upload(Protocol):
+    def upload(self, key: str, source: Path) -> None:
+        """A file's bytes; replaces. Nothing is visible under `key` until all of them are stored."""
+        ...
+
+    def download(self, key: str, target: Path) -> None:
+        """The object's bytes into a file that appears whole or not at all."""
+        ...
+
+
+class UploadExact(Protocol):
+    def upload_exact(self, key: str, source: Path, *, sha256: str) -> None:
+        """As upload, of bytes with this digest (hex): others leave nothing under `key`, StoreError.
+
+        An OSError of the source itself (gone, unreadable) passes through.
+        """
+        ...
+
+
+class List(Protocol):
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every object under the folder `prefix`, sorted by key. Nothing there: nothing yielded."""
+        ...
+
+
+class Delete(Protocol):
+    def delete(self, key: str) -> None:
+        """Idempotent: a missing object is no error."""
+        ...
+
+
+class Store(Get, Put, Upload, UploadExact, List, Delete, Protocol):
+    """A place for objects. `url` names it in messages and reopens it in another process."""
+
+    @property
+    def url(self) -> str: ...

@@ -1,0 +1,252 @@
+"""From a definition to a gang plan. Pure: everything it looks at is an argument.
+
+What cannot work is refused here, all problems in one message, before anything is written or
+launched. Fields that a substrate ignores become notes; fields it cannot honour become problems.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from prefect_bt.contract import (
+    PROJECT_CACHE_NAME,
+    SCRATCH_DIR,
+    TEAM_CACHE_NAME,
+    WORKSPACE_DIR,
+)
+from prefect_bt.definitions import (
+    AvailabilityModel,
+    SecretReference,
+    TrainingJob,
+    TrainingProject,
+    WeightsSource,
+    parse_memory,
+)
+from prefect_bt.errors import PlanError
+from prefect_bt.plan import (
+    CheckpointPlan,
+    GangPlan,
+    ImagePlan,
+    LoadedCheckpoint,
+    NodePlan,
+    Resources,
+    Volume,
+    VolumeKind,
+    WeightsPlan,
+    WorkspacePlan,
+)
+from prefect_bt.reading import (
+    cache_volumes,
+    checkpoint_dir,
+    checkpoint_volumes,
+    gpu_count,
+    gpu_type,
+    load_volumes,
+)
+from prefect_bt.refusals import find_problems
+from prefect_bt.substrates.protocol import Capacity
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """What planning must know besides the definition. Paths inside a node; times in seconds."""
+
+    job_id: str
+    job_name: str
+    project_id: str
+    store: str
+    capacity: Capacity
+    substrate: str = "local"
+    leader_address: str = "127.0.0.1"
+    attempt: int = 0
+    workspace: WorkspacePlan = field(default_factory=lambda: WorkspacePlan(WORKSPACE_DIR))
+    load: tuple[LoadedCheckpoint, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Sentences about secrets and checkpoints that were looked for and are not there."""
+    grace: float = 30.0
+    settle: float = 5.0
+
+
+def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
+    """The frozen plan of one attempt; PlanError names every reason why there is none."""
+    problems = [
+        *find_problems(project.job, context.capacity, substrate=context.substrate),
+        *context.missing,
+    ]
+    if problems:
+        raise PlanError(problems)
+    weights = plan_weights(project.job)
+    nodes = tuple(
+        _plan_node(project, context, rank=rank, weights=weights)
+        for rank in range(project.job.compute.node_count)
+    )
+    return GangPlan(
+        job_id=context.job_id,
+        job_name=context.job_name,
+        project_id=context.project_id,
+        project_name=project.name,
+        attempt=context.attempt,
+        substrate=context.substrate,
+        nodes=nodes,
+        weights=weights,
+        notes=tuple(_notes(project.job, context)),
+    )
+
+
+def plan_weights(job: TrainingJob) -> tuple[WeightsPlan, ...]:
+    """What is to be mirrored before any node exists, in the definition's order."""
+    return tuple(_plan_weights(source) for source in job.weights)
+
+
+def secret_names(job: TrainingJob) -> tuple[str, ...]:
+    """Every secret reference that running the job locally needs, sorted."""
+    names = {
+        value.name
+        for value in job.runtime.environment_variables.values()
+        if isinstance(value, SecretReference)
+    }
+    names |= {name for name in map(_weights_secret, job.weights) if name}
+    return tuple(sorted(names))
+
+
+# -- the plan -------------------------------------------------------------------------------
+
+
+def _plan_node(
+    project: TrainingProject,
+    context: PlanContext,
+    *,
+    rank: int,
+    weights: tuple[WeightsPlan, ...],
+) -> NodePlan:
+    job = project.job
+    variables = job.runtime.environment_variables
+    literal = {name: value for name, value in variables.items() if isinstance(value, str)}
+    load = job.runtime.load_checkpoint_config
+    auth = job.image.docker_auth
+    return NodePlan(
+        job_id=context.job_id,
+        project_id=context.project_id,
+        attempt=context.attempt,
+        rank=rank,
+        group_size=job.compute.node_count,
+        store=context.store,
+        image=ImagePlan(job.image.base_image, auth.model_dump(mode="json") if auth else None),
+        commands=tuple(job.runtime.start_commands),
+        environment={**literal, **_platform_variables(project, context, rank)},
+        secret_environment={
+            name: value.name
+            for name, value in variables.items()
+            if isinstance(value, SecretReference)
+        },
+        volumes=_volumes(project, context, weights),
+        resources=Resources(
+            cpus=job.compute.cpu_count,
+            memory=parse_memory(job.compute.memory),
+            gpus=gpu_count(job),
+            gpu_type=gpu_type(job),
+        ),
+        workspace=context.workspace,
+        checkpoints=_plan_checkpoints(job, context),
+        load=context.load,
+        load_directory=load.download_folder if load and load.enabled else "",
+        grace=context.grace,
+    )
+
+
+def _platform_variables(
+    project: TrainingProject, context: PlanContext, rank: int
+) -> dict[str, str]:
+    """Every row of §5.1 that applies."""
+    job = project.job
+    variables = {
+        "BT_TRAINING_JOB_ID": context.job_id,
+        "BT_TRAINING_PROJECT_ID": context.project_id,
+        "BT_TRAINING_JOB_NAME": context.job_name,
+        "BT_TRAINING_PROJECT_NAME": project.name,
+        "BT_NUM_GPUS": str(gpu_count(job)),
+        "BT_SCRATCH_DIR": SCRATCH_DIR,
+        "BT_RETRY_COUNT": str(context.attempt),
+        "BT_GROUP_SIZE": str(job.compute.node_count),
+        "BT_LEADER_ADDR": context.leader_address,
+        "BT_NODE_RANK": str(rank),
+    }
+    if job.enable_baseten_workdir:
+        variables["BT_WORKING_DIR"] = WORKSPACE_DIR
+    if job.runtime.checkpointing_config.enabled:
+        variables["BT_CHECKPOINT_DIR"] = checkpoint_dir(job)
+    load = job.runtime.load_checkpoint_config
+    if load and load.enabled:
+        variables["BT_LOAD_CHECKPOINT_DIR"] = load.download_folder
+    cache = job.runtime.cache_config
+    if cache and cache.enabled:
+        base = PurePosixPath(cache.mount_base_path)
+        variables["BT_RW_CACHE_DIR"] = str(base)
+        variables["BT_PROJECT_CACHE_DIR"] = str(base / PROJECT_CACHE_NAME)
+        variables["BT_TEAM_CACHE_DIR"] = str(base / TEAM_CACHE_NAME)
+    return variables
+
+
+def _volumes(
+    project: TrainingProject, context: PlanContext, weights: tuple[WeightsPlan, ...]
+) -> tuple[Volume, ...]:
+    job = project.job
+    return (
+        Volume(VolumeKind.WORKSPACE, context.workspace.directory),
+        Volume(VolumeKind.SCRATCH, SCRATCH_DIR),
+        *checkpoint_volumes(job),
+        *load_volumes(job),
+        *cache_volumes(job, context.project_id, project.team_name or ""),
+        *(Volume(VolumeKind.WEIGHTS, w.mount_location, w.key, read_only=True) for w in weights),
+    )
+
+
+def _plan_checkpoints(job: TrainingJob, context: PlanContext) -> CheckpointPlan | None:
+    if not job.runtime.checkpointing_config.enabled:
+        return None
+    return CheckpointPlan(checkpoint_dir(job), settle=context.settle)
+
+
+def _plan_weights(source: WeightsSource) -> WeightsPlan:
+    allow, ignore = source.allow_patterns, source.ignore_patterns
+    identity = json.dumps([source.source, allow, ignore])
+    return WeightsPlan(
+        source=source.source,
+        mount_location=source.mount_location,
+        key=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        allow_patterns=tuple(allow) if allow is not None else None,
+        ignore_patterns=tuple(ignore) if ignore is not None else None,
+        secret=_weights_secret(source),
+    )
+
+
+def _weights_secret(source: WeightsSource) -> str:
+    nested = source.auth.auth_secret_name if source.auth else None
+    return source.auth_secret_name or nested or ""
+
+
+def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
+    if context.substrate != "local":
+        return
+    yield (
+        f"The image {job.image.base_image} is not used: the local substrate runs the commands "
+        "with what this machine has installed."
+    )
+    if not context.capacity.exact_paths:
+        yield (
+            "This machine cannot give a job its own view of the file system "
+            f"({context.capacity.why_mapped}): the BT_* variables point at folders of the job."
+        )
+    if not job.enable_baseten_workdir:
+        yield f"There is no image WORKDIR here: the commands start in {WORKSPACE_DIR}."
+    wanted, have = gpu_type(job), context.capacity.gpu_types
+    if wanted and have and wanted not in have:
+        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
+    if job.compute.availability_model is AvailabilityModel.SPOT:
+        yield "SPOT means nothing on one's own machine: nothing preempts the job here."
+    if job.interactive_session:
+        yield "interactive_session is not offered here: open a shell on this machine instead."

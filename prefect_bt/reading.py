@@ -1,0 +1,50 @@
+"""What a definition says, in the words of a plan: paths, volumes, counts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from prefect_bt.contract import (
+    CHECKPOINT_DIR,
+    HF_CACHE_DIR,
+    PROJECT_CACHE_NAME,
+    TEAM_CACHE_NAME,
+)
+from prefect_bt.definitions import TrainingJob
+from prefect_bt.plan import Volume, VolumeKind
+
+
+def gpu_count(job: TrainingJob) -> int:
+    spec = job.compute.accelerator
+    return spec.count if spec and spec.accelerator else 0
+
+
+def gpu_type(job: TrainingJob) -> str:
+    spec = job.compute.accelerator
+    return spec.accelerator.value if spec and spec.accelerator and spec.count else ""
+
+
+def checkpoint_dir(job: TrainingJob) -> str:
+    return job.runtime.checkpointing_config.checkpoint_path or CHECKPOINT_DIR
+
+
+def checkpoint_volumes(job: TrainingJob) -> Iterator[Volume]:
+    if job.runtime.checkpointing_config.enabled:
+        yield Volume(VolumeKind.CHECKPOINTS, checkpoint_dir(job))
+
+
+def load_volumes(job: TrainingJob) -> Iterator[Volume]:
+    load = job.runtime.load_checkpoint_config
+    if load and load.enabled:
+        yield Volume(VolumeKind.LOADED, load.download_folder)
+
+
+def cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volume]:
+    cache = job.runtime.cache_config
+    if cache and cache.enabled:
+        base = PurePosixPath(cache.mount_base_path)
+        yield Volume(VolumeKind.PROJECT_CACHE, str(base / PROJECT_CACHE_NAME), project_id)
+        yield Volume(VolumeKind.TEAM_CACHE, str(base / TEAM_CACHE_NAME), team or "default")
+        if cache.enable_legacy_hf_mount:
+            yield Volume(VolumeKind.HF_CACHE, HF_CACHE_DIR, project_id)

@@ -1,0 +1,202 @@
+"""What happened: states, attempts, outcomes. Spelled once, with the legal transitions.
+
+States and their meaning: Baseten Training §4.1. A retry of the same Prefect run reopens a job that
+did not complete (decision 7), which is why some terminal states may lead back to CREATED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+
+class JobState(StrEnum):
+    PENDING = "TRAINING_JOB_PENDING"
+    CREATED = "TRAINING_JOB_CREATED"
+    DEPLOYING = "TRAINING_JOB_DEPLOYING"
+    RUNNING = "TRAINING_JOB_RUNNING"
+    COMPLETED = "TRAINING_JOB_COMPLETED"
+    DEPLOY_FAILED = "TRAINING_JOB_DEPLOY_FAILED"
+    FAILED = "TRAINING_JOB_FAILED"
+    STOPPED = "TRAINING_JOB_STOPPED"
+
+    @property
+    def terminal(self) -> bool:
+        return self in TERMINAL
+
+    @property
+    def short(self) -> str:
+        """The word without its prefix, lower case: `running`, `deploy_failed`."""
+        return self.value.removeprefix("TRAINING_JOB_").lower()
+
+
+TERMINAL: Final = frozenset(
+    {JobState.COMPLETED, JobState.DEPLOY_FAILED, JobState.FAILED, JobState.STOPPED}
+)
+
+_ENDS: Final = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED})
+
+TRANSITIONS: Final[dict[JobState, frozenset[JobState]]] = {
+    JobState.PENDING: frozenset({JobState.CREATED}) | _ENDS,
+    JobState.CREATED: frozenset({JobState.DEPLOYING}) | _ENDS,
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.CREATED}) | _ENDS,
+    JobState.RUNNING: frozenset({JobState.COMPLETED, JobState.CREATED, JobState.DEPLOYING}) | _ENDS,
+    JobState.COMPLETED: frozenset(),
+    JobState.FAILED: frozenset({JobState.CREATED}),
+    JobState.DEPLOY_FAILED: frozenset({JobState.CREATED}),
+    JobState.STOPPED: frozenset({JobState.CREATED}),
+}
+
+
+class FailureClass(StrEnum):
+    """Which retry budget a failure draws on (decision 7)."""
+
+    USER = "user"
+    INFRASTRUCTURE = "infrastructure"
+    OUT_OF_MEMORY = "out_of_memory"
+    DEPLOY = "deploy"
+    """Bad configuration, missing secret, refused image: never retried."""
+
+
+class NodePhase(StrEnum):
+    """How far a node has come; each phase is entered at most once, in this order."""
+
+    LAUNCHED = "launched"
+    STAGING = "staging"
+    RUNNING = "running"
+    FLUSHING = "flushing"
+    DONE = "done"
+    LOST = "lost"
+    """Its process is gone without having said how it ended."""
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What a node last said of itself. Times are epoch seconds; `exit_code` as a shell gives it."""
+
+    rank: int
+    phase: NodePhase = NodePhase.LAUNCHED
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str = ""
+    """Why it ended, when that is not the commands' own doing: stopped, orphaned, staging failed."""
+    command: int | None = None
+    """Index of the start command that runs or ran last."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    active_at: float | None = None
+    """When it last wrote a log line or a checkpoint, or used 1 % of a core; None: not known."""
+    upload_error: str = ""
+    uncommitted: tuple[str, ...] = ()
+    """Checkpoints that the final flush left behind because they are not whole."""
+    oom: bool = False
+
+    @property
+    def commands_ended(self) -> bool:
+        return self.phase in {NodePhase.FLUSHING, NodePhase.DONE, NodePhase.LOST}
+
+    @property
+    def over(self) -> bool:
+        return self.phase in {NodePhase.DONE, NodePhase.LOST}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended. `failed_rank` is the first that failed; `log_tail` its last lines."""
+
+    attempt: int
+    state: JobState
+    message: str = ""
+    failure: FailureClass | None = None
+    failed_rank: int | None = None
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+    started_at: float | None = None
+    ended_at: float | None = None
+    newest_checkpoint: str = ""
+    """Manifest key of the job's newest committed checkpoint when the attempt ended."""
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """One line of a job's life. `at` is epoch seconds."""
+
+    state: JobState
+    at: float
+    message: str = ""
+    attempt: int | None = None
+
+
+@dataclass(frozen=True)
+class ProjectRecord:
+    id: str
+    name: str
+    created_at: float
+    team_name: str = ""
+
+
+@dataclass(frozen=True)
+class RetryBudget:
+    """How many failures of each class a job may survive (decision 7)."""
+
+    user: int = 0
+    infrastructure: int = 3
+    out_of_memory: int = 0
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What never changes about a job. `definition` is the project document of definitions."""
+
+    id: str
+    name: str
+    project_id: str
+    project_name: str
+    created_at: float
+    definition: dict[str, Any]
+    substrate: str = "local"
+    retries: RetryBudget = field(default_factory=RetryBudget)
+    workspace_sha256: str = ""
+    workspace_size: int = 0
+    user: str = ""
+    recreated_from: str = ""
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """Written before anything is launched; `flow_run_id` is empty outside Prefect."""
+
+    attempt: int
+    at: float
+    flow_run_id: str = ""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A Prefect run of a job; `url` leads to it in the UI, empty when there is none."""
+
+    flow_run_id: str
+    at: float
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class UploadStatus:
+    """What a node's uploader last said. Sizes in bytes, times in epoch seconds or seconds."""
+
+    updated_at: float
+    committed: tuple[str, ...] = ()
+    """Names of the checkpoints this uploader committed, in order."""
+    uncommitted: tuple[str, ...] = ()
+    """After the final flush: `name: why it is not whole`."""
+    bytes_done: int = 0
+    bytes_total: int = 0
+    rate: float = 0.0
+    """Bytes a second over the last upload."""
+    lag: float | None = None
+    """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
+    flushed: bool = False
+    error: str = ""
+    """Set when an upload cannot finish: names rank, file and cause."""

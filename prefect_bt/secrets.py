@@ -1,0 +1,119 @@
+"""From a secret reference to its value, at the last moment; and keeping that value out of text.
+
+Definitions hold names only (decision 10). A name is looked up in each source in turn; the edges of
+the package choose the sources (Prefect Secret blocks, then the environment). Values live in memory
+and in the environment of the commands, nowhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from urllib.parse import quote, quote_plus
+
+from prefect_bt.contract import SECRET_PREFIX
+from prefect_bt.errors import SecretError
+
+MASK: Final = "********"
+SHORTEST_MASKED: Final = 4
+"""Shorter values are left alone: masking every "1" would destroy a log and protect nothing."""
+
+
+class SecretSource(Protocol):
+    @property
+    def label(self) -> str:
+        """Where this looks, for messages: "Prefect Secret blocks"."""
+        ...
+
+    def find(self, name: str) -> str | None:
+        """The value, or None when this source does not have it."""
+        ...
+
+
+@dataclass(frozen=True)
+class EnvironmentSecrets:
+    """`PREFECT_BT_SECRET_<NAME>`: the name as written, or upper case with `_` for other signs."""
+
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+
+    @property
+    def label(self) -> str:
+        return f"{SECRET_PREFIX}<NAME>"
+
+    def find(self, name: str) -> str | None:
+        for spelling in (name, re.sub(r"\W", "_", name).upper()):
+            value = self.environment.get(SECRET_PREFIX + spelling)
+            if value is not None:
+                return value
+        return None
+
+
+@dataclass(frozen=True)
+class GivenSecrets:
+    """Values handed over in memory, such as those of a block."""
+
+    values: Mapping[str, str] = field(repr=False)
+    label: str = "the secrets block"
+
+    def find(self, name: str) -> str | None:
+        return self.values.get(name)
+
+
+def resolve_secrets(names: Iterable[str], sources: Sequence[SecretSource]) -> dict[str, str]:
+    """Every name's value; SecretError lists all that are missing and where they were sought."""
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        for source in sources:
+            value = source.find(name)
+            if value is not None:
+                found[name] = value
+                break
+    missing = [name for name in dict.fromkeys(names) if name not in found]
+    if missing:
+        raise SecretError(missing, [source.label for source in sources])
+    return found
+
+
+class Redactor:
+    """Masks known values in text: raw, line by line, JSON-escaped, URL-encoded and base64.
+
+    Base64 is masked at each of its three alignments, so that `user:password` headers are covered.
+    """
+
+    def __init__(self, values: Iterable[str]) -> None:
+        spellings = {s for value in values for s in _spellings(value)}
+        longest_first = sorted(spellings, key=lambda s: (-len(s), s))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if spellings else None
+
+    def __call__(self, text: str) -> str:
+        return self._pattern.sub(MASK, text) if self._pattern else text
+
+
+def _spellings(value: str) -> set[str]:
+    pieces = {value, value.strip(), *(line.strip() for line in value.splitlines())}
+    plain = {piece for piece in pieces if len(piece) >= SHORTEST_MASKED}
+    spelled: set[str] = set()
+    for piece in plain:
+        spelled |= {piece, quote(piece, safe=""), quote(piece), quote_plus(piece)}
+        spelled |= {json.dumps(piece)[1:-1], repr(piece)[1:-1]}
+        spelled |= _base64_cores(piece)
+    return {s for s in spelled if len(s) >= SHORTEST_MASKED}
+
+
+def _base64_cores(value: str) -> set[str]:
+    """The characters of base64 text that depend on `value` alone, for each alignment."""
+    raw, cores = value.encode(), set[str]()
+    for shift in range(3):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            text = encode(b"\0" * shift + raw).decode()
+            first = -(-shift * 8 // 6)
+            last = (shift + len(raw)) * 8 // 6
+            core = text[first:last]
+            if len(core) > SHORTEST_MASKED:
+                cores.add(core)
+    return cores

@@ -1,0 +1,128 @@
+"""Where `prefect-bt up` left a local Prefect server: one small file, trusted only while it answers.
+
+<state dir>/server.json    {"api_url", "ui_url", "server_pid", "server_started", "worker_pid",
+                            "worker_started"}; the worker's are null when there is none
+<state dir>/server.log, worker.log     what the two print
+
+A pid alone may belong to another process by now, so each is kept with its process's start time and
+counts only while both agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+
+def server_file(state_dir: Path) -> Path:
+    return state_dir / "server.json"
+
+
+def read_server(state_dir: Path) -> dict[str, Any] | None:
+    """What `up` wrote, or None."""
+    try:
+        return dict(json.loads(server_file(state_dir).read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def write_server(state_dir: Path, document: Mapping[str, Any]) -> None:
+    """Replace the file in one step."""
+    staged = server_file(state_dir).with_suffix(".new")
+    staged.write_text(json.dumps(document, indent=2) + "\n")
+    staged.replace(server_file(state_dir))
+
+
+def local_server_url(state_dir: Path) -> str:
+    """The API URL of the server that `up` started, if something listens there; else ""."""
+    known = read_server(state_dir)
+    if known is None:
+        return ""
+    url = str(known["api_url"])
+    address = urlsplit(url)
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=1):
+            return url
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A process in a session of its own that outlives the one that started it."""
+
+    pid: int
+    started: str
+    """As process_started gave it right after the start."""
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.started) and process_started(self.pid) == self.started
+
+    def stop(self, *, patience: float) -> bool:
+        """SIGTERM, and SIGKILL after `patience` seconds; False when it was not there any more.
+
+        Only the process itself is signalled: what it started may have to outlive it.
+        """
+        if not self.alive:
+            return False
+        os.kill(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + patience
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self.alive:
+            os.kill(self.pid, signal.SIGKILL)
+        return True
+
+
+def daemon_of(document: Mapping[str, Any], role: str) -> Daemon:
+    """The "server" or the "worker" of a server file; one that is not there is not alive."""
+    pid, started = document.get(f"{role}_pid"), document.get(f"{role}_started")
+    return Daemon(int(pid or 0), str(started or ""))
+
+
+def start_daemon(
+    command: Sequence[str], *, log: Path, environment: Mapping[str, str]
+) -> tuple[Daemon, subprocess.Popen[bytes]]:
+    """Start `command` with its output in `log`, which is begun anew."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd="/",
+            start_new_session=True,
+        )
+    return Daemon(process.pid, process_started(process.pid)), process
+
+
+def process_started(pid: int) -> str:
+    """When the process began, in the system's own terms; "" when it is gone or a zombie."""
+    if pid <= 0:
+        return ""
+    if not Path("/proc/self/stat").exists():
+        return _started_by_ps(pid)
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, started = fields[0], fields[19]
+    return "" if state in {"Z", "X"} else started
+
+
+def _started_by_ps(pid: int) -> str:
+    columns = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    found = subprocess.run(columns, capture_output=True, text=True, check=False).stdout
+    state, _, started = found.strip().partition(" ")
+    return "" if state.startswith("Z") else started.strip()

@@ -1,0 +1,35 @@
+"""Our own settings: the one reader of PREFECT_BT_* besides nodes and secrets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _default_state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "prefect-bt"
+
+
+class Settings(BaseSettings):
+    """Read afresh with `Settings()`; nothing is read at import."""
+
+    model_config = SettingsConfigDict(env_prefix="PREFECT_BT_", extra="ignore")
+
+    store: str = Field(default_factory=lambda: str(Path.home() / ".prefect-bt"))
+    """Where jobs, logs and checkpoints are kept: a folder or a URL (PREFECT_BT_STORE)."""
+    state_dir: Path = Field(default_factory=_default_state_dir)
+    """Running nodes' folders on this machine (PREFECT_BT_STATE_DIR); a local disk."""
+    deployment: str = ""
+    """`flow/deployment` that push starts; empty: a process of its own (PREFECT_BT_DEPLOYMENT)."""
+    grace: float = 30.0
+    """Seconds between the polite and the forced signal."""
+    settle: float = 5.0
+    """Seconds without a change after which a checkpoint is taken as written."""
+    orphan_deadline: float = 20.0
+    """Seconds a node goes on without anybody owning its job."""
+    server_port: int = 4200
+    """Port of `prefect-bt up`."""

@@ -1,0 +1,252 @@
+"""From a definition to an accepted job: refuse early, write late, start last.
+
+Everything that can be refused is refused before the store is touched: the plan is made, the secrets
+are looked for, the workspace is packed to a temporary file. Then the project, the workspace and the
+job are written, in that order, and the job is started.
+"""
+
+from __future__ import annotations
+
+import getpass
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prefect_bt import starting
+from prefect_bt.attempts import workspace_plan
+from prefect_bt.contract import WORKSPACE_DIR, job_prefix
+from prefect_bt.definitions import TrainingProject, load_training_project, project_document
+from prefect_bt.errors import DefinitionError, NotFoundError, SecretError
+from prefect_bt.jobs import job_document, load_definition, open_ledger
+from prefect_bt.ledger import Ledger
+from prefect_bt.loading import resolve_load
+from prefect_bt.plan import GangPlan, WorkspacePlan
+from prefect_bt.planning import PlanContext, plan_gang, secret_names
+from prefect_bt.records import JobRecord, RetryBudget
+from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
+from prefect_bt.settings import Settings
+from prefect_bt.substrates import open_substrate
+from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace
+from prefect_bt.workspace.layout import choose_layout
+
+DRY_RUN_ID = "dry-run"
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """What our engine adds and truss does not know; never a field of a definition.
+
+    `retries` allows that many failures of the user's own code; None keeps the default budgets.
+    `deployment` is `flow/deployment` of Prefect; None takes the setting.
+    """
+
+    substrate: str = "local"
+    retries: int | None = None
+    deployment: str | None = None
+    store: str | None = None
+    secret_sources: tuple[SecretSource, ...] | None = None
+
+
+def push(
+    config: Path | str | TrainingProject,
+    *,
+    remote: str = "",
+    source_dir: Path | str | None = None,
+    team_id: str | None = None,
+    options: SubmitOptions | None = None,
+    **choices: Any,
+) -> dict[str, Any]:
+    """Submit a job and return it, as `truss_train.push` does (§3.6).
+
+    The result has the flat keys of a job, and the same job under `training_job` with its project
+    under `training_project`. `remote` and `team_id` are accepted for compatibility: a store has no
+    remotes, and a team is a name. `choices` are fields of SubmitOptions (`substrate="local"`).
+    """
+    _ = remote
+    options = replace(options or SubmitOptions(), **choices)
+    if isinstance(config, TrainingProject):
+        project, folder = config, Path(source_dir or Path.cwd())
+    else:
+        path = Path(config).absolute()
+        project, folder = load_training_project(path), Path(source_dir or path.parent)
+    if team_id:
+        project = project.model_copy(update={"team_name": team_id})
+    document = submit(project, source_dir=folder, options=options)
+    if not isinstance(config, TrainingProject):
+        document["job_object"] = project.job
+    return document
+
+
+def submit(
+    project: TrainingProject, *, source_dir: Path, options: SubmitOptions | None = None
+) -> dict[str, Any]:
+    """Accept the job, start it, and return its document with the plan's notes."""
+    options = options or SubmitOptions()
+    ledger = open_ledger(options.store)
+    record, plan = accept(ledger, project, source_dir=source_dir, options=options)
+    starting.start(ledger, record, deployment=options.deployment)
+    return document_of(ledger, record, plan)
+
+
+def accept(
+    ledger: Ledger, project: TrainingProject, *, source_dir: Path, options: SubmitOptions
+) -> tuple[JobRecord, GangPlan]:
+    """The job as written to the store, not started. Nothing is left behind when this raises."""
+    plan = plan_submission(ledger, project, options)
+    with _packed(project, source_dir) as packed:
+        return write_job(ledger, project, options, packed), plan
+
+
+def dry_run(
+    project: TrainingProject, *, source_dir: Path, options: SubmitOptions | None = None
+) -> GangPlan:
+    """The plan that `submit` would run; nothing is written and nothing started."""
+    options = options or SubmitOptions()
+    with _packed(project, source_dir) as packed:
+        plan = plan_submission(open_ledger(options.store), project, options)
+    workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
+    nodes = tuple(replace(node, workspace=workspace) for node in plan.nodes)
+    return replace(plan, nodes=nodes)
+
+
+def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, Any]:
+    """A new job from the stored definition and workspace of another (§4.2)."""
+    options = options or SubmitOptions()
+    ledger = open_ledger(options.store)
+    old = ledger.job(job_id)
+    project = load_definition(old)
+    plan = plan_submission(ledger, project, replace(options, substrate=old.substrate))
+    with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
+        copy = Path(folder) / "workspace.tar"
+        workspace = workspace_plan(old)
+        packed = None
+        if workspace.key:
+            ledger.store.download(workspace.key, copy)
+            packed = PackedWorkspace(copy, workspace.sha256, workspace.size, 0, ())
+        chosen = replace(options, substrate=old.substrate)
+        record = write_job(ledger, project, chosen, packed, old=old)
+    starting.start(ledger, record, deployment=options.deployment)
+    return document_of(ledger, record, plan)
+
+
+def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
+    """The plan as it looks before the job has an id; PlanError with every problem."""
+    settings = Settings()
+    substrate = open_substrate(options.substrate, state_dir=settings.state_dir)
+    context = PlanContext(
+        job_id=DRY_RUN_ID,
+        job_name=project.job.name or "job-<n>",
+        project_id=DRY_RUN_ID,
+        store=ledger.store.url,
+        capacity=substrate.capacity(),
+        substrate=substrate.name,
+        leader_address=substrate.leader_address(DRY_RUN_ID, 0),
+        missing=tuple(_missing(ledger, project, options)),
+        grace=settings.grace,
+        settle=settings.settle,
+    )
+    return plan_gang(project, context)
+
+
+def document_of(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
+    """What push returns: flat, and nested as the docs of §3.6 claim."""
+    flat = job_document(ledger, record)
+    return {**flat, "notes": list(plan.notes), "training_job": flat}
+
+
+def write_job(
+    ledger: Ledger,
+    project: TrainingProject,
+    options: SubmitOptions,
+    packed: PackedWorkspace | None,
+    *,
+    old: JobRecord | None = None,
+) -> JobRecord:
+    """Project, id, workspace, then the job itself, whose file makes it exist."""
+    known = ledger.ensure_project(project.name, team_name=project.team_name or "")
+    job_id = ledger.reserve_job_id(known.id)
+    try:
+        record = JobRecord(
+            id=job_id,
+            name=project.job.name or ledger.next_job_name(known.id),
+            project_id=known.id,
+            project_name=known.name,
+            created_at=ledger.now(),
+            definition=project_document(project),
+            substrate=options.substrate,
+            retries=_budget(options, old),
+            workspace_sha256=packed.sha256 if packed else "",
+            workspace_size=packed.size_bytes if packed else 0,
+            user=_user(),
+            recreated_from=old.id if old else "",
+        )
+        if packed:
+            ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", packed.path)
+        ledger.write_job(record)
+    except BaseException:
+        ledger.store.delete(f"{job_prefix(known.id, job_id)}/workspace.tar")
+        ledger.release_job_id(job_id)
+        raise
+    return record
+
+
+@contextmanager
+def _packed(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
+    chosen = project.job.workspace
+    layout = choose_layout(
+        source_dir.absolute(),
+        workspace_root=chosen.workspace_root if chosen else None,
+        external_dirs=chosen.external_dirs if chosen else (),
+        exclude_dirs=chosen.exclude_dirs if chosen else (),
+    )
+    with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
+        yield pack_workspace(layout, Path(folder) / "workspace.tar")
+
+
+def _missing(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> Sequence[str]:
+    """Sentences for secrets and checkpoints that are named but not there."""
+    sentences: list[str] = []
+    names = secret_names(project.job)
+    try:
+        resolve_secrets(names, [EnvironmentSecrets()])
+    except SecretError as error:
+        try:
+            resolve_secrets(error.names, options.secret_sources or starting.secret_sources())
+        except SecretError as still:
+            sentences.append(str(still))
+    try:
+        _try_load(ledger, project)
+    except NotFoundError as error:
+        sentences.append(f"load_checkpoint_config: {error}")
+    return sentences
+
+
+def _try_load(ledger: Ledger, project: TrainingProject) -> None:
+    load = project.job.runtime.load_checkpoint_config
+    if load is None or not load.enabled:
+        return
+    try:
+        project_id = ledger.project(project.name).id
+    except NotFoundError:
+        project_id = ""
+    resolve_load(ledger, project, project_id=project_id, before=ledger.now())
+
+
+def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
+    if options.retries is not None:
+        if options.retries < 0:
+            raise DefinitionError(
+                f"retries is {options.retries}.", next_step="Give 0 or more.", field="retries"
+            )
+        return RetryBudget(user=options.retries)
+    return old.retries if old else RetryBudget()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

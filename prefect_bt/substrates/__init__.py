@@ -1,0 +1,34 @@
+"""Where nodes run. A literal table from a substrate's name to its module, imported on use.
+
+Each module has one function `make_substrate(**options) -> Substrate`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.substrates.protocol import Substrate
+
+SUBSTRATES: Final[Mapping[str, str]] = {
+    "local": "prefect_bt.substrates.local_process",
+}
+
+
+def open_substrate(name: str, **options: Any) -> Substrate:
+    """The substrate of that name; `options` are those of its `make_substrate`.
+
+    SubstrateError for an unknown name, or options that it does not take.
+    """
+    module = SUBSTRATES.get(name)
+    if module is None:
+        known = ", ".join(sorted(SUBSTRATES))
+        raise SubstrateError(
+            f"There is no substrate {name!r}.",
+            substrate=name,
+            next_step=f"Use one of: {known}.",
+        )
+    make = importlib.import_module(module).make_substrate
+    return cast("Substrate", make(**options))

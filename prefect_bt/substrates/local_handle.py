@@ -1,0 +1,207 @@
+"""A node on this machine, seen from any process: everything is read from its folder.
+
+The lock tells whether the node lives: guard and agent hold it, nobody else can, and the kernel
+lets go of it however they end. Pids are not asked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.node import processes
+from prefect_bt.node.files import StopRequest, read_record, request_stop, write_text
+from prefect_bt.node.layout import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.node.ownership import drop_unowned, try_lock
+from prefect_bt.node.view import mount_points
+from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
+
+from prefect_bt import codec
+
+NAME: Final = "local"
+GONE = "the node's process is gone"
+END_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class LocalHandle:
+    """Frozen and without a process in it: two handles of one node are equal and as good."""
+
+    job: JobFolder
+    attempt: int
+    rank: int
+
+    @property
+    def folder(self) -> NodeFolder:
+        return self.job.node(self.attempt, self.rank)
+
+    def observe(self) -> NodeStatus:
+        status = self._read_status()
+        if status.over or self._alive():
+            return status
+        # Its last word may have come between the two looks.
+        status = self._read_status()
+        return status if status.over else self._bury(status)
+
+    def stop(self, *, reason: str, force: bool = False) -> None:
+        """As the protocol says. With the agent gone, `force` also ends a flush that goes on."""
+        if not self.folder.path.is_dir() or self._read_status().over:
+            return
+        try:
+            request_stop(self.folder.stop, StopRequest(reason, force))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._error(f"cannot be asked to stop: {error}") from error
+        if not self._alive():
+            self._kill_marked(spare_uploader=not force)
+
+    def read_log(self, *, offset: int, limit: int) -> bytes:
+        try:
+            with self.folder.log.open("rb") as file:
+                file.seek(offset)
+                return file.read(limit)
+        except FileNotFoundError:
+            return b""
+
+    def remove(self) -> None:
+        """As the protocol says. Checkpoints go with the rank's last attempt, when all are stored."""
+        if not self.folder.path.exists():
+            return self._drop_parents(keep_rank=True)
+        self._end_everything()
+        keep = self._must_keep(self._read_status())
+        delete_tree(self.folder.path, self._error)
+        return self._drop_parents(keep_rank=keep)
+
+    # -- whether it lives -------------------------------------------------------------------
+
+    def _alive(self) -> bool:
+        descriptor = self._open_lock()
+        if descriptor is None:
+            return False
+        try:
+            return not try_lock(descriptor, shared=True)
+        finally:
+            os.close(descriptor)
+
+    def _open_lock(self) -> int | None:
+        try:
+            return os.open(self.folder.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+
+    def _bury(self, status: NodeStatus) -> NodeStatus:
+        """The node died without its last word. Its commands are ended; a flush may go on."""
+        self._kill_marked(spare_uploader=True)
+        if processes.uploader_processes(self._mark()):
+            status = replace(status, phase=NodePhase.FLUSHING, reason=GONE)
+        else:
+            upload = read_record(UploadStatus, self.folder.upload)
+            status = replace(
+                status,
+                phase=NodePhase.LOST,
+                reason=self._why_gone(),
+                ended_at=status.ended_at or time.time(),
+                upload_error=upload.error if upload is not None else "",
+                uncommitted=upload.uncommitted if upload is not None else (),
+            )
+        with suppress(OSError):
+            write_text(self.folder.status, codec.dumps(status))
+        return status
+
+    def _why_gone(self) -> str:
+        """A node that never got to speak has its cause on the last line of agent.log."""
+        try:
+            last = self.folder.agent_log.read_text(errors="replace").strip().splitlines()[-1:]
+        except OSError:
+            last = []
+        return ": ".join([GONE, *last])
+
+    def _read_status(self) -> NodeStatus:
+        return read_record(NodeStatus, self.folder.status) or NodeStatus(self.rank)
+
+    def _mark(self) -> str:
+        record = read_record(NodeRecord, self.folder.record)
+        return record.mark if record is not None else ""
+
+    # -- ending and deleting ----------------------------------------------------------------
+
+    def _kill_marked(self, *, spare_uploader: bool) -> bool:
+        mark = self._mark()
+        return processes.kill_until_gone(
+            lambda: processes.marked_processes(
+                mark, self.folder.root, spare_uploader=spare_uploader
+            ),
+            patience=END_SECONDS,
+        )
+
+    def _end_everything(self) -> None:
+        if not self._kill_marked(spare_uploader=False):
+            raise self._error("has processes that cannot be killed")
+        deadline = time.monotonic() + END_SECONDS
+        while self._alive():
+            if time.monotonic() > deadline:
+                raise self._error("is still held by a process")
+            time.sleep(0.01)
+
+    def _must_keep(self, status: NodeStatus) -> bool:
+        """Whether local checkpoints may be the only copy, or another attempt's folder needs them."""
+        attempts = self.job.path.glob(f"attempt-*/rank-{self.rank}")
+        others = [folder for folder in attempts if folder != self.folder.path]
+        unsaved = bool(status.upload_error or status.uncommitted)
+        # A node that ran and never said DONE has not had its whole flush.
+        cut_short = status.started_at is not None and status.phase is not NodePhase.DONE
+        return bool(others) or unsaved or cut_short
+
+    def _drop_parents(self, *, keep_rank: bool) -> None:
+        rank = self.job.rank(self.rank)
+        if not keep_rank and rank.is_dir():
+            delete_tree(rank, self._error)
+        for folder in (rank / "checkpoints", rank, self.folder.path.parent):
+            with suppress(OSError):
+                folder.rmdir()  # only if empty
+        drop_unowned(self.job)
+
+    def _error(self, what: str) -> SubstrateError:
+        return SubstrateError(
+            f"Node {self.rank} of job {self.job.job_id} (attempt {self.attempt}) {what}.",
+            substrate=NAME,
+            rank=self.rank,
+            next_step=f"Look at {self.folder.path}.",
+        )
+
+
+def delete_tree(folder: Path, error: Callable[[str], Exception]) -> None:
+    """Delete a folder of ours, never through a link or a mount. Raises `error(what)`.
+
+    Nothing is ever mounted here in this namespace; should something be, it is left alone.
+    """
+    real = str(folder.parent.resolve() / folder.name)
+    mounted = [place for place in mount_points() if place == real or place.startswith(f"{real}/")]
+    if mounted:
+        raise error(f"cannot be removed: {mounted[0]} is mounted")
+    shutil.rmtree(folder, onerror=_open_up)
+    if folder.exists():
+        raise error(f"cannot be removed: {folder} cannot be deleted")
+
+
+def _open_up(_function: Callable[..., Any], path: str, _facts: object) -> None:
+    """A folder that a command closed to its own user is opened, then deleted."""
+    target = Path(path)
+    for place in (target.parent, target):
+        with suppress(OSError):
+            if stat.S_ISDIR(place.lstat().st_mode):
+                place.chmod(0o700)
+    with suppress(OSError):
+        if stat.S_ISDIR(target.lstat().st_mode):
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink()

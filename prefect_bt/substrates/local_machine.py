@@ -1,0 +1,79 @@
+"""What this machine can give a node: CPUs, memory, GPUs, disk, and exact paths or not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from prefect_bt.node.cgroup import cpu_limit, memory_limit
+from prefect_bt.node.gpus import list_gpus
+from prefect_bt.substrates.protocol import Capacity
+
+PROBE_SECONDS = 20.0
+
+
+def measure_capacity(
+    state_dir: Path, *, environment: Mapping[str, str], why_mapped: str
+) -> Capacity:
+    """Limits of our control group included; `why_mapped` is what probe_view said."""
+    gpus = list_gpus(environment)
+    return Capacity(
+        cpus=count_cpus(),
+        memory=measure_memory(),
+        gpus=len(gpus),
+        gpu_types=tuple(dict.fromkeys(gpu.type for gpu in gpus)),
+        disk=_free_disk(state_dir),
+        exact_paths=not why_mapped,
+        why_mapped=why_mapped,
+    )
+
+
+def count_cpus() -> int:
+    """CPUs that we may be scheduled on, at most the control group's quota; at least 1."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cpus = os.cpu_count() or 1
+    limit = cpu_limit()
+    return max(1, cpus if limit is None else min(cpus, round(limit)))
+
+
+def measure_memory() -> int:
+    """Bytes: the machine's, or the control group's limit when that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return total if limit is None else min(total, limit)
+
+
+def probe_view(environment: Mapping[str, str]) -> str:
+    """Whether the kernel lets us build a private view: "" if so, else why not. A child tries it."""
+    if sys.platform != "linux":
+        return f"{sys.platform} has no mount namespaces"
+    with tempfile.TemporaryDirectory(prefix="prefect-bt-probe-") as scratch:
+        try:
+            tried = subprocess.run(
+                [sys.executable, "-P", "-m", "prefect_bt.node.view", scratch],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PROBE_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"the probe could not run: {error}"
+    if tried.returncode != 0:
+        return (tried.stderr.strip().splitlines() or ["the probe died"])[-1]
+    return tried.stdout.strip()
+
+
+def _free_disk(folder: Path) -> int:
+    for place in (folder, *folder.parents):
+        if place.exists():
+            return shutil.disk_usage(place).free
+    return 0

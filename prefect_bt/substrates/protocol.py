@@ -1,0 +1,80 @@
+"""What the gang asks of a place that runs nodes.
+
+An adapter is three small things: a pure function out (node plan -> what the place understands), a
+total table in (the place's states -> NodeStatus), an exception map at the call. Policy (fail fast,
+wait, stop together) lives once, in prefect_bt.gang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prefect_bt.plan import NodePlan
+from prefect_bt.records import NodeStatus
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What one node may have at most. `memory`, `disk` in bytes; `gpu_types` as enum spellings."""
+
+    cpus: int
+    memory: int
+    gpus: int
+    gpu_types: tuple[str, ...] = ()
+    disk: int = 0
+    exact_paths: bool = True
+    """False when the node's paths are mapped, not mounted (decision 5)."""
+    why_mapped: str = ""
+
+
+class NodeHandle(Protocol):
+    """A launched node, as seen from any process."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    def observe(self) -> NodeStatus:
+        """What the node last said, or LOST when its process is gone without a word. Cheap."""
+        ...
+
+    def stop(self, *, reason: str, force: bool = False) -> None:
+        """Ask the commands to end (SIGTERM to every group), or end them now. Idempotent.
+
+        The node goes on to its final flush either way.
+        """
+        ...
+
+    def read_log(self, *, offset: int, limit: int) -> bytes:
+        """Raw log bytes from `offset` (see prefect_bt.logs for the line format)."""
+        ...
+
+    def remove(self) -> None:
+        """Delete everything the node left on its substrate but committed data. Idempotent.
+
+        A node that still runs is killed first. Local files of an upload that failed are kept.
+        """
+        ...
+
+
+class Substrate(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def capacity(self) -> Capacity: ...
+
+    def leader_address(self, job_id: str, attempt: int) -> str:
+        """What BT_LEADER_ADDR holds on every node of the attempt."""
+        ...
+
+    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> NodeHandle:
+        """Start one node; `secrets` maps reference names to values. Raises SubstrateError."""
+        ...
+
+    def find(self, job_id: str) -> Sequence[NodeHandle]:
+        """Every node of the job that this substrate still knows, of any attempt."""
+        ...

@@ -1,0 +1,57 @@
+"""Which files of a source are wanted (§6.3). Pure.
+
+Unix shell globs where `*` stays within one folder: `*.safetensors` is the top level only, `**/`
+recurses. `allow_patterns` selects, then `ignore_patterns` removes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+
+def choose_files(
+    paths: Iterable[str],
+    *,
+    allow: Sequence[str] | None = None,
+    ignore: Sequence[str] | None = None,
+) -> list[str]:
+    """The wanted paths, in the order given.
+
+    >>> choose_files(["a.bin", "sub/b.bin"], allow=["*.bin"])
+    ['a.bin']
+    >>> choose_files(["a.bin", "sub/b.bin"], allow=["**/*.bin"])
+    ['a.bin', 'sub/b.bin']
+    """
+    allowed = [_compile(pattern) for pattern in allow] if allow is not None else None
+    ignored = [_compile(pattern) for pattern in ignore or ()]
+    return [
+        path
+        for path in paths
+        if (allowed is None or any(p.fullmatch(path) for p in allowed))
+        and not any(p.fullmatch(path) for p in ignored)
+    ]
+
+
+_PIECE = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|[^*?\[]+|\[")
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile("".join(_translate(piece) for piece in _PIECE.findall(pattern)), re.DOTALL)
+
+
+def _translate(piece: str) -> str:
+    match piece:
+        case "**/":
+            return "(?:.*/)?"
+        case "**":
+            return ".*"
+        case "*":
+            return "[^/]*"
+        case "?":
+            return "[^/]"
+        case _ if piece.startswith("[") and len(piece) > 1:
+            inner = piece[1:-1].replace("\\", "\\\\")
+            return f"[^{inner[1:]}]" if inner.startswith("!") else f"[{inner}]"
+        case _:
+            return re.escape(piece)

@@ -1,0 +1,171 @@
+"""One uncompressed tar of a workspace, the same bytes for the same files (baseten-training §3.3).
+
+    <target>                  published by rename once it is complete and within the limit
+    .<target>.<random>.tmp    beside it while it is written; removed on any failure
+
+Members are files and links only, sorted by name, owned by nobody, dated 1970; mode bits are kept.
+The content is streamed from the user's folder: no gathered copy exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import tempfile
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final, cast
+
+from prefect_bt.errors import WorkspaceError
+from prefect_bt.workspace.checks import check_not_empty, check_size, too_large
+from prefect_bt.workspace.collect import collect_entries
+from prefect_bt.workspace.entries import PackEntry, stamp_of
+from prefect_bt.workspace.layout import WorkspaceLayout
+from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES
+
+_CHUNK_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWorkspace:
+    """`sha256` is the hex digest of the file; `skipped` says what was left out and why."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    file_count: int
+    skipped: tuple[str, ...]
+
+
+def pack_workspace(
+    layout: WorkspaceLayout, target: Path, *, max_bytes: int = MAX_WORKSPACE_BYTES
+) -> PackedWorkspace:
+    """Write the tar of `layout` to `target`, replacing a file there; its folder must exist.
+
+    Raises WorkspaceError, and leaves nothing behind, when there is nothing to pack, when more than
+    `max_bytes` would result (refused before anything is written), when a file cannot be read, or
+    when one changes while it is packed.
+    """
+    collection = collect_entries(layout, leave_out=target)
+    check_not_empty(collection, layout)
+    check_size(collection.entries, max_bytes)
+    with _published(target) as staged:
+        sink = _HashingSink(staged, target)
+        write_archive(collection.entries, cast("IO[bytes]", sink))
+        if sink.tell() > max_bytes:
+            raise too_large(sink.tell(), collection.entries, max_bytes)
+    count = len(collection.entries)
+    return PackedWorkspace(target, sink.sha256, sink.tell(), count, collection.skipped)
+
+
+def write_archive(entries: Iterable[PackEntry], sink: IO[bytes]) -> None:
+    """Append `entries` in their order and close the tar (not `sink`).
+
+    Raises WorkspaceError naming the file when one is no longer what was collected.
+    """
+    with tarfile.TarFile(
+        fileobj=sink,
+        mode="w",
+        format=tarfile.PAX_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+        copybufsize=_CHUNK_BYTES,
+    ) as tar:
+        for entry in entries:
+            if entry.link is None:
+                _add_file(tar, entry)
+            else:
+                tar.addfile(_header(entry))
+
+
+class _HashingSink:
+    """What tarfile writes to: passes bytes on, and knows their digest and number."""
+
+    def __init__(self, under: IO[bytes], target: Path) -> None:
+        self._under, self._target = under, target
+        self._digest, self._count = hashlib.sha256(), 0
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def tell(self) -> int:
+        return self._count
+
+    def write(self, data: bytes) -> int:
+        try:
+            self._under.write(data)
+        except OSError as error:
+            # Told apart here from a failure to read the user's file.
+            raise _unwritable(self._target, error) from error
+        self._digest.update(data)
+        self._count += len(data)
+        return len(data)
+
+
+def _header(entry: PackEntry) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(entry.name)
+    info.size, info.mode = entry.size, entry.mode
+    if entry.link is not None:
+        info.type, info.linkname = tarfile.SYMTYPE, entry.link
+    return info
+
+
+def _add_file(tar: tarfile.TarFile, entry: PackEntry) -> None:
+    try:
+        with entry.path.open("rb") as source:
+            _check_unchanged(entry, os.fstat(source.fileno()))
+            tar.addfile(_header(entry), source)
+            _check_unchanged(entry, os.fstat(source.fileno()))
+    except FileNotFoundError as error:
+        raise _changed(entry, "vanished") from error
+    except OSError as error:
+        if error.errno is None:  # tarfile's own: the file became shorter than its header says
+            raise _changed(entry, "changed") from error
+        raise WorkspaceError(
+            f"{str(entry.path)!r} cannot be packed: {error.strerror or error}.",
+            next_step="Make it readable, or name it in .truss_ignore.",
+            path=str(entry.path),
+        ) from error
+
+
+def _check_unchanged(entry: PackEntry, state: os.stat_result) -> None:
+    if stamp_of(state) != entry.stamp:
+        raise _changed(entry, "changed")
+
+
+def _changed(entry: PackEntry, verb: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"{str(entry.path)!r} {verb} while the workspace was packed.",
+        next_step="Stop what writes it and push again, or name it in .truss_ignore.",
+        path=str(entry.path),
+    )
+
+
+@contextmanager
+def _published(target: Path) -> Generator[IO[bytes], None, None]:
+    """An open file that becomes `target` if the block succeeds and is gone if it does not."""
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    staged = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        staged.replace(target)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _unwritable(target: Path, error: OSError) -> WorkspaceError:
+    return WorkspaceError(
+        f"The archive {str(target)!r} cannot be written: {error.strerror or error}.",
+        next_step="Choose a writable place with enough room.",
+        path=str(target),
+    )

@@ -1,0 +1,24 @@
+"""How large a workspace may be, spelled once for packing and unpacking."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_WORKSPACE_BYTES: Final = 5 * 1024**3
+"""Of the archive, in bytes (baseten-training §3.3)."""
+
+MAX_WORKSPACE_ENTRIES: Final = 1_000_000
+"""Ours: a small archive of empty files could otherwise use up every inode of a node's disk."""
+
+UNPACK_SLACK_BYTES: Final = 64 * 1024**2
+"""What other archivers may spend on headers and padding beyond MAX_WORKSPACE_BYTES."""
+
+
+def format_bytes(count: int) -> str:
+    """`count` bytes for a message, in binary units: "17 bytes", "6.00 GiB"."""
+    size = float(count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{count} bytes" if unit == "bytes" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"

@@ -1,0 +1,141 @@
+"""A hostile archive seen as a plain tar that only moves forward and never gives more than it may.
+
+Decompression is done here and not by tarfile, so that every byte that comes out is counted before
+it is used, and so that header sizes and offsets in the archive can neither allocate memory nor make
+the reader go back (both are open holes in the tarfile of older Python versions).
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Callable
+from typing import IO, Final, cast
+
+from prefect_bt.errors import WorkspaceError
+from prefect_bt.workspace.limits import format_bytes
+
+CHUNK_BYTES: Final = 1024 * 1024
+"""The most that is read at once; a larger request is a header that lies about its size."""
+
+_READ_ERRORS: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
+
+_OPENERS: Final[dict[bytes, Callable[[IO[bytes]], object]]] = {
+    b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream, mode="rb"),
+    b"BZh": lambda stream: bz2.BZ2File(stream, "rb"),
+    b"\xfd7zXZ\x00": lambda stream: lzma.LZMAFile(stream, "rb"),  # noqa: SIM115
+}
+_ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
+_LONGEST_MAGIC: Final = 6
+
+
+class BoundedReader:
+    """Read, tell and forward seek over at most `max_bytes`; `name` is for messages.
+
+    Every method raises WorkspaceError when the limit is passed or the bytes cannot be read.
+    """
+
+    def __init__(self, stream: IO[bytes], *, name: str, max_bytes: int) -> None:
+        self._stream, self._name, self._max_bytes = stream, name, max_bytes
+        self._position = 0
+        self.last_block = b""
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """Exactly `size` bytes, fewer only at the end. Kept as `last_block` until the next call."""
+        if not 0 <= size <= CHUNK_BYTES:
+            raise damaged(self._name, "a header asks for an impossible size")
+        parts: list[bytes] = []
+        while size and (part := self._read_some(size)):
+            parts.append(part)
+            size -= len(part)
+        self.last_block = b"".join(parts)
+        return self.last_block
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        if whence != os.SEEK_SET or position < self._position:
+            raise damaged(self._name, "a header points backwards")
+        while self._position < position and self.read(min(CHUNK_BYTES, position - self._position)):
+            pass
+        return self._position
+
+    def drain(self) -> None:
+        """Read to the end, which is where the compressed formats keep their checksum."""
+        while self.read(CHUNK_BYTES):
+            pass
+
+    def _read_some(self, size: int) -> bytes:
+        try:
+            part = self._stream.read(size)
+        except _READ_ERRORS as error:
+            raise damaged(self._name, str(error) or type(error).__name__) from error
+        self._position += len(part)
+        if self._position > self._max_bytes:
+            raise too_large(self._name, self._max_bytes)
+        return part
+
+
+def open_plain(stream: IO[bytes], name: str) -> IO[bytes]:
+    """`stream` without its compression (gzip, bzip2, xz or none), told by its first bytes."""
+    try:
+        head = _read_head(stream)
+    except OSError as error:
+        raise damaged(name, error.strerror or str(error)) from error
+    whole = cast("IO[bytes]", _Prefixed(head, stream))
+    if head.startswith(_ZSTANDARD):
+        raise WorkspaceError(
+            f"The workspace archive {name!r} is compressed with Zstandard, which is not supported.",
+            next_step="Pack it as a plain tar, or with gzip, bzip2 or xz.",
+            path=name,
+        )
+    for magic, opener in _OPENERS.items():
+        if head.startswith(magic):
+            return cast("IO[bytes]", opener(whole))
+    return whole
+
+
+def damaged(name: str, why: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"The workspace archive {name!r} is damaged or not a tar: {why}.",
+        next_step="Push the job again to pack and upload it anew.",
+        path=name,
+    )
+
+
+def too_large(name: str, max_bytes: int) -> WorkspaceError:
+    return WorkspaceError(
+        f"The workspace archive {name!r} unpacks to more than the {format_bytes(max_bytes)} "
+        "allowed.",
+        next_step="Leave large files out and read them from an object store (weights) instead.",
+        path=name,
+    )
+
+
+def _read_head(stream: IO[bytes]) -> bytes:
+    head = b""
+    while len(head) < _LONGEST_MAGIC and (part := stream.read(_LONGEST_MAGIC - len(head))):
+        head += part
+    return head
+
+
+class _Prefixed(io.RawIOBase):
+    """`head` again, then the rest of `stream`, which need not be seekable."""
+
+    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
+        self._head, self._stream = head, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not self._head:
+            return self._stream.read(size)
+        end = len(self._head) if size < 0 else size
+        part, self._head = self._head[:end], self._head[end:]
+        return part

@@ -1,0 +1,194 @@
+"""An archive of unknown origin becomes a working directory, entirely or not at all.
+
+    <ancestor>/.unpack-<random>/tree/    filled and checked here, beside the target
+    <target>                             then renamed into place
+
+Where the target exists already (empty: a volume, a mount point) the staging folder is inside it and
+its children are moved up, so that the folder itself, its owner and its mount stay as they are.
+
+Member types, names and links are checked by `tree`, sizes by `streams`. The filters of tarfile are
+not used: they differ between Python 3.11.0 and 3.13 and change mode bits. Times are those of the
+unpacking (a workspace dated 1970 could not be zipped into a wheel); owners are not restored.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, BinaryIO, Final, cast
+
+from prefect_bt.errors import WorkspaceError
+from prefect_bt.workspace.limits import (
+    MAX_WORKSPACE_BYTES,
+    MAX_WORKSPACE_ENTRIES,
+    UNPACK_SLACK_BYTES,
+)
+from prefect_bt.workspace.streams import BoundedReader, damaged, open_plain, too_large
+from prefect_bt.workspace.tree import Tree, refused
+
+# What tarfile raises on malformed headers, by version and field; found by fuzzing.
+_MALFORMED: Final = (
+    tarfile.TarError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def unpack_workspace(
+    archive: Path | BinaryIO,
+    target: Path,
+    *,
+    max_bytes: int = MAX_WORKSPACE_BYTES + UNPACK_SLACK_BYTES,
+) -> None:
+    """Unpack a tar (plain, gzip, bzip2 or xz; detected) into `target`, absent or an empty folder.
+
+    `max_bytes` bounds what comes out, headers included; a stream need not be seekable. Raises
+    WorkspaceError naming the member or the archive, with `target` as it was before: for names or
+    links that lead outside, devices and fifos, writing through a link, damage, and the limits.
+    """
+    name = str(archive) if isinstance(archive, Path) else str(getattr(archive, "name", "stream"))
+    try:
+        _check_target(target)
+    except OSError as error:
+        raise _unwritable(str(target), error) from error
+    with _opened(archive) as stream, _staging(target) as tree:
+        reader = BoundedReader(open_plain(stream, name), name=name, max_bytes=max_bytes)
+        _fill(Tree(tree), reader, name, max_bytes)
+        _publish(tree, target)
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists() and not target.is_symlink():
+        return
+    if not target.is_dir():
+        what = "is not a folder"
+    elif any(target.iterdir()):
+        what = "is not empty"
+    else:
+        return
+    raise WorkspaceError(
+        f"The workspace cannot be unpacked to {str(target)!r}: it {what}.",
+        next_step="Give an absent or empty folder.",
+        path=str(target),
+    )
+
+
+@contextmanager
+def _opened(archive: Path | BinaryIO) -> Generator[IO[bytes], None, None]:
+    try:
+        source = archive.open("rb") if isinstance(archive, Path) else nullcontext(archive)
+    except OSError as error:
+        raise WorkspaceError(
+            f"The workspace archive {str(archive)!r} cannot be opened: {error.strerror or error}.",
+            next_step="Check that the file exists and is readable.",
+            path=str(archive),
+        ) from error
+    with source as stream:
+        yield stream
+
+
+@contextmanager
+def _staging(target: Path) -> Generator[Path, None, None]:
+    """An empty folder on the target's file system, removed at the end with all that is left."""
+    place = target
+    while not place.exists():
+        place = place.parent
+    try:
+        holder = Path(tempfile.mkdtemp(dir=place, prefix=".unpack-"))
+    except OSError as error:
+        raise _unwritable(str(target), error) from error
+    try:
+        tree = holder / "tree"  # mkdtemp made the holder private; this one has ordinary permissions
+        tree.mkdir()
+        yield tree
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+
+
+def _fill(tree: Tree, reader: BoundedReader, name: str, max_bytes: int) -> None:
+    unpacked = 0
+    for count, (tar, member) in enumerate(_members(reader, name)):
+        unpacked += member.size if member.isreg() else 0
+        # A sparse member is larger than what is stored for it, so the reader alone cannot tell.
+        if unpacked > max_bytes or count >= MAX_WORKSPACE_ENTRIES:
+            raise too_large(name, max_bytes)
+        try:
+            _place(tree, tar, member)
+        except OSError as error:
+            raise _unwritable(member.name, error) from error
+        except _MALFORMED as error:
+            raise _malformed(name, error) from error
+    tree.check_links()
+    tree.finish_folders()
+
+
+def _members(reader: BoundedReader, name: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    try:
+        tar = tarfile.open(  # noqa: SIM115 (holds nothing but the reader, which is not its own)
+            fileobj=cast("IO[bytes]", reader), mode="r:", encoding="utf-8", errors="surrogateescape"
+        )
+        while (member := tar.next()) is not None:
+            yield tar, member
+    except _MALFORMED as error:
+        raise _malformed(name, error) from error
+    # tarfile takes a cut or a broken header for the end; the real end is a block of zeros.
+    if reader.last_block != bytes(tarfile.BLOCKSIZE):
+        raise damaged(name, "it is cut short, or broken in the middle")
+    reader.drain()
+
+
+def _place(tree: Tree, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    if member.size < 0:
+        raise refused(member.name, "has a negative size")
+    if member.isdir():
+        tree.place_folder(member)
+    elif member.issym():
+        tree.place_link(member)
+    elif member.islnk():
+        tree.place_hard_link(member)
+    elif member.isreg():
+        tree.place_file(member, cast("IO[bytes]", tar.extractfile(member)))
+    else:
+        raise refused(member.name, "is neither a file, a folder nor a link")
+
+
+def _publish(tree: Path, target: Path) -> None:
+    try:
+        if target.exists():
+            _move_children(tree, target)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            tree.rename(target)
+    except OSError as error:
+        raise _unwritable(str(target), error) from error
+
+
+def _move_children(tree: Path, target: Path) -> None:
+    moved: list[Path] = []
+    try:
+        for child in sorted(tree.iterdir()):
+            moved.append(child.rename(target / child.name))
+    except BaseException:
+        for child in moved:
+            child.rename(tree / child.name)
+        raise
+
+
+def _malformed(name: str, error: Exception) -> WorkspaceError:
+    return damaged(name, str(error) or type(error).__name__)
+
+
+def _unwritable(path: str, error: OSError) -> WorkspaceError:
+    return WorkspaceError(
+        f"{path!r} cannot be unpacked: {error.strerror or error}.",
+        next_step="Check the free space and the permissions of the node's disk.",
+        path=path,
+    )

@@ -1,0 +1,169 @@
+"""Real layouts, written small: what trainers leave in a checkpoint directory."""
+
+import io
+import json
+import os
+import struct
+import zipfile
+from hashlib import sha256
+from pathlib import Path
+
+from prefect_bt.checkpoints.layout import FileFact
+from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
+
+PROJECT, JOB = "proj001", "job0001"
+
+
+def safetensors(size: int = 64, seed: bytes = b"w") -> bytes:
+    header = json.dumps(
+        {
+            "__metadata__": {"format": "pt"},
+            "w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]},
+        }
+    ).encode()
+    return struct.pack("<Q", len(header)) + header + (seed * size)[:size]
+
+
+def torch_zip(payload: bytes = b"state") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("archive/data.pkl", payload)
+    return buffer.getvalue()
+
+
+def text(value) -> bytes:
+    return json.dumps(value).encode()
+
+
+def hf_full(step: int = 10, seed: bytes = b"w", size: int = 64) -> dict[str, bytes]:
+    return {
+        "config.json": text({"model_type": "llama", "_name_or_path": "org/base"}),
+        "generation_config.json": text({}),
+        "model.safetensors": safetensors(size, seed),
+        "optimizer.pt": torch_zip(seed),
+        "scheduler.pt": torch_zip(seed + b"s"),
+        "rng_state.pth": torch_zip(seed + b"r"),
+        "training_args.bin": torch_zip(b"args"),
+        "trainer_state.json": text({"global_step": step, "log_history": []}),
+    }
+
+
+def hf_lora(step: int = 10) -> dict[str, bytes]:
+    full = hf_full(step)
+    del full["config.json"], full["generation_config.json"], full["model.safetensors"]
+    config = {"peft_type": "LORA", "r": 16, "base_model_name_or_path": "org/base"}
+    return full | {
+        "adapter_config.json": text(config),
+        "adapter_model.safetensors": safetensors(),
+        "README.md": b"# card",
+    }
+
+
+def hf_sharded(step: int = 10) -> dict[str, bytes]:
+    full = hf_full(step)
+    del full["model.safetensors"]
+    names = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
+    index = {"metadata": {}, "weight_map": {f"w{n}": name for n, name in enumerate(names)}}
+    return (
+        full
+        | {name: safetensors() for name in names}
+        | {"model.safetensors.index.json": text(index)}
+    )
+
+
+def deepspeed(step: int = 10) -> dict[str, bytes]:
+    tag = f"global_step{step}"
+    shards = {
+        f"{tag}/bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt": torch_zip(b"%d" % r)
+        for r in (0, 1)
+    }
+    return (
+        hf_full(step)
+        | shards
+        | {
+            f"{tag}/mp_rank_00_model_states.pt": torch_zip(),
+            "latest": tag.encode(),
+            "zero_to_fp32.py": b"pass",
+        }
+    )
+
+
+def fsdp() -> dict[str, bytes]:
+    folder = "pytorch_model_fsdp_0"
+    shards = {f"{folder}/__{rank}_0.distcp": b"PK\x03\x04 raw" for rank in (0, 1)}
+    return shards | {f"{folder}/.metadata": b"\x80\x04pickle"}
+
+
+def megatron() -> dict[str, bytes]:
+    return {
+        "mp_rank_00/model_optim_rng.pt": torch_zip(),
+        "mp_rank_01/model_optim_rng.pt": torch_zip(b"1"),
+    }
+
+
+def whisper() -> dict[str, bytes]:
+    config = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
+    return hf_full() | {"config.json": text(config), "preprocessor_config.json": text({})}
+
+
+def verl() -> dict[str, bytes]:
+    return {
+        "actor/model_world_size_2_rank_0.pt": torch_zip(),
+        "actor/model_world_size_2_rank_1.pt": torch_zip(b"1"),
+        "actor/huggingface/config.json": text({"model_type": "qwen2"}),
+        "data.pt": torch_zip(),
+    }
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    for path, data in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def tree(files: dict[str, bytes], under: str = "") -> dict[str, FileFact]:
+    prefix = f"{under}/" if under else ""
+    return {f"{prefix}{path}": FileFact(len(data), 1) for path, data in files.items()}
+
+
+def origin(attempt: int = 1, rank: int = 0, group_size: int = 1) -> Origin:
+    return Origin(PROJECT, JOB, rank=rank, attempt=attempt, group_size=group_size)
+
+
+FAST = UploadOptions(settle=0.05, scan=0.02, patience=0.5, again=0.1)
+
+
+class Ended:
+    """An event that is set: an uploader told to end does nothing but the final flush."""
+
+    def is_set(self):
+        return True
+
+
+def flush(store, directory: Path, *, options=FAST, reports=None, **where):
+    """One final flush; the status."""
+    kept = reports if reports is not None else []
+    uploader = Uploader(
+        store, directory=directory, origin=origin(**where), options=options, report=kept.append
+    )
+    return uploader.run(Ended())  # pyright: ignore[reportArgumentType]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below, by digest."""
+    return {
+        str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def committed_contents(checkpoint) -> dict[str, str]:
+    return {file.path: file.sha256 for file in checkpoint.files()}
+
+
+def touch_back(path: Path, seconds: float) -> None:
+    seen = path.stat()
+    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns - int(seconds * 1e9)))

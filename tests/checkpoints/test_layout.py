@@ -1,0 +1,158 @@
+import json
+
+import pytest
+
+from prefect_bt.checkpoints.layout import (
+    FileFact,
+    Kind,
+    checkpoints_in,
+    describe,
+    stem_of,
+    step_of_name,
+)
+from prefect_bt.checkpoints.scanning import scan
+
+from . import folders
+
+LAYOUTS = {
+    "hf full": ("checkpoint-10", folders.hf_full(), "full", 10),
+    "hf lora": ("checkpoint-10", folders.hf_lora(), "lora", 10),
+    "hf sharded": ("checkpoint-10", folders.hf_sharded(), "full", 10),
+    "whisper": ("checkpoint-10", folders.whisper(), "whisper", 10),
+    "deepspeed in trainer": ("checkpoint-10", folders.deepspeed(), "full", 10),
+    "ms-swift": ("v0-20250101-101010/checkpoint-10", folders.hf_lora(), "lora", 10),
+    "client's second number": ("checkpoint-20-3", {"x.pt": b"1"}, "", 20),
+    "megatron": ("iter_0000010", folders.megatron(), "", 10),
+    "verl": ("global_step_10", folders.verl(), "", 10),
+    "verl nested": ("exp/global_step_10", folders.verl(), "", 10),
+    "fsdp": ("checkpoint-5", folders.fsdp(), "", 5),
+    "torchtitan": ("step-40", {"__0_0.distcp": b"", ".metadata": b""}, "", 40),
+    "merged": ("merged", folders.hf_full(7), "full", 7),
+    "deep": ("a/b/merged", {"config.json": b"{}", "model.safetensors": b""}, "full", None),
+    "any folder": ("runs", {"events.out.tfevents.1": b"", "sub/x": b""}, "", None),
+    "root": (".", {"config.json": b"{}", "model.safetensors": b""}, "full", None),
+    "pipeline": (
+        "checkpoint-2",
+        {
+            "model_index.json": b"{}",
+            "unet/config.json": b"{}",
+            "unet/diffusion_pytorch_model.safetensors": b"",
+        },
+        "",
+        2,
+    ),
+    "best with a deepspeed tag": (
+        "best",
+        {"config.json": b"{}", "model.safetensors": b"", "global_step9/mp_rank_00.pt": b""},
+        "full",
+        None,
+    ),
+    "adapters inside a folder of a step": (
+        "checkpoint-3",
+        {"a/adapter_config.json": b"{}", "b/adapter_config.json": b"{}"},
+        "",
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_what_trainers_write_is_one_checkpoint(case):
+    name, files, kind, step = LAYOUTS[case]
+    found = checkpoints_in(folders.tree(files, "" if name == "." else name))
+    assert list(found) == [name]
+    assert set(found[name].files) == set(files)
+    described = describe(name, files, lambda path: json.loads(files[path]))
+    assert (described.type, described.step) == (kind, step)
+
+
+def test_everything_at_once():
+    tree = {
+        **folders.tree(folders.hf_full(), "out/checkpoint-10"),
+        **folders.tree(folders.hf_full(), "out"),
+        **folders.tree({"args.json": b"", "events/1": b""}, "v0"),
+        **folders.tree(folders.hf_lora(), "v0/checkpoint-5"),
+        **folders.tree({"latest_checkpointed_iteration.txt": b"10"}),
+        **folders.tree(folders.megatron(), "iter_0000010"),
+        **folders.tree({"model.safetensors": b""}, "tmp-checkpoint-20"),
+        **folders.tree({"x.pt.tmp": b""}, "best"),
+    }
+    found = checkpoints_in(tree)
+    assert set(found) == {
+        *("out", "out/checkpoint-10", "v0", "v0/checkpoint-5", ".", "iter_0000010"),
+        *("tmp-checkpoint-20", "best"),
+    }
+    assert set(found["v0"].files) == {"args.json", "events/1"}
+    assert not found["tmp-checkpoint-20"].files and found["tmp-checkpoint-20"].unfinished
+    assert not found["best"].files and set(found["best"].unfinished) == {"x.pt.tmp"}
+    assert sum(len(c.files) + len(c.unfinished) for c in found.values()) == len(tree)
+
+
+def test_a_final_model_above_does_not_move_the_steps():
+    steps = folders.tree(folders.hf_full(), "out/checkpoint-10")
+    before = checkpoints_in(steps)["out/checkpoint-10"]
+    after = checkpoints_in(steps | folders.tree(folders.hf_full(), "out"))
+    assert after["out/checkpoint-10"] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "temporary"),
+    [
+        ("tmp-checkpoint-10", True),
+        ("model.safetensors.tmp", True),
+        ("a.incomplete", True),
+        ("a.part", True),
+        (".tmp123", True),
+        ("template.json", False),
+        ("temperature", False),
+        ("part.safetensors", False),
+    ],
+)
+def test_temporary_names(name, temporary):
+    found = checkpoints_in({f"{name}/x": FileFact(1, 1), f"best/{name}": FileFact(1, 1)})
+    assert bool(found["best"].unfinished) is temporary
+    assert bool(found[name].files) is not temporary
+
+
+def test_kinds():
+    adapter = {"base_model_name_or_path": "org/base", "r": 8}
+    assert describe("x", ["adapter_config.json"], lambda _: adapter) == Kind(
+        "lora", "org/base", adapter, None
+    )
+    # Broken or surprising content is no reason to fall over.
+    assert describe("x", ["adapter_config.json"], lambda _: None).type == "lora"
+    assert describe("x", ["config.json", "pytorch_model.bin"], lambda _: []).type == "full"
+    assert describe("x", ["config.json", "training_args.bin"], lambda _: {}).type == ""
+    assert (
+        describe("checkpoint-4", ["trainer_state.json"], lambda _: {"global_step": "x"}).step == 4
+    )
+
+
+def test_steps_and_stems():
+    assert stem_of("v1/checkpoint-10") == stem_of("v1/checkpoint-200") == "v1/checkpoint-#"
+    assert stem_of("v1/checkpoint-10") != stem_of("v2/checkpoint-10")
+    assert stem_of("best") == "best"
+    assert [step_of_name(n) for n in ("epoch_3", "best", "llama3", "epoch_1/merged")] == [
+        3,
+        None,
+        None,
+        1,
+    ]
+
+
+def test_scan_follows_links_and_survives_loops(tmp_path):
+    root, outside = tmp_path / "ckpts", tmp_path / "outside"
+    folders.write(root / "checkpoint-10", {"a.bin": b"one"})
+    folders.write(outside, {"deep/b.bin": b"three"})
+    (root / "last").symlink_to("checkpoint-10")
+    (root / "far").symlink_to(outside)
+    (root / "one.bin").symlink_to(outside / "deep/b.bin")
+    (root / "checkpoint-10/loop").symlink_to("..")
+    (root / "everything").symlink_to("/")
+    (root / "up").symlink_to(tmp_path)
+    (root / "dangling").symlink_to("nowhere")
+    found = scan(root)
+    assert set(found) == {"checkpoint-10/a.bin", "last/a.bin", "far/deep/b.bin", "one.bin"}
+    assert found["one.bin"].size == 5
+    assert found["one.bin"].link
+    assert scan(tmp_path / "missing") == {}

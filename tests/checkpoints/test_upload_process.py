@@ -1,0 +1,295 @@
+"""The uploader as the process it is: kills, signals, priority, full disks, memory."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from prefect_bt import codec
+from prefect_bt.checkpoints import integrity
+from prefect_bt.checkpoints.catalogue import list_checkpoints
+from prefect_bt.objects.disk import DiskStore
+from prefect_bt.plan import CheckpointPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
+from prefect_bt.records import UploadStatus
+
+from . import folders
+from .folders import JOB, PROJECT
+
+KILLS = 25
+
+
+class Site:
+    """A node's files on disk, and the uploader's process on them."""
+
+    def __init__(self, root, store=None):
+        self.root, self.ckpts = root, root / "ckpts"
+        self.ckpts.mkdir(parents=True, exist_ok=True)
+        self.store = DiskStore(store or root / "store")
+        self.status_file = root / "status.json"
+
+    def start(self, attempt=1, patience=5.0, settle=0.05, prefix=()):
+        plan = NodePlan(
+            job_id=JOB,
+            project_id=PROJECT,
+            attempt=attempt,
+            rank=0,
+            group_size=1,
+            store=self.store.url,
+            image=ImagePlan(reference="none"),
+            commands=(),
+            environment={},
+            secret_environment={},
+            volumes=(),
+            resources=Resources(),
+            workspace=WorkspacePlan(directory="/b10/workspace"),
+            checkpoints=CheckpointPlan(directory="/mnt/ckpts", settle=settle, scan=0.02),
+        )
+        file = self.root / "plan.json"
+        file.write_text(codec.dumps(plan))
+        command = [sys.executable, "-m", "prefect_bt.node.upload", "--plan", str(file)]
+        command += ["--directory", str(self.ckpts), "--status", str(self.status_file)]
+        return subprocess.Popen(
+            [*prefix, *command, "--patience", str(patience)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def end(self, process):
+        _, errors = process.communicate(timeout=60)
+        assert errors == b"", errors
+        return process.returncode
+
+    @property
+    def status(self):
+        return codec.loads(UploadStatus, self.status_file.read_bytes())
+
+    def listed(self):
+        return {one.checkpoint_id: one for one in list_checkpoints(self.store, PROJECT, JOB)}
+
+    def wait_for(self, name, seconds=30):
+        deadline = time.monotonic() + seconds
+        while name not in self.listed():
+            assert time.monotonic() < deadline, name
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+def test_commits_while_running_and_flushes_at_the_end(site):
+    process = site.start()
+    folders.write(site.ckpts / "checkpoint-10", folders.hf_full(10))
+    site.wait_for("checkpoint-10")
+    folders.write(site.ckpts / "checkpoint-20", folders.hf_full(20))
+    assert site.end(process) == 0
+    assert site.status.flushed
+    assert site.status.committed == ("checkpoint-10", "checkpoint-20")
+    assert site.status.lag is not None
+
+
+def test_signals_are_for_the_commands(site):
+    process = site.start()
+    folders.write(site.ckpts / "checkpoint-10", folders.hf_full(10))
+    site.wait_for("checkpoint-10")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        process.send_signal(number)
+    time.sleep(0.2)
+    assert process.poll() is None
+    assert site.end(process) == 0
+
+
+def test_it_steps_back(site):
+    process = site.start()
+    folders.write(site.ckpts / "a", {"x": b""})
+    site.wait_for("a")
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+    assert site.end(process) == 0
+
+
+def test_it_starts_light():
+    code = (
+        "import sys, time; t = time.perf_counter(); import prefect_bt.node.upload as u;"
+        "print(time.perf_counter() - t); print([m for m in ('prefect', 'docker', 'kubernetes',"
+        "'pydantic', 'obstore', 'boto3', 'huggingface_hub') if m in sys.modules])"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    assert all(run.stdout.splitlines()[1] == "[]" for run in runs)
+    assert min(float(run.stdout.split()[0]) for run in runs) < 0.4
+
+
+@pytest.mark.parametrize("plan", ["", "{}", '{"job_id": 1}'])
+def test_a_bad_plan_is_told(site, plan):
+    file = site.root / "plan.json"
+    file.write_text(plan)
+    command = [sys.executable, "-m", "prefect_bt.node.upload", "--plan", str(file)]
+    command += ["--directory", str(site.ckpts), "--status", str(site.status_file)]
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 1
+    assert "uploader failed" in site.status.error
+
+
+def write_slowly(folder, files):
+    """As a trainer does: in pieces, now and then with a pause."""
+    folder.mkdir(parents=True)
+    for path, data in files.items():
+        with (folder / path).open("wb") as stream:
+            for start in range(0, len(data), 40_000):
+                stream.write(data[start : start + 40_000])
+                stream.flush()
+                time.sleep(0.001)
+
+
+def train(ckpts, stop, written):
+    """Checkpoints for ever, only the last three kept on disk."""
+    step = 0
+    while not stop.is_set():
+        step += 1
+        files = folders.hf_full(step, b"%05d" % step, 200_000)
+        written[f"checkpoint-{step}"] = files
+        write_slowly(ckpts / f"checkpoint-{step}", files)
+        if step > 3:
+            shutil.rmtree(ckpts / f"checkpoint-{step - 3}")
+        time.sleep(0.15)
+
+
+def assert_only_whole(site, written):
+    """What is committed is what was written, every byte of it."""
+    assert integrity.verify(site.store, PROJECT, JOB) == []
+    for name, one in site.listed().items():
+        assert set(one.manifests[0].content) == set(written[name]), name
+        for file in one.files():
+            assert site.store.get(file.key) == written[name][file.path.rpartition("/")[2]]
+
+
+def test_killed_at_random_moments_under_a_rotating_writer(site):
+    random.seed(20)
+    stop, written = threading.Event(), {}
+    writer = threading.Thread(target=train, args=(site.ckpts, stop, written))
+    writer.start()
+    try:
+        for number in range(KILLS):
+            process = site.start(settle=0.03)
+            time.sleep(0.12 + random.uniform(0, 0.5))
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            if number % 6 == 0:
+                assert_only_whole(site, written)
+    finally:
+        stop.set()
+        writer.join()
+    assert site.end(site.start()) == 0
+    assert_only_whole(site, written)
+    left = {path.name for path in site.ckpts.iterdir()}
+    assert left <= set(site.listed()) and site.status.uncommitted == ()
+    assert len(site.listed()) >= 4
+
+
+def test_a_writer_killed_half_way_leaves_nothing_half(site):
+    """The commands die in the middle; the next attempt's uploader sees the same folder."""
+    random.seed(3)
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.checkpoints.test_upload_process import write_slowly, folders\n"
+        "print('go', flush=True); step = int(sys.argv[3])\n"
+        "while True:\n"
+        "    step += 1\n"
+        "    files = folders.hf_full(step, b'%05d' % step, 150_000)\n"
+        "    write_slowly(Path(sys.argv[1]) / f'checkpoint-{step}', files)\n"
+    )
+    here = str(folders.Path(__file__).parents[2])
+    for attempt in range(1, 6):
+        process = site.start(attempt=attempt)
+        writer = subprocess.Popen(
+            [sys.executable, "-c", code, str(site.ckpts), here, str(attempt * 1000)],
+            stdout=subprocess.PIPE,
+        )
+        assert writer.stdout and writer.stdout.readline()
+        time.sleep(random.uniform(0.05, 0.4))
+        writer.kill()
+        writer.communicate()
+        assert site.end(process) == 0
+        written = {
+            name: folders.hf_full(step := int(name.rpartition("-")[2]), b"%05d" % step, 150_000)
+            for name in site.listed()
+        }
+        assert_only_whole(site, written)
+        on_disk = {path.name for path in site.ckpts.iterdir() if any(path.iterdir())}
+        named = {line.partition(":")[0] for line in site.status.uncommitted}
+        assert on_disk == set(written) | named
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_store_is_an_error_and_space_heals_it(tmp_path, tiny_disk):
+    site = Site(tmp_path, store=tiny_disk / "store")
+    (tiny_disk / "ballast").write_bytes(b"x" * 1_500_000)
+    folders.write(site.ckpts / "checkpoint-10", folders.hf_full(10, size=900_000))
+    assert site.end(site.start(patience=0.5)) == 1
+    assert "Rank 0" in site.status.error and "disk is full" in site.status.error
+    assert "checkpoint-10/model.safetensors" in site.status.error
+    assert site.listed() == {} and site.status.flushed
+    process = site.start(patience=30)
+    process.stdin.close()
+    time.sleep(0.5)
+    (tiny_disk / "ballast").unlink()
+    assert process.wait(30) == 0
+    assert set(site.listed()) == {"checkpoint-10"} and not site.status.error
+
+
+def test_memory_stays_bounded(site):
+    big = site.ckpts / "checkpoint-10/model.bin"
+    big.parent.mkdir()
+    with big.open("wb") as stream:
+        for number in range(300):
+            stream.write(number.to_bytes(4, "little") * 262_144)
+    folders.write(site.ckpts / "many", {f"f{n}": b"%d" % n for n in range(2000)})
+    peak = 0
+    process = site.start()
+    process.stdin.close()
+    process.stdin = None
+    while process.poll() is None:
+        try:
+            text = folders.Path(f"/proc/{process.pid}/status").read_text()
+        except OSError:
+            break
+        peak = max([peak, *(int(x.split()[1]) for x in text.splitlines() if x.startswith("VmHWM"))])
+        time.sleep(0.01)
+    assert process.wait() == 0
+    assert set(site.listed()) == {"checkpoint-10", "many"}
+    assert 0 < peak < 120_000, f"{peak} kB"
+
+
+def test_the_status_file_is_always_whole_json(site):
+    process = site.start()
+    process.stdin.close()
+    folders.write(site.ckpts / "checkpoint-10", folders.hf_full(10, size=2_000_000))
+    seen = 0
+    while process.poll() is None:
+        if site.status_file.exists():
+            json.loads(site.status_file.read_bytes())
+            seen += 1
+    assert seen
+    assert [path.name for path in site.root.glob(".status*")] == []

@@ -1,0 +1,415 @@
+"""The uploader in this process, one flush or one loop at a time, with faults put in."""
+
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from prefect_bt.checkpoints import catalogue, integrity, transfer
+from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
+from prefect_bt.errors import StoreError
+from prefect_bt.objects.disk import DiskStore
+
+from . import folders
+from .folders import FAST, JOB, PROJECT, flush
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DiskStore(tmp_path / "store")
+
+
+@pytest.fixture
+def ckpts(tmp_path):
+    folder = tmp_path / "ckpts"
+    folder.mkdir()
+    return folder
+
+
+def listed(store):
+    return {one.checkpoint_id: one for one in catalogue.list_checkpoints(store, PROJECT, JOB)}
+
+
+def wait_for(check, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if check():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+class Running:
+    """An uploader's loop in a thread."""
+
+    def __init__(self, store, directory, options=FAST, **where):
+        self.reports, self.ending, self.status = [], threading.Event(), None
+        self._uploader = Uploader(
+            store,
+            directory=directory,
+            origin=folders.origin(**where),
+            options=options,
+            report=self.reports.append,
+        )
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        self.status = self._uploader.run(self.ending)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ending.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def done(self, name):
+        return any(name in report.committed for report in self.reports)
+
+
+class Counting(DiskStore):
+    """Counts what is sent; fails while `broken`."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.sent, self.broken = [], None
+
+    def upload_exact(self, key, source, *, sha256):
+        if self.broken:
+            raise self.broken
+        self.sent.append(source.name)
+        super().upload_exact(key, source, sha256=sha256)
+
+
+def test_a_flush_commits_everything_whole(store, ckpts):
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
+    folders.write(ckpts / "v0/checkpoint-5", folders.hf_lora(5))
+    folders.write(ckpts, {"train.log": b"x"})
+    (ckpts / "empty/inner").mkdir(parents=True)
+    reports = []
+    status = flush(store, ckpts, reports=reports, group_size=2)
+    assert status.flushed and not status.error and not status.uncommitted
+    assert set(status.committed) == {"checkpoint-10", "v0/checkpoint-5", "."}
+    assert status.bytes_done == status.bytes_total == sum(c.size for c in listed(store).values())
+    assert reports[-1] == status and status.lag is not None and status.rate > 0
+    full, lora = listed(store)["checkpoint-10"], listed(store)["v0/checkpoint-5"]
+    assert (full.type, full.base_model, full.step) == ("full", "org/base", 10)
+    assert lora.type == "lora" and lora.lora_adapter_config["r"] == 16
+    assert folders.committed_contents(full) == {
+        f"checkpoint-10/{path}": digest
+        for path, digest in folders.contents(ckpts / "checkpoint-10").items()
+    }
+    file = next(lora.files())
+    assert file.logical == f"training_projects/{PROJECT}/jobs/{JOB}/rank-0/{file.path}"
+    assert full.manifests[0].group_size == 2
+    assert integrity.verify(store, PROJECT, JOB) == []
+
+
+def test_nothing_at_all(store, tmp_path):
+    assert flush(store, tmp_path / "never made").flushed
+    assert listed(store) == {}
+
+
+def test_not_whole_is_left_and_named(store, ckpts):
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
+    half = folders.hf_full(20)
+    half["model.safetensors"] = half["model.safetensors"][:50]
+    folders.write(ckpts / "checkpoint-20", half)
+    incomplete = folders.hf_full(30)
+    del incomplete["optimizer.pt"]
+    folders.write(ckpts / "checkpoint-30", incomplete)
+    folders.write(ckpts / "tmp-checkpoint-40", folders.hf_full(40))
+    status = flush(store, ckpts)
+    assert set(listed(store)) == {"checkpoint-10"}
+    assert not status.error
+    assert [line.split(":")[0] for line in status.uncommitted] == [
+        *("checkpoint-20", "checkpoint-30", "tmp-checkpoint-40"),
+    ]
+    assert "optimizer.pt is missing, which checkpoint-10 has" in status.uncommitted[1]
+
+
+def test_the_loop_waits_until_settled(store, ckpts):
+    options = UploadOptions(settle=0.4, scan=0.02)
+    with Running(store, ckpts, options) as running:
+        target = ckpts / "best"
+        target.mkdir()
+        end = time.monotonic() + 1.0
+        with (target / "weights.dat").open("wb") as stream:
+            while time.monotonic() < end:
+                stream.write(b"x" * 100)
+                stream.flush()
+                time.sleep(0.05)
+        assert listed(store) == {}
+        wait_for(lambda: running.done("best"))
+    assert running.status.flushed
+    assert listed(store)["best"].size == (target / "weights.dat").stat().st_size
+
+
+def test_unchanged_content_is_sent_once_in_a_job(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
+    folders.write(ckpts / "checkpoint-20", folders.hf_full(20))
+    flush(store, ckpts)
+    # Only the step differs between the two.
+    assert len(store.sent) == len(set(folders.contents(ckpts).values())) == 9
+    folders.write(ckpts / "merged", folders.hf_full(20))
+    for attempt, rank in ((1, 0), (2, 0), (2, 1)):
+        flush(store, ckpts, attempt=attempt, rank=rank, group_size=2)
+    assert len(store.sent) == 9
+    # Nothing new to say in attempt 2: the first attempt's manifests stand.
+    assert {m.attempt for m in listed(store)["checkpoint-10"].manifests if m.rank == 0} == {1}
+
+
+def test_an_object_that_lost_bytes_is_sent_again(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    folders.write(ckpts / "a", {"x": b"12345"})
+    flush(store, ckpts)
+    key = next(listed(store)["a"].files()).key
+    store.put(key, b"12")
+    folders.write(ckpts / "b", {"x": b"12345"})
+    flush(store, ckpts, attempt=2)
+    assert store.sent == ["x", "x"]
+    assert [fault.what for fault in integrity.verify(store, PROJECT, JOB)] == [
+        "has 2 bytes, committed were 5"
+    ]
+
+
+def test_nothing_unchanged_is_read_twice(store, ckpts, monkeypatch):
+    reads = []
+    original = transfer.read_digest
+    monkeypatch.setattr(
+        transfer,
+        "read_digest",
+        lambda source, fact: reads.append(source.name) or original(source, fact),
+    )
+    folders.write(ckpts / "best", {"a": b"1", "b": b"2"})
+    with Running(store, ckpts) as running:
+        wait_for(lambda: running.done("best"))
+        time.sleep(0.2)
+        assert sorted(reads) == ["a", "b"]
+        (ckpts / "best/b").write_bytes(b"3")
+        wait_for(lambda: len(reads) == 3)
+    assert reads[2:] == ["b"]
+    assert [m.version for m in listed(store)["best"].manifests] == [2]
+
+
+def test_overwritten_after_the_commit_is_a_new_version(store, ckpts):
+    folders.write(ckpts / "best", folders.hf_full(10))
+    flush(store, ckpts)
+    folders.write(ckpts / "best", folders.hf_full(20, seed=b"v"))
+    flush(store, ckpts)
+    folders.write(ckpts / "best", folders.hf_full(30, seed=b"u"))
+    flush(store, ckpts, attempt=2)
+    assert listed(store)["best"].step == 30
+    keys = [info.key.rpartition("/")[2] for info in store.list("") if "/manifests/" in info.key]
+    assert keys == ["0001-0001.json", "0001-0002.json", "0002-0001.json"]
+
+
+def test_same_size_and_time_but_other_bytes_is_seen_by_a_running_uploader(store, ckpts):
+    folders.write(ckpts / "best", {"a": b"1"})
+    with Running(store, ckpts) as running:
+        wait_for(lambda: running.done("best"))
+        seen = (ckpts / "best/a").stat()
+        (ckpts / "best/a").write_bytes(b"2")
+        os.utime(ckpts / "best/a", ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert store.get(next(listed(store)["best"].files()).key) == b"2"
+
+
+def test_a_touched_file_is_no_new_version(store, ckpts):
+    folders.write(ckpts / "best", {"a": b"1"})
+    flush(store, ckpts)
+    os.utime(ckpts / "best/a", (1, 1))
+    flush(store, ckpts)
+    assert listed(store)["best"].manifests[0].version == 1
+
+
+def test_rotation_keeps_the_commit_whole(store, ckpts):
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
+    whole = folders.contents(ckpts / "checkpoint-10")
+    with Running(store, ckpts) as running:
+        wait_for(lambda: running.done("checkpoint-10"))
+        for path in sorted((ckpts / "checkpoint-10").iterdir()):
+            path.unlink()
+            time.sleep(0.1)  # longer than settling
+    assert not running.status.uncommitted
+    stored = listed(store)["checkpoint-10"]
+    assert stored.manifests[0].version == 1
+    assert stored.manifests[0].content == whole
+
+
+def test_two_attempts_same_name(store, ckpts, tmp_path):
+    """A stale uploader of attempt 1 finishes after attempt 2 has begun (ray #41700)."""
+    other = tmp_path / "other"
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10, seed=b"1"))
+    folders.write(other / "checkpoint-10", folders.hf_full(10, seed=b"2"))
+    flush(store, other, attempt=2)
+    flush(store, ckpts, attempt=1)
+    newest = listed(store)["checkpoint-10"]
+    assert newest.attempt == 2
+    assert newest.manifests[0].content == folders.contents(other / "checkpoint-10")
+    assert integrity.verify(store, PROJECT, JOB) == []
+
+
+def test_two_uploaders_of_one_attempt_do_not_overwrite(store, ckpts, tmp_path):
+    from prefect_bt.checkpoints.committed import Committed
+
+    folders.write(ckpts / "best", {"a": b"1"})
+    late = Committed(store, folders.origin())
+    flush(store, ckpts)
+    first = listed(store)["best"].manifests[0]
+    assert late.commit(first) == first
+    again = late.commit(first)
+    assert again.version == 2
+    del tmp_path
+
+
+def test_a_file_that_changes_while_it_is_sent(store, ckpts, monkeypatch):
+    folders.write(ckpts / "best", {"a": b"1" * 100, "b": b"1"})
+    original, rounds = transfer.read_digest, []
+
+    def read(source, fact):
+        digest = original(source, fact)
+        if source.name == "a" and len(rounds) < 3:
+            rounds.append(1)
+            source.write_bytes(b"%d" % len(rounds) * 100)
+        return digest
+
+    monkeypatch.setattr(transfer, "read_digest", read)
+    status = flush(store, ckpts)
+    assert not status.error and not status.uncommitted
+    assert listed(store)["best"].manifests[0].content == folders.contents(ckpts / "best")
+    assert integrity.verify(store, PROJECT, JOB) == []
+
+
+def test_a_file_that_vanishes_while_it_is_sent(store, ckpts, monkeypatch):
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
+    folders.write(ckpts / "checkpoint-20", folders.hf_full(20))
+    original = transfer.read_digest
+
+    def read(source, fact):
+        shutil.rmtree(ckpts / "checkpoint-10", ignore_errors=True)
+        return original(source, fact)
+
+    monkeypatch.setattr(transfer, "read_digest", read)
+    status = flush(store, ckpts)
+    assert not status.error and not status.uncommitted
+    assert set(listed(store)) == {"checkpoint-20"}
+
+
+def test_a_file_that_never_stops_changing_is_named(store, ckpts, monkeypatch):
+    folders.write(ckpts / "best", {"a": b"1"})
+    original, count = transfer.read_digest, []
+
+    def read(source, fact):
+        count.append(1)
+        source.write_bytes(b"x" * len(count))
+        return original(source, fact)
+
+    monkeypatch.setattr(transfer, "read_digest", read)
+    monkeypatch.setattr("prefect_bt.checkpoints.uploader._ROUNDS", 3)
+    status = flush(store, ckpts)
+    assert status.uncommitted == ("best: it is still being written",)
+    assert listed(store) == {}
+
+
+def test_a_store_that_fails_for_a_while(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    store.broken = StoreError("The bucket answers 503", url="s3://b")
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
+    with Running(store, ckpts) as running:
+        time.sleep(0.3)
+        assert not running.done("checkpoint-10")
+        store.broken = None
+        wait_for(lambda: running.done("checkpoint-10"))
+    assert not running.status.error
+
+
+def test_a_store_that_stays_broken_is_an_error_that_names_all(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    store.broken = StoreError("The bucket answers 503", url="s3://b", next_step="Wait.")
+    folders.write(ckpts / "checkpoint-10", {"model.bin": b"x"})
+    began = time.monotonic()
+    status = flush(store, ckpts, rank=3)
+    assert 0.4 < time.monotonic() - began < 10
+    for part in ("Rank 3", "checkpoint-10", "model.bin", "The bucket answers 503", "Wait."):
+        assert part in status.error
+    assert status.flushed and status.uncommitted[0].startswith("checkpoint-10: ")
+    assert (ckpts / "checkpoint-10/model.bin").exists()
+
+
+def test_a_store_that_cannot_even_be_listed(ckpts, tmp_path):
+    class Dead(DiskStore):
+        def list(self, prefix):
+            raise StoreError("No route to host", url=self.url)
+
+    folders.write(ckpts / "a", {"x": b""})
+    assert "No route to host" in flush(Dead(tmp_path / "store"), ckpts).error
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_that_may_not_be_read(store, ckpts):
+    folders.write(ckpts / "a", {"x": b"1"})
+    (ckpts / "a/x").chmod(0)
+    assert "a/x" in flush(store, ckpts).error
+
+
+def test_names_that_are_hard(store, ckpts):
+    odd = os.fsdecode(b"\xff\xfe.bin")
+    folders.write(ckpts / "mod el ü/..x", {"a b%2F#": b"1", odd: b"2"})
+    folders.write(ckpts / "more", {"line\nbreak": b"3"})
+    (ckpts / odd).mkdir()
+    folders.write(ckpts / odd, {"x": b""})
+    status = flush(store, ckpts)
+    assert set(listed(store)) == {"mod el ü", "more"}
+    assert "UTF-8" in status.uncommitted[0]
+    assert {file.path for file in listed(store)["mod el ü"].files()} == {
+        "mod el ü/..x/a b%2F#",
+        f"mod el ü/..x/{odd}",
+    }
+    assert not status.error
+
+
+def test_pipes_and_sockets_are_left_alone(store, ckpts):
+    folders.write(ckpts / "a", {"x": b"1"})
+    os.mkfifo(ckpts / "a/pipe")
+    assert not flush(store, ckpts).error
+    assert [file.path for file in listed(store)["a"].files()] == ["a/x"]
+
+
+def test_a_link_to_a_checkpoint_is_one_of_its_own(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
+    (ckpts / "last").symlink_to("checkpoint-10")
+    flush(store, ckpts)
+    stored = listed(store)
+    assert stored["last"].manifests[0].content == stored["checkpoint-10"].manifests[0].content
+    assert stored["last"].type == "full"
+    assert len(store.sent) == 8
+
+
+def test_logs_do_not_make_a_version_a_second(store, ckpts):
+    options = UploadOptions(settle=0.02, scan=0.01, again=30)
+    with Running(store, ckpts, options) as running:
+        for number in range(10):
+            (ckpts / "train.log").write_bytes(b"x" * number)
+            time.sleep(0.1)
+        assert running.done(".")
+    versions = [info for info in store.list("") if "/manifests/" in info.key]
+    assert len(versions) == 2
+    assert next(listed(store)["."].files()).size == 9
+
+
+def test_the_status_is_told_at_least_every_two_seconds(store, ckpts, monkeypatch):
+    folders.write(ckpts / "a", {"x": b"1"})
+    original = transfer.read_digest
+    monkeypatch.setattr(
+        transfer, "read_digest", lambda source, fact: (time.sleep(3.2), original(source, fact))[1]
+    )
+    reports = []
+    flush(store, ckpts, reports=reports)
+    times = [report.updated_at for report in reports]
+    assert max(b - a for a, b in zip(times, times[1:], strict=False)) < 2

@@ -1,0 +1,202 @@
+"""A machine as a user has it: a store, a state folder, a Prefect server, the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from prefect_bt.jobs import open_ledger
+from prefect_bt.ledger import Ledger
+
+CONFIG = """
+import json, os
+from pathlib import Path
+from truss_train import definitions as d
+
+given = json.loads((Path(__file__).parent / "given.json").read_text())
+environment = {
+    k: d.SecretReference(name=v["name"]) if isinstance(v, dict) else v
+    for k, v in given.get("env", {}).items()
+}
+project = d.TrainingProject(
+    name=given.get("project", "e2e"),
+    job=d.TrainingJob(
+        image=d.Image(base_image="none"),
+        compute=d.Compute(node_count=given.get("nodes", 1), memory="64Mi"),
+        runtime=d.Runtime(
+            start_commands=given.get("commands", ["/bin/sh -c 'chmod +x ./run.sh && ./run.sh'"]),
+            environment_variables=environment,
+            checkpointing_config=d.CheckpointingConfig(enabled=given.get("checkpointing", True)),
+            cache_config=d.CacheConfig(enabled=given.get("cache", False)),
+        ),
+    ),
+)
+"""
+
+
+@dataclass
+class Machine:
+    root: Path
+    environment: dict[str, str]
+
+    @property
+    def ledger(self) -> Ledger:
+        return open_ledger(str(self.root / "store"))
+
+    @property
+    def state_dir(self) -> Path:
+        return self.root / "state"
+
+    def folder(self, run_sh: str, **given: Any) -> Path:
+        """A training folder; `given` feeds its config."""
+        folder = self.root / f"work-{time.monotonic_ns()}"
+        folder.mkdir()
+        (folder / "config.py").write_text(CONFIG)
+        (folder / "given.json").write_text(json.dumps(given))
+        (folder / "run.sh").write_text(textwrap.dedent(run_sh))
+        return folder / "config.py"
+
+    def run(
+        self, *words: str, check: bool = True, **extra: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*words),
+            env={**self.environment, **extra},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"{words} ended with {done.returncode}:\n{done.stderr}")
+        return done
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "prefect_bt.cli.app", *words]
+
+    def push(self, config: Path, *words: str, **extra: str) -> dict[str, Any]:
+        """Push and return at once; the job's document."""
+        return json.loads(self.run("push", str(config), *words, "-o", "json", **extra).stdout)
+
+    def push_wait(self, config: Path, *words: str, **extra: str) -> tuple[int, dict[str, Any]]:
+        done = self.run("push", str(config), "--wait", "-o", "json", *words, check=False, **extra)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def view(self, job_id: str) -> dict[str, Any]:
+        return json.loads(self.run("view", "--job-id", job_id, "-o", "json").stdout)
+
+    def logs(self, job_id: str) -> str:
+        return self.run("logs", "--job-id", job_id).stdout
+
+    def wait(self, job_id: str, *states: str, seconds: float = 90) -> str:
+        wanted = [f"TRAINING_JOB_{state}" for state in states]
+        return until(lambda: self._in(job_id, wanted), seconds=seconds, what=f"{job_id} {states}")
+
+    def _in(self, job_id: str, wanted: list[str]) -> str:
+        state = self.ledger.state(job_id).value
+        return state if state in wanted else ""
+
+    def checkpoints(self, job_id: str) -> list[str]:
+        done = self.run("checkpoints", "list", "--job-id", job_id, "-o", "json")
+        return [c["checkpoint_id"] for c in json.loads(done.stdout)["checkpoints"]]
+
+    def processes(self, *words: str) -> list[psutil.Process]:
+        """Processes of this machine's jobs whose command line holds all the words."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            try:
+                ours = str(self.root) in process.environ().get("PREFECT_BT_STATE_DIR", "") or str(
+                    self.root
+                ) in " ".join([*process.cmdline(), process.cwd()])
+                if ours and all(word in " ".join(process.cmdline()) for word in words):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def job_processes(self, job_id: str) -> list[int]:
+        """Everything that carries the job in its environment or its command line."""
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit()
+            and int(entry.name) != os.getpid()
+            and job_id in read_all(entry / "environ", entry / "cmdline")
+        ]
+
+    def nothing_left(self, job_id: str) -> None:
+        """No process, mount or folder of the job remains."""
+        until(lambda: not self.job_processes(job_id), seconds=15, what="no process left")
+        assert job_id not in Path("/proc/self/mountinfo").read_text()
+        until(
+            lambda: not (self.state_dir / "jobs" / job_id).exists(),
+            seconds=10,
+            what=f"folder removed: {list((self.state_dir / 'jobs').rglob('*'))[:20]}",
+        )
+
+
+def read_all(*paths: Path) -> str:
+    text = ""
+    for path in paths:
+        try:
+            text += path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+    return text
+
+
+def until(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """With a warm local server that `prefect-bt up` started."""
+    root = tmp_path_factory.mktemp("machine")
+    machine = Machine(root, machine_environment(root))
+    machine.run("up")
+    yield machine
+    machine.run("down", check=False)
+    for process in machine.processes():
+        process.send_signal(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def serverless(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """Without any server: Prefect's temporary one is used."""
+    root = tmp_path_factory.mktemp("serverless")
+    return Machine(root, machine_environment(root))
+
+
+def machine_environment(root: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "BT_"))}
+    return {
+        **kept,
+        "PREFECT_HOME": str(root / "prefect"),
+        "PREFECT_BT_STORE": str(root / "store"),
+        "PREFECT_BT_STATE_DIR": str(root / "state"),
+        "PREFECT_BT_SETTLE": "0.5",
+        "PREFECT_BT_GRACE": "5",
+        "PREFECT_BT_ORPHAN_DEADLINE": "6",
+        "PREFECT_BT_SERVER_PORT": str(18500 + os.getpid() % 900),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }

@@ -1,0 +1,154 @@
+"""The death of any process: nothing committed is lost, nothing goes on unowned."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+import pytest
+
+from .conftest import Machine, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+
+# Each attempt says what it finds, commits one checkpoint, then waits; the second one ends well.
+TRAIN = """
+echo attempt $BT_RETRY_COUNT finds $(ls $BT_CHECKPOINT_DIR | tr '\\n' ' ')
+mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT
+echo "[$BT_RETRY_COUNT]" > $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT/state.json
+test $BT_RETRY_COUNT = 0 || exit 0
+exec sleep 600
+"""
+
+
+def committed(machine: Machine, job_id: str) -> bool:
+    return "checkpoint-0" in machine.checkpoints(job_id)
+
+
+def start(machine: Machine) -> str:
+    job_id = machine.push(machine.folder(TRAIN))["id"]
+    until(lambda: committed(machine, job_id), seconds=60, what="first checkpoint committed")
+    return job_id
+
+
+def check_resumed(machine: Machine, job_id: str) -> None:
+    machine.wait(job_id, "COMPLETED", seconds=120)
+    logs = machine.logs(job_id)
+    assert "attempt 1 finds checkpoint-0" in logs
+    assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
+    assert len(machine.view(job_id)["attempts"]) == 2
+    machine.nothing_left(job_id)
+
+
+def kill(machine: Machine, job_id: str, *words: str) -> None:
+    for pid in machine.job_processes(job_id):
+        try:
+            process = psutil.Process(pid)
+            if all(word in " ".join(process.cmdline()) for word in words):
+                process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def test_training_process(machine: Machine) -> None:
+    job_id = start(machine)
+    kill(machine, job_id, "sleep", "600")
+    check_resumed(machine, job_id)
+
+
+def test_node_agent(machine: Machine) -> None:
+    job_id = start(machine)
+    kill(machine, job_id, "prefect_bt.node")
+    check_resumed(machine, job_id)
+
+
+def test_flow(machine: Machine) -> None:
+    job_id = start(machine)
+    kill(machine, job_id, "prefect_bt.flows.run_job")
+    check_resumed(machine, job_id)
+    assert len(machine.ledger.runs_of_job(job_id)) == 1, "one Prefect run with two attempts"
+
+
+def test_uploader_is_replaced_and_training_does_not_notice(machine: Machine) -> None:
+    script = """
+    for i in 1 2 3 4 5 6; do
+      mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$i
+      echo "[$i]" > $BT_CHECKPOINT_DIR/checkpoint-$i/a.json
+      sleep 0.7
+    done
+    """
+    job_id = machine.push(machine.folder(script))["id"]
+    until(lambda: machine.checkpoints(job_id), seconds=60, what="a commit")
+    kill(machine, job_id, "prefect_bt.node.upload")
+    machine.wait(job_id, "COMPLETED")
+    assert machine.checkpoints(job_id) == [f"checkpoint-{i}" for i in range(1, 7)]
+    assert len(machine.view(job_id)["attempts"]) == 1
+
+
+def test_everything_that_could_own_it(machine: Machine) -> None:
+    job_id = start(machine)
+    kill(machine, job_id, "prefect_bt.flows.keeper")
+    kill(machine, job_id, "prefect_bt.flows.run_job")
+    until(lambda: not machine.job_processes(job_id), seconds=40, what="the node to notice and end")
+    seen = machine.view(job_id)
+    assert seen["current_status"] == "TRAINING_JOB_FAILED"
+    assert "died" in seen["error_message"]
+    assert machine.checkpoints(job_id) == ["checkpoint-0"]
+    machine.nothing_left(job_id)
+
+
+def test_stop_takes_the_checkpoint_along(machine: Machine) -> None:
+    script = """
+    trap 'mkdir -p $BT_CHECKPOINT_DIR/last; echo "{}" > $BT_CHECKPOINT_DIR/last/a.json; exit 0' TERM
+    echo ready; while :; do sleep 0.1; done
+    """
+    job_id = machine.push(machine.folder(script))["id"]
+    until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
+    machine.run("stop", "--job-id", job_id)
+    machine.wait(job_id, "STOPPED")
+    assert machine.checkpoints(job_id) == ["last"]
+    machine.nothing_left(job_id)
+    second = machine.run("stop", "--job-id", job_id, check=False)
+    assert second.returncode == 1
+    assert "already" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_stop_of_a_daemonised_child_that_ignores_sigterm(machine: Machine) -> None:
+    script = """
+    setsid sh -c 'trap "" TERM; exec sleep 611' >/dev/null 2>&1 </dev/null &
+    echo ready; sleep 600
+    """
+    job_id = machine.push(machine.folder(script))["id"]
+    until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
+    machine.run("stop", "--job-id", job_id)
+    machine.wait(job_id, "STOPPED")
+    machine.nothing_left(job_id)
+
+
+def test_no_progress_twice_ends_the_job(machine: Machine) -> None:
+    config = machine.folder("kill -9 $$\n")
+    code, job = machine.push_wait(config)
+    assert code == 1
+    assert len(job["attempts"]) == 2
+    assert "no newer committed checkpoint" in job["error_message"]
+
+
+def test_job_is_over_only_when_its_log_is_in_the_store(machine: Machine) -> None:
+    job_id = machine.push(machine.folder("seq 1 20000\n"))["id"]
+    machine.wait(job_id, "COMPLETED")
+    log = next((machine.root / "store").glob(f"**/{job_id}/attempts/0000/logs/rank-0.log"))
+    numbers = [line.split(" ", 1)[1] for line in log.read_text().splitlines()]
+    assert [n for n in numbers if n.isdigit()] == [str(n) for n in range(1, 20001)]
+
+
+def test_processes_of_others_are_left_alone(machine: Machine) -> None:
+    bystander = psutil.Popen(["sleep", "300"], start_new_session=True)
+    try:
+        job_id = start(machine)
+        machine.run("stop", "--job-id", job_id)
+        machine.wait(job_id, "STOPPED")
+        assert bystander.is_running()
+    finally:
+        bystander.kill()
+        bystander.wait()

@@ -1,0 +1,88 @@
+"""A planted secret reaches the command, and nothing else, in any spelling."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Machine, read_all, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+
+VALUE = "pl4nted-S3cret/with+signs"
+SPELLINGS = [VALUE, "pl4nted-S3cret%2Fwith%2Bsigns", base64.b64encode(VALUE.encode()).decode()[:-4]]
+
+LEAKY = """
+echo "token: $TOKEN"
+printf 'split: %s' "$TOKEN"; echo
+printf '%s' "$TOKEN" | base64 -w0; echo
+printf 'user:%s' "$TOKEN" | base64 -w0; echo
+echo "error with $TOKEN" >&2
+echo ready
+sleep 3
+test ${#TOKEN} = 25 || exit 9
+exit 4
+"""
+
+
+def test_planted_secret(machine: Machine) -> None:
+    config = machine.folder(LEAKY, env={"TOKEN": {"name": "planted"}})
+    job = machine.push(config, PREFECT_BT_SECRET_PLANTED=VALUE)
+    until(lambda: "ready" in machine.logs(job["id"]), seconds=60, what="ready")
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            assert VALUE not in read_all(process / "cmdline")
+    uploaders = machine.processes("prefect_bt.node.upload")
+    assert not any(VALUE in json.dumps(process.environ()) for process in uploaders)
+    machine.wait(job["id"], "FAILED")
+    seen = machine.view(job["id"])
+    assert "exited with 4" in seen["error_message"], "the command saw the value"
+    assert "error with ********" in machine.logs(job["id"])
+    shown = json.dumps(seen) + machine.logs(job["id"])
+    assert not [s for s in SPELLINGS if s in shown]
+    assert not found_below(machine.root), "store, state folder, Prefect's database and logs"
+
+
+def found_below(root: Path) -> list[str]:
+    hits: list[str] = []
+    for path in root.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            data = path.read_bytes()
+            hits += [f"{path}: {s}" for s in SPELLINGS if s.encode() in data]
+    return hits
+
+
+def test_a_missing_secret_is_refused_before_anything_is_written(machine: Machine) -> None:
+    config = machine.folder("true\n", env={"T": {"name": "nobody_stored_this"}}, project="unborn")
+    done = machine.run("push", str(config), check=False)
+    assert done.returncode == 1
+    assert "nobody_stored_this" in done.stderr
+    assert "Prefect Secret blocks" in done.stderr
+    assert "PREFECT_BT_SECRET_NOBODY_STORED_THIS" in done.stderr
+    assert "unborn" not in machine.run("view").stdout
+
+
+def test_a_prefect_secret_block_is_found(machine: Machine) -> None:
+    save = "from prefect.blocks.system import Secret; Secret(value='fr0m-a-block').save('my-token')"
+    port = machine.environment["PREFECT_BT_SERVER_PORT"]
+    run_python(machine, save, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
+    config = machine.folder("test $T = fr0m-a-block && echo $T\n", env={"T": {"name": "my_token"}})
+    code, job = machine.push_wait(config)
+    assert code == 0, job["error_message"]
+    assert "(rank-0) ********" in machine.logs(job["id"])
+
+
+def run_python(machine: Machine, source: str, **extra: str) -> str:
+    import subprocess
+    import sys
+
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        env={**machine.environment, **extra},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout

@@ -1,0 +1,163 @@
+"""What only the disk store can be asked: races between processes, kills, full disks."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+
+import pytest
+
+from prefect_bt.errors import ObjectExists, StoreError
+from prefect_bt.objects.disk import DiskStore
+
+RACER = """
+import sys, time
+from prefect_bt.errors import ObjectExists
+from prefect_bt.objects import open_store
+store, me, start = open_store(sys.argv[1]), sys.argv[2].encode(), float(sys.argv[3])
+time.sleep(max(0, start - time.time()))
+won = 0
+for number in range(100):
+    try:
+        store.create(f"race/{number}", me * 50)
+        won += 1
+    except ObjectExists:
+        pass
+print(won)
+"""
+
+WRITER = """
+import sys
+from pathlib import Path
+from prefect_bt.objects import open_store
+store = open_store(sys.argv[1])
+print("ready", flush=True)
+while True:
+    store.upload("big", Path(sys.argv[2]))
+"""
+
+
+def test_one_of_many_processes_creates(tmp_path):
+    start = time.time() + 1.0
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(tmp_path), str(me), str(start)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for me in range(4)
+    ]
+    won = [int(racer.communicate(timeout=60)[0]) for racer in racers]
+    assert sum(won) == 100
+    store = DiskStore(tmp_path)
+    assert all(len(set(store.get(info.key))) == 1 for info in store.list("race"))
+    assert not list((tmp_path / ".prefect-bt-tmp").iterdir())
+
+
+def test_a_killed_upload_leaves_nothing_in_sight(tmp_path):
+    source, root = tmp_path / "source", tmp_path / "store"
+    source.write_bytes(os.urandom(1 << 20) * 16)
+    digest = sha256(source.read_bytes()).hexdigest()
+    for round_ in range(4):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(root), str(source)], stdout=subprocess.PIPE
+        )
+        assert writer.stdout and writer.stdout.readline()
+        time.sleep(0.02 + 0.03 * round_)
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        for info in DiskStore(root).list(""):
+            assert info.key == "big"
+            assert sha256(DiskStore(root).get("big")).hexdigest() == digest
+
+
+def test_private_copies_are_swept_when_a_day_old(tmp_path):
+    private = tmp_path / ".prefect-bt-tmp"
+    private.mkdir()
+    (private / "old").write_bytes(b"x")
+    (private / "young").write_bytes(b"x")
+    os.utime(private / "old", (1, 1))
+    store = DiskStore(tmp_path)
+    store.put("a", b"")
+    assert [path.name for path in private.iterdir()] == ["young"]
+    assert [info.key for info in store.list("")] == ["a"]
+    with pytest.raises(StoreError):
+        store.get(".prefect-bt-tmp/young")
+
+
+def test_deleting_leaves_no_empty_folders(tmp_path):
+    store = DiskStore(tmp_path)
+    store.put("a/b/c", b"")
+    store.put("a/d", b"")
+    store.delete("a/b/c")
+    assert not (tmp_path / "a/b").exists()
+    store.delete("a/d")
+    assert not (tmp_path / "a").exists()
+
+
+def test_delete_beside_put(tmp_path):
+    code = (
+        "import sys; from prefect_bt.objects import open_store; s = open_store(sys.argv[1])\n"
+        "for n in range(400): s.put(f'x/y/{sys.argv[2]}', b''); s.delete(f'x/y/{sys.argv[2]}')"
+    )
+    two = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], stderr=subprocess.PIPE)
+        for name in "ab"
+    ]
+    assert [process.communicate(timeout=60)[1] for process in two] == [b"", b""]
+
+
+def test_a_folder_in_the_way(tmp_path):
+    store = DiskStore(tmp_path)
+    store.put("a/b", b"")
+    with pytest.raises(StoreError):
+        store.put("a", b"")
+    with pytest.raises(StoreError):
+        store.put("a/b/c", b"")
+    with pytest.raises(ObjectExists):
+        store.create("a", b"")
+
+
+def test_a_name_too_long_says_so(tmp_path):
+    with pytest.raises(StoreError, match="too long"):
+        DiskStore(tmp_path).put("x" * 300, b"")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_says_so_and_stays_clean(tiny_disk, tmp_path):
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * (2 << 20))
+    digest = sha256(source.read_bytes()).hexdigest()
+    store = DiskStore(tiny_disk)
+    store.put("before", b"1")
+    for act in (
+        lambda: store.upload("big", source),
+        lambda: store.upload_exact("big", source, sha256=digest),
+        lambda: store.put("big", source.read_bytes()),
+        lambda: store.create("big", source.read_bytes()),
+    ):
+        with pytest.raises(StoreError, match=r"disk is full.*Free space"):
+            act()
+        assert [info.key for info in store.list("")] == ["before"]
+    store.put("after", b"x" * 500_000)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_no_right_to_write(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="write access"):
+        DiskStore(tmp_path).put("a", b"")

@@ -1,0 +1,489 @@
+"""The arrows and rules of docs/architecture.md, read from the source with `ast`.
+
+A new module needs a room: add a line to LEVELS, and one to the architecture page. The last part of
+the file breaks each rule on invented source, so that a rule that checks nothing is noticed.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "prefect_bt"
+
+# Room -> level. A room is a module or a package below prefect_bt; "x.*" is what lies in package x,
+# "x" its own __init__. The longest match counts. An import may go down or stay level, never up.
+LEVELS: dict[str, int] = {
+    # 5 edges: may import prefect, cyclopts, rich; choose adapters and hand them down
+    "": 5,
+    "flows": 5,
+    "flows.*": 5,
+    "blocks": 5,
+    "blocks.*": 5,
+    "cli": 5,
+    "cli.*": 5,
+    "control": 5,
+    "node": 5,  # the same, beside the user's commands: it puts adapters together, without Prefect
+    "node.*": 5,
+    "servers": 5,
+    "signals": 5,
+    "starting": 5,
+    "submission": 5,
+    # 4 services: policy; see protocols, never adapters, never Prefect
+    "attempts": 4,
+    "checkpoints": 4,
+    "checkpoints.*": 4,
+    "gang": 4,
+    "joblogs": 4,
+    "jobs": 4,
+    "ledger": 4,
+    "loading": 4,
+    "ownership": 4,
+    "retrying": 4,
+    "serving": 4,
+    "serving.*": 4,
+    "weights": 4,
+    "weights.*": 4,
+    "workspace": 4,
+    "workspace.*": 4,
+    # 3 adapters: see SDKs; never each other
+    "objects.*": 3,
+    "substrates.*": 3,
+    # 2 seams: protocols, literal tables imported on use, pure planning
+    "diagnosis": 2,
+    "objects": 2,
+    "objects.protocols": 2,
+    "planning": 2,
+    "secrets": 2,
+    "settings": 2,
+    "substrates": 2,
+    "substrates.protocol": 2,
+    # 1 words: data only
+    "definitions": 1,
+    "definitions.*": 1,
+    "logs": 1,
+    "plan": 1,
+    "records": 1,
+    # 0 ground: standard library only
+    "codec": 0,
+    "contract": 0,
+    "errors": 0,
+}
+EDGES, ADAPTERS, GROUND = 5, 3, 0
+
+# Third-party package -> the rooms that may import it. What is not named here may go anywhere
+# above the ground.
+ONLY_IN: dict[str, set[str]] = {
+    "prefect": {"flows", "blocks", "cli", "submission"},
+    "docker": {"substrates"},
+    "kubernetes": {"substrates"},
+    "boto3": {"objects"},
+    "botocore": {"objects"},
+    "obstore": {"objects"},
+    "huggingface_hub": {"objects", "weights"},
+    "cyclopts": {"cli"},
+    "rich": {"cli"},
+}
+STDLIB_ONLY = {"errors", "contract", "codec", "plan", "records"}
+# What a node's process must be able to start without, however many imports away.
+NOT_IN_A_NODE = {"prefect", "docker", "kubernetes"}
+
+# Adapters of one place may span files whose names begin alike; they never import another place's.
+PLACES = {
+    "substrates": {"local", "docker", "kubernetes"},
+    "objects": {"disk", "memory", "bucket", "hub"},
+}
+
+# Room or module -> why it may read os.environ.
+ENVIRON_READERS: dict[str, str] = {
+    "settings": "it is the reader",
+    "secrets": "values come from there at the last moment",
+    "node": "it runs inside the job's environment",
+    "cli": "terminal and editor variables",
+    "substrates.local": "it builds a child's environment from this one",
+    "flows.keeper": "the same lock, handed on",
+    "ownership": "the owner's lock is inherited from the parent process",
+    "starting": "it hands this environment to the process that runs the flow",
+}
+# "module:function" -> why it may swallow any exception. One that raises again is no matter.
+BROAD_EXCEPTS: dict[str, str] = {
+    "cli.app:main": "whatever arrives there must be told to the user",
+}
+MOST_BROAD_EXCEPTS = 3
+
+NOT_A_SUBJECT = {"common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
+MOST_LINES = 400
+
+Sources = Mapping[str, str]
+"""Module name below prefect_bt ("" for the package itself) -> its source."""
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def read_sources(root: Path = ROOT) -> dict[str, str]:
+    """The package without its links, then flows/ and blocks/ under the links' names."""
+    sources: dict[str, str] = {}
+    for folder in (PACKAGE, "flows", "blocks"):
+        for path in _python_files(root / folder):
+            parts = path.relative_to(root).with_suffix("").parts
+            parts = parts[1:] if parts[0] == PACKAGE else parts
+            name = ".".join(parts).removesuffix("__init__").removesuffix(".")
+            sources[name] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for where, _, names in os.walk(folder, followlinks=False):
+        yield from (Path(where) / name for name in sorted(names) if name.endswith(".py"))
+
+
+def room_of(module: str) -> str | None:
+    """The longest key of LEVELS that holds `module`."""
+    if module in LEVELS:
+        return module
+    package = module
+    while "." in package:
+        package = package.rpartition(".")[0]
+        if f"{package}.*" in LEVELS:
+            return f"{package}.*"
+    return None
+
+
+def level_of(module: str) -> int | None:
+    room = room_of(module)
+    return None if room is None else LEVELS[room]
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def imports(module: str, sources: Sources, *, deferred: bool = True) -> Iterator[str]:
+    """Absolute dotted names that `module` imports; of ours, the module, not the name in it.
+
+    With `deferred=False`, only what is imported when the module is.
+    """
+    package = module in {"", *(name.rpartition(".")[0] for name in sources)}
+    full = f"{PACKAGE}.{module}".rstrip(".")
+    for node in _nodes(ast.parse(sources[module], module), deferred=deferred):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                up = full.split(".")[: len(full.split(".")) - node.level + package]
+                base = ".".join([*up, *([node.module] if node.module else [])])
+            for alias in node.names:
+                submodule = f"{base}.{alias.name}"
+                ours = submodule.removeprefix(f"{PACKAGE}.")
+                yield submodule if ours != submodule and ours in sources else base
+
+
+def _nodes(tree: ast.AST, *, deferred: bool) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(tree):
+        yield child
+        late = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+        if deferred or not (late or typing_only):
+            yield from _nodes(child, deferred=deferred)
+
+
+def our_imports(module: str, sources: Sources, *, deferred: bool = True) -> set[str]:
+    names = {n for n in imports(module, sources, deferred=deferred) if top(n) == PACKAGE}
+    return {name.removeprefix(PACKAGE).removeprefix(".") for name in names} - {module}
+
+
+def foreign_imports(module: str, sources: Sources, *, deferred: bool = True) -> set[str]:
+    names = {top(name) for name in imports(module, sources, deferred=deferred)}
+    return names - {PACKAGE, "__future__"}
+
+
+# --- rules: each yields sentences -------------------------------------------------------------
+
+
+def rooms(sources: Sources) -> Iterator[str]:
+    for module in sources:
+        if room_of(module) is None:
+            yield f"{module}: has no room; add it to LEVELS and to docs/architecture.md"
+
+
+def arrows(sources: Sources) -> Iterator[str]:
+    for module in sources:
+        mine = level_of(module)
+        for other in sorted(our_imports(module, sources)):
+            theirs = level_of(other)
+            if mine is None or theirs is None:
+                continue
+            if theirs > mine:
+                yield f"{module} (level {mine}) imports {other} (level {theirs}): arrows go down"
+            elif theirs == ADAPTERS and mine < EDGES and top(other) != top(module):
+                yield f"{module} imports the adapter {other}: only edges choose adapters"
+
+
+def places(sources: Sources) -> Iterator[str]:
+    for module in sources:
+        here = _place(module)
+        for other in sorted(our_imports(module, sources)):
+            there = _place(other)
+            if here and there and top(module) == top(other) and here != there:
+                yield f"{module} imports {other}: adapters never import each other"
+
+
+def _place(module: str) -> str | None:
+    room, _, name = module.partition(".")
+    first = name.partition(".")[0].partition("_")[0]
+    return first if first in PLACES.get(room, ()) else None
+
+
+def circles(sources: Sources) -> Iterator[str]:
+    """Rooms below the edges that need one another, by whatever detour."""
+    below = [m for m in sources if (level_of(m) or 0) < EDGES]
+    graph: dict[str, set[str]] = {}
+    for module in below:
+        targets = {_unit(other) for other in our_imports(module, sources)}
+        graph.setdefault(_unit(module), set()).update(targets - {_unit(module)})
+    for unit in sorted(graph):
+        if unit in _reachable(graph, graph[unit]):
+            yield f"{unit}: imports itself through other rooms"
+
+
+def _unit(module: str) -> str:
+    return room_of(module) if level_of(module) == 2 and "." in module else top(module)  # type: ignore[return-value]
+
+
+def _reachable(graph: Mapping[str, set[str]], start: set[str]) -> set[str]:
+    seen: set[str] = set()
+    todo = list(start)
+    while todo:
+        unit = todo.pop()
+        if unit not in seen:
+            seen.add(unit)
+            todo.extend(graph.get(unit, ()))
+    return seen
+
+
+def foreign(sources: Sources) -> Iterator[str]:
+    for module in sources:
+        for package in sorted(foreign_imports(module, sources)):
+            if package in ONLY_IN and top(module) not in ONLY_IN[package]:
+                allowed = ", ".join(sorted(ONLY_IN[package]))
+                yield f"{module} imports {package}: only {allowed} may"
+            if package in {"flows", "blocks"}:
+                yield f"{module} imports {package}: say {PACKAGE}.{package}"
+            if module in STDLIB_ONLY and package not in sys.stdlib_module_names:
+                yield f"{module} imports {package}: standard library only"
+
+
+def nodes(sources: Sources) -> Iterator[str]:
+    graph = {module: our_imports(module, sources, deferred=False) for module in sources}
+    inside = {module for module in sources if top(module) == "node"}
+    for module in sorted(inside | _reachable(graph, inside) & set(sources)):
+        for package in sorted(foreign_imports(module, sources, deferred=False) & NOT_IN_A_NODE):
+            yield f"{module} is loaded in a node and imports {package}"
+
+
+def names(sources: Sources) -> Iterator[str]:
+    for module in sources:
+        if vague := NOT_A_SUBJECT.intersection(module.split(".")):
+            yield f"{module}: {vague.pop()!r} is no subject; name what it is about"
+
+
+def sizes(sources: Sources) -> Iterator[str]:
+    for module, source in sources.items():
+        lines = len(source.splitlines())
+        if lines > MOST_LINES:
+            yield f"{module}: {lines} lines, at most {MOST_LINES}; which subject can leave?"
+
+
+def broad_excepts(sources: Sources) -> Iterator[str]:
+    for module, source in sources.items():
+        for where, line in _swallowed(ast.parse(source, module), module, ""):
+            if where not in BROAD_EXCEPTS:
+                yield f"{where} (line {line}): swallows any exception; name it, or raise again"
+
+
+def _swallowed(tree: ast.AST, module: str, inside: str) -> Iterator[tuple[str, int]]:
+    for child in ast.iter_child_nodes(tree):
+        scope = inside
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            scope = f"{inside}.{child.name}".lstrip(".")
+        swallows = isinstance(child, ast.ExceptHandler) and not _raises_again(child)
+        caught = child.type if isinstance(child, ast.ExceptHandler) else None
+        if (swallows and _is_broad(caught)) or _suppresses_all(child):
+            yield f"{module}:{inside}", getattr(child, "lineno", 0)
+        yield from _swallowed(child, module, scope)
+
+
+def _is_broad(caught: ast.expr | None) -> bool:
+    options = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return any(o is None or ast.unparse(o) in {"Exception", "BaseException"} for o in options)
+
+
+def _raises_again(handler: ast.ExceptHandler) -> bool:
+    return isinstance(handler.body[-1], ast.Raise)
+
+
+def _suppresses_all(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] == "suppress"
+        and any(_is_broad(argument) for argument in node.args)
+    )
+
+
+def environ(sources: Sources) -> Iterator[str]:
+    for module, source in sources.items():
+        if any(f"{module}.".startswith((f"{r}.", f"{r}_")) for r in ENVIRON_READERS):
+            continue
+        for node in ast.walk(ast.parse(source, module)):
+            if _reads_environ(node):
+                line = getattr(node, "lineno", 0)
+                yield f"{module} (line {line}): reads os.environ; take it as an argument"
+
+
+def _reads_environ(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom) and node.module == "os":
+        return bool({alias.name for alias in node.names} & {"environ", "environb", "getenv"})
+    spelled = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+    return spelled in {"os.environ", "os.environb", "os.getenv"}
+
+
+RULES = [rooms, arrows, places, circles, foreign, nodes, names, sizes, broad_excepts, environ]
+
+
+# --- the package ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_package_keeps(rule) -> None:
+    broken = list(rule(read_sources()))
+    assert not broken, "\n" + "\n".join(broken)
+
+
+@pytest.mark.parametrize("name", ["blocks", "flows"])
+def test_the_links_are_there(name: str) -> None:
+    link = ROOT / PACKAGE / name
+    assert link.is_symlink()
+    assert os.fspath(link.readlink()) == f"../{name}"
+    assert (link / "__init__.py").is_file()
+
+
+def test_the_lists_of_exceptions_stay_short() -> None:
+    assert len(BROAD_EXCEPTS) <= MOST_BROAD_EXCEPTS
+
+
+def test_the_lists_of_exceptions_name_what_is_there() -> None:
+    sources = read_sources()
+    assert {"errors", "flows", "blocks"} <= set(sources)
+    found = {where for m, s in sources.items() for where, _ in _swallowed(ast.parse(s, m), m, "")}
+    assert set(BROAD_EXCEPTS) <= found, "remove what no longer swallows"
+
+
+# --- the rules themselves ---------------------------------------------------------------------
+
+EMPTY = dict.fromkeys(
+    ["", "errors", "records", "gang", "objects", "objects.bucket", "objects.disk", "flows"], ""
+)
+
+BROKEN = [
+    (rooms, "attic", "", "attic: has no room"),
+    (rooms, "attic.boxes", "", "attic.boxes: has no room"),
+    (arrows, "errors", "from prefect_bt.records import Job", "errors (level 0) imports records"),
+    (arrows, "errors", "import prefect_bt.gang", "imports gang"),
+    (arrows, "errors", "from prefect_bt import records", "imports records"),
+    (arrows, "errors", "from . import records", "imports records"),
+    (arrows, "definitions.job", "from ..gang import Gang", "imports gang"),
+    (arrows, "records", "def f():\n    from prefect_bt.gang import Gang", "imports gang"),
+    (arrows, "gang", "from prefect_bt.objects.bucket import B", "imports the adapter"),
+    (arrows, "substrates.local_process", "import prefect_bt.objects.disk", "the adapter"),
+    (places, "objects.disk", "from prefect_bt.objects.bucket import B", "never import each other"),
+    (places, "substrates.docker_engine", "import prefect_bt.substrates.local_run", "each other"),
+    (foreign, "gang", "import prefect", "gang imports prefect: only"),
+    (foreign, "node.main", "from prefect.states import Completed", "imports prefect"),
+    (foreign, "workspace", "import docker.errors", "imports docker"),
+    (foreign, "weights.mirror", "import boto3", "imports boto3"),
+    (foreign, "errors", "import pydantic", "standard library only"),
+    (foreign, "cli.app", "from flows.train import train", "say prefect_bt.flows"),
+    (names, "objects.utils", "", "'utils' is no subject"),
+    (names, "common.x", "", "'common' is no subject"),
+    (sizes, "gang", "x = 1\n" * 401, "401 lines"),
+    (broad_excepts, "gang", "try: f()\nexcept: pass", "gang: (line 2)"),
+    (
+        broad_excepts,
+        "gang",
+        "class G:\n def f(self):\n  try: g()\n  except (OSError, Exception) as e: log(e)",
+        "gang:G.f (line 4)",
+    ),
+    (broad_excepts, "gang", "def f():\n with contextlib.suppress(Exception): g()", "gang:f"),
+    (environ, "gang", "import os\nx = os.environ['A']", "gang (line 2)"),
+    (environ, "gang", "import os\nx = os.getenv('A')", "gang (line 2)"),
+    (environ, "gang", "from os import environ", "gang (line 1)"),
+]
+
+KEPT = [
+    (rooms, "flows.train", ""),
+    (rooms, "substrates.docker_engine", ""),
+    (
+        arrows,
+        "gang",
+        "from prefect_bt.errors import E\nfrom prefect_bt.substrates.protocol import S",
+    ),
+    (arrows, "flows.train", "from prefect_bt.objects.bucket import B"),
+    (arrows, "jobs", "from prefect_bt.objects import open_store"),
+    (places, "substrates.docker_engine", "import prefect_bt.substrates.docker_images"),
+    (places, "substrates.docker_engine", "import prefect_bt.substrates.protocol"),
+    (foreign, "flows.train", "from prefect import flow"),
+    (foreign, "substrates.docker_engine", "import docker"),
+    (foreign, "errors", "import json"),
+    (sizes, "gang", "x = 1\n" * 400),
+    (broad_excepts, "gang", "try: f()\nexcept BaseException:\n    undo()\n    raise"),
+    (broad_excepts, "gang", "try: f()\nexcept OSError: pass"),
+    (environ, "settings", "import os\nos.environ"),
+    (environ, "node.main", "import os\nos.environ"),
+    (environ, "substrates.local_process", "import os\nos.environ"),
+]
+
+
+@pytest.mark.parametrize(("rule", "module", "source", "said"), BROKEN)
+def test_a_rule_notices(rule, module: str, source: str, said: str) -> None:
+    assert any(said in sentence for sentence in rule({**EMPTY, module: source}))
+
+
+@pytest.mark.parametrize(("rule", "module", "source"), KEPT)
+def test_a_rule_allows(rule, module: str, source: str) -> None:
+    assert list(rule({**EMPTY, module: source})) == []
+
+
+def test_a_circle_of_rooms_is_noticed() -> None:
+    gang, weights = "import prefect_bt.jobs", "import prefect_bt.gang"
+    sources = {"gang": gang, "jobs": "def f():\n    import prefect_bt.weights", "weights": weights}
+    assert {sentence.partition(":")[0] for sentence in circles(sources)} == set(sources)
+    assert list(circles({**sources, "jobs": ""})) == []
+
+
+def test_a_nodes_process_is_followed_through_its_imports() -> None:
+    sources = {
+        "node": "",
+        "node.main": "from prefect_bt import weights",
+        "weights": "import docker",
+        "gang": "import kubernetes",
+    }
+    assert list(nodes(sources)) == ["weights is loaded in a node and imports docker"]
+    late = {**sources, "weights": "def f():\n    import docker"}
+    assert list(nodes(late)) == []
+
+
+def test_sources_are_read_once_under_the_links_names(tmp_path: Path) -> None:
+    for folder in (PACKAGE, "flows", "blocks"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "flows" / "train.py").write_text("x = 1")
+    (tmp_path / PACKAGE / "flows").symlink_to("../flows")
+    assert set(read_sources(tmp_path)) == {"", "flows", "blocks", "flows.train"}

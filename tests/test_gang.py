@@ -1,0 +1,231 @@
+"""The gang's policy, against a substrate that behaves: it keeps time, state and stop requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.gang import Gang, Pace, launch_gang
+from prefect_bt.plan import GangPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
+from prefect_bt.records import FailureClass, JobState, NodePhase, NodeStatus
+from prefect_bt.substrates.protocol import Capacity, NodeHandle
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Script:
+    """What a node does by itself: exits with `code` after `seconds`; None: never."""
+
+    seconds: float | None = 1.0
+    code: int = 0
+    ignores_sigterm: bool = False
+    quiet: bool = False
+    lost: bool = False
+
+
+@dataclass
+class SimulatedNode:
+    rank: int
+    attempt: int
+    script: Script
+    clock: Clock
+    began: float
+    stops: list[tuple[str, bool]] = field(default_factory=list)
+    ended: NodeStatus | None = None
+    removed: bool = False
+
+    def observe(self) -> NodeStatus:
+        if self.ended is None and self.script.seconds is not None:
+            at = self.began + self.script.seconds
+            if self.clock.now >= at:
+                self._end(self.script.code, at, lost=self.script.lost)
+        if self.ended is not None:
+            return self.ended
+        active = self.began if self.script.quiet else self.clock.now
+        return NodeStatus(self.rank, NodePhase.RUNNING, started_at=self.began, active_at=active)
+
+    def stop(self, *, reason: str, force: bool = False) -> None:
+        self.stops.append((reason, force))
+        if self.ended is None and (force or not self.script.ignores_sigterm):
+            self._end(137 if force else 143, self.clock.now, reason=reason)
+
+    def _end(self, code: int, at: float, *, reason: str = "", lost: bool = False) -> None:
+        self.ended = NodeStatus(
+            self.rank,
+            NodePhase.LOST if lost else NodePhase.DONE,
+            exit_code=None if lost else code,
+            reason=reason,
+            command=0,
+            started_at=self.began,
+            ended_at=at,
+        )
+
+    def read_log(self, *, offset: int, limit: int) -> bytes:
+        return f"1 line of rank {self.rank}\n".encode()[offset : offset + limit]
+
+    def remove(self) -> None:
+        self.removed = True
+
+
+@dataclass
+class Simulated:
+    scripts: list[Script]
+    clock: Clock = field(default_factory=Clock)
+    refuse: int | None = None
+    nodes: list[SimulatedNode] = field(default_factory=list)
+    name: str = "simulated"
+
+    def capacity(self) -> Capacity:
+        return Capacity(cpus=64, memory=1 << 40, gpus=0)
+
+    def leader_address(self, job_id: str, attempt: int) -> str:
+        return f"{job_id}-{attempt}"
+
+    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> NodeHandle:
+        if node.rank == self.refuse:
+            raise SubstrateError("no room", substrate=self.name, rank=node.rank)
+        made = SimulatedNode(
+            node.rank, node.attempt, self.scripts[node.rank], self.clock, self.clock.now
+        )
+        self.nodes.append(made)
+        return made
+
+    def find(self, job_id: str) -> list[NodeHandle]:
+        return list(self.nodes)
+
+
+def plan(size: int) -> GangPlan:
+    node = NodePlan(
+        job_id="abc1234",
+        project_id="p",
+        attempt=0,
+        rank=0,
+        group_size=size,
+        store="",
+        image=ImagePlan("x"),
+        commands=("true",),
+        environment={},
+        secret_environment={},
+        volumes=(),
+        resources=Resources(),
+        workspace=WorkspacePlan("/b10/workspace"),
+        grace=30.0,
+    )
+    nodes = tuple(replace(node, rank=rank) for rank in range(size))
+    return GangPlan("abc1234", "job-1", "p", "p", 0, "simulated", nodes)
+
+
+def run(*scripts: Script, stop_at: float | None = None) -> tuple[Simulated, Gang]:
+    substrate = Simulated(list(scripts))
+    clock = substrate.clock
+    gang = launch_gang(
+        substrate, plan(len(scripts)), secrets={}, pace=Pace(lambda: clock.now, clock.sleep, 0.5)
+    )
+
+    def stop_requested() -> str:
+        return "stopped" if stop_at is not None and clock.now >= 1000 + stop_at else ""
+
+    gang.watch(stop_requested=stop_requested, observe=lambda _: None)
+    gang.drain(lambda _: None)
+    return substrate, gang
+
+
+def test_all_zero_is_completed() -> None:
+    _, gang = run(Script(), Script(seconds=5))
+    assert gang.outcome().state is JobState.COMPLETED
+
+
+def test_first_failure_stops_the_others_and_is_named() -> None:
+    substrate, gang = run(Script(seconds=100), Script(seconds=2, code=3), Script(seconds=100))
+    outcome = gang.outcome()
+    assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, 1)
+    assert (outcome.failure, outcome.exit_code) == (FailureClass.USER, 3)
+    assert outcome.log_tail == ("line of rank 1",)
+    assert "Rank 1 failed first" in outcome.message
+    assert "other 2 ranks" in outcome.message
+    assert substrate.nodes[0].stops == [("rank 1 failed", False)]
+    assert substrate.clock.now < 1010
+
+
+def test_sigterm_ignored_means_sigkill_after_the_shared_grace() -> None:
+    substrate, gang = run(
+        Script(seconds=None, ignores_sigterm=True),
+        Script(seconds=2, code=1),
+        Script(seconds=None, ignores_sigterm=True),
+    )
+    assert [n.stops[-1] for n in substrate.nodes if n.rank != 1] == [("rank 1 failed", True)] * 2
+    assert 1030 < substrate.clock.now < 1036
+    assert gang.outcome().failed_rank == 1
+
+
+def test_a_lost_node_is_infrastructure() -> None:
+    _, gang = run(Script(seconds=1, lost=True), Script(seconds=50))
+    assert gang.outcome().failure is FailureClass.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize("code", [137, 143])
+def test_killed_from_outside_is_infrastructure(code: int) -> None:
+    _, gang = run(Script(seconds=1, code=code))
+    assert gang.outcome().failure is FailureClass.INFRASTRUCTURE
+
+
+def test_stop_is_not_a_failure() -> None:
+    substrate, gang = run(Script(seconds=None), Script(seconds=None), stop_at=3)
+    assert gang.outcome().state is JobState.STOPPED
+    assert gang.outcome().failure is None
+    assert [n.stops for n in substrate.nodes] == [[("stopped", False)]] * 2
+
+
+def test_a_quiet_rank_is_done_a_minute_after_another_succeeded() -> None:
+    substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True))
+    assert gang.outcome().state is JobState.COMPLETED
+    assert 1060 < substrate.clock.now < 1080
+
+
+def test_a_busy_rank_has_an_hour() -> None:
+    substrate, gang = run(Script(seconds=5), Script(seconds=None, ignores_sigterm=True))
+    assert gang.outcome().state is JobState.COMPLETED
+    assert 4600 < substrate.clock.now < 4660
+
+
+def test_an_upload_that_cannot_finish_fails_the_job() -> None:
+    substrate, gang = run(Script())
+    assert substrate.nodes[0].ended
+    gang.statuses[0] = replace(gang.statuses[0], upload_error="rank 0, a.bin: disk full")
+    outcome = gang.outcome()
+    assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, 0)
+    assert "disk full" in outcome.message
+
+
+def test_all_or_none() -> None:
+    substrate = Simulated([Script()] * 3, refuse=2)
+    with pytest.raises(SubstrateError, match="no room"):
+        launch_gang(substrate, plan(3), secrets={})
+    assert [n.removed for n in substrate.nodes] == [True, True]
+    assert all(n.stops[-1][1] for n in substrate.nodes)
+
+
+def test_only_the_secrets_a_node_names_reach_it() -> None:
+    substrate = Simulated([Script()])
+    given = plan(1)
+    node = replace(given.nodes[0], secret_environment={"T": "token"})
+    seen: dict[str, str] = {}
+    launch = substrate.launch
+
+    def spy(node: NodePlan, *, secrets: Mapping[str, str]) -> NodeHandle:
+        seen.update(secrets)
+        return launch(node, secrets=secrets)
+
+    substrate.launch = spy  # type: ignore[method-assign]
+    launch_gang(substrate, replace(given, nodes=(node,)), secrets={"token": "v", "other": "w"})
+    assert seen == {"token": "v"}

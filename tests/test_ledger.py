@@ -1,0 +1,134 @@
+"""The job's record: ids, names, lifecycle and attempts, also with many writers at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import NotFoundError, StateError
+from prefect_bt.ledger import Ledger
+from prefect_bt.objects import open_store
+from prefect_bt.records import JobRecord, JobState, Outcome
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(open_store(str(tmp_path / "store")))
+
+
+def make_job(ledger: Ledger, project: str = "my / project") -> JobRecord:
+    owner = ledger.ensure_project(project)
+    record = JobRecord(
+        id=ledger.reserve_job_id(owner.id),
+        name=ledger.next_job_name(owner.id),
+        project_id=owner.id,
+        project_name=owner.name,
+        created_at=ledger.now(),
+        definition={},
+    )
+    ledger.write_job(record)
+    return record
+
+
+def test_a_project_is_found_by_id_and_by_any_name(ledger: Ledger) -> None:
+    for name in ("plain", "owner/model style", "..", "ünï cödé %2F"):
+        made = ledger.ensure_project(name)
+        assert ledger.ensure_project(name) == made
+        assert ledger.project(name) == ledger.project(made.id) == made
+
+
+def test_an_unknown_project_lists_the_known(ledger: Ledger) -> None:
+    made = ledger.ensure_project("known")
+    with pytest.raises(NotFoundError, match=f"{made.id} \\(known\\)"):
+        ledger.project("unknown")
+
+
+@pytest.mark.parametrize("job_id", ["nojob00", "../../x", "", "a/b"])
+def test_an_unknown_job_is_one_sentence(ledger: Ledger, job_id: str) -> None:
+    with pytest.raises(NotFoundError, match="No job"):
+        ledger.job(job_id)
+
+
+def test_many_pushes_share_no_project_id_and_no_name(ledger: Ledger) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        jobs = list(pool.map(lambda _: make_job(ledger), range(24)))
+    assert len({job.project_id for job in jobs}) == 1
+    assert {job.name for job in jobs} == {f"job-{n}" for n in range(1, 25)}
+    assert len({job.id for job in jobs}) == 24
+    assert {job.id for job in ledger.jobs()} == {job.id for job in jobs}
+    assert len(ledger.projects()) == 1
+
+
+def test_lifecycle(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    for state in (JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED):
+        ledger.append(job.id, state)
+    assert [event.state for event in ledger.events(job.id)] == [
+        JobState.CREATED,
+        JobState.DEPLOYING,
+        JobState.RUNNING,
+        JobState.COMPLETED,
+    ]
+    with pytest.raises(StateError, match="recreate"):
+        ledger.append(job.id, JobState.RUNNING)
+
+
+def test_only_one_of_many_ends_a_job(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    ledger.append(job.id, JobState.DEPLOYING)
+
+    def end(state: JobState) -> bool:
+        try:
+            ledger.append(job.id, state)
+        except StateError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(end, [JobState.STOPPED, JobState.FAILED] * 8))
+    assert ledger.state(job.id).terminal
+    assert len(ledger.events(job.id)) == 3
+    assert any(won)
+
+
+def test_attempts_count_up_and_never_back(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    with ThreadPoolExecutor(6) as pool:
+        numbers = list(pool.map(lambda _: ledger.begin_attempt(job.id), range(12)))
+    assert sorted(numbers) == list(range(12))
+    ledger.end_attempt(job.id, Outcome(0, JobState.FAILED, "first"))
+    ledger.end_attempt(job.id, Outcome(0, JobState.COMPLETED, "second"))
+    assert [outcome.message for outcome in ledger.outcomes(job.id)] == ["first"]
+
+
+def test_a_stop_is_asked_once(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    assert ledger.stop_request(job.id) is None
+    assert ledger.request_stop(job.id, by="a user")
+    assert not ledger.request_stop(job.id, by="another")
+    request = ledger.stop_request(job.id)
+    assert request is not None
+    assert request.by == "a user"
+    ledger.clear_stop(job.id)
+    assert ledger.stop_request(job.id) is None
+
+
+def test_a_run_is_bound_to_one_job(ledger: Ledger) -> None:
+    one, two = make_job(ledger), make_job(ledger)
+    assert ledger.bind_run("run-1", one.id, url="http://ui/1") == one.id
+    assert ledger.bind_run("run-1", two.id) == one.id
+    assert ledger.job_of_run("run-1") == one.id
+    assert [(run.flow_run_id, run.url) for run in ledger.runs_of_job(one.id)] == [
+        ("run-1", "http://ui/1")
+    ]
+
+
+def test_an_id_reserved_without_a_job_is_no_job(ledger: Ledger) -> None:
+    owner = ledger.ensure_project("p")
+    reserved = ledger.reserve_job_id(owner.id)
+    assert ledger.jobs() == []
+    ledger.release_job_id(reserved)
+    with pytest.raises(NotFoundError):
+        ledger.state(reserved)
