@@ -59,7 +59,9 @@ class LocalSubstrate(Block):
         return Path(self.state_dir).expanduser()
 
     def build(self) -> Substrate:
-        """The engine's local substrate over the state folder."""
+        """The engine's local substrate; `grace_seconds` belongs to plans, not to it."""
         from prefect_bt.substrates import open_substrate
 
-        return open_substrate("local", state_dir=self.folder)
+        return open_substrate(
+            "local", state_dir=self.folder, orphan_deadline=self.orphan_deadline_seconds
+        )

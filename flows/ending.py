@@ -23,16 +23,25 @@ def closing_job(site: JobSite) -> Generator[None]:
     """Own the job while it runs; at the end, write down how it ended and leave nothing behind."""
     with hold_job(site.settings.state_dir, site.job_id):
         try:
-            yield
-        except Exception as error:
-            _end(site, _failed_state(site), _failure_message(site, error))
-            raise
-        except BaseException:
-            site.ledger.request_stop(site.job_id, by="an interrupt")
-            _end(site, JobState.STOPPED, "Stopped by an interrupt.")
-            raise
-        _end(site, _last_outcome(site), "")
-    forget_job(site.settings.state_dir, site.job_id)
+            with _ending(site):
+                yield
+        finally:
+            if site.ledger.state(site.job_id).terminal:
+                forget_job(site.settings.state_dir, site.job_id)
+
+
+@contextmanager
+def _ending(site: JobSite) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        _end(site, _last_outcome(site, JobState.FAILED), _failure_message(site, error))
+        raise
+    except BaseException:
+        site.ledger.request_stop(site.job_id, by="an interrupt")
+        _end(site, JobState.STOPPED, "Stopped by an interrupt.")
+        raise
+    _end(site, _last_outcome(site, JobState.STOPPED), "")
 
 
 def final_state(site: JobSite) -> dict[str, Any] | State[Any]:
@@ -76,14 +85,9 @@ def _end(site: JobSite, state: JobState, message: str) -> None:
     report_job(site)
 
 
-def _last_outcome(site: JobSite) -> JobState:
+def _last_outcome(site: JobSite, without: JobState) -> JobState:
     outcomes = site.ledger.outcomes(site.job_id)
-    return outcomes[-1].state if outcomes else JobState.STOPPED
-
-
-def _failed_state(site: JobSite) -> JobState:
-    outcomes = site.ledger.outcomes(site.job_id)
-    return outcomes[-1].state if outcomes else JobState.FAILED
+    return outcomes[-1].state if outcomes else without
 
 
 def _failure_message(site: JobSite, error: Exception) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from prefect_bt.attempts import JobSite, clear_nodes, reap
 from prefect_bt.errors import StateError
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import is_owned, was_owned
+from prefect_bt.ownership import forget_job, hold_job, is_owned, was_owned
 from prefect_bt.records import JobRecord, JobState
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
@@ -66,15 +67,22 @@ def settle(ledger: Ledger, job_id: str) -> None:
     site = open_site(ledger, record, settings=settings)
     stopped = ledger.stop_request(job_id)
     state = JobState.STOPPED if stopped else JobState.FAILED
-    conclude_abandoned(site, state, "the process that ran this job died")
+    with suppress(StateError):  # another process is at it
+        conclude_abandoned(site, state, "the process that ran this job died")
 
 
 def conclude_abandoned(site: JobSite, state: JobState, reason: str) -> None:
-    """Stop what is left, let it flush, record the end, leave nothing behind."""
-    reap(site, reason=reason)
-    if not site.ledger.state(site.job_id).terminal:
-        site.ledger.append(site.job_id, state, message=f"{reason[:1].upper()}{reason[1:]}.")
-    clear_nodes(site)
+    """Stop what is left, let it flush, record the end, leave nothing behind.
+
+    Done as the job's owner, so that one process does it when several find the job abandoned; the
+    others see StateError, and the job's end soon after.
+    """
+    with hold_job(site.settings.state_dir, site.job_id):
+        reap(site, reason=reason)
+        if not site.ledger.state(site.job_id).terminal:
+            site.ledger.append(site.job_id, state, message=f"{reason[:1].upper()}{reason[1:]}.")
+        clear_nodes(site)
+        forget_job(site.settings.state_dir, site.job_id)
 
 
 def wait_terminal(

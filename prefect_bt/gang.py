@@ -93,6 +93,7 @@ class Gang:
 
     def outcome(self) -> Outcome:
         """How the attempt ended; every node must be over."""
+        self._note_first_failure()
         at = self.pace.clock()
         base = Outcome(
             attempt=self.plan.attempt,

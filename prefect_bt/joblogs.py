@@ -104,7 +104,7 @@ class JobLogs:
         `last` also yields what a node that is gone left without a newline.
         """
         ended = {outcome.attempt for outcome in self._ledger.outcomes(self._record.id)}
-        # After the outcomes: a log that is gone by now was sealed before its outcome was written.
+        # Live logs are looked for before sealed ones: one that moves is found in either place.
         live = self._live_logs()
         for begun in self._ledger.attempts(self._record.id):
             number = begun.attempt

@@ -4,7 +4,7 @@
 
 The lock belongs to an open file, so a process and the children it hands the file to hold it
 together: a job is owned for as long as one of them lives. No pid is compared, so none can be
-mistaken. Nodes look at it to find out whether anybody still watches over them.
+mistaken. Nodes look at it once a second to find out whether anybody still watches over them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from prefect_bt.errors import StateError
 
-INHERITED = "PREFECT_BT_OWNER_FD"
+INHERITED: Final = "PREFECT_BT_OWNER_FD"
 """Number of an open, locked file that a parent hands to the process that runs the job."""
+
+PATIENCE: Final = 0.5
+"""Seconds in which those who only look (they hold the lock for microseconds) must be out of it."""
+
+_OWNERS_FILES: Final = frozenset({"owner.lock", "flow.log"})
 
 
 def lock_path(state_dir: Path, job_id: str) -> Path:
@@ -29,75 +35,106 @@ def lock_path(state_dir: Path, job_id: str) -> Path:
 @contextmanager
 def hold_job(state_dir: Path, job_id: str) -> Generator[int]:
     """Own the job; yields the locked file descriptor. StateError when another process does."""
-    inherited = _inherited_fd(state_dir, job_id)
+    path = lock_path(state_dir, job_id)
+    inherited = _inherited_fd(path)
     if inherited is not None:
         yield inherited
         return
-    path = lock_path(state_dir, job_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _acquire(path, job_id)
     try:
-        if not _lock_patiently(descriptor):
-            raise StateError(
-                f"Job {job_id} is run by another process on this machine.",
-                state="owned",
-                next_step=f"Watch it instead: prefect-bt logs --tail --job-id {job_id}",
-            )
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _lock_patiently(descriptor: int) -> bool:
-    """Try for half a second: whoever looks at the lock holds it shared for a moment."""
-    for _ in range(_TRIES):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.5 / _TRIES)
-        else:
-            return True
-    return False
-
-
-_TRIES = 25
-
-
 def is_owned(state_dir: Path, job_id: str) -> bool:
-    """Whether some process on this machine runs the job now."""
+    """Whether a living process on this machine runs the job. Never blocks, creates nothing."""
     try:
         descriptor = os.open(lock_path(state_dir, job_id), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(descriptor, shared=True)
     finally:
         os.close(descriptor)
-    return False
 
 
 def was_owned(state_dir: Path, job_id: str) -> bool:
-    """Whether a process on this machine ever ran the job and has left its folder."""
+    """Whether a process on this machine ran the job and did not live to clear its folder."""
     return lock_path(state_dir, job_id).exists()
 
 
 def forget_job(state_dir: Path, job_id: str) -> None:
-    """Remove the lock of a job that is over, and its folder unless something was kept there."""
+    """For the owner of a job that is over: remove the lock, and the folder if all else is gone.
+
+    The lock is held meanwhile: whoever opened the file before finds that it is not the file's any
+    more, and takes a new one.
+    """
     folder = lock_path(state_dir, job_id).parent
-    for name in ("owner.lock", "flow.log"):
-        (folder / name).unlink(missing_ok=True)
     with suppress(OSError):
-        folder.rmdir()
+        if {entry.name for entry in folder.iterdir()} <= _OWNERS_FILES:
+            for name in _OWNERS_FILES:
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()
 
 
-def _inherited_fd(state_dir: Path, job_id: str) -> int | None:
-    given = os.environ.get(INHERITED)
-    if not given or not given.isdigit():
-        return None
+def drop_unowned(state_dir: Path, job_id: str) -> None:
+    """As forget_job, for those who find a folder that nobody owns."""
+    path = lock_path(state_dir, job_id)
     try:
-        same = os.path.samestat(os.fstat(int(given)), lock_path(state_dir, job_id).stat())
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return None
-    return int(given) if same else None
+        with suppress(OSError):
+            path.parent.rmdir()
+        return
+    try:
+        if try_lock(descriptor):
+            forget_job(state_dir, job_id)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Take the flock of an open file if it is free."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _acquire(path: Path, job_id: str) -> int:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        descriptor = _open_lock(path)
+        locked = try_lock(descriptor)
+        if locked and _is_file(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+        if not locked and time.monotonic() > deadline:
+            raise StateError(
+                f"Job {job_id} is run by another process on this machine.",
+                state="owned",
+                next_step=f"Watch it instead: prefect-bt logs --tail --job-id {job_id}",
+            )
+        time.sleep(0 if locked else 0.01)
+
+
+def _open_lock(path: Path) -> int:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # the last owner took the folder away in between
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _inherited_fd(path: Path) -> int | None:
+    given = os.environ.get(INHERITED, "")
+    return int(given) if given.isdigit() and _is_file(path, int(given)) else None

@@ -173,6 +173,12 @@ def test_a_lost_node_is_infrastructure() -> None:
     assert gang.outcome().failure is FailureClass.INFRASTRUCTURE
 
 
+def test_a_node_that_is_found_lost_after_its_commands_ended_is_not_done() -> None:
+    _, gang = run(Script())
+    gang.statuses[0] = NodeStatus(0, NodePhase.LOST, started_at=1000, ended_at=1001)
+    assert gang.outcome().failure is FailureClass.INFRASTRUCTURE
+
+
 @pytest.mark.parametrize("code", [137, 143])
 def test_killed_from_outside_is_infrastructure(code: int) -> None:
     _, gang = run(Script(seconds=1, code=code))

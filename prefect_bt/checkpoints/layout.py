@@ -76,6 +76,11 @@ class Found:
         """The latest modification, epoch nanoseconds."""
         return max((fact.mtime_ns for fact in self.files.values()), default=0)
 
+    @property
+    def changed_ns(self) -> int:
+        """When the last file came to be as it is: a copy keeps old modification times."""
+        return max((fact.ctime_ns for fact in self.files.values()), default=0)
+
 
 @dataclass(frozen=True)
 class Kind:

@@ -17,7 +17,8 @@ def scan(folder: Path) -> dict[str, FileFact]:
     What vanishes meanwhile is left out, as are dangling links, pipes, sockets, devices. A link to
     a folder is followed, unless it leads back to a folder on its own path or to one that holds the
     directory itself. A folder that may not be listed stands as a file that cannot be read, so that
-    it is reported, never passed over. A missing `folder` has no files.
+    it is reported, never passed over. A missing `folder` has no files; PermissionError for one that
+    may not be listed.
     """
     files: dict[str, FileFact] = {}
     try:
@@ -46,8 +47,9 @@ def _scan_into(
         with os.scandir(folder) as listing:
             entries = list(listing)
     except PermissionError:
-        if prefix:
-            files[prefix.rstrip("/")] = fact_of(Path(folder).stat())
+        if not prefix:
+            raise
+        files[prefix.rstrip("/")] = fact_of(Path(folder).stat())
         return
     except OSError:
         return

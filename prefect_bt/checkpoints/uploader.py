@@ -125,7 +125,11 @@ class Uploader:
         """Look once. Returns name -> why it is not committed, and name -> what went wrong."""
         left: _Left = {}
         failures: _Failures = {}
-        files = scan(self._directory)
+        try:
+            files = scan(self._directory)
+        except OSError as error:
+            what = f"{self._directory} cannot be read: {error.strerror}."
+            return left, {".": CheckpointError(what, rank=self._origin.rank, cause=str(error))}
         self._digests.keep_only(files)
         self._judge.keep_only(files)
         found = checkpoints_in(files)
@@ -177,14 +181,15 @@ class Uploader:
             kind = self._kind(found) if entries is not None else None
             if entries is None or kind is None or not self._is_still(found):
                 return CHANGING
-            self._commit(found, entries, kind)
+            is_new = self._commit(found, entries, kind)
             finished = True
         finally:
             if not finished:
                 self._progress.rewind(before)
-        seconds = max(time.monotonic() - began, 1e-3)
-        lag = time.time() - found.written_ns / 1e9
-        self._progress.committed(found.name, lag=lag, rate=found.size / seconds)
+        if is_new:
+            seconds = max(time.monotonic() - began, 1e-3)
+            lag = time.time() - found.changed_ns / 1e9
+            self._progress.committed(found.name, lag=lag, rate=found.size / seconds)
         return ""
 
     def _is_known(self, found: Found, committed: Committed) -> bool:
@@ -211,12 +216,13 @@ class Uploader:
         except OSError:
             return None
 
-    def _commit(self, found: Found, entries: tuple[Entry, ...], kind: Kind) -> None:
+    def _commit(self, found: Found, entries: tuple[Entry, ...], kind: Kind) -> bool:
+        """False when the newest commit says all of it already."""
         committed, origin = self._committed, self._origin
         assert committed is not None
         content = {entry.path: entry.sha256 for entry in entries}
         if committed.holds_content(found.name, content):
-            return
+            return False
         committed.commit(
             Manifest(
                 format=FORMAT,
@@ -238,6 +244,7 @@ class Uploader:
         )
         if not kind.type and kind.step is None:
             self._not_before[found.name] = time.monotonic() + self._options.again
+        return True
 
 
 def _within(found: Found, seen: Found) -> bool:

@@ -25,6 +25,7 @@ LogLevel = Literal[
     "humanfriendly", "W", "WARNING", "I", "INFO", "D", "DEBUG", "warning", "info", "debug"
 ]
 
+_HELP = frozenset({"--help", "-h"})
 _GLOBAL = Group("Global options", sort_key=9)
 _COMMANDS = "prefect_bt.cli"
 
@@ -50,17 +51,20 @@ def _make_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     for verb in ("push", "recreate", "logs", "stop", "view", "download", "init"):
-        app.command(f"{_COMMANDS}.{verb}:{verb}", name=verb)
+        app.command(f"{_COMMANDS}.{verb}:{verb}", name=verb, help_epilogue="")
     app.command(
         f"{_COMMANDS}.checkpoints:get_checkpoint_urls",
         name="get_checkpoint_urls",
         alias="get-checkpoint-urls",
+        help_epilogue="",
     )
-    checkpoints = App(name="checkpoints", help="Look at the checkpoints of a job.")
+    checkpoints = App(
+        name="checkpoints", help="Look at the checkpoints of a job.", help_epilogue=""
+    )
     checkpoints.command(f"{_COMMANDS}.checkpoints:list_checkpoints", name="list")
     app.command(checkpoints)
-    app.command(f"{_COMMANDS}.local:up", name="up")
-    app.command(f"{_COMMANDS}.local:down", name="down")
+    app.command(f"{_COMMANDS}.local:up", name="up", help_epilogue="")
+    app.command(f"{_COMMANDS}.local:down", name="down", help_epilogue="")
     app.meta.default(_launcher(app))
     return app
 
@@ -100,6 +104,9 @@ def _launcher(app: App) -> Callable[..., object]:
             ),
         ] = "humanfriendly",
     ) -> object:
+        if not tokens or not _HELP.isdisjoint(tokens):
+            # Their one-line descriptions are in their modules.
+            app.resolved_commands()
         command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
         _set_up_logging(log)
         debug = log.lower() in {"d", "debug"}
@@ -131,7 +138,7 @@ def _report(terminal: Terminal, error: Exception) -> int:
     if terminal.debug:
         traceback.print_exception(error)
     if isinstance(error, CycloptsError):
-        terminal.error(f"{error} See: {_help_for(error)}")
+        terminal.error(f"{error}\nSee: {_help_for(error)}")
         return USAGE
     if isinstance(error, PrefectBtError):
         terminal.error(str(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect_bt.cli.terminal import FAILED, OK, Terminal, write
 from prefect_bt.errors import PrefectBtError
@@ -50,7 +50,7 @@ def follow(
     from prefect_bt.joblogs import follow_lines
 
     logs = open_logs(ledger, record, terminal)
-    lines = follow_lines(logs, query, refresh=_settler(ledger, record.id))
+    lines = follow_lines(logs, query, refresh=_settler(terminal, ledger, record.id))
     with terminal.working(f"Waiting for the first log line of job {record.id}"):
         first = next(lines, None)
     if first is not None:
@@ -110,14 +110,22 @@ def staying(terminal: Terminal, job_id: str) -> Generator[None]:
         raise
 
 
-def _settler(ledger: Ledger, job_id: str) -> Callable[[], None]:
+def _settler(terminal: Terminal, ledger: Ledger, job_id: str) -> Callable[[], None]:
     from prefect_bt import control
 
-    checked: dict[str, Any] = {"at": time.monotonic()}
+    checked, warned = time.monotonic(), False
 
     def settle() -> None:
-        if time.monotonic() - checked["at"] >= SETTLE_SECONDS:
+        nonlocal checked, warned
+        if time.monotonic() - checked < SETTLE_SECONDS:
+            return
+        checked = time.monotonic()
+        try:
             control.settle(ledger, job_id)
-            checked["at"] = time.monotonic()
+        except PrefectBtError as error:
+            # Following must not end because the nodes cannot be seen from here.
+            if not warned:
+                terminal.warn(f"Whether job {job_id} still runs cannot be seen from here: {error}")
+            warned = True
 
     return settle

@@ -121,24 +121,19 @@ def _named(found: list[Document], name: str, job_id: str) -> Document:
 
 def _files(ledger: Ledger, record: JobRecord, name: str | None) -> list[Document]:
     """File records of §8.2, of one checkpoint or of all."""
-    from prefect_bt.checkpoints import catalogue, manifest
-    from prefect_bt.checkpoints.layout import join
+    from prefect_bt.checkpoints import catalogue
     from prefect_bt.jobs import iso
 
-    store, files = ledger.store, list[Document]()
-    for checkpoint in catalogue.list_checkpoints(store, record.project_id, record.id):
-        if name is not None and name not in (checkpoint.checkpoint_id, checkpoint.id):
-            continue
-        for key in checkpoint.manifest_keys.values():
-            part = manifest.load(store.get(key), key=key)
-            files += [
-                {
-                    "url": f"{store.url.rstrip('/')}/{entry.key}",
-                    "relative_file_name": join(part.name, entry.path),
-                    "node_rank": part.rank,
-                    "size_bytes": entry.size,
-                    "last_modified": iso(entry.mtime_ns / 1e9 or part.committed_at),
-                }
-                for entry in part.entries
-            ]
-    return sorted(files, key=lambda file: (file["node_rank"], file["relative_file_name"]))
+    root = ledger.store.url.rstrip("/")
+    return [
+        {
+            "url": f"{root}/{file.key}",
+            "relative_file_name": file.path,
+            "node_rank": file.rank,
+            "size_bytes": file.size,
+            "last_modified": iso(file.modified or checkpoint.created_at),
+        }
+        for checkpoint in catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
+        if name is None or name in (checkpoint.checkpoint_id, checkpoint.id)
+        for file in checkpoint.files()
+    ]

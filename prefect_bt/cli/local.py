@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 
-def up() -> object:
-    """Start a local Prefect server with its UI, and a worker; pushes then start in a second."""
+from cyclopts import Parameter
+
+from prefect_bt.cli.options import Here, Output
+from prefect_bt.cli.terminal import OK
+
+
+def up(
+    *,
+    port: Annotated[int | None, Parameter(help="Port of the server; 4200 unless set.")] = None,
+    worker: Annotated[
+        bool, Parameter(negative="--no-worker", help="Start a worker for deployments too.")
+    ] = True,
+    output: Output = "cli-table",
+    terminal: Here,
+) -> int:
+    """Start a local Prefect server with its UI, and a worker; pushes then start in a second.
+
+    `prefect-bt up`
+    """
     from prefect_bt.cli import server
 
-    return server.up()
+    beside = terminal.beside(output)
+    started = server.up(port=port, worker=worker, say=beside.say)
+    if beside.documents:
+        beside.document(started)
+    return OK
 
 
-def down() -> object:
-    """Stop the server and worker that `prefect-bt up` started; jobs that run go on."""
+def down(
+    *,
+    force: Annotated[bool, Parameter(help="Also while flow runs are going.")] = False,
+    output: Output = "cli-table",
+    terminal: Here,
+) -> int:
+    """Stop the server and worker that `prefect-bt up` started; jobs on this machine go on.
+
+    `prefect-bt down`
+    """
     from prefect_bt.cli import server
 
-    return server.down()
+    beside = terminal.beside(output)
+    stopped = server.down(force=force, say=beside.say)
+    if beside.documents:
+        beside.document(stopped)
+    return OK

@@ -138,4 +138,4 @@ def _json(found: JobLine) -> str:
         "replica": found.line.replica,
         "attempt": found.attempt,
     }
-    return json.dumps(fields, ensure_ascii=False)
+    return json.dumps(fields)

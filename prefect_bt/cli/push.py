@@ -60,7 +60,7 @@ def push(
     The folder of the config file is packed and goes along. Options win over the config file.
     Ctrl-C during --tail or --wait leaves the job running.
 
-    Examples:
+    For example:
 
     `prefect-bt push config.py --tail`
 

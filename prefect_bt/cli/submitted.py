@@ -62,7 +62,10 @@ def _stay(terminal: Terminal, document: dict[str, Any], staying: Staying) -> int
     ledger = open_ledger(document.get("store"))
     record = ledger.job(str(document["id"]))
     stay = attach.tail if staying.tail else attach.wait
-    state = stay(terminal, ledger, record)
-    if terminal.documents:
-        terminal.document({**document, **job_document(ledger, record)})
+    try:
+        state = stay(terminal, ledger, record)
+    finally:
+        # Also when Ctrl-C ended the staying: the job exists, and its id is in the document.
+        if terminal.documents:
+            terminal.document({**document, **job_document(ledger, record)})
     return attach.exit_code(state) if staying.wait else OK

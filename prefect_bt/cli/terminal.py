@@ -49,7 +49,14 @@ class Terminal:
         return replace(self, documents=output != "cli-table")
 
     def show(self, renderable: RenderableType) -> None:
-        self.out.print(renderable)
+        """A table; without blanks at the ends of its lines where that is plain text."""
+        if self.out.is_terminal:
+            self.out.print(renderable)
+            return
+        with self.out.capture() as captured:
+            self.out.print(renderable)
+        for line in captured.get().splitlines():
+            self.say(line.rstrip())
 
     def say(self, text: str = "", *, style: str = "") -> None:
         """A line of the command's result."""
@@ -69,8 +76,8 @@ class Terminal:
         self.err.print(Text.assemble(("error:", "bold red"), f" {text}"), soft_wrap=True)
 
     def document(self, value: Any) -> None:
-        """`value` as JSON: all that standard output gets."""
-        write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+        """`value` as JSON, ASCII only: all that standard output gets."""
+        write(json.dumps(value, indent=2, default=str) + "\n")
 
     def confirm(self, question: str) -> bool:
         """Yes when nobody can be asked; no when the answer is empty."""
@@ -102,7 +109,7 @@ def open_terminal(*, interactive: bool, debug: bool) -> Terminal:
         # A stream that was replaced (a test, a notebook) has no encoding to change.
         with suppress(AttributeError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    return Terminal(interactive=interactive and sys.stdin.isatty(), debug=debug)
+    return Terminal(interactive=interactive and _stdin_is_tty(), debug=debug)
 
 
 def _console(*, stderr: bool) -> Console:
@@ -125,3 +132,9 @@ def _console(*, stderr: bool) -> Console:
 
 def _print_line(console: Console, text: str, style: str) -> None:
     console.print(text, style=style or None, soft_wrap=True)
+
+
+def _stdin_is_tty() -> bool:
+    # None where a process was started without one.
+    stdin: object = sys.stdin
+    return stdin is not None and sys.stdin.isatty()

@@ -85,8 +85,6 @@ class Agent:
     def _prepare(self) -> NodePaths | None:
         """Folders, view and files; None when the commands cannot or must not start."""
         try:
-            if self.task.refusal:
-                raise view.ViewError(self.task.refusal)
             paths = self._enter()
             self._stage(paths)
         except Exception as error:  # the edge of the node: every cause is named
@@ -103,6 +101,8 @@ class Agent:
 
     def _enter(self) -> NodePaths:
         task = self.task
+        if task.refusal:
+            raise view.ViewError(task.refusal)
         state_dir = Path(task.record.state_dir)
         paths = ensure_volumes(task.plan, state_dir=state_dir, node=task.folder)
         store = local_store(task.plan.store)
@@ -145,7 +145,7 @@ class Agent:
         self.watch.look()
         if self.watch.reason or not staging.needs_staging(task.plan, folders):
             return
-        import threading  # noqa: PLC0415 (most of the agent's life it has one thread)
+        import threading
 
         failures: list[Exception] = []
         work = threading.Thread(

@@ -13,6 +13,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from prefect_bt.node import processes
@@ -162,10 +163,10 @@ class Commands:
         if left:
             processes.terminate_groups(left, spare=self._spared_groups())
             deadline = time.monotonic() + LEFTOVER_GRACE
-            while (
-                self._around.tree() and time.monotonic() < deadline and not self._around.watch.force
-            ):
+            while self._around.tree() and time.monotonic() < deadline:
                 self.turn()
+                if self._around.watch.force:
+                    break
             self._around.log.platform(f"{len(left)} background processes were ended")
         self._kill_tree()
 
@@ -214,10 +215,8 @@ def _read_all(descriptor: int, size: int, *, turns: int) -> list[bytes]:
 
 
 def _widen(pipe: int) -> None:
-    try:
+    with suppress(OSError, AttributeError):  # the default of 64 KiB works, with more waiting
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    except (OSError, AttributeError):
-        pass  # the default of 64 KiB works, with more waiting
 
 
 def _wake_on_signals() -> int:

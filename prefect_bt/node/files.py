@@ -57,7 +57,7 @@ def request_stop(path: Path, request: StopRequest) -> None:
 
 
 class StatusFile:
-    """The one writer of a node's status.json. A full disk delays a word, it never loses the last."""
+    """The one writer of a node's status.json. A full disk only delays a word."""
 
     def __init__(self, path: Path, status: NodeStatus) -> None:
         self.path, self.status = path, status

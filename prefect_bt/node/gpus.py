@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prefect_bt.node.ownership import try_lock
+from prefect_bt.ownership import try_lock
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -128,7 +128,7 @@ def _from_smi() -> list[Gpu]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    import subprocess  # noqa: PLC0415 (4 ms that a node without GPUs need not spend)
+    import subprocess
 
     try:
         listed = subprocess.run(

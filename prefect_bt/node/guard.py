@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> NoReturn:
 def _claim(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str]:
     if not plan.resources.gpus:
         return (), ""
-    from prefect_bt.node.gpus import NotEnoughGpus, claim_gpus  # noqa: PLC0415
+    from prefect_bt.node.gpus import NotEnoughGpus, claim_gpus
 
     try:
         claimed = claim_gpus(plan.resources.gpus, state_dir=state_dir)
@@ -73,7 +73,7 @@ def _run_agent(task: Assignment) -> NoReturn:
         Agent(task, status).run()
         code = 0
     except BaseException:  # the edge of a process: the cause goes to agent.log
-        import traceback  # noqa: PLC0415
+        import traceback
 
         traceback.print_exc()
     finally:

@@ -2,7 +2,7 @@
 
 <state_dir>/
     jobs/<job id>/
-        owner.lock                  flock held by whoever owns the job (node.ownership)
+        owner.lock                  flock held by whoever owns the job (prefect_bt.ownership)
         rank-<r>/
             checkpoints/            kept over attempts
             set-aside/attempt-<n>/  half-written checkpoints that a retry moved away
@@ -123,22 +123,14 @@ class NodeRecord:
 
 def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: NodeFolder) -> Path:
     """The host folder behind a volume; nothing is created."""
-    job = JobFolder(state_dir, plan.job_id)
     key = quote_name(volume.key or plan.project_id)
-    match volume.kind:
-        case VolumeKind.WORKSPACE:
-            return node.path / "workspace"
-        case VolumeKind.SCRATCH:
-            return node.path / "scratch"
-        case VolumeKind.LOADED:
-            return node.path / "loaded"
-        case VolumeKind.CHECKPOINTS:
-            return job.checkpoints(plan.rank)
-        case VolumeKind.PROJECT_CACHE:
-            return state_dir / "cache" / "projects" / key
-        case VolumeKind.TEAM_CACHE:
-            return state_dir / "cache" / "teams" / key
-        case VolumeKind.HF_CACHE:
-            return state_dir / "cache" / "huggingface" / key
-        case VolumeKind.WEIGHTS:
-            return state_dir / "weights" / key
+    return {
+        VolumeKind.WORKSPACE: node.path / "workspace",
+        VolumeKind.SCRATCH: node.path / "scratch",
+        VolumeKind.LOADED: node.path / "loaded",
+        VolumeKind.CHECKPOINTS: JobFolder(state_dir, plan.job_id).checkpoints(plan.rank),
+        VolumeKind.PROJECT_CACHE: state_dir / "cache" / "projects" / key,
+        VolumeKind.TEAM_CACHE: state_dir / "cache" / "teams" / key,
+        VolumeKind.HF_CACHE: state_dir / "cache" / "huggingface" / key,
+        VolumeKind.WEIGHTS: state_dir / "weights" / key,
+    }[volume.kind]

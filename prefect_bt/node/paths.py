@@ -55,7 +55,7 @@ def map_targets(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[s
 
 def kept_folders(plan: NodePlan, state_dir: Path) -> list[Path]:
     """Host folders that no target may hide: the node itself, the store, our interpreter."""
-    import sys  # noqa: PLC0415
+    import sys
 
     package = Path(__file__).resolve().parents[2]
     kept = [state_dir, package, Path(sys.prefix), Path(sys.base_prefix)]
@@ -65,8 +65,9 @@ def kept_folders(plan: NodePlan, state_dir: Path) -> list[Path]:
 
 def local_store(url: str) -> Path | None:
     """The folder of a store on this machine's disk; None for a bucket."""
-    path = url.removeprefix("file://")
-    return Path(path) if path.startswith("/") else None
+    if "://" in url and not url.startswith("file://"):
+        return None
+    return Path(url.removeprefix("file://")).expanduser().absolute()
 
 
 def _named_parents(plan: NodePlan, mapped: dict[str, Path]) -> Iterable[str]:

@@ -32,7 +32,7 @@ def needs_staging(plan: NodePlan, folders: StagingFolders) -> bool:
 
 def stage(plan: NodePlan, folders: StagingFolders, say: Callable[[str], None]) -> None:
     """Fetch, verify and unpack. Raises PrefectBtError or OSError; `say` takes log lines."""
-    from prefect_bt.objects import open_store  # noqa: PLC0415
+    from prefect_bt.objects import open_store
 
     store = open_store(plan.store)
     if plan.workspace.key:
@@ -52,7 +52,7 @@ def _must_restore(plan: NodePlan, folders: StagingFolders) -> bool:
 
 
 def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> None:
-    from prefect_bt.workspace.unpack import unpack_workspace  # noqa: PLC0415
+    from prefect_bt.workspace.unpack import unpack_workspace
 
     archive = folders.download / "workspace.tar"
     try:
@@ -72,7 +72,7 @@ def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> N
 def _restore(
     plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
 ) -> None:
-    from prefect_bt.checkpoints.restore import prepare_directory  # noqa: PLC0415
+    from prefect_bt.checkpoints.restore import prepare_directory
 
     prepared = prepare_directory(
         store,
@@ -94,18 +94,18 @@ def _restore(
 def _load(
     plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
 ) -> None:
-    from prefect_bt.checkpoints.restore import load_checkpoints  # noqa: PLC0415
+    from prefect_bt.checkpoints.restore import load_checkpoints
 
     directory = folders.volumes.get(VolumeKind.LOADED)
     if directory is None:
         raise PrefectBtError("The plan loads checkpoints but has no volume for them.")
-    load_checkpoints(store, plan.load, directory, plan.group_size)
+    load_checkpoints(store, plan.load, directory=directory, group_size=plan.group_size)
     names = ", ".join(f"{item.name} of job {item.job_id}" for item in plan.load)
     say(f"checkpoints loaded: {names}")
 
 
 def _sha256(path: Path) -> str:
-    import hashlib  # noqa: PLC0415 (loads OpenSSL, which a node without files need not)
+    import hashlib
 
     digest = hashlib.sha256()
     with path.open("rb") as file:

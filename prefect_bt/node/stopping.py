@@ -13,7 +13,7 @@ from typing import Final
 
 from prefect_bt.node.files import StopRequest, read_record
 from prefect_bt.node.layout import NodeFolder, NodeRecord
-from prefect_bt.node.ownership import is_owned
+from prefect_bt.ownership import is_owned
 
 LOOK_SECONDS: Final = 0.1
 OWNER_SECONDS: Final = 1.0

@@ -21,6 +21,7 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from prefect_bt.node import syscalls as sc
@@ -122,10 +123,9 @@ def _bind_children(host: str, private: Path, *, mounted: str, behind: str | None
 
 
 def _try_bind(source: str, target: str) -> None:
-    try:
+    # A foreign user's FUSE mount, or a folder that is gone by now.
+    with suppress(PermissionError, FileNotFoundError):
         sc.mount(source, target, sc.MS_BIND | sc.MS_REC)
-    except (PermissionError, FileNotFoundError):
-        pass  # a foreign user's FUSE mount, or a folder that is gone by now
 
 
 def _place(bind: Bind, root: Path) -> None:
@@ -169,10 +169,8 @@ def _unescape(field: bytes) -> bytes:
 
 def _copy_owner(host: str, private: Path) -> None:
     facts = Path(host).stat()
-    try:
+    with suppress(OSError):  # an owner that the user namespace does not know
         os.chown(private, facts.st_uid, facts.st_gid)
-    except OSError:
-        pass  # an owner that the user namespace does not know
     mode = stat.S_IMODE(facts.st_mode)
     # Whoever is not the owner any more needs the owner's rights to make the targets in it.
     private.chmod(mode | stat.S_IRWXU)

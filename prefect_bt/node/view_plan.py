@@ -27,7 +27,7 @@ class Bind(NamedTuple):
 
 
 class ViewPlan(NamedTuple):
-    """`mirrors`: host folders to replace, shallow first. `binds`: targets resolved, shallow first."""
+    """`mirrors`: host folders to replace; `binds`: targets resolved. Both shallow first."""
 
     mirrors: tuple[str, ...]
     binds: tuple[Bind, ...]

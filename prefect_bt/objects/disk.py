@@ -7,9 +7,9 @@ Everything appears by one atomic step in the same file system: rename for a writ
 hard link for a create-only write, so one of many racers wins. Data is on the disk (fsync) before
 its name is, so a name that survived a power cut has its bytes.
 
-Why not obstore's LocalStore: measured here with 512 MiB files, 1.3-1.7 s a put against 1.2 s for
-copy_file_range (a reflink where the file system has them is instant); it leaves `#1` files behind
-after a kill, does not sync, and costs its import.
+Why not obstore's LocalStore: a put of 512 MiB on ext4 takes 0.26-0.32 s, and 0.4-0.48 s with the
+sync that it does not do; here 0.3-0.4 s with it, and no time where the file system has reflinks. A
+kill leaves `#1` files beside its objects for ever, and its import costs 30 ms.
 """
 
 from __future__ import annotations
@@ -129,9 +129,8 @@ class DiskStore:
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
 
         def fill(target: int) -> None:
-            if not sha256:
-                _copy(fd, target)
-            elif _copy_hashed(fd, target) != sha256:
+            _copy(fd, target)
+            if sha256 and _digest(target) != sha256:
                 what = (
                     f"The bytes for {key} are not the ones announced: the file changed meanwhile."
                 )
@@ -281,21 +280,8 @@ def _copied_by_kernel(source: int, target: int) -> bool:
         copied += step
 
 
-def _copy_hashed(source: int, target: int) -> str:
-    """Copies and returns the digest of what was written."""
-    digest = hashlib.sha256()
-    cloned = _cloned(source, target)
-    buffer = bytearray(_BUFFER)
-    view = memoryview(buffer)
-    with os.fdopen(os.dup(target if cloned else source), "rb", buffering=0) as reader:
+def _digest(fd: int) -> str:
+    """Of the copy, not the source: what was written is what has to be right."""
+    with os.fdopen(os.dup(fd), "rb", buffering=0) as reader:
         reader.seek(0)
-        while count := reader.readinto(buffer):
-            digest.update(view[:count])
-            if not cloned:
-                _write_view(target, view[:count])
-    return digest.hexdigest()
-
-
-def _write_view(fd: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(fd, view) :]
+        return hashlib.file_digest(reader, "sha256").hexdigest()

@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
 from prefect_bt.node import processes
 from prefect_bt.node.files import StopRequest, read_record, request_stop, write_text
 from prefect_bt.node.layout import JobFolder, NodeFolder, NodeRecord
-from prefect_bt.node.ownership import drop_unowned, try_lock
 from prefect_bt.node.view import mount_points
+from prefect_bt.ownership import drop_unowned, try_lock
 from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
-
-from prefect_bt import codec
 
 NAME: Final = "local"
 GONE = "the node's process is gone"
@@ -73,7 +72,7 @@ class LocalHandle:
             return b""
 
     def remove(self) -> None:
-        """As the protocol says. Checkpoints go with the rank's last attempt, when all are stored."""
+        """As the protocol says. Checkpoints go with a rank's last attempt, if all are stored."""
         if not self.folder.path.exists():
             return self._drop_parents(keep_rank=True)
         self._end_everything()
@@ -153,7 +152,7 @@ class LocalHandle:
             time.sleep(0.01)
 
     def _must_keep(self, status: NodeStatus) -> bool:
-        """Whether local checkpoints may be the only copy, or another attempt's folder needs them."""
+        """Whether local checkpoints may be the only copy, or another attempt needs them."""
         attempts = self.job.path.glob(f"attempt-*/rank-{self.rank}")
         others = [folder for folder in attempts if folder != self.folder.path]
         unsaved = bool(status.upload_error or status.uncommitted)
@@ -168,7 +167,7 @@ class LocalHandle:
         for folder in (rank / "checkpoints", rank, self.folder.path.parent):
             with suppress(OSError):
                 folder.rmdir()  # only if empty
-        drop_unowned(self.job)
+        drop_unowned(self.job.state_dir, self.job.job_id)
 
     def _error(self, what: str) -> SubstrateError:
         return SubstrateError(

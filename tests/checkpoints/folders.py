@@ -28,7 +28,8 @@ def safetensors(size: int = 64, seed: bytes = b"w") -> bytes:
 def torch_zip(payload: bytes = b"state") -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("archive/data.pkl", payload)
+        # A ZipInfo has a fixed date: the same state is the same bytes.
+        archive.writestr(zipfile.ZipInfo("archive/data.pkl"), payload)
     return buffer.getvalue()
 
 

@@ -8,24 +8,14 @@ import time
 
 import pytest
 
+from prefect_bt.checkpoints import transfer
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.checkpoints.restore import Prepared, load_checkpoints, prepare_directory
 from prefect_bt.errors import CheckpointError
-from prefect_bt.objects.disk import DiskStore
 from prefect_bt.plan import LoadedCheckpoint
 
 from . import folders
 from .folders import JOB, PROJECT, flush
-
-
-@pytest.fixture
-def store(tmp_path):
-    return DiskStore(tmp_path / "store")
-
-
-@pytest.fixture
-def ckpts(tmp_path):
-    return tmp_path / "ckpts"
 
 
 @pytest.fixture
@@ -180,7 +170,6 @@ def test_links_stay_when_they_show_what_was_committed(prepare, store, ckpts, tmp
 def test_a_link_out_of_the_directory_is_never_written_through(prepare, store, ckpts, tmp_path):
     outside = tmp_path / "outside"
     folders.write(outside, {"a": b"committed"})
-    ckpts.mkdir()
     (ckpts / "best").symlink_to(outside)
     flush(store, ckpts)
     (outside / "a").write_bytes(b"mine now!")
@@ -197,6 +186,20 @@ def test_file_and_folder_changed_places(prepare, store, ckpts):
     folders.write(ckpts, {"a": b"file", "c/d": b"folder"})
     prepare(ckpts)
     assert folders.contents(ckpts) == committed
+
+
+def test_the_next_attempts_uploader_reads_nothing_again(
+    prepare, store, ckpts, tmp_path, monkeypatch
+):
+    three(ckpts)
+    flush(store, ckpts)
+    fresh = tmp_path / "fresh"
+    prepare(fresh)
+    reads = []
+    monkeypatch.setattr(transfer, "read_digest", lambda source, fact: reads.append(source))
+    for directory in (fresh, ckpts):
+        status = flush(store, directory, attempt=2)
+        assert (status.committed, status.uncommitted, reads) == ((), (), [])
 
 
 def test_a_corrupt_object_is_refused(prepare, store, ckpts, tmp_path):
@@ -220,7 +223,8 @@ def test_killed_at_any_point_and_run_again(store, ckpts, tmp_path):
         folders.write(node / f"half-{number}", {"x": b"%d" % number})
     code = (
         "import sys; from pathlib import Path; from prefect_bt.objects import open_store\n"
-        "from prefect_bt.checkpoints.restore import prepare_directory as p; print('go', flush=True)\n"
+        "from prefect_bt.checkpoints.restore import prepare_directory as p\n"
+        "print('go', flush=True)\n"
         f"p(open_store(sys.argv[1]), project_id={PROJECT!r}, job_id={JOB!r}, rank=0,"
         " directory=Path(sys.argv[2]), aside=Path(sys.argv[3]))"
     )
@@ -261,7 +265,7 @@ def test_loading_gives_both_documented_places(store, ckpts, tmp_path):
         assert str((target / "checkpoint-10").readlink()) == "rank-0/checkpoint-10"
 
 
-def test_loading_on_many_nodes_has_ranks_only(store, ckpts, tmp_path):
+def test_loading_on_many_nodes_has_ranks_only(store, tmp_path):
     for rank in (0, 1):
         folders.write(tmp_path / f"r{rank}/checkpoint-10", {f"shard-{rank}": b"%d" % rank})
         flush(store, tmp_path / f"r{rank}", rank=rank, group_size=2)
@@ -270,7 +274,6 @@ def test_loading_on_many_nodes_has_ranks_only(store, ckpts, tmp_path):
     assert set(folders.contents(target)) == {
         f"rank-{rank}/checkpoint-10/shard-{rank}" for rank in (0, 1)
     }
-    del ckpts
 
 
 def test_loading_refuses_two_of_one_name(store, ckpts, tmp_path):

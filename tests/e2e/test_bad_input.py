@@ -30,13 +30,13 @@ RUNTIME = "runtime=d.Runtime(start_commands=['true'])"
             f"{HEAD}a = d.TrainingProject(name='a', job={JOB})\nb = a\n",
             ["Multiple `TrainingProject`"],
         ),
-        ("x = (\n", ["config.py", "line 1"]),
-        (job_with("runtime=d.Runtime(start_command=['true'])"), ["start_command", "line 2"]),
+        ("x = (\n", ["config.py:1"]),
+        (job_with("runtime=d.Runtime(start_command=['true'])"), ["start_command", "config.py:2"]),
         (job_with("compute=d.Compute(node_count='2')"), ["node_count", "'2'"]),
         (job_with("compute=d.Compute(node_count=0), " + RUNTIME), ["node_count is 0"]),
         (job_with("compute=d.Compute(memory='lots'), " + RUNTIME), ["memory", "lots"]),
         (job_with("runtime=d.Runtime()"), ["start_commands is empty"]),
-        ("raise RuntimeError('boom')\n", ["boom", "line 1"]),
+        ("raise RuntimeError('boom')\n", ["boom", "config.py:1"]),
     ],
 )
 def test_a_bad_config(machine: Machine, tmp_path: Path, source: str, words: list[str]) -> None:

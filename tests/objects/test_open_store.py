@@ -44,5 +44,5 @@ def test_the_import_is_cheap():
         for _ in range(3)
     ]
     assert all(run.stdout.split("\n")[1] == "[]" for run in runs)
-    # The best of three, with room for a busy machine; measured: 15 ms.
-    assert min(float(run.stdout.split()[0]) for run in runs) < 0.06
+    # The best of three, with room for a busy machine; measured: 25 ms.
+    assert min(float(run.stdout.split()[0]) for run in runs) < 0.15

@@ -1,0 +1,151 @@
+"""What the blocks build, and that nobody renames what is stored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from prefect_bt import definitions as d
+from prefect_bt.blocks import (
+    BLOCKS,
+    GPU,
+    AwsKey,
+    AwsRole,
+    GcpIdentity,
+    GcpKey,
+    LocalSubstrate,
+    RegistryLogin,
+    TrainingCompute,
+    TrainingImage,
+    TrainingSecrets,
+    TrainingStore,
+)
+
+GOLDEN = Path(__file__).with_name("fields.json")
+
+
+def described() -> dict[str, object]:
+    return {
+        block.get_block_type_slug(): {
+            "name": block.get_block_type_name(),
+            "required": [n for n, f in block.model_fields.items() if f.is_required()],
+            "optional": [n for n, f in block.model_fields.items() if not f.is_required()],
+        }
+        for block in BLOCKS
+    }
+
+
+def test_slugs_and_fields_are_for_ever():
+    """To add an optional field, add it to fields.json too; renaming one breaks stored blocks."""
+    assert described() == json.loads(GOLDEN.read_text())
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
+def test_every_block_can_be_referenced_and_shown(block):
+    # Prefect answers 409 to a reference to a block without a required field.
+    assert any(field.is_required() for field in block.model_fields.values())
+    assert all(field.title and field.description for field in block.model_fields.values())
+    kind = block._to_block_type()
+    assert kind.logo_url and kind.documentation_url and kind.description
+    assert f"from prefect_bt.blocks import {block.__name__}" in kind.code_example.replace(
+        "RegistryLogin, ", ""
+    )
+
+
+def test_importing_the_blocks_reaches_nothing():
+    code = (
+        "import socket, subprocess\n"
+        "def no(*a, **k): raise AssertionError('a connection or process at import')\n"
+        "socket.socket.connect = no; subprocess.Popen.__init__ = no\n"
+        "import prefect_bt.blocks\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_the_gpus_offered_are_those_of_definitions_without_the_internal_one():
+    assert {gpu.value for gpu in GPU} == {a.value for a in d.Accelerator} - {"B10"}
+
+
+def test_compute():
+    assert TrainingCompute(node_count=1).build() == d.Compute()
+    block = TrainingCompute(
+        node_count=2,
+        cpu_count=8,
+        memory="64Gi",
+        accelerator=GPU.H100,
+        accelerator_count=8,
+        availability=d.AvailabilityModel.SPOT,
+    )
+    assert block.build() == d.Compute(
+        node_count=2,
+        cpu_count=8,
+        memory="64Gi",
+        accelerator=d.AcceleratorSpec(accelerator=d.Accelerator.H100, count=8),
+        availability_model=d.AvailabilityModel.SPOT,
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"node_count": 0}, {"memory": "2 sheep"}, {"accelerator": "h1"}])
+def test_compute_refuses_in_the_form(wrong):
+    with pytest.raises(ValidationError):
+        TrainingCompute(**{"node_count": 1, **wrong})
+
+
+ACCESS = {
+    "REGISTRY_SECRET": RegistryLogin(registry="ghcr.io", login_secret="login"),
+    "AWS_IAM": AwsKey(registry="ecr", access_key_secret="id", secret_key_secret="key"),
+    "AWS_OIDC": AwsRole(registry="ecr", role_arn="arn", region="us-east-1"),
+    "AWS_ASSUME_ROLE": AwsRole.model_validate(
+        {"registry": "ecr", "role_arn": "arn", "region": "us-east-1", "method": "AWS_ASSUME_ROLE"}
+    ),
+    "GCP_SERVICE_ACCOUNT_JSON": GcpKey(registry="pkg.dev", key_secret="key"),
+    "GCP_OIDC": GcpIdentity(
+        registry="pkg.dev", service_account="sa", workload_identity_provider="projects/1"
+    ),
+}
+
+
+def test_every_way_into_a_registry_has_a_form():
+    assert set(ACCESS) == {method.value for method in d.DockerAuthType}
+
+
+@pytest.mark.parametrize("method", ACCESS)
+def test_image(method):
+    block = TrainingImage(base_image="team/train:1", registry_access=ACCESS[method])
+    image = block.build()
+    assert image.base_image == "team/train:1"
+    assert image.docker_auth is not None
+    assert image.docker_auth.auth_method == method
+    # What the API stores comes back as the same form, though nothing in it names the form.
+    stored = json.loads(block.model_dump_json())
+    assert TrainingImage.model_validate(stored).registry_access == ACCESS[method]
+
+
+def test_a_public_image():
+    assert TrainingImage(base_image="python:3.12").build() == d.Image(base_image="python:3.12")
+
+
+def test_secrets():
+    block = TrainingSecrets.model_validate({"values": {"token": "0123", "key": {"a": 1}}})
+    built = block.build()
+    assert built.find("token") == "0123"
+    assert json.loads(built.find("key") or "") == {"a": 1}
+    assert built.find("other") is None
+    assert "0123" not in repr(block) + str(block) + block.model_dump_json() + repr(built)
+
+
+def test_store(tmp_path):
+    store = TrainingStore(url=str(tmp_path)).build()
+    store.put("a/b", b"1")
+    assert store.get("a/b") == b"1"
+
+
+def test_local_substrate(tmp_path):
+    block = LocalSubstrate(state_dir=str(tmp_path))
+    assert block.build().name == "local"
+    assert not LocalSubstrate(state_dir="~/x").folder.is_relative_to("~")

@@ -1,0 +1,15 @@
+import pytest
+
+from prefect_bt.objects.disk import DiskStore
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DiskStore(tmp_path / "store")
+
+
+@pytest.fixture
+def ckpts(tmp_path):
+    folder = tmp_path / "ckpts"
+    folder.mkdir()
+    return folder

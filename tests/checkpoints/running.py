@@ -1,0 +1,72 @@
+"""An uploader in a thread, and a store that counts and can be broken."""
+
+import threading
+import time
+
+from prefect_bt.checkpoints import catalogue
+from prefect_bt.checkpoints.uploader import Uploader
+from prefect_bt.errors import StoreError
+from prefect_bt.objects.disk import DiskStore
+from prefect_bt.records import UploadStatus
+
+from . import folders
+from .folders import FAST, JOB, PROJECT
+
+
+def listed(store):
+    return {one.checkpoint_id: one for one in catalogue.list_checkpoints(store, PROJECT, JOB)}
+
+
+def wait_for(check, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if check():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it never came")
+
+
+class Running:
+    """An uploader's loop in a thread."""
+
+    def __init__(self, store, directory, options=FAST, **where):
+        self.reports, self.ending = [], threading.Event()
+        self.status = UploadStatus(updated_at=0)
+        self._uploader = Uploader(
+            store,
+            directory=directory,
+            origin=folders.origin(**where),
+            options=options,
+            report=self.reports.append,
+        )
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        self.status = self._uploader.run(self.ending)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.ending.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+    def done(self, name):
+        return any(name in report.committed for report in self.reports)
+
+
+class Counting(DiskStore):
+    """Counts what is sent; fails while `broken`."""
+
+    def __init__(self, root):
+        super().__init__(root)
+        self.sent: list[str] = []
+        self.broken: StoreError | None = None
+
+    def upload_exact(self, key, source, *, sha256):
+        if self.broken:
+            raise self.broken
+        self.sent.append(source.name)
+        super().upload_exact(key, source, sha256=sha256)

@@ -1,0 +1,70 @@
+"""What a checkpoint directory may hold besides tidy checkpoints."""
+
+import itertools
+import os
+import time
+
+from prefect_bt.checkpoints import transfer
+from prefect_bt.checkpoints.uploader import UploadOptions
+
+from . import folders
+from .folders import flush
+from .running import Counting, Running, listed
+
+
+def test_names_that_are_hard(store, ckpts):
+    odd = os.fsdecode(b"\xff\xfe.bin")
+    folders.write(ckpts / "mod el ü/..x", {"a b%2F#": b"1", odd: b"2"})
+    folders.write(ckpts / "more", {"line\nbreak": b"3"})
+    (ckpts / odd).mkdir()
+    folders.write(ckpts / odd, {"x": b""})
+    status = flush(store, ckpts)
+    assert set(listed(store)) == {"mod el ü", "more"}
+    assert "UTF-8" in status.uncommitted[0]
+    assert {file.path for file in listed(store)["mod el ü"].files()} == {
+        "mod el ü/..x/a b%2F#",
+        f"mod el ü/..x/{odd}",
+    }
+    assert not status.error
+
+
+def test_pipes_and_sockets_are_left_alone(store, ckpts):
+    folders.write(ckpts / "a", {"x": b"1"})
+    os.mkfifo(ckpts / "a/pipe")
+    assert not flush(store, ckpts).error
+    assert [file.path for file in listed(store)["a"].files()] == ["a/x"]
+
+
+def test_a_link_to_a_checkpoint_is_one_of_its_own(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
+    (ckpts / "last").symlink_to("checkpoint-10")
+    flush(store, ckpts)
+    stored = listed(store)
+    assert stored["last"].manifests[0].content == stored["checkpoint-10"].manifests[0].content
+    assert stored["last"].type == "full"
+    assert len(store.sent) == 8
+
+
+def test_logs_do_not_make_a_version_a_second(store, ckpts):
+    options = UploadOptions(settle=0.02, scan=0.01, again=30)
+    with Running(store, ckpts, options) as running:
+        for number in range(10):
+            (ckpts / "train.log").write_bytes(b"x" * number)
+            time.sleep(0.1)
+        assert running.done(".")
+    versions = [info for info in store.list("") if "/manifests/" in info.key]
+    assert len(versions) == 2
+    assert next(listed(store)["."].files()).size == 9
+
+
+def test_the_status_is_told_at_least_every_two_seconds(store, ckpts, monkeypatch):
+    folders.write(ckpts / "a", {"x": b"1"})
+    original = transfer.read_digest
+    monkeypatch.setattr(
+        transfer, "read_digest", lambda source, fact: (time.sleep(3.2), original(source, fact))[1]
+    )
+    reports = []
+    flush(store, ckpts, reports=reports)
+    times = [report.updated_at for report in reports]
+    assert max(b - a for a, b in itertools.pairwise(times)) < 2

@@ -1,0 +1,225 @@
+"""The real command in a process of its own, against a store that the test prepares."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.checkpoints.manifest import Entry, Manifest, dump
+from prefect_bt.contract import job_prefix, log_key, logical_path
+from prefect_bt.definitions import (
+    Compute,
+    Image,
+    Runtime,
+    TrainingJob,
+    TrainingProject,
+    project_document,
+)
+from prefect_bt.ledger import Ledger
+from prefect_bt.logs import format_line
+from prefect_bt.objects import open_store
+from prefect_bt.records import JobRecord, JobState
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "prefect_bt.cli.app"]
+DAY = 1_700_000_000.0
+"""2023-11-14 22:13:20 UTC: long ago, so that no job counts as starting."""
+
+
+@dataclass
+class Run:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Cli:
+    """`cli("view", "-o", "json")`."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        keep = {k: v for k, v in os.environ.items() if k in {"PATH", "LANG", "LD_LIBRARY_PATH"}}
+        self.env = {
+            **keep,
+            "HOME": str(self.folder / "home"),
+            "TZ": "UTC",
+            "PYTHONPATH": str(ROOT),
+            "PREFECT_BT_STORE": str(self.folder / "store"),
+            "PREFECT_BT_STATE_DIR": str(self.folder / "state"),
+            **self.env,
+        }
+
+    def __call__(self, *arguments: str, stdin: str = "", **env: str) -> Run:
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env={**self.env, **env},
+            cwd=self.folder,
+            timeout=120,
+            check=False,
+        )
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.env,
+            cwd=self.folder,
+        )
+
+
+@dataclass
+class Shop:
+    """A store with verbs to put jobs in it."""
+
+    url: str
+    at: float = DAY
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(open_store(self.url), clock=self._tick)
+
+    def _tick(self) -> float:
+        self.at += 60
+        return self.at
+
+    def job(
+        self,
+        project: str = "tiny",
+        *states: JobState,
+        name: str | None = None,
+        compute: Compute | None = None,
+        priority: int | None = None,
+        workspace: bytes = b"",
+        sha256: str = "",
+    ) -> JobRecord:
+        known = self.ledger.ensure_project(project)
+        definition = TrainingProject(
+            name=project,
+            job=TrainingJob(
+                image=Image(base_image="python:3.11"),
+                compute=compute or Compute(),
+                runtime=Runtime(start_commands=["true"]),
+                priority=priority,
+            ),
+        )
+        record = JobRecord(
+            id=self.ledger.reserve_job_id(known.id),
+            name=name or self.ledger.next_job_name(known.id),
+            project_id=known.id,
+            project_name=project,
+            created_at=self._tick(),
+            definition=project_document(definition),
+            workspace_sha256=sha256,
+            workspace_size=len(workspace),
+            user="ann",
+        )
+        if workspace:
+            key = f"{job_prefix(known.id, record.id)}/workspace.tar"
+            self.ledger.store.put(key, workspace)
+        self.ledger.write_job(record)
+        for state in states:
+            self.ledger.append(record.id, state)
+        return record
+
+    def log(self, record: JobRecord, lines: Sequence[str], *, attempt: int = 0, rank: int = 0):
+        """A sealed log; one line a second from noon on 2023-11-15."""
+        data = b"".join(
+            format_line(int((DAY + 49_600 + i) * 1e9), line) for i, line in enumerate(lines)
+        )
+        self.ledger.store.put(log_key(record.project_id, record.id, attempt, rank), data)
+
+    def checkpoint(self, record: JobRecord, name: str, *, size: int, at: float, **facts: Any):
+        files = facts.pop("files", ["model.safetensors"])
+        rank = facts.pop("rank", 0)
+        entries = tuple(
+            Entry(
+                path=path,
+                logical=logical_path(record.project_id, record.id, rank, f"{name}/{path}"),
+                key=f"{job_prefix(record.project_id, record.id)}/objects/0000/{index:064d}",
+                size=size // len(files),
+                sha256=f"{index:064d}",
+                mtime_ns=int((DAY + at) * 1e9),
+            )
+            for index, path in enumerate(files)
+        )
+        manifest = Manifest(
+            format=1,
+            project_id=record.project_id,
+            job_id=record.id,
+            rank=rank,
+            group_size=1,
+            name=name,
+            attempt=0,
+            version=1,
+            committed_at=DAY + at,
+            size=size,
+            entries=entries,
+            **facts,
+        )
+        self.ledger.store.create(manifest.key, dump(manifest))
+
+
+ENDED = (JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED)
+RUNNING = (JobState.DEPLOYING, JobState.RUNNING)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+@pytest.fixture
+def shop(cli: Cli) -> Shop:
+    return Shop(cli.env["PREFECT_BT_STORE"])
+
+
+@pytest.fixture
+def ended() -> tuple[JobState, ...]:
+    return ENDED
+
+
+@pytest.fixture
+def running() -> tuple[JobState, ...]:
+    return RUNNING
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a config file; `config(start_commands=["true"])`."""
+
+    def write(name: str = "config.py", body: str = "", **runtime: object) -> Path:
+        folder = tmp_path / "project"
+        folder.mkdir(exist_ok=True)
+        path = folder / name
+        given = ", ".join(f"{k}={v!r}" for k, v in ({"start_commands": ["true"]} | runtime).items())
+        path.write_text(
+            body
+            or "from truss_train import definitions as d\n"
+            f"runtime = d.Runtime({given})\n"
+            "job = d.TrainingJob(image=d.Image(base_image='python:3.11'), runtime=runtime)\n"
+            "project = d.TrainingProject(name='tiny', job=job)\n"
+        )
+        return path
+
+    return write

@@ -1,0 +1,166 @@
+"""`up` and `down`, with real servers and workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.cli import server
+from prefect_bt.errors import ServerError
+from prefect_bt.servers import (
+    Daemon,
+    daemon_of,
+    local_server_url,
+    process_started,
+    read_server,
+    server_file,
+    start_daemon,
+    write_server,
+)
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("PREFECT_BT_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answer(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return json.load(response)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.xdist_group("prefect")
+def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    port, told = free_port(), []
+    monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")
+    first = server.up(port=port, say=told.append)
+    try:
+        assert not first["already_up"]
+        assert first["export"] == f"export PREFECT_API_URL=http://127.0.0.1:{port}/api"
+        assert any("elsewhere.example" in line and first["export"] in line for line in told)
+        assert local_server_url(state_dir) == first["api_url"]
+        # The UI is told where its data are, and not to ask anybody else.
+        assert answer(f"{first['ui_url']}/ui-settings")["api_url"] == first["api_url"]
+        settings = answer(f"{first['api_url']}/admin/settings")
+        assert settings["server"]["analytics_enabled"] is False
+        assert settings["server"]["concurrency"]["lease_storage"].endswith(".filesystem")
+        train = answer(f"{first['api_url']}/deployments/name/train/train")
+        assert train["entrypoint"] == "prefect_bt.flows.train.train"
+        answer(f"{first['api_url']}/block_types/slug/prefect-bt-secrets")
+
+        again = server.up(port=free_port(), say=told.append)
+        assert again["already_up"] and again["server_pid"] == first["server_pid"]
+
+        os.kill(first["worker_pid"], signal.SIGKILL)
+        while daemon_of(first, "worker").alive:
+            time.sleep(0.05)
+        healed = server.up(say=told.append)
+        assert healed["server_pid"] == first["server_pid"]
+        assert healed["worker_pid"] != first["worker_pid"]
+        assert daemon_of(healed, "worker").alive
+
+        refuses_while_a_run_is_going(first["api_url"])
+        assert server.down(force=True, say=told.append)["server_pid"] == first["server_pid"]
+        assert not daemon_of(first, "server").alive and not daemon_of(healed, "worker").alive
+        assert not server_file(state_dir).exists()
+    finally:
+        server.down(force=True, say=told.append)
+    assert server.down(say=told.append) == {}
+    assert told[-1].startswith("Nothing to stop")
+
+
+def refuses_while_a_run_is_going(api_url: str) -> None:
+    from prefect import flow
+    from prefect.client.orchestration import get_client
+    from prefect.states import Running
+
+    from prefect_bt.cli.server_setup import at
+
+    @flow
+    def long() -> None: ...
+
+    with at(api_url), get_client(sync_client=True) as client:
+        client.create_flow_run(long, name="still-going", state=Running())
+    with pytest.raises(ServerError, match="still-going"):
+        server.down(say=lambda _: None)
+
+
+def test_a_port_in_use(state_dir: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=f"Port {port} is taken.*--port {port + 1}"):
+            server.up(port=port, say=lambda _: None)
+    assert not server_file(state_dir).exists()
+
+
+def test_a_dead_server_is_forgotten_and_a_pid_of_another_process_left_alone(state_dir: Path):
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        pids = {"server_pid": other.pid, "worker_pid": other.pid}
+        starts = {"server_started": "before", "worker_started": "before"}
+        write_server(state_dir, {"api_url": "http://127.0.0.1:9/api", **pids, **starts})
+        told: list[str] = []
+        assert server.down(say=told.append) == {}
+        assert told[0].startswith("Nothing to stop")
+        assert read_server(state_dir) is None
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_server_that_does_not_start_leaves_nothing(state_dir: Path, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "nonsense://x")
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "nonsense://x")
+    with pytest.raises(ServerError, match=r"did not start.*server\.log"):
+        server.up(port=free_port(), say=lambda _: None)
+    assert not server_file(state_dir).exists()
+
+
+def test_a_daemon_is_stopped_politely_then_by_force(tmp_path: Path):
+    stubborn = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
+    daemon, process = start_daemon(
+        ["sh", "-c", stubborn], log=tmp_path / "log", environment=dict(os.environ)
+    )
+    while "ready" not in (tmp_path / "log").read_text():
+        time.sleep(0.02)
+    assert daemon.alive
+    assert daemon.stop(patience=0.2)
+    assert process.wait(5) == -signal.SIGKILL
+    assert not daemon.alive and not daemon.stop(patience=0)
+
+
+def test_a_zombie_and_no_process_are_not_alive():
+    child = subprocess.Popen(["true"])
+    while process_started(child.pid):
+        time.sleep(0.02)
+    assert not Daemon(child.pid, "1").alive
+    child.wait()
+    assert not Daemon(0, "").alive and not Daemon(os.getpid(), "").alive
+    assert Daemon(os.getpid(), process_started(os.getpid())).alive

@@ -1,0 +1,158 @@
+"""What the command line asks of a real Prefect API, and how it fails when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import flow, task
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed, Pending, Running, Scheduled
+
+from prefect_bt.blocks import TrainingStore
+from prefect_bt.cli import prefect_api as api
+from prefect_bt.cli.server_setup import deploy_train, ensure_pool
+from prefect_bt.errors import ServerError
+from prefect_bt.servers import write_server
+
+pytest_plugins = ["tests.prefect_server"]
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("prefect")]
+
+
+@flow
+def empty() -> None: ...
+
+
+@flow
+def stored(job_id: str, store: TrainingStore | str) -> str:
+    return f"{job_id} in {store.url if isinstance(store, TrainingStore) else store}"
+
+
+def save_secret(name: str, value: object) -> None:
+    Secret.model_validate({"value": value}).save(name, overwrite=True)
+
+
+@pytest.fixture
+def deployment(prefect_api: str) -> str:
+    ensure_pool()
+    deploy_train()
+    return "train/train"
+
+
+def test_run_deployment(prefect_api, deployment):
+    run = api.run_deployment(deployment, job_id="abc1234", store="s3://bucket/x")
+    assert run.url.endswith(f"/runs/flow-run/{run.flow_run_id}")
+    assert api.run_url(run.flow_run_id) == run.url
+    with get_client(sync_client=True) as client:
+        made = client.read_flow_run(UUID(run.flow_run_id))
+    assert made.state is not None and made.state.is_scheduled()
+    assert made.parameters["job_id"] == "abc1234"
+    assert TrainingStore.model_validate(made.parameters["store"]).url == "s3://bucket/x"
+    assert api.cancel_run(run.flow_run_id)
+
+
+def test_an_unknown_deployment_names_those_that_exist(prefect_api, deployment):
+    with pytest.raises(ServerError, match=r"No deployment is called 'train/nope'.*train/train"):
+        api.run_deployment("train/nope", job_id="a", store="b")
+    with pytest.raises(ServerError, match="does not name a deployment"):
+        api.run_deployment("train", job_id="a", store="b")
+
+
+def test_a_deployment_that_takes_no_job_is_a_clear_error(prefect_api):
+    with get_client(sync_client=True) as client:
+        client.create_deployment(
+            flow_id=client.create_flow_from_name("other"),
+            name="strict",
+            parameter_openapi_schema={
+                "type": "object",
+                "properties": {"store": {"type": "integer"}},
+            },
+            enforce_parameter_schema=True,
+        )
+    with pytest.raises(ServerError, match=r"409 Conflict.*'store'"):
+        api.run_deployment("other/strict", job_id="a", store="b")
+
+
+def test_cancel_run(prefect_api):
+    with get_client(sync_client=True) as client:
+        later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
+        states = [later, Pending(), Running(), Completed()]
+        runs = [str(client.create_flow_run(empty, state=state).id) for state in states]
+        assert [api.cancel_run(run) for run in runs] == [True, True, True, False]
+        after = [client.read_flow_run(UUID(run)).state for run in runs]
+    assert [state.type.value for state in after if state] == [
+        "CANCELLED",
+        "CANCELLING",
+        "CANCELLING",
+        "COMPLETED",
+    ]
+    assert not api.cancel_run(str(uuid4()))
+
+
+@pytest.mark.parametrize(
+    ("value", "found"), [("0123", "0123"), ("true", "true"), ({"a": [1]}, '{"a": [1]}'), (5, "5")]
+)
+def test_secret_values_are_text_as_stored(prefect_api, value, found):
+    save_secret("some-value", value)
+    assert api.SecretBlocks().find("some-value") == found
+
+
+def test_secret_names(prefect_api):
+    save_secret("hf-access-token", "v")
+    source = api.SecretBlocks()
+    assert source.label == "Prefect Secret blocks"
+    assert source.find("hf-access-token") == "v"
+    assert source.find("hf_access_token") == "v"
+    assert source.find("HF_ACCESS_TOKEN") == "v"
+    for missing in ("nope", "", "a/b", "a b", "a?b#c", "%2e", "../hf-access-token"):
+        assert source.find(missing) is None
+
+
+def test_secrets_inside_a_flow_a_task_and_an_event_loop(prefect_api):
+    save_secret("inside", "v")
+
+    @task
+    def in_task() -> str | None:
+        return api.SecretBlocks().find("inside")
+
+    @flow
+    def in_flow() -> tuple[str | None, str | None]:
+        return api.SecretBlocks().find("inside"), in_task()
+
+    async def in_loop() -> str | None:
+        return api.SecretBlocks().find("inside")
+
+    assert in_flow() == ("v", "v")
+    assert asyncio.run(in_loop()) == "v"
+
+
+def test_the_server_of_up_is_found_without_configuration(prefect_server, prefect_api, tmp_path):
+    save_secret("found", "v")
+    (tmp_path / "state").mkdir()
+    write_server(tmp_path / "state", {"api_url": prefect_server.api_url, "ui_url": ""})
+    with temporary_settings(updates={PREFECT_API_URL: None}):
+        assert api.SecretBlocks().find("found") == "v"
+        assert api.run_url(str(uuid4())).startswith(prefect_server.api_url.removesuffix("/api"))
+
+
+def test_without_any_api_no_deployment_runs_and_runs_have_no_page(prefect_api):
+    with temporary_settings(updates={PREFECT_API_URL: None}):
+        assert api.run_url(str(uuid4())) == ""
+        with pytest.raises(ServerError, match="prefect-bt up"):
+            api.run_deployment("train/train", job_id="a", store="b")
+
+
+def test_an_api_that_does_not_answer_is_named(prefect_api):
+    nowhere = "http://127.0.0.1:9/api"
+    with temporary_settings(updates={PREFECT_API_URL: nowhere}):
+        for ask in (
+            lambda: api.SecretBlocks().find("x"),
+            lambda: api.cancel_run(str(uuid4())),
+            lambda: api.run_deployment("a/b", job_id="a", store="b"),
+        ):
+            with pytest.raises(ServerError, match=f"{nowhere} does not answer"):
+                ask()

@@ -1,0 +1,223 @@
+"""kill -9 of everything that can be killed, one at a time and all at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.node.processes import marked_processes, uploader_processes
+from prefect_bt.ownership import hold_job, is_owned
+from prefect_bt.records import NodePhase
+from prefect_bt.substrates.local_process import LocalSubstrate
+from tests.node.rig import (
+    JOB,
+    Rig,
+    agent_pids,
+    all_lines,
+    is_alive,
+    make_plan,
+    mark_of,
+    wait_line,
+    wait_over,
+    wait_running,
+    wait_until,
+    with_checkpoints,
+)
+
+DAEMON = "(setsid sh -c '(sleep 300 & echo $! > /b10/workspace/pid; wait) &' &) ; sleep 300"
+
+
+def daemon_pid(handle: object) -> int:
+    path = handle.folder.path / "workspace" / "pid"  # type: ignore[attr-defined]
+    wait_until(lambda: path.exists() and path.read_text().strip())
+    return int(path.read_text())
+
+
+def test_agent_killed_its_commands_end_and_the_node_is_lost(rig: Rig) -> None:
+    handle = rig.launch(DAEMON)
+    wait_running(handle)
+    daemon = daemon_pid(handle)
+    guard, agent = agent_pids(handle)
+    os.kill(agent, signal.SIGKILL)
+    status = wait_over(handle)
+    assert status.phase is NodePhase.LOST
+    assert status.reason == "the node's agent died"
+    assert not is_alive(daemon)
+    wait_until(lambda: not is_alive(guard))
+
+
+def test_agent_killed_the_flush_still_happens(rig: Rig) -> None:
+    rig.use_stand_in()
+    plan = make_plan(rig.state, ("mkdir -p /mnt/ckpts/checkpoint-1; echo up; sleep 300",))
+    handle = rig.launch_plan(with_checkpoints(plan))
+    wait_line(handle, "up")
+    wait_until(lambda: uploader_processes(mark_of(handle)))
+    _, agent = agent_pids(handle)
+    os.kill(agent, signal.SIGKILL)
+    status = wait_over(handle)
+    assert status.phase is NodePhase.LOST
+    assert handle.folder.upload.exists()
+
+
+def test_guard_killed_the_agent_goes_on(rig: Rig) -> None:
+    handle = rig.launch("sleep 1; echo done")
+    wait_running(handle)
+    guard, _ = agent_pids(handle)
+    os.kill(guard, signal.SIGKILL)
+    status = wait_over(handle)
+    assert (status.phase, status.exit_code) == (NodePhase.DONE, 0)
+
+
+def test_guard_and_agent_killed_whoever_looks_ends_the_rest(rig: Rig) -> None:
+    handle = rig.launch(DAEMON)
+    wait_running(handle)
+    daemon = daemon_pid(handle)
+    guard, agent = agent_pids(handle)
+    os.kill(guard, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    status = wait_over(handle)
+    assert status.phase is NodePhase.LOST
+    assert status.reason.startswith("the node's process is gone")
+    assert not is_alive(daemon)
+    assert rig.substrate.find(JOB)[0].observe() == status
+
+
+def test_a_daemon_without_its_environment_is_found_by_its_root(rig: Rig) -> None:
+    if not rig.substrate.capacity().exact_paths:
+        pytest.skip("no private views here")
+    handle = rig.launch("(env -i setsid sleep 300 &) ; env -i setsid sleep 301 & sleep 300")
+    wait_running(handle)
+    time.sleep(0.3)
+    guard, agent = agent_pids(handle)
+    os.kill(guard, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    assert wait_over(handle).phase is NodePhase.LOST
+    assert marked_processes(mark_of(handle), handle.folder.root) == []
+
+
+def test_command_killed(rig: Rig) -> None:
+    handle = rig.launch("echo $$; exec sleep 300")
+    wait_running(handle)
+    wait_until(lambda: any(line.isdigit() for line in all_lines(handle)))
+    os.kill(int(next(line for line in all_lines(handle) if line.isdigit())), signal.SIGKILL)
+    status = wait_over(handle)
+    assert (status.exit_code, status.signal, status.reason) == (137, signal.SIGKILL, "")
+    assert not status.oom
+
+
+def test_uploader_killed_while_commands_run_is_started_again(rig: Rig) -> None:
+    rig.use_stand_in()
+    plan = make_plan(rig.state, ("mkdir /mnt/ckpts/a; echo up; sleep 3",))
+    handle = rig.launch_plan(with_checkpoints(plan))
+    wait_line(handle, "up")
+    mark = mark_of(handle)
+    wait_until(lambda: uploader_processes(mark))
+    first = uploader_processes(mark)
+    for pid in first:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: set(uploader_processes(mark)) - set(first))
+    status = wait_over(handle)
+    assert (status.phase, status.exit_code, status.upload_error) == (NodePhase.DONE, 0, "")
+    assert any("committed by this node: a" in line for line in all_lines(handle))
+
+
+def test_uploader_that_always_dies_is_an_upload_error_and_files_are_kept(rig: Rig) -> None:
+    rig.substrate.uploader = ("/bin/sh", "-c", "kill -9 $$")
+    handle = rig.launch_plan(with_checkpoints(make_plan(rig.state, ("touch /mnt/ckpts/a",))))
+    status = wait_over(handle)
+    assert (status.phase, status.exit_code) == (NodePhase.DONE, 0)
+    assert "SIGKILL" in status.upload_error or "signal 9" in status.upload_error
+    kept = handle.job.checkpoints(0) / "a"
+    handle.remove()
+    assert kept.exists()
+    assert not handle.folder.path.exists()
+    handle.remove()
+    assert kept.exists()
+
+
+def test_a_polite_signal_to_the_agent_is_a_stop(rig: Rig) -> None:
+    handle = rig.launch("sleep 300")
+    wait_running(handle)
+    guard, _ = agent_pids(handle)
+    os.kill(guard, signal.SIGTERM)
+    status = wait_over(handle)
+    assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "stopped", 143)
+
+
+def test_a_node_that_nobody_owns_stops_itself(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    rig = Rig(state, LocalSubstrate(state, orphan_deadline=1.0))
+    with hold_job(state, JOB):
+        handle = rig.launch("sleep 300")
+        wait_running(handle)
+        time.sleep(2.5)
+        assert handle.observe().phase is NodePhase.RUNNING
+    status = wait_over(handle)
+    assert (status.phase, status.reason) == (NodePhase.DONE, "orphaned")
+    rig.close()
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from prefect_bt.ownership import hold_job
+from tests.node.rig import Rig, JOB, wait_running
+from prefect_bt.substrates.local_process import LocalSubstrate
+state = Path(sys.argv[1])
+with hold_job(state, JOB):
+    rig = Rig(state, LocalSubstrate(state, orphan_deadline=1.0))
+    wait_running(rig.launch("trap '' TERM; while :; do sleep 0.1; done", grace=1.0))
+    print("up", flush=True)
+    time.sleep(300)
+"""
+
+
+def test_launcher_killed_the_node_is_found_and_ends_as_an_orphan(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(state)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"up\n"
+    assert is_owned(state, JOB)
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    assert not is_owned(state, JOB)
+    (handle,) = LocalSubstrate(state).find(JOB)
+    status = wait_over(handle)
+    assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "orphaned", 137)
+    handle.remove()
+    assert not state.joinpath("jobs", JOB).exists()
+
+
+def test_remove_ends_a_running_node(rig: Rig) -> None:
+    handle = rig.launch(DAEMON)
+    wait_running(handle)
+    daemon = daemon_pid(handle)
+    handle.remove()
+    assert not is_alive(daemon)
+    assert not handle.folder.path.exists()
+    assert rig.substrate.find(JOB) == []
+    handle.remove()
+
+
+def test_an_agent_that_cannot_start_is_lost_with_its_cause(rig: Rig) -> None:
+    handle = rig.launch("true")
+    wait_over(handle)
+    wait_until(lambda: not agent_pids(handle))
+    handle.folder.status.unlink()
+    handle.folder.agent_log.write_text("Traceback\nImportError: no module\n")
+    status = handle.observe()
+    assert status.phase is NodePhase.LOST
+    assert status.reason.endswith("ImportError: no module")
