@@ -25,7 +25,7 @@ from prefect_bt.attempts import (
     site_secrets,
 )
 from prefect_bt.diagnosis import classify
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import AttemptFailed, PrefectBtError
 from prefect_bt.flows.reporting import RankLog, move_job, report_job
 from prefect_bt.flows.stopping import StopWatcher
 from prefect_bt.gang import Gang, launch_gang
@@ -40,6 +40,8 @@ MOST_RETRIES = 1000
 
 def attempt_until_done(site: JobSite) -> None:
     """Attempts until one succeeds, is stopped, or the retry policy says no; AttemptFailed."""
+    if site.resumed and not _goes_on(site):
+        return
 
     def condition(task: Any, task_run: Any, state: State[Any]) -> bool:
         _ = task, task_run, state
@@ -63,7 +65,7 @@ def training_attempt(site: JobSite) -> str:
     with recording(site, attempt):
         gang = provision(site, attempt)
     with stopping(site, gang):
-        nodes = [_follow(site, attempt, node.rank) for node in gang.plan.nodes]
+        nodes = [_follow(site, attempt, handle.rank) for handle in gang.handles]
         gang.watch(stop_requested=stop, observe=_on_change(site, attempt))
         upload_checkpoints(site, gang)
         wait(nodes)
@@ -124,6 +126,20 @@ def stopping(site: JobSite, gang: Gang) -> Generator[None]:
         gang.shut_down("stopped")
         close_attempt(site, gang.outcome())
         raise
+
+
+def _goes_on(site: JobSite) -> bool:
+    """After a crash: whether the attempt that it cut short is followed by another.
+
+    What had ended before the crash stands: a finished training is not run again.
+    """
+    reap(site, reason="the process that ran it died")
+    outcomes = site.ledger.outcomes(site.job_id)
+    if not outcomes or judge_retry(site).retry:
+        return True
+    if outcomes[-1].failure is not None:
+        raise AttemptFailed(outcomes[-1].message, outcome={"attempt": outcomes[-1].attempt})
+    return False
 
 
 def _follow(site: JobSite, attempt: int, rank: int) -> PrefectFuture[Any]:

@@ -1,26 +1,24 @@
 """The parent of a detached job's flow: starts it, and starts it again if something kills it.
 
-`python -m prefect_bt.flows.keeper JOB_ID`, started by prefect_bt.starting with the job's ownership
-lock. It holds that lock together with the flow's process, so the nodes of a killed flow are owned
-until the next attempt has put them away. It imports nothing of Prefect: it is small.
+`python -m prefect_bt.flows.keeper`, started by prefect_bt.starting with a socket for standard
+input. It starts the flow's process at once, so that this one imports Prefect while the job is still
+being made; then it is handed the job and the job's lock, and passes both on. Holding the lock
+together with the flow's process, it keeps the nodes of a killed flow owned until the next attempt
+has put them away. It imports nothing of Prefect: it is small.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-from pathlib import Path
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType
-
-from prefect_bt.control import conclude_abandoned, open_site
-from prefect_bt.jobs import open_ledger
-from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import INHERITED, forget_job
-from prefect_bt.records import JobState
-from prefect_bt.settings import Settings
-from prefect_bt.starting import flow_log
+from typing import IO
 
 MOST_STARTS = 20
 """Against a flow that dies before its first attempt; attempts have their own budgets."""
@@ -28,57 +26,72 @@ MOST_STARTS = 20
 TAIL_BYTES = 2000
 
 
-def keep(job_id: str) -> int:
-    """Run the job's flow to its end; 0 when the job completed."""
-    ledger, settings = open_ledger(), Settings()
-    for _ in range(MOST_STARTS):
-        code = _run_flow(job_id)
-        if ledger.state(job_id).terminal or code >= 0:
-            break
-    _conclude(ledger, job_id, settings.state_dir)
-    forget_job(settings.state_dir, job_id)
-    return 0 if ledger.state(job_id) is JobState.COMPLETED else 1
+@dataclass(frozen=True)
+class Handover:
+    """The job as the pusher described it (JSON), and its lock, held by this open file."""
+
+    message: bytes
+    lock: int
 
 
-def _run_flow(job_id: str) -> int:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "prefect_bt.flows.run_job", job_id],
-        stdin=subprocess.DEVNULL,
-        pass_fds=_owner_fds(),
-    )
+class FlowProcess:
+    """One process that runs flows.run_job; it waits for a handover. `output` takes what it says."""
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        _ = number, frame
-        child.terminate()
+    def __init__(self, output: IO[bytes]) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "prefect_bt.flows.run_job"],
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+            )
 
-    signal.signal(signal.SIGTERM, pass_on)
-    return child.wait()
+    def run(self, job: Handover) -> int:
+        """Its exit status; negative when a signal ended it. SIGTERM to us is passed on."""
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            _ = number, frame
+            self._process.terminate()
+
+        signal.signal(signal.SIGTERM, pass_on)
+        with suppress(OSError):  # it is dead: its exit status says how
+            socket.send_fds(self._socket, [job.message], [job.lock])
+        return self._process.wait()
+
+    def dismiss(self) -> None:
+        """No job came."""
+        self._process.kill()
+        self._process.wait()
 
 
-def _owner_fds() -> tuple[int, ...]:
-    given = os.environ.get(INHERITED, "")
-    return (int(given),) if given.isdigit() else ()
+def receive(source: socket.socket) -> Handover | None:
+    """What the other side hands over; None when it left."""
+    message, descriptors, _, _ = socket.recv_fds(source, 1 << 16, 1)
+    return Handover(message, descriptors[0]) if message and descriptors else None
 
 
-def _conclude(ledger: Ledger, job_id: str, state_dir: Path) -> None:
-    if ledger.state(job_id).terminal:
-        return
-    tail = _tail(flow_log(state_dir, job_id))
-    stopped = ledger.stop_request(job_id)
-    conclude_abandoned(
-        open_site(ledger, ledger.job(job_id)),
-        JobState.STOPPED if stopped else JobState.FAILED,
-        f"the flow could not be run: {tail}",
-    )
+def main() -> int:
+    """0 when the job completed, or none came."""
+    with tempfile.TemporaryFile() as output:
+        flow = FlowProcess(output)
+        job = receive(socket.socket(fileno=os.dup(0)))
+        if job is None:
+            flow.dismiss()
+            return 0
+        os.set_inheritable(job.lock, False)
+        code = flow.run(job)
+        # Only now: while the flow starts, the processor is better left to it.
+        from prefect_bt.flows.keeping import KeptJob
 
-
-def _tail(path: Path) -> str:
-    try:
-        lines = path.read_bytes()[-TAIL_BYTES:].decode(errors="replace").splitlines()
-    except OSError:
-        return "it left no message"
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it left no message")
+        kept = KeptJob(job.message)
+        for _ in range(MOST_STARTS):
+            if kept.over or code >= 0:
+                break
+            code = FlowProcess(output).run(job)
+        output.seek(0)
+        return kept.conclude(output.read()[-TAIL_BYTES:])
 
 
 if __name__ == "__main__":
-    sys.exit(keep(sys.argv[1]))
+    sys.exit(main())

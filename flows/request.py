@@ -55,16 +55,12 @@ class JobRequest:
         ledger = self._ledger()
         known = self.job_id or ledger.job_of_run(flow_run_id)
         record = ledger.job(known) if known else self._accept(ledger)
-        substrate = (
-            self.substrate.build()
-            if self.substrate
-            else open_substrate(record.substrate, state_dir=self._settings().state_dir)
-        )
+        settings = self._settings()
         return JobSite(
             ledger,
-            substrate,
+            open_substrate(record.substrate, **settings.substrate_options()),
             record,
-            settings=self._settings(),
+            settings=settings,
             secret_sources=self._secret_sources(),
         )
 

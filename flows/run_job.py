@@ -1,27 +1,58 @@
 """Run the `train` flow for one accepted job: a new Prefect run, or the job's own one again.
 
-`python -m prefect_bt.flows.run_job JOB_ID`. After a crash the same Prefect run goes on, so the UI
-shows one run with several attempts.
+`python -m prefect_bt.flows.run_job`, started by flows.keeper with a socket for standard input. It
+imports everything first and then waits for its job. After a crash the same Prefect run goes on, so
+the UI shows one run with several attempts.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import sys
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun
-from prefect.exceptions import ObjectNotFound
-from prefect.flow_engine import run_flow
-from prefect.states import AwaitingRetry
-
-from prefect_bt.flows.train import train
-from prefect_bt.jobs import open_ledger
+from prefect_bt.ownership import INHERITED, lock_path
 from prefect_bt.records import JobState
+from prefect_bt.servers import local_server_url
+from prefect_bt.settings import Settings
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
+
+
+def main() -> int:
+    """0 when the job completed."""
+    url = "" if os.environ.get("PREFECT_API_URL") else local_server_url(Settings().state_dir)
+    if url:
+        os.environ["PREFECT_API_URL"] = url
+    import prefect.flow_engine  # the slow part, before there is a job
+
+    import prefect_bt.flows.train
+    from prefect_bt.flows.keeper import receive
+
+    _ = prefect.flow_engine, prefect_bt.flows.train
+    job = receive(socket.socket(fileno=os.dup(0)))
+    if job is None:
+        return 0
+    os.set_inheritable(job.lock, False)
+    told: dict[str, str] = json.loads(job.message)
+    os.environ[INHERITED] = str(job.lock)
+    os.environ["PREFECT_BT_STATE_DIR"] = told["state_dir"]
+    os.environ["PREFECT_BT_STORE"] = told["store"]
+    _write_to(lock_path(Settings().state_dir, told["job_id"]).with_name("flow.log"))
+    return 0 if run_job(told["job_id"]) is JobState.COMPLETED else 1
 
 
 def run_job(job_id: str) -> JobState:
     """The job's state when the flow is over. Errors of the flow are in its record and run."""
+    from prefect.flow_engine import run_flow
+
+    from prefect_bt.flows.train import train
+    from prefect_bt.jobs import open_ledger
+
     ledger = open_ledger()
     runs = ledger.runs_of_job(job_id)
     known = _taken_up(runs[-1].flow_run_id) if runs else None
@@ -34,6 +65,10 @@ def run_job(job_id: str) -> JobState:
 
 def _taken_up(flow_run_id: str) -> FlowRun | None:
     """The run, made ready to run again; None when this server does not know it."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+    from prefect.states import AwaitingRetry
+
     with get_client(sync_client=True) as client:
         try:
             client.set_flow_run_state(UUID(flow_run_id), AwaitingRetry(), force=True)
@@ -42,5 +77,13 @@ def _taken_up(flow_run_id: str) -> FlowRun | None:
             return None
 
 
+def _write_to(path: os.PathLike[str]) -> None:
+    """From here on, what this process prints goes to the job's own file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
 if __name__ == "__main__":
-    sys.exit(0 if run_job(sys.argv[1]) is JobState.COMPLETED else 1)
+    sys.exit(main())

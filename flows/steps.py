@@ -28,6 +28,7 @@ def accept_job(request: JobRequest) -> JobSite:
     site = request.open(run_id)
     site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id))
     state = site.ledger.state(site.job_id)
+    site.resumed = not state.terminal and bool(site.ledger.attempts(site.job_id))
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
         if state.terminal:
             site.ledger.clear_stop(site.job_id)

@@ -12,11 +12,11 @@ cancellation, Ctrl-C and SIGTERM arrive; nodes are processes of their own and wr
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from pydantic import Field
+from pydantic import NonNegativeInt
 
 from prefect_bt.blocks import (
     LocalSubstrate,
@@ -33,34 +33,40 @@ from prefect_bt.flows.steps import accept_job, mirror_weights, name_run, weights
 
 @flow(name="train", on_cancellation=[finish_cancelled], on_crashed=[finish_crashed])
 def train(
-    config: Annotated[
-        str | None, Field(description="Path of a config.py on the machine that runs the flow.")
-    ] = None,
+    config: str | None = None,
     *,
-    definition: Annotated[
-        dict[str, Any] | None, Field(description="Instead of a path: a project as JSON.")
-    ] = None,
-    job_id: Annotated[
-        str | None, Field(description="Run this job, accepted by `prefect-bt push` before.")
-    ] = None,
-    source_dir: Annotated[
-        str | None, Field(description="Folder to pack; by default that of the config file.")
-    ] = None,
-    job_name: Annotated[str | None, Field(description="Replaces the job's name.")] = None,
-    retries: Annotated[
-        int | None, Field(ge=0, description="How many failures of the user's code to survive.")
-    ] = None,
-    image: Annotated[TrainingImage | None, Field(title="Image")] = None,
-    compute: Annotated[TrainingCompute | None, Field(title="Compute")] = None,
-    secrets: Annotated[TrainingSecrets | None, Field(title="Secrets")] = None,
-    store: Annotated[TrainingStore | None, Field(title="Store")] = None,
-    substrate: Annotated[LocalSubstrate | None, Field(title="Substrate")] = None,
+    definition: dict[str, Any] | None = None,
+    job_id: str | None = None,
+    source_dir: str | None = None,
+    job_name: str | None = None,
+    retries: NonNegativeInt | None = None,
+    image: TrainingImage | None = None,
+    compute: TrainingCompute | None = None,
+    secrets: TrainingSecrets | None = None,
+    store: TrainingStore | None = None,
+    substrate: LocalSubstrate | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Train: mirror the weights, run the commands on every node, commit the checkpoints.
 
     Give one of `config`, `definition` and `job_id`. A block given here replaces that part of the
-    definition or of the settings. Returns the job's document (§13 and ours). A failed job fails the
-    run, naming the first failing rank; a stopped job ends it as Cancelled.
+    definition or of the settings. A failed job fails the run, naming the first failing rank; a
+    stopped job ends it as Cancelled.
+
+    Args:
+        config: Path of a config.py on the machine that runs the flow.
+        definition: Instead of a path: a training project as JSON.
+        job_id: Instead of both: a job that `prefect-bt push` accepted before.
+        source_dir: Folder to pack as the workspace; by default that of the config file.
+        job_name: Replaces the job's name.
+        retries: How many failures of the user's own code to survive.
+        image: Replaces the definition's image.
+        compute: Replaces the definition's compute.
+        secrets: Looked up before Prefect's Secret blocks and the environment.
+        store: Where jobs, logs and checkpoints are kept; by default PREFECT_BT_STORE.
+        substrate: Where nodes run; by default this machine with its usual state folder.
+
+    Returns:
+        The job's document: the keys of Baseten's API, and ours from `attempts` on.
     """
     request = JobRequest(
         config=config,

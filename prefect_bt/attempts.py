@@ -28,7 +28,7 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
-from prefect_bt.records import FailureClass, JobRecord, JobState, NodePhase, Outcome
+from prefect_bt.records import AttemptRecord, FailureClass, JobRecord, JobState, Outcome
 from prefect_bt.retrying import RetryDecision, decide_retry
 from prefect_bt.secrets import SecretSource, resolve_secrets
 from prefect_bt.settings import Settings
@@ -52,6 +52,8 @@ class JobSite:
         self.ledger, self.substrate, self.record = ledger, substrate, record
         self.settings, self.secret_sources = settings, tuple(secret_sources)
         self.project = load_definition(record)
+        self.resumed = False
+        """Whether this process takes up a job that another was running when it died."""
 
     @property
     def job_id(self) -> str:
@@ -103,25 +105,36 @@ def site_secrets(site: JobSite) -> dict[str, str]:
 
 
 def reap(site: JobSite, *, reason: str) -> None:
-    """Stop what still runs of any attempt, let it flush, keep its logs, record its end.
+    """Put away every attempt that nobody watched to its end: stop, flush, keep logs, record.
 
-    Idempotent, and callable from any process that can reach the substrate.
+    An attempt whose nodes had all ended by themselves gets the outcome they earned; one that is
+    stopped here was cut short. Idempotent, and callable from any process that can reach the
+    substrate.
     """
-    handles = site.substrate.find(site.job_id)
-    _stop_together(handles, reason=reason, grace=site.settings.grace)
     known = {outcome.attempt for outcome in site.ledger.outcomes(site.job_id)}
+    handles = site.substrate.find(site.job_id)
     for begun in site.ledger.attempts(site.job_id):
+        nodes = [handle for handle in handles if handle.attempt == begun.attempt]
+        outcome = _put_away(site, begun, nodes, reason)
         if begun.attempt not in known:
-            close_attempt(site, _lost(begun.attempt, begun.at, reason))
+            close_attempt(site, outcome)
 
 
-def _lost(attempt: int, began: float, reason: str) -> Outcome:
+def _put_away(
+    site: JobSite, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
+) -> Outcome:
+    gang = Gang(begun.attempt, nodes, grace=site.settings.grace, began=begun.at)
+    ended = all(handle.observe().commands_ended for handle in nodes)
+    gang.shut_down(reason)
+    if ended and len(nodes) == site.project.job.compute.node_count:
+        return gang.outcome()
     return Outcome(
-        attempt=attempt,
+        attempt=begun.attempt,
         state=JobState.FAILED,
         message=f"The attempt was cut short: {reason}.",
         failure=FailureClass.INFRASTRUCTURE,
-        started_at=began,
+        nodes=tuple(gang.statuses),
+        started_at=begun.at,
         ended_at=time.time(),
     )
 
@@ -190,21 +203,3 @@ def refuse(attempt: int, error: PrefectBtError) -> Outcome:
         started_at=now,
         ended_at=now,
     )
-
-
-def _stop_together(handles: Sequence[NodeHandle], *, reason: str, grace: float) -> None:
-    """One polite signal, one shared grace, one forced signal; then wait for every flush."""
-    for handle in handles:
-        if not handle.observe().commands_ended:
-            handle.stop(reason=reason)
-    deadline, forced = time.monotonic() + grace, False
-    while True:
-        statuses = [handle.observe() for handle in handles]
-        if all(status.over for status in statuses):
-            return
-        if not forced and time.monotonic() > deadline:
-            forced = True
-            for handle, status in zip(handles, statuses, strict=True):
-                if status.phase is not NodePhase.FLUSHING:
-                    handle.stop(reason=reason, force=True)
-        time.sleep(0.1)

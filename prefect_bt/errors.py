@@ -3,7 +3,7 @@
 PrefectBtError
 ├── DefinitionError          a config file, JSON document or object that is no valid definition
 ├── WorkspaceError           the user's folder cannot be gathered, packed or unpacked
-├── PlanError                a valid definition that cannot run as asked: all problems in one message
+├── PlanError                a valid definition that cannot run as asked: one message for all
 ├── SecretError              a secret reference that nothing answers
 ├── NotFoundError            a project, job or checkpoint that does not exist
 ├── StateError               a request that the job's present state does not allow

@@ -35,18 +35,19 @@ class Pace:
 
 @dataclass
 class Gang:
-    """The launched nodes of one attempt, rank order."""
+    """The launched nodes of one attempt, rank order. `grace` in seconds, shared by all."""
 
-    plan: GangPlan
+    attempt: int
     handles: Sequence[NodeHandle]
+    grace: float = 30.0
     pace: Pace = field(default_factory=Pace)
+    began: float | None = None
     first_failed: int | None = None
     statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
     _stopping: str = ""
     _deadline: float | None = None
     _forced: bool = False
     _first_success: float | None = None
-    _started: float = 0.0
 
     def watch(
         self,
@@ -80,9 +81,8 @@ class Gang:
         if self._stopping:
             return
         self._stopping = reason
-        self._deadline = self.pace.clock() + self._grace()
-        for handle, status in self._running():
-            _ = status
+        self._deadline = self.pace.clock() + self.grace
+        for handle, _ in self._running():
             handle.stop(reason=reason)
 
     def shut_down(self, reason: str) -> None:
@@ -96,10 +96,10 @@ class Gang:
         self._note_first_failure()
         at = self.pace.clock()
         base = Outcome(
-            attempt=self.plan.attempt,
+            attempt=self.attempt,
             state=JobState.COMPLETED,
             nodes=tuple(self.statuses),
-            started_at=self._started or None,
+            started_at=self.began,
             ended_at=at,
         )
         if self.first_failed is not None:
@@ -148,7 +148,7 @@ class Gang:
             quiet = status.active_at is not None and now - status.active_at > QUIET_SECONDS
             waited = now - self._first_success
             if (quiet and waited > QUIET_SECONDS) or waited > STRAGGLER_SECONDS:
-                handle.stop(reason="straggler", force=waited > STRAGGLER_SECONDS + self._grace())
+                handle.stop(reason="straggler", force=waited > STRAGGLER_SECONDS + self.grace)
 
     def _force_when_due(self) -> None:
         if self._deadline is None or self._forced or self.pace.clock() < self._deadline:
@@ -161,9 +161,6 @@ class Gang:
         statuses = self.statuses or [h.observe() for h in self.handles]
         pairs = zip(self.handles, statuses, strict=True)
         return [(handle, status) for handle, status in pairs if not status.commands_ended]
-
-    def _grace(self) -> float:
-        return max((node.grace for node in self.plan.nodes), default=0.0)
 
     def _failure(self, base: Outcome, rank: int) -> Outcome:
         status = self.statuses[rank]
@@ -199,9 +196,9 @@ def launch_gang(
     except BaseException as error:
         _roll_back(launched, error)
         raise
-    gang = Gang(plan, launched, pace or Pace())
-    gang._started = gang.pace.clock()  # pyright: ignore[reportPrivateUsage]
-    return gang
+    pace = pace or Pace()
+    grace = max(node.grace for node in plan.nodes)
+    return Gang(plan.attempt, launched, grace=grace, pace=pace, began=pace.clock())
 
 
 def read_tail(handle: NodeHandle) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,10 @@ def local_server_url(state_dir: Path) -> str:
         return ""
 
 
+_REAPING = 5.0
+"""Seconds the system may take to be done with a process that was killed."""
+
+
 @dataclass(frozen=True)
 class Daemon:
     """A process in a session of its own that outlives the one that started it."""
@@ -75,12 +80,14 @@ class Daemon:
         """
         if not self.alive:
             return False
-        os.kill(self.pid, signal.SIGTERM)
-        deadline = time.monotonic() + patience
-        while self.alive and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if self.alive:
-            os.kill(self.pid, signal.SIGKILL)
+        for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _REAPING)):
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sign)
+            deadline = time.monotonic() + seconds
+            while self.alive and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if not self.alive:
+                break
         return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -33,3 +34,7 @@ class Settings(BaseSettings):
     """Seconds a node goes on without anybody owning its job."""
     server_port: int = 4200
     """Port of `prefect-bt up`."""
+
+    def substrate_options(self) -> dict[str, Any]:
+        """What `open_substrate` is given."""
+        return {"state_dir": self.state_dir, "orphan_deadline": self.orphan_deadline}

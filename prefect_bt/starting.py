@@ -1,72 +1,104 @@
 """How an accepted job begins to run: through a deployment, or in a process of its own.
 
-Decision 13: with a Prefect API and a deployment named, the deployment's worker runs the flow; else
-a detached process on this machine does, on the API if there is one, on Prefect's temporary server
-if not. Importing this module does not import Prefect.
+Decision 13: with a deployment named, its worker runs the flow; else a detached process on this
+machine does, on the Prefect API if there is one, on Prefect's temporary server if not. Importing
+this module does not import Prefect.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from prefect_bt.errors import PrefectBtError
+from prefect_bt.errors import PrefectBtError, ServerError
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import INHERITED, hold_job
+from prefect_bt.ownership import hold_job
 from prefect_bt.records import JobRecord, JobState
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource
-from prefect_bt.servers import local_server_url
 from prefect_bt.settings import Settings
 
 
-def start(ledger: Ledger, record: JobRecord, *, deployment: str | None = None) -> None:
-    """Begin to run the job; when that cannot be done, the job is FAILED and the error raised."""
-    settings = Settings()
-    chosen = deployment or settings.deployment
-    try:
-        if chosen:
-            from prefect_bt.cli.prefect_api import run_deployment
+class Starter:
+    """A keeper (flows.keeper) that gets ready while the job is still being planned and packed.
 
-            run = run_deployment(chosen, job_id=record.id, store=ledger.store.url)
-            ledger.bind_run(run.flow_run_id, record.id, url=run.url)
+    Importing Prefect takes a second: a push that waits for its plan first would take that much
+    longer. The keeper learns over a socket which job it is to run, and is handed the job's lock, so
+    that the job is owned from the moment it is accepted. Closing the socket sends it away.
+    """
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            subprocess.Popen(
+                [sys.executable, "-m", "prefect_bt.flows.keeper"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=_absolute(os.environ),
+                cwd="/",
+                start_new_session=True,
+            )
+
+    def start(self, ledger: Ledger, record: JobRecord) -> None:
+        """Hand the job over; ServerError when the keeper is not there to take it."""
+        state_dir = Settings().state_dir.absolute()
+        message = {
+            "job_id": record.id,
+            "store": ledger.store.url,
+            "state_dir": str(state_dir),
+        }
+        with hold_job(state_dir, record.id) as descriptor:
+            try:
+                socket.send_fds(self._socket, [json.dumps(message).encode()], [descriptor])
+            except OSError as error:
+                raise ServerError(
+                    f"The process that was to run job {record.id} is gone ({error}).",
+                    next_step="Try again; `prefect-bt push --log debug` says more.",
+                ) from error
+
+    def close(self) -> None:
+        """Idempotent. A keeper that was handed no job leaves."""
+        self._socket.close()
+
+
+@contextmanager
+def starting(deployment: str | None = None) -> Generator[Starter | None]:
+    """A starter for the time in which a job is made; None where a deployment will run it."""
+    chosen = deployment or Settings().deployment
+    starter = None if chosen else Starter()
+    try:
+        yield starter
+    finally:
+        if starter:
+            starter.close()
+
+
+def start(
+    ledger: Ledger, record: JobRecord, *, starter: Starter | None, deployment: str | None = None
+) -> None:
+    """Begin to run the job; when that cannot be done, the job is FAILED and the error raised."""
+    try:
+        if starter:
+            starter.start(ledger, record)
         else:
-            start_detached(ledger, record, settings=settings)
+            _schedule(ledger, record, deployment or Settings().deployment)
     except BaseException as error:
         if not ledger.state(record.id).terminal:
             ledger.append(record.id, JobState.FAILED, message=f"It could not be started: {error}")
         raise
 
 
-def start_detached(ledger: Ledger, record: JobRecord, *, settings: Settings) -> None:
-    """A process in a session of its own that outlives this one and owns the job from the start."""
-    with hold_job(settings.state_dir, record.id) as descriptor:
-        environment = {
-            **os.environ,
-            INHERITED: str(descriptor),
-            "PREFECT_BT_STORE": ledger.store.url,
-            "PREFECT_BT_STATE_DIR": str(settings.state_dir),
-        }
-        url = local_server_url(settings.state_dir)
-        if url and not environment.get("PREFECT_API_URL"):
-            environment["PREFECT_API_URL"] = url
-        with flow_log(settings.state_dir, record.id).open("ab") as log:
-            subprocess.Popen(
-                [sys.executable, "-m", "prefect_bt.flows.keeper", record.id],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-                pass_fds=(descriptor,),
-            )
+def _schedule(ledger: Ledger, record: JobRecord, deployment: str) -> None:
+    from prefect_bt.cli.prefect_api import run_deployment
 
-
-def flow_log(state_dir: Path, job_id: str) -> Path:
-    """Where a detached process writes what it prints."""
-    return state_dir / "jobs" / job_id / "flow.log"
+    run = run_deployment(deployment, job_id=record.id, store=ledger.store.url)
+    ledger.bind_run(run.flow_run_id, record.id, url=run.url)
 
 
 def secret_sources() -> tuple[SecretSource, ...]:
@@ -76,3 +108,12 @@ def secret_sources() -> tuple[SecretSource, ...]:
     except ImportError as error:
         raise PrefectBtError(f"Prefect cannot be imported: {error}") from error
     return (SecretBlocks(), EnvironmentSecrets())
+
+
+def _absolute(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a process that starts in another folder."""
+    ours = dict(environment)
+    for name in ("PREFECT_BT_STATE_DIR", "PREFECT_HOME"):
+        if name in ours:
+            ours[name] = str(Path(ours[name]).expanduser().absolute())
+    return ours

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from prefect_bt import starting
 from prefect_bt.attempts import workspace_plan
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
@@ -28,6 +27,7 @@ from prefect_bt.planning import PlanContext, plan_gang, secret_names
 from prefect_bt.records import JobRecord, RetryBudget
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.settings import Settings
+from prefect_bt.starting import Starter, secret_sources, start, starting
 from prefect_bt.substrates import open_substrate
 from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace
 from prefect_bt.workspace.layout import choose_layout
@@ -81,13 +81,29 @@ def push(
 
 
 def submit(
-    project: TrainingProject, *, source_dir: Path, options: SubmitOptions | None = None
+    project: TrainingProject,
+    *,
+    source_dir: Path,
+    options: SubmitOptions | None = None,
+    starter: Starter | None = None,
 ) -> dict[str, Any]:
-    """Accept the job, start it, and return its document with the plan's notes."""
+    """Accept the job, start it, and return its document with the plan's notes.
+
+    A caller that has made a `starter` earlier (starting.starting) saves the time it took.
+    """
     options = options or SubmitOptions()
+    if starter is not None:
+        return _submit(project, source_dir, options, starter)
+    with starting(options.deployment) as made:
+        return _submit(project, source_dir, options, made)
+
+
+def _submit(
+    project: TrainingProject, source_dir: Path, options: SubmitOptions, starter: Starter | None
+) -> dict[str, Any]:
     ledger = open_ledger(options.store)
     record, plan = accept(ledger, project, source_dir=source_dir, options=options)
-    starting.start(ledger, record, deployment=options.deployment)
+    start(ledger, record, starter=starter, deployment=options.deployment)
     return document_of(ledger, record, plan)
 
 
@@ -128,14 +144,15 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
             packed = PackedWorkspace(copy, workspace.sha256, workspace.size, 0, ())
         chosen = replace(options, substrate=old.substrate)
         record = write_job(ledger, project, chosen, packed, old=old)
-    starting.start(ledger, record, deployment=options.deployment)
+    with starting(options.deployment) as starter:
+        start(ledger, record, starter=starter, deployment=options.deployment)
     return document_of(ledger, record, plan)
 
 
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
     """The plan as it looks before the job has an id; PlanError with every problem."""
     settings = Settings()
-    substrate = open_substrate(options.substrate, state_dir=settings.state_dir)
+    substrate = open_substrate(options.substrate, **settings.substrate_options())
     context = PlanContext(
         job_id=DRY_RUN_ID,
         job_name=project.job.name or "job-<n>",
@@ -214,7 +231,7 @@ def _missing(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -
         resolve_secrets(names, [EnvironmentSecrets()])
     except SecretError as error:
         try:
-            resolve_secrets(error.names, options.secret_sources or starting.secret_sources())
+            resolve_secrets(error.names, options.secret_sources or secret_sources())
         except SecretError as still:
             sentences.append(str(still))
     try:

@@ -143,9 +143,28 @@ def _report(terminal: Terminal, error: Exception) -> int:
     if isinstance(error, PrefectBtError):
         terminal.error(str(error))
         return FAILED
+    settings = _settings_error(error)
+    if settings:
+        terminal.error(settings)
+        return FAILED
     again = "" if terminal.debug else " Run it again with --log debug to see where."
     terminal.error(f"{type(error).__name__}: {error}.{again}")
     return FAILED
+
+
+def _settings_error(error: Exception) -> str:
+    """What is wrong with PREFECT_BT_* variables, if that is the error."""
+    from pydantic import ValidationError
+
+    from prefect_bt.settings import Settings
+
+    if not isinstance(error, ValidationError) or error.title != Settings.__name__:
+        return ""
+    prefix = str(Settings.model_config.get("env_prefix", ""))
+    return "; ".join(
+        f"{prefix}{'_'.join(map(str, e['loc'])).upper()} is {e['input']!r}: {e['msg']}."
+        for e in error.errors()
+    )
 
 
 def _help_for(error: CycloptsError) -> str:

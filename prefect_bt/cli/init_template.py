@@ -28,7 +28,7 @@ compute = definitions.Compute(
     node_count=1,
     cpu_count=1,
     memory="2Gi",
-    # accelerator=truss_config.AcceleratorSpec(accelerator="H100", count=1),
+    # accelerator=truss_config.AcceleratorSpec(accelerator=truss_config.Accelerator.H100, count=1),
 )
 
 job = definitions.TrainingJob(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -85,14 +85,24 @@ def push(
     )
     options = SubmitOptions(substrate=substrate, retries=retries, deployment=deployment)
     beside = terminal.beside(output)
-    project = _load(beside, config, overrides)
     if dry_run:
+        project = _load(beside, config, overrides)
         return _show_plan(beside, project, config, options)
-    from prefect_bt import submission
-
-    with beside.working("Submitting the job"):
-        document = submission.submit(project, source_dir=_folder(config), options=options)
+    document = _submit(beside, config, overrides, options)
     return present(beside, document, Staying(tail=tail, wait=wait, output=output))
+
+
+def _submit(
+    terminal: Terminal, config: Path, overrides: Overrides, options: SubmitOptions
+) -> dict[str, Any]:
+    from prefect_bt.starting import starting
+
+    with starting(options.deployment) as starter:  # first: it gets ready while we plan
+        from prefect_bt.submission import submit
+
+        project = _load(terminal, config, overrides)
+        with terminal.working("Submitting the job"):
+            return submit(project, source_dir=_folder(config), options=options, starter=starter)
 
 
 def _load(terminal: Terminal, config: Path, overrides: Overrides) -> TrainingProject:

@@ -68,9 +68,6 @@ def show_jobs(terminal: Terminal, jobs: Sequence[Document], *, title: str) -> No
 
 
 def show_queued(terminal: Terminal, jobs: Sequence[Document]) -> None:
-    """Nothing when nothing is queued."""
-    if not jobs:
-        return
     link = _link(terminal)
     columns: list[Column] = [
         *_WHICH,

@@ -65,7 +65,11 @@ def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
         )
         return
     render.show_projects(terminal, projects)
-    render.show_queued(terminal, queued)
+    terminal.say()
+    if queued:
+        render.show_queued(terminal, queued)
+    if queued and active:
+        terminal.say()
     if active:
         render.show_jobs(terminal, active, title="Active Training Jobs")
     if not queued and not active:

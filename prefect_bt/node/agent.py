@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -145,20 +146,15 @@ class Agent:
         self.watch.look()
         if self.watch.reason or not staging.needs_staging(task.plan, folders):
             return
-        import threading
+        from concurrent.futures import ThreadPoolExecutor
 
-        failures: list[Exception] = []
-        work = threading.Thread(
-            target=_collect,
-            args=(failures, lambda: staging.stage(task.plan, folders, self.log.platform)),
-            daemon=True,
-        )
-        work.start()
-        while work.is_alive() and not self.watch.reason:
-            work.join(0.05)
+        work = ThreadPoolExecutor(1).submit(staging.stage, task.plan, folders, self.log.platform)
+        while not work.done() and not self.watch.reason:
+            with suppress(TimeoutError):
+                work.exception(timeout=0.05)
             self.watch.look()
-        if failures:
-            raise failures[0]
+        if work.done():
+            work.result()
 
     # -- running ----------------------------------------------------------------------------
 
@@ -259,13 +255,6 @@ class Agent:
             phase=NodePhase.DONE, reason=reason, ended_at=now.ended_at or time.time()
         )
         self.status.save_last()
-
-
-def _collect(failures: list[Exception], work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception as error:  # raised again in the agent's own thread
-        failures.append(error)
 
 
 def leave(code: int) -> NoReturn:

@@ -76,6 +76,7 @@ def _run_agent(task: Assignment) -> NoReturn:
         import traceback
 
         traceback.print_exc()
+        raise
     finally:
         leave(code)
 

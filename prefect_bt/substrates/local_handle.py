@@ -156,8 +156,9 @@ class LocalHandle:
         attempts = self.job.path.glob(f"attempt-*/rank-{self.rank}")
         others = [folder for folder in attempts if folder != self.folder.path]
         unsaved = bool(status.upload_error or status.uncommitted)
-        # A node that ran and never said DONE has not had its whole flush.
-        cut_short = status.started_at is not None and status.phase is not NodePhase.DONE
+        upload = read_record(UploadStatus, self.folder.upload)
+        flushed = status.phase is NodePhase.DONE or (upload is not None and upload.flushed)
+        cut_short = status.started_at is not None and not flushed
         return bool(others) or unsaved or cut_short
 
     def _drop_parents(self, *, keep_rank: bool) -> None:

@@ -15,7 +15,8 @@ import json, sys
 from prefect_bt.cli.app import main
 code = main(sys.argv[1:]) if sys.argv[1:] else 0
 loaded = [name for name in {heavy} if name in sys.modules]
-print(json.dumps({{"code": code, "loaded": loaded, "rich": "rich" in sys.modules}}), file=sys.stderr)
+found = {{"code": code, "loaded": loaded, "rich": "rich" in sys.modules}}
+print(json.dumps(found), file=sys.stderr)
 """
 
 

@@ -1,0 +1,44 @@
+"""What a keeper knows of its job, once the flow's process has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from prefect_bt.control import conclude_abandoned, open_site
+from prefect_bt.jobs import open_ledger
+from prefect_bt.ownership import forget_job
+from prefect_bt.records import JobState
+
+
+class KeptJob:
+    """The job of a handover (prefect_bt.starting)."""
+
+    def __init__(self, message: bytes) -> None:
+        told = json.loads(message)
+        self.job_id = str(told["job_id"])
+        self.state_dir = Path(told["state_dir"])
+        os.environ["PREFECT_BT_STATE_DIR"] = str(self.state_dir)
+        self.ledger = open_ledger(str(told["store"]))
+
+    @property
+    def over(self) -> bool:
+        return self.ledger.state(self.job_id).terminal
+
+    def conclude(self, output: bytes) -> int:
+        """Leave nothing behind; 0 when the job completed. `output`: the flow's last words."""
+        if not self.over:
+            stopped = self.ledger.stop_request(self.job_id)
+            conclude_abandoned(
+                open_site(self.ledger, self.ledger.job(self.job_id)),
+                JobState.STOPPED if stopped else JobState.FAILED,
+                f"the flow could not be run: {_last_line(output)}",
+            )
+        forget_job(self.state_dir, self.job_id)
+        return 0 if self.ledger.state(self.job_id) is JobState.COMPLETED else 1
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it left no message")

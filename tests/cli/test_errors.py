@@ -1,0 +1,241 @@
+"""How commands end badly: one message, the right exit code, never a traceback unasked."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+
+import pytest
+
+from prefect_bt.cli.app import _make_app  # pyright: ignore[reportPrivateUsage]
+
+from .conftest import COMMAND, Cli, Shop
+
+WITH_JOB = ["view", "logs", "stop", "recreate", "download", "checkpoints list"]
+WITH_JOB += ["get_checkpoint_urls", "logs --tail"]
+
+
+@pytest.mark.parametrize("verb", WITH_JOB)
+@pytest.mark.parametrize("job_id", ["nope123", "../../etc", "Ä", "a b"])
+def test_a_job_that_does_not_exist(cli: Cli, shop: Shop, ended, verb: str, job_id: str):
+    shop.job("tiny", *ended)
+    done = cli(*verb.split(), "--job-id", job_id)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: No job {job_id!r} in this store.")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["logs", "recreate", "checkpoints list", "get_checkpoint_urls"])
+def test_no_store_yet(cli: Cli, verb: str):
+    done = cli(*verb.split())
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: There is no training job in file://{cli.folder}/store yet.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["push"], "CONFIG"),
+        (["pusch", "c.py"], 'Did you mean "push"?'),
+        (["push", "c.py", "--nope"], "--nope"),
+        (["push", "c.py", "extra"], "extra"),
+        (["push", "c.py", "--node-count", "two"], "two"),
+        (["push", "c.py", "--interactive", "sometimes"], "sometimes"),
+        (["push", "c.py", "--entrypoint"], "--entrypoint"),
+        (["view", "-o", "yaml"], "yaml"),
+        (["logs", "--rank", "a"], "--rank"),
+        (["logs", "--since", "yesterday"], "for example 30m"),
+        (["logs", "--grep", "["], "not a regular expression"),
+        (["checkpoints", "list", "--sort", "colour"], "colour"),
+        (["download"], "--job-id"),
+        (["--log", "loud", "view"], "loud"),
+    ],
+)
+def test_wrong_usage(cli: Cli, arguments: list[str], told: str):
+    done = cli(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert told in done.err
+    assert "--help" in done.err.splitlines()[-1]
+
+
+CONFIGS = {
+    "": "No `TrainingProject` was found",
+    "raise RuntimeError('boom')": "boom",
+    "import nothing_like_it": "nothing_like_it",
+    "x = (": "",
+    "raise SystemExit(0)": "",
+    "from truss_train import definitions as d\n"
+    "job = d.TrainingJob(image=d.Image(base_image='x'), nope=1)": "nope",
+    "from truss_train import definitions as d\n"
+    "a = b = d.TrainingProject(name='n', job=d.TrainingJob(image=d.Image(base_image='x')))": (
+        "Multiple"
+    ),
+}
+
+
+@pytest.mark.parametrize("body", CONFIGS)
+def test_a_bad_config(cli: Cli, config, body: str):
+    done = cli("push", str(config(body=body or "pass")))
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: ")
+    assert CONFIGS[body] in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("name", ["missing.py", ".", "notes.txt"])
+def test_not_a_config(cli: Cli, name: str):
+    (cli.folder / "notes.txt").write_text("hello")
+    done = cli("push", name)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("verb", "variable", "value", "told"),
+    [
+        ("view", "PREFECT_BT_STORE", "gopher://x", "No store answers to gopher://"),
+        ("push", "PREFECT_BT_STORE", "gopher://x", "No store answers to gopher://"),
+        ("push", "PREFECT_BT_STORE", "/dev/null", "/dev/null"),
+        ("view", "PREFECT_BT_GRACE", "soon", "PREFECT_BT_GRACE is 'soon': "),
+        ("push", "PREFECT_BT_SERVER_PORT", "x", "PREFECT_BT_SERVER_PORT is 'x': "),
+    ],
+)
+def test_bad_settings(cli: Cli, config, verb: str, variable: str, value: str, told: str):
+    path = [str(config())] if verb == "push" else []
+    done = cli(verb, *path, **{variable: value})
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[-1].startswith("error: ")
+    assert told in done.err
+    assert "Traceback" not in done.err
+
+
+def test_debug_shows_where(cli: Cli):
+    for arguments in (["--log", "debug", "push", "x.py"], ["push", "x.py", "--log=D"]):
+        done = cli(*arguments)
+        assert done.code == 1
+        assert "Traceback" in done.err
+        assert done.err.splitlines()[-1].startswith("error: `x.py` is not a file.")
+
+
+def test_a_reader_that_leaves(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    shop.ledger.begin_attempt(job.id)
+    shop.log(job, ["x" * 100] * 20_000)
+    for verb in (["logs"], ["logs", "-o", "json"], ["logs", "--tail"]):
+        process = cli.start(*verb)
+        assert process.stdout and process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait(timeout=60) == 1
+        assert err == ""
+
+
+def on_terminal(cli: Cli, *arguments: str, **env: str) -> str:
+    """What a command prints when its output goes to a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**cli.env, "TERM": "xterm-256color", "COLUMNS": "120", **env},
+    )
+    os.close(theirs)
+    told = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            told += chunk
+    except OSError:  # how Linux says that the other side was closed
+        pass
+    process.wait(timeout=60)
+    os.close(ours)
+    return told.decode()
+
+
+def test_colour_on_a_terminal_only(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    assert "\x1b[1;31merror:\x1b[0m" in on_terminal(cli, "view", "--job-id", "nope")
+    assert "\x1b[" not in cli("view", "--job-id", "nope").err
+    table = on_terminal(cli, "view", "--job-id", job.id)
+    assert "\x1b[32mTRAINING_JOB_COMPLETED" in table
+    assert "╭" in table
+    assert "╭" not in cli("view", "--job-id", job.id).out
+
+
+def test_no_color(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    for arguments in (["view", "--job-id", "nope"], ["view", "--job-id", job.id]):
+        told = on_terminal(cli, *arguments, NO_COLOR="1")
+        assert "\x1b[3" not in told
+        assert ";3" not in told
+
+
+def test_documents_alone_on_standard_output(cli: Cli, shop: Shop, ended):
+    shop.job("tiny", *ended)
+    shop.job("tiny", *ended)
+    done = cli("checkpoints", "list", "-o", "json")
+    assert done.json["total_checkpoints"] == 0
+    assert "created last" in done.err
+
+
+# -- what truss train accepts, we accept ----------------------------------------------------
+
+TRUSS = [
+    "push config.py --tail --job-name n --team t --interactive on_failure"
+    " --interactive-timeout-minutes 5 --accelerator H100:2 --node-count 2 --entrypoint run"
+    " --priority 1 --spot --remote baseten --log INFO --non-interactive",
+    "recreate --job-id x --tail --remote baseten",
+    "logs --project-id p --project q --job-id x --tail --remote baseten",
+    "stop --project-id p --project q --job-id x --all --remote baseten",
+    "view --project-id p --project q --job-id x --remote baseten --log humanfriendly",
+    "download --job-id x --target-directory d --no-unzip --remote baseten",
+    "get_checkpoint_urls --job-id x --remote baseten",
+    "init --list-examples --target-directory d --examples a,b",
+    "checkpoints list --project-id p --project q --job-id x --checkpoint-name c --sort size"
+    " --order desc -o csv --remote baseten",
+    "checkpoints list --output-format json",
+    "--non-interactive view",
+    "--log W view",
+]
+
+
+@pytest.mark.parametrize("line", TRUSS)
+def test_spellings_of_truss(line: str):
+    app = _make_app()
+    words = [word for word in line.split() if word != "--non-interactive"]
+    if "--log" in words:
+        at = words.index("--log")
+        del words[at : at + 2]
+    command, bound, ignored = app.parse_args(words, exit_on_error=False, print_error=False)
+    assert callable(command)
+    assert "terminal" in ignored
+    # The global options are the launcher's.
+    _, bound, _ = app.meta.parse_args(line.split(), exit_on_error=False, print_error=False)
+    assert list(bound.args) == words
+
+
+def test_every_option_is_explained():
+    app = _make_app()
+    verbs = [verb for name, verb in app.resolved_commands().items() if not name.startswith("-")]
+    verbs += [app["checkpoints"]["list"]]
+    seen = 0
+    for verb in verbs:
+        if verb.default_command is None:
+            continue
+        assert verb.help.strip(), verb.name
+        for argument in verb.assemble_argument_collection():
+            if argument.parse and argument.show:
+                seen += 1
+                assert argument.parameter.help, (verb.name, argument.name)
+    assert seen > 50
+
+
+@pytest.mark.parametrize("verb", [[], ["push"], ["logs"], ["checkpoints"], ["checkpoints", "list"]])
+def test_help(cli: Cli, verb: list[str]):
+    done = cli(*verb, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(" ".join(["Usage: prefect-bt", *verb]))
+    assert cli("--version").out.strip()

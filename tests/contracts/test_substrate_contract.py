@@ -1,0 +1,150 @@
+"""What every substrate promises through the seam, run against each of them.
+
+A substrate under test is a `Place`: it opens itself, and says whether anything of a job is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.logs import parse_lines
+from prefect_bt.plan import NodePlan
+from prefect_bt.records import NodePhase, NodeStatus
+from prefect_bt.substrates import SUBSTRATES, open_substrate
+from prefect_bt.substrates.protocol import NodeHandle, Substrate
+from tests.node.rig import JOB, make_plan, wait_until
+
+
+class Place(NamedTuple):
+    substrate: Substrate
+    reopen: Callable[[], Substrate]
+    state: Path
+
+    def plan(self, *commands: str, **changes: object) -> NodePlan:
+        return make_plan(self.state, commands, **changes)
+
+
+@pytest.fixture(params=["local"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    state = tmp_path / "state"
+
+    def reopen() -> Substrate:
+        return open_substrate(request.param, state_dir=state, orphan_deadline=None)
+
+    made = Place(reopen(), reopen, state)
+    yield made
+    for handle in made.substrate.find(JOB):
+        handle.remove()
+    assert list(made.reopen().find(JOB)) == []
+
+
+def over(handle: NodeHandle) -> NodeStatus:
+    wait_until(lambda: handle.observe().over)
+    return handle.observe()
+
+
+def lines(handle: NodeHandle) -> list[str]:
+    data = handle.read_log(offset=0, limit=1 << 24)
+    return [line.message for line in parse_lines(data)]
+
+
+def test_names_and_facts(place: Place) -> None:
+    capacity = place.substrate.capacity()
+    assert place.substrate.name in SUBSTRATES
+    assert capacity.cpus >= 1
+    assert capacity.memory > 0
+    assert capacity.disk > 0
+    assert capacity.exact_paths or capacity.why_mapped
+    assert place.substrate.leader_address(JOB, 0)
+
+
+def test_a_node_runs_and_says_how_it_ended(place: Place) -> None:
+    handle = place.substrate.launch(place.plan("echo hello", "exit 3"), secrets={})
+    assert (handle.rank, handle.attempt) == (0, 0)
+    status = over(handle)
+    assert (status.rank, status.phase, status.exit_code) == (0, NodePhase.DONE, 3)
+    assert status.command == 1
+    assert status.commands_ended
+    assert "hello" in lines(handle)
+
+
+def test_the_log_is_read_in_pieces(place: Place) -> None:
+    handle = place.substrate.launch(place.plan("seq 1 500"), secrets={})
+    over(handle)
+    whole = handle.read_log(offset=0, limit=1 << 20)
+    assert whole.endswith(b"\n")
+    assert handle.read_log(offset=100, limit=50) == whole[100:150]
+    assert handle.read_log(offset=len(whole), limit=50) == b""
+    stamps = [line.timestamp for line in parse_lines(whole)]
+    assert stamps == sorted(stamps)
+
+
+def test_secrets_reach_the_command_and_not_the_log(place: Place) -> None:
+    plan = place.plan('echo "$TOKEN"; test ${#TOKEN} = 16', secret_environment={"TOKEN": "t"})
+    handle = place.substrate.launch(plan, secrets={"t": "very-secret-word"})
+    assert over(handle).exit_code == 0
+    assert b"very-secret-word" not in handle.read_log(offset=0, limit=1 << 20)
+
+
+def test_nodes_are_found_and_stopped_by_another_process(place: Place) -> None:
+    place.substrate.launch(place.plan("sleep 300", rank=1, group_size=2), secrets={})
+    place.substrate.launch(place.plan("sleep 300", rank=0, group_size=2), secrets={})
+    found = place.reopen().find(JOB)
+    assert [(handle.attempt, handle.rank) for handle in found] == [(0, 0), (0, 1)]
+    for handle in found:
+        handle.stop(reason="stopped")
+        handle.stop(reason="stopped")
+    for handle in found:
+        status = over(handle)
+        assert (status.phase, status.reason) == (NodePhase.DONE, "stopped")
+    assert list(place.substrate.find("zzzzzzz")) == []
+
+
+def test_force_ends_a_deaf_command(place: Place) -> None:
+    command = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
+    handle = place.substrate.launch(place.plan(command), secrets={})
+    wait_until(lambda: "deaf" in lines(handle))
+    handle.stop(reason="stopped", force=True)
+    assert over(handle).reason == "stopped"
+
+
+def test_stopping_and_removing_what_is_over_is_no_error(place: Place) -> None:
+    handle = place.substrate.launch(place.plan("true"), secrets={})
+    over(handle)
+    handle.stop(reason="late")
+    assert handle.observe().reason == ""
+    handle.remove()
+    handle.remove()
+    handle.stop(reason="later")
+    assert handle.read_log(offset=0, limit=10) == b""
+    assert list(place.substrate.find(JOB)) == []
+
+
+def test_a_running_node_is_removed(place: Place) -> None:
+    handle = place.substrate.launch(place.plan("sleep 300"), secrets={})
+    wait_until(lambda: handle.observe().phase is NodePhase.RUNNING)
+    handle.remove()
+    assert list(place.substrate.find(JOB)) == []
+
+
+def test_an_attempt_is_launched_once(place: Place) -> None:
+    plan = place.plan("true")
+    handle = place.substrate.launch(plan, secrets={})
+    with pytest.raises(SubstrateError) as caught:
+        place.substrate.launch(plan, secrets={})
+    assert caught.value.rank == 0
+    assert over(handle).exit_code == 0
+    second = place.substrate.launch(replace(plan, attempt=1), secrets={})
+    assert over(second).exit_code == 0
+    assert [handle.attempt for handle in place.substrate.find(JOB)] == [0, 1]
+
+
+def test_an_unknown_substrate_names_the_known_ones() -> None:
+    with pytest.raises(SubstrateError, match="local"):
+        open_substrate("slurm")

@@ -1,0 +1,177 @@
+"""The way of a byte from the pipe to a line of the log."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_bt.logs import parse_lines
+from prefect_bt.node import logfile
+from prefect_bt.node.logfile import LINE_LIMIT, LogFile, OutputLog
+from prefect_bt.secrets import MASK, Redactor
+
+SECRET = "hf_AbCdEfGhIjKlMnOp"
+
+
+class Log:
+    def __init__(self, folder: Path, *secrets: str) -> None:
+        self.path = folder / "log"
+        self.path.unlink(missing_ok=True)
+        self.file = LogFile(self.path, Redactor(secrets))
+        self.out = OutputLog(self.file, secrets)
+
+    def lines(self) -> list[str]:
+        self.file.flush()
+        return [line.message for line in parse_lines(self.path.read_bytes())]
+
+    def end(self) -> list[str]:
+        self.out.end_line()
+        return self.lines()
+
+
+def test_lines_arrive_whole_whatever_the_pieces(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for piece in (b"on", b"e\ntwo\nth", b"ree", b"\n", b"\n", b"four"):
+        log.out.feed(piece)
+    assert log.lines() == ["one", "two", "three", ""]
+    assert log.end() == ["one", "two", "three", "", "four"]
+
+
+def test_stamps_grow_and_never_repeat(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for _ in range(3):
+        log.out.feed(b"a\n" * 1000)
+    log.file.flush()
+    stamps = [line.timestamp for line in parse_lines(log.path.read_bytes())]
+    assert stamps == sorted(set(stamps))
+    assert abs(stamps[0] / 1e9 - time.time()) < 60
+
+
+def test_bytes_that_are_no_text_are_kept_visible(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    text = "schön 🎉".encode()
+    for byte in text + b"\xff\xfe\n":
+        log.out.feed(bytes([byte]))
+    assert log.lines() == ["schön 🎉\ufffd\ufffd"]
+
+
+def test_frames_of_a_progress_bar_are_thinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now = Log(tmp_path), [100.0]
+    monkeypatch.setattr(logfile.time, "monotonic", lambda: now[0])
+    for percent in range(101):
+        log.out.feed(f"\r{percent}%|".encode())
+        log.out.tick()
+        now[0] += 0.05
+    log.out.feed(b"\r\ndone\r\n")
+    lines = log.lines()
+    assert lines[-2:] == ["100%|", "done"] or lines[-1] == "done"
+    assert 3 <= len(lines) <= 10
+    assert all("\r" not in line for line in lines)
+
+
+def test_frames_that_end_with_a_return_are_seen(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for percent in (b"1%\r", b"2%\r", b"3%\r"):
+        log.out.feed(percent)
+    assert log.end() == ["3%"]
+
+
+def test_an_unfinished_line_is_seen_after_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now = Log(tmp_path, SECRET), [100.0]
+    monkeypatch.setattr(logfile.time, "monotonic", lambda: now[0])
+    log.out.feed(b"Loading " + SECRET[:6].encode())
+    log.out.tick()
+    assert log.lines() == []
+    now[0] += 1.1
+    log.out.tick()
+    assert log.lines() == ["Loading "]
+    log.out.feed(SECRET[6:].encode() + b" ok\n")
+    assert log.lines() == ["Loading ", f"{MASK} ok"]
+
+
+@pytest.mark.parametrize("shift", [-40, -19, -10, -1, 0, 1, 10, 40])
+def test_a_long_line_is_split_but_never_within_a_secret(tmp_path: Path, shift: int) -> None:
+    log = Log(tmp_path, SECRET)
+    before = "x" * (LINE_LIMIT + shift)
+    data = (before + SECRET + "y" * 3 * LINE_LIMIT + "\n").encode()
+    for start in range(0, len(data), 10_000):
+        log.out.feed(data[start : start + 10_000])
+    lines = log.lines()
+    assert len(lines) >= 4
+    assert max(map(len, lines)) <= LINE_LIMIT + 10_000
+    assert SECRET not in "".join(lines)
+    assert "".join(lines).replace(MASK, SECRET) == data.decode().rstrip("\n")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(0, 5))
+def test_a_secret_is_masked_however_it_is_cut(cuts: list[int], spelling: int) -> None:
+    import tempfile
+
+    raw = "pä$$w0rd/with+signs=&ü"
+    spellings = [
+        raw,
+        quote(raw, safe=""),
+        json.dumps(raw)[1:-1],
+        base64.b64encode(raw.encode()).decode().rstrip("="),
+        base64.b64encode(b"user:" + raw.encode()).decode(),
+        repr(raw)[1:-1],
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Log(Path(folder), raw)
+        data = f"before {spellings[spelling]} after\n".encode()
+        while data:
+            size = cuts[0] if len(cuts) == 1 else cuts.pop(0)
+            log.out.feed(data[:size])
+            data = data[size:]
+        (line,) = log.lines()
+    assert MASK in line
+    assert spellings[spelling][4:-4] not in line
+
+
+def test_memory_is_bounded_by_the_longest_line(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for _ in range(64):
+        log.out.feed(b"z" * 100_000)
+    assert len(log.out._partial) <= LINE_LIMIT + 100_000
+    log.end()
+    assert log.path.stat().st_size > 6_400_000
+
+
+def test_speed_is_far_above_what_a_training_prints(tmp_path: Path) -> None:
+    log = Log(tmp_path, SECRET, "another-secret-of-mine")
+    block = b"step 100 loss 0.1234 lr 1e-4 tokens/s 12345\n" * 1000
+    started = time.process_time()
+    for _ in range(100):
+        log.out.feed(block)
+        log.file.tick()
+    took = time.process_time() - started
+    assert took < 2.0, f"{100_000 / took:.0f} lines a second"
+
+
+def test_a_full_disk_loses_lines_and_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log(tmp_path)
+    real = logfile.os.write
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logfile.os, "write", full)
+    log.out.feed(b"a\nb\n")
+    log.file.flush()
+    monkeypatch.setattr(logfile.os, "write", real)
+    log.out.feed(b"c\n")
+    assert log.lines() == ["c", "[prefect-bt] 2 log lines could not be written: the disk was full"]

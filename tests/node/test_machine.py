@@ -1,0 +1,144 @@
+"""What is read from a machine: control groups, GPUs, and the list of variables that get in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.node import gpus
+from prefect_bt.node.cgroup import cpu_limit, memory_limit, oom_kills
+from prefect_bt.node.environment import Machine, command_environment
+from prefect_bt.node.gpus import Gpu, NotEnoughGpus, claim_gpus, list_gpus, name_type
+from prefect_bt.plan import NodePlan, Resources
+from tests.node.rig import Rig, make_plan, wait_over
+
+
+def write(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+def test_limits_of_version_2_count_from_the_whole_path(tmp_path: Path) -> None:
+    write(tmp_path / "a", memory__max="2000\n", cpu__max="150000 100000\n")
+    write(tmp_path / "a/b", memory__max="max\n", cpu__max="max 100000\n")
+    write(tmp_path / "a/b", memory__events="low 0\noom 2\noom_kill 3\n")
+    own = "0::/a/b\n"
+    assert memory_limit(tmp_path, own) == 2000
+    assert cpu_limit(tmp_path, own) == 1.5
+    assert oom_kills(tmp_path, own) == 3
+
+
+def test_limits_of_version_1(tmp_path: Path) -> None:
+    write(tmp_path / "memory/x", memory__limit_in_bytes="4096\n")
+    write(tmp_path / "memory/x", memory__oom_control="under_oom 0\noom_kill 1\n")
+    write(tmp_path / "memory", memory__limit_in_bytes="9223372036854771712\n")
+    write(tmp_path / "cpu,cpuacct", cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n")
+    own = "4:memory:/x\n3:cpu,cpuacct:/\n0::/\n"
+    assert memory_limit(tmp_path, own) == 4096
+    assert cpu_limit(tmp_path, own) is None
+    assert oom_kills(tmp_path, own) == 1
+
+
+def test_no_control_group_is_no_limit(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path, "") is None
+    assert cpu_limit(tmp_path, "0::/../outside\n") is None
+    assert oom_kills(tmp_path, "") is None
+
+
+@pytest.mark.parametrize(
+    ("model", "spelling"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100_40GB"),
+        ("NVIDIA A10G", "A10G"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX_PRO_6000"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB300", "GB300"),
+        ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"),
+    ],
+)
+def test_models_get_the_spelling_of_definitions(model: str, spelling: str) -> None:
+    assert name_type(model) == spelling
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "driver"
+    for slot in ("0000:01:00.0", "0000:02:00.0", "0000:41:00.0"):
+        write(folder / slot, information="Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 1\n")
+    monkeypatch.setattr(gpus, "_DRIVER", folder)
+    return folder
+
+
+def test_gpus_are_listed_and_narrowed(driver: Path) -> None:
+    assert list_gpus({}) == [Gpu(str(i), "H100") for i in range(3)]
+    assert list_gpus({"CUDA_VISIBLE_DEVICES": "2,0"}) == [Gpu("2", "H100"), Gpu("0", "H100")]
+    assert list_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert list_gpus({"CUDA_VISIBLE_DEVICES": "1,9,0"}) == [Gpu("1", "H100")]
+    assert list_gpus({"CUDA_VISIBLE_DEVICES": "GPU-abc"}) == [Gpu("GPU-abc", "H100")]
+
+
+def test_a_claimed_gpu_is_nobody_elses_until_it_is_let_go(driver: Path, tmp_path: Path) -> None:
+    first = claim_gpus(2, state_dir=tmp_path, environment={})
+    assert [gpu.device for gpu, _ in first] == ["0", "1"]
+    with pytest.raises(NotEnoughGpus, match=r"needs 2 GPUs.*has 3.*1 are free"):
+        claim_gpus(2, state_dir=tmp_path, environment={})
+    second = claim_gpus(1, state_dir=tmp_path, environment={})
+    assert [gpu.device for gpu, _ in second] == ["2"]
+    os.close(first[0][1])
+    third = claim_gpus(1, state_dir=tmp_path, environment={})
+    assert [gpu.device for gpu, _ in third] == ["0"]
+    for _, descriptor in (first[1], *second, *third):
+        os.close(descriptor)
+
+
+def test_a_node_that_gets_no_gpu_says_so(rig: Rig) -> None:
+    if list_gpus():
+        pytest.skip("this machine has GPUs")
+    status = wait_over(rig.launch("true", resources=Resources(gpus=8)))
+    assert status.started_at is None
+    assert "needs 8 GPUs; this machine has 0" in status.reason
+
+
+def plan_with(**environment: str) -> NodePlan:
+    return make_plan(Path("/x/state"), ("true",), environment=environment)
+
+
+def test_gpus_of_a_node() -> None:
+    machine = Machine({}, "mark", gpus=("2", "3"))
+    assert command_environment(plan_with(), machine, secrets={})["CUDA_VISIBLE_DEVICES"] == "2,3"
+    chosen = plan_with(CUDA_VISIBLE_DEVICES="1")
+    assert command_environment(chosen, machine, secrets={})["CUDA_VISIBLE_DEVICES"] == "3"
+    none = Machine({"CUDA_VISIBLE_DEVICES": "0"}, "mark")
+    assert command_environment(chosen, none, secrets={})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_python_in_a_command_is_ours_unless_an_environment_is_active() -> None:
+    host = {"PATH": "/usr/bin"}
+    got = command_environment(plan_with(), Machine(host, "m", prefix="/venv"), secrets={})
+    assert (got["PATH"], got["VIRTUAL_ENV"]) == ("/venv/bin:/usr/bin", "/venv")
+    active = {**host, "CONDA_PREFIX": "/conda"}
+    got = command_environment(plan_with(), Machine(active, "m", prefix="/venv"), secrets={})
+    assert got["PATH"] == "/usr/bin"
+    got = command_environment(plan_with(), Machine({}, "m"), secrets={})
+    assert got["PATH"].startswith("/usr/local/sbin:")
+
+
+def test_the_jobs_own_variables_win_over_the_hosts() -> None:
+    host = {"HOME": "/home/me", "LC_ALL": "C", "NVIDIA_X": "1", "PREFECT_API_URL": "x", "FOO": "1"}
+    got = command_environment(
+        plan_with(HOME="/elsewhere", PYTHONUNBUFFERED="0"), Machine(host, "m"), secrets={}
+    )
+    assert (got["HOME"], got["LC_ALL"], got["NVIDIA_X"]) == ("/elsewhere", "C", "1")
+    assert got["PYTHONUNBUFFERED"] == "0"
+    assert not {"PREFECT_API_URL", "FOO"} & got.keys()
