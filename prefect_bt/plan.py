@@ -22,6 +22,9 @@ class VolumeKind(StrEnum):
     """One node, all attempts of a job."""
     LOADED = "loaded"
     """One node, one attempt: checkpoints of earlier jobs, put there before the commands."""
+    CACHE_BASE = "cache_base"
+    """All nodes and jobs of a project: what is written beside the two caches, such as
+    `$BT_RW_CACHE_DIR/huggingface`."""
     PROJECT_CACHE = "project_cache"
     TEAM_CACHE = "team_cache"
     HF_CACHE = "hf_cache"

@@ -44,7 +44,8 @@ def cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volu
     cache = job.runtime.cache_config
     if cache and cache.enabled:
         base = PurePosixPath(cache.mount_base_path)
+        yield Volume(VolumeKind.CACHE_BASE, str(base), project_id)
         yield Volume(VolumeKind.PROJECT_CACHE, str(base / PROJECT_CACHE_NAME), project_id)
         yield Volume(VolumeKind.TEAM_CACHE, str(base / TEAM_CACHE_NAME), team or "default")
-        if cache.enable_legacy_hf_mount:
+        if cache.enable_legacy_hf_mount and not PurePosixPath(HF_CACHE_DIR).is_relative_to(base):
             yield Volume(VolumeKind.HF_CACHE, HF_CACHE_DIR, project_id)

@@ -167,6 +167,7 @@ def _targets(job: TrainingJob) -> Iterator[tuple[str, str]]:
 _FIELD_OF: Mapping[VolumeKind, str] = {
     VolumeKind.CHECKPOINTS: "checkpointing_config.checkpoint_path",
     VolumeKind.LOADED: "load_checkpoint_config.download_folder",
+    VolumeKind.CACHE_BASE: "cache_config.mount_base_path",
     VolumeKind.PROJECT_CACHE: "cache_config.mount_base_path",
     VolumeKind.TEAM_CACHE: "cache_config.mount_base_path",
     VolumeKind.HF_CACHE: "cache_config.enable_legacy_hf_mount",

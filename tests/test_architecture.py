@@ -32,7 +32,6 @@ LEVELS: dict[str, int] = {
     "node": 5,  # the same, beside the user's commands: it puts adapters together, without Prefect
     "node.*": 5,
     "servers": 5,
-    "signals": 5,
     "starting": 5,
     "submission": 5,
     # 4 services: policy; see protocols, never adapters, never Prefect
@@ -44,7 +43,6 @@ LEVELS: dict[str, int] = {
     "jobs": 4,
     "ledger": 4,
     "loading": 4,
-    "ownership": 4,
     "retrying": 4,
     "serving": 4,
     "serving.*": 4,
@@ -57,9 +55,14 @@ LEVELS: dict[str, int] = {
     "substrates.*": 3,
     # 2 seams: protocols, literal tables imported on use, pure planning
     "diagnosis": 2,
+    "host": 2,  # what this machine offers a node; for the local substrate and the node itself
+    "host.*": 2,
     "objects": 2,
     "objects.protocols": 2,
+    "ownership": 2,
     "planning": 2,
+    "reading": 2,
+    "refusals": 2,
     "secrets": 2,
     "settings": 2,
     "substrates": 2,
@@ -107,13 +110,17 @@ ENVIRON_READERS: dict[str, str] = {
     "node": "it runs inside the job's environment",
     "cli": "terminal and editor variables",
     "substrates.local": "it builds a child's environment from this one",
-    "flows.keeper": "the same lock, handed on",
+    "flows.keeping": "a keeper is told by its pusher which folders to use",
+    "flows.run_job": "the same, and the lock, handed on",
+    "host": "a GPU listing and a child's environment depend on it",
     "ownership": "the owner's lock is inherited from the parent process",
     "starting": "it hands this environment to the process that runs the flow",
 }
 # "module:function" -> why it may swallow any exception. One that raises again is no matter.
 BROAD_EXCEPTS: dict[str, str] = {
     "cli.app:main": "whatever arrives there must be told to the user",
+    "node.agent:Agent._prepare": "whatever fails in staging is the node's reason",
+    "node.upload:main": "whatever ends the uploader must be in its status",
 }
 MOST_BROAD_EXCEPTS = 3
 

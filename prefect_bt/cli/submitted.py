@@ -43,17 +43,20 @@ def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
     terminal.say(f"  Job:     {job_id} ({name}) of project {project}")
     terminal.say(f"  Logs:    prefect-bt logs --job-id {job_id} --tail")
     terminal.say(f"  Details: prefect-bt view --job-id {job_id}")
-    if document.get("flow_run_url"):
-        terminal.say(f"  UI:      {document['flow_run_url']}")
-    elif not _has_server():
-        terminal.say("  UI:      none; `prefect-bt up` starts one, and makes pushes faster")
+    page = document.get("flow_run_url") or _server_page()
+    terminal.say(
+        f"  UI:      {page or 'none; `prefect-bt up` starts one, and makes pushes faster'}"
+    )
 
 
-def _has_server() -> bool:
+def _server_page() -> str:
+    """The UI's address: a job in a process of its own has no run yet, so no page."""
     from prefect_bt.servers import read_server
     from prefect_bt.settings import Settings
 
-    return bool(os.environ.get("PREFECT_API_URL") or read_server(Settings().state_dir))
+    api = os.environ.get("PREFECT_API_URL") or ""
+    known = read_server(Settings().state_dir) or {}
+    return api.removesuffix("/").removesuffix("/api") or str(known.get("ui_url") or "")
 
 
 def _stay(terminal: Terminal, document: dict[str, Any], staying: Staying) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.node.files import StatusFile
-from prefect_bt.node.processes import ProcessFacts
+from prefect_bt.host.files import StatusFile
+from prefect_bt.host.processes import ProcessFacts
 
 PERIOD: Final = 5.0
 BUSY_SHARE: Final = 0.01

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.node import processes, staging, view
+from prefect_bt.host import processes, view
+from prefect_bt.host.files import StatusFile
+from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.node import staging
 from prefect_bt.node.activity import Activity
 from prefect_bt.node.commands import EXIT_NOT_STARTED, Commands, CommandsEnd, Surroundings
 from prefect_bt.node.environment import (
@@ -19,8 +22,6 @@ from prefect_bt.node.environment import (
     command_environment,
     own_virtual_environment,
 )
-from prefect_bt.node.files import StatusFile
-from prefect_bt.node.layout import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.node.logfile import LogFile, OutputLog
 from prefect_bt.node.paths import (
     NodePaths,

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from prefect_bt.node import processes
+from prefect_bt.host import processes
+from prefect_bt.host.cgroup import oom_kills
+from prefect_bt.host.files import StatusFile
 from prefect_bt.node.activity import Activity
-from prefect_bt.node.cgroup import oom_kills
-from prefect_bt.node.files import StatusFile
 from prefect_bt.node.logfile import LogFile, OutputLog
 from prefect_bt.node.spawn import Stdio, spawn
 from prefect_bt.node.stopping import StopWatch

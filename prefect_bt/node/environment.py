@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.contract import RESERVED_PREFIX
-from prefect_bt.node.processes import MARK_VARIABLE
-from prefect_bt.node.view_plan import is_below
+from prefect_bt.host.processes import MARK_VARIABLE
+from prefect_bt.host.view_plan import is_below
 from prefect_bt.plan import NodePlan
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

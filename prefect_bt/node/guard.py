@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from prefect_bt.node import processes, syscalls
+from prefect_bt.host import processes, syscalls
+from prefect_bt.host.files import StatusFile, read_record, read_secrets
+from prefect_bt.host.layout import NodeFolder, NodeRecord
 from prefect_bt.node.agent import Agent, Assignment, leave
-from prefect_bt.node.files import StatusFile, read_record, read_secrets
-from prefect_bt.node.layout import NodeFolder, NodeRecord
 from prefect_bt.plan import NodePlan
 from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> NoReturn:
 def _claim(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str]:
     if not plan.resources.gpus:
         return (), ""
-    from prefect_bt.node.gpus import NotEnoughGpus, claim_gpus
+    from prefect_bt.host.gpus import NotEnoughGpus, claim_gpus
 
     try:
         claimed = claim_gpus(plan.resources.gpus, state_dir=state_dir)

@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from prefect_bt.contract import CHECKPOINT_DIR, RESERVED_PREFIX, quote_name
-from prefect_bt.node.layout import NodeFolder, volume_folder
-from prefect_bt.node.view_plan import Bind, ViewError, is_below
+from prefect_bt.host.layout import NodeFolder, volume_folder
+from prefect_bt.host.view_plan import Bind, ViewError, is_below
 from prefect_bt.plan import NodePlan, VolumeKind
 
 
@@ -48,8 +48,11 @@ def map_targets(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[s
             raise ViewError(f"{volume.target!r} is pinned, and this machine can only map paths")
     mapped = {_clean(bind.target): bind.source for bind in paths.binds}
     mapped.setdefault(_clean(plan.workspace.directory), paths.folders[VolumeKind.WORKSPACE])
+    for parent in list(mapped):
+        _link_below(parent, mapped, mapped[parent])
     for parent in _named_parents(plan, mapped):
-        mapped[parent] = _stand_in(parent, mapped, node)
+        mapped[parent] = node.path / "mapped" / quote_name(parent)
+        _link_below(parent, mapped, mapped[parent])
     return mapped
 
 
@@ -78,16 +81,14 @@ def _named_parents(plan: NodePlan, mapped: dict[str, Path]) -> Iterable[str]:
             yield value
 
 
-def _stand_in(parent: str, mapped: dict[str, Path], node: NodeFolder) -> Path:
-    """A folder of the node's with a link to each volume that belongs below `parent`."""
-    folder = node.path / "mapped" / quote_name(parent)
+def _link_below(parent: str, mapped: dict[str, Path], folder: Path) -> None:
+    """In `folder`, which stands for `parent`, a link to each volume that belongs below it."""
     for target, source in mapped.items():
         if target != parent and is_below(target, parent):
             link = folder / PurePosixPath(target).relative_to(parent)
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():
                 link.symlink_to(source)
-    return folder
 
 
 def _clean(path: str) -> str:

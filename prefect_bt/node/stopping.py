@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.node.files import StopRequest, read_record
-from prefect_bt.node.layout import NodeFolder, NodeRecord
+from prefect_bt.host.files import StopRequest, read_record
+from prefect_bt.host.layout import NodeFolder, NodeRecord
 from prefect_bt.ownership import is_owned
 
 LOOK_SECONDS: Final = 0.1

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prefect_bt.node.files import read_record
-from prefect_bt.node.processes import exit_facts
+from prefect_bt.host.files import read_record
+from prefect_bt.host.processes import exit_facts
 from prefect_bt.node.spawn import Stdio, spawn
 from prefect_bt.records import UploadStatus
 

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
-from prefect_bt.node import processes
-from prefect_bt.node.files import StopRequest, read_record, request_stop, write_text
-from prefect_bt.node.layout import JobFolder, NodeFolder, NodeRecord
-from prefect_bt.node.view import mount_points
+from prefect_bt.host import processes
+from prefect_bt.host.files import StopRequest, read_record, request_stop, write_text
+from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.host.view import mount_points
 from prefect_bt.ownership import drop_unowned, try_lock
 from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
 

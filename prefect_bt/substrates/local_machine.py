@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from prefect_bt.node.cgroup import cpu_limit, memory_limit
-from prefect_bt.node.gpus import list_gpus
+from prefect_bt.host.cgroup import cpu_limit, memory_limit
+from prefect_bt.host.gpus import list_gpus
 from prefect_bt.substrates.protocol import Capacity
 
 PROBE_SECONDS = 20.0
@@ -57,7 +57,7 @@ def probe_view(environment: Mapping[str, str]) -> str:
     with tempfile.TemporaryDirectory(prefix="prefect-bt-probe-") as scratch:
         try:
             tried = subprocess.run(
-                [sys.executable, "-P", "-m", "prefect_bt.node.view", scratch],
+                [sys.executable, "-P", "-m", "prefect_bt.host.view", scratch],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

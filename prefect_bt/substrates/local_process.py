@@ -1,6 +1,6 @@
 """Nodes as processes of this machine, with no server between: state is folders, locks and marks.
 
-The folders are drawn in prefect_bt.node.layout, the processes in prefect_bt.node. What is launched
+The folders are drawn in prefect_bt.host.layout, the processes in prefect_bt.node. What is launched
 is written down first (node.json, under a lock that the node inherits), so that any process can
 find, observe and end it, whatever was killed in between.
 """
@@ -24,9 +24,9 @@ from typing import Final
 from prefect_bt import codec
 from prefect_bt.contract import SECRET_PREFIX
 from prefect_bt.errors import SubstrateError
-from prefect_bt.node.files import write_text
-from prefect_bt.node.layout import JobFolder, NodeFolder, NodeRecord
-from prefect_bt.node.processes import MARK_VARIABLE, UPLOADER_VARIABLE
+from prefect_bt.host.files import write_text
+from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.host.processes import MARK_VARIABLE, UPLOADER_VARIABLE
 from prefect_bt.plan import NodePlan
 from prefect_bt.substrates.local_handle import NAME, LocalHandle
 from prefect_bt.substrates.local_machine import measure_capacity, probe_view

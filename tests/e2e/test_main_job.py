@@ -152,3 +152,20 @@ def test_host_is_untouched(machine: Machine) -> None:
     assert code == 0, job["error_message"]
     after = {folder: sorted(p.name for p in Path(folder).iterdir()) for folder in watched}
     assert after == before
+
+
+def test_the_cache_outlives_the_job_and_the_rest_does_not(machine: Machine) -> None:
+    write = """
+    for d in $BT_PROJECT_CACHE_DIR $BT_TEAM_CACHE_DIR $BT_RW_CACHE_DIR/huggingface; do
+      mkdir -p $d; echo kept > $d/file
+    done
+    echo gone > $BT_SCRATCH_DIR/file; echo gone > /b10/workspace/file
+    """
+    read = """
+    cat $BT_PROJECT_CACHE_DIR/file $BT_TEAM_CACHE_DIR/file $BT_RW_CACHE_DIR/huggingface/file
+    test ! -e $BT_SCRATCH_DIR/file && test ! -e /b10/workspace/file
+    """
+    for script in (write, read):
+        code, job = machine.push_wait(machine.folder(script, cache=True, project="cached"))
+        assert code == 0, (job["error_message"], machine.logs(job["id"]))
+    assert machine.logs(job["id"]).count("(rank-0) kept") == 3

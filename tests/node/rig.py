@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from prefect_bt.host.files import read_record
+from prefect_bt.host.layout import NodeRecord
+from prefect_bt.host.processes import list_processes, marked_processes
 from prefect_bt.logs import PLATFORM_MARK, parse_lines
-from prefect_bt.node.files import read_record
-from prefect_bt.node.layout import NodeRecord
-from prefect_bt.node.processes import list_processes, marked_processes
 from prefect_bt.plan import (
     CheckpointPlan,
     ImagePlan,
@@ -168,4 +168,3 @@ def agent_pids(handle: LocalHandle) -> list[int]:
 
 def is_alive(pid: int) -> bool:
     return pid in list_processes()
-

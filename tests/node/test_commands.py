@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.node.files import read_record
+from prefect_bt.host.files import read_record
 from prefect_bt.plan import NodePlan
 from prefect_bt.records import NodePhase
 from tests.node.rig import (

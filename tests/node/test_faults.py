@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.node.processes import marked_processes, uploader_processes
+from prefect_bt.host.processes import marked_processes, uploader_processes
 from prefect_bt.ownership import hold_job, is_owned
 from prefect_bt.records import NodePhase
 from prefect_bt.substrates.local_process import LocalSubstrate

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.node.processes import MARK_VARIABLE
+from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.objects import open_store
 from prefect_bt.ownership import hold_job, is_owned
 from prefect_bt.plan import WorkspacePlan

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.node import gpus
-from prefect_bt.node.cgroup import cpu_limit, memory_limit, oom_kills
+from prefect_bt.host import gpus
+from prefect_bt.host.cgroup import cpu_limit, memory_limit, oom_kills
+from prefect_bt.host.gpus import Gpu, NotEnoughGpus, claim_gpus, list_gpus, name_type
 from prefect_bt.node.environment import Machine, command_environment
-from prefect_bt.node.gpus import Gpu, NotEnoughGpus, claim_gpus, list_gpus, name_type
 from prefect_bt.plan import NodePlan, Resources
 from tests.node.rig import Rig, make_plan, wait_over
 

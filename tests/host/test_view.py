@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.node.view_plan import Bind, ViewError, plan_view
+from prefect_bt.host.view_plan import Bind, ViewError, plan_view
 from prefect_bt.plan import Volume, VolumeKind
 from prefect_bt.substrates.local_machine import probe_view
 from tests.node.rig import Rig, all_lines, make_plan, own_lines, wait_over, wait_running
@@ -177,11 +177,11 @@ def test_remove_refuses_while_something_is_mounted_below(tmp_path: Path) -> None
     code = f"""
 import sys
 from pathlib import Path
-from prefect_bt.node import syscalls as sc
+from prefect_bt.host import syscalls as sc
 from prefect_bt.errors import SubstrateError
-from prefect_bt.node.layout import JobFolder
+from prefect_bt.host.layout import JobFolder
 from prefect_bt.substrates.local_handle import LocalHandle
-from prefect_bt.node.view import enter_namespace
+from prefect_bt.host.view import enter_namespace
 base = Path({str(tmp_path)!r})
 (base / "precious").mkdir(); (base / "precious/file").touch()
 handle = LocalHandle(JobFolder(base / "state", "abc1234"), 0, 0)

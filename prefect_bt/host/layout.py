@@ -15,7 +15,7 @@
             workspace/  scratch/  loaded/
             root/  mirrors/         the private root of the view: mount points, nothing more
             mapped/                 stand-ins for parent folders when paths are mapped
-    cache/projects/<project id>  cache/teams/<name>  cache/huggingface/<project id>
+    cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>  cache/huggingface/<project id>
     weights/<key>                   published read-only folders, made by prefect_bt.weights
     gpus/<i>.lock                   flock held while a node uses the device
 """
@@ -129,6 +129,7 @@ def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: Node
         VolumeKind.SCRATCH: node.path / "scratch",
         VolumeKind.LOADED: node.path / "loaded",
         VolumeKind.CHECKPOINTS: JobFolder(state_dir, plan.job_id).checkpoints(plan.rank),
+        VolumeKind.CACHE_BASE: state_dir / "cache" / "bases" / key,
         VolumeKind.PROJECT_CACHE: state_dir / "cache" / "projects" / key,
         VolumeKind.TEAM_CACHE: state_dir / "cache" / "teams" / key,
         VolumeKind.HF_CACHE: state_dir / "cache" / "huggingface" / key,

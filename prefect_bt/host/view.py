@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from prefect_bt.node import syscalls as sc
-from prefect_bt.node.view_plan import Bind, ViewError, ViewPlan, plan_view
+from prefect_bt.host import syscalls as sc
+from prefect_bt.host.view_plan import Bind, ViewError, ViewPlan, plan_view
 
 HIDDEN = ".prefect-bt"
 
