@@ -1,10 +1,11 @@
 """The parent of a detached job's flow: starts it, and starts it again if something kills it.
 
-`python -m prefect_bt.flows.keeper`, started by prefect_bt.starting with a socket for standard
-input. It starts the flow's process at once, so that this one imports Prefect while the job is still
-being made; then it is handed the job and the job's lock, and passes both on. Holding the lock
-together with the flow's process, it keeps the nodes of a killed flow owned until the next attempt
-has put them away. It imports nothing of Prefect: it is small.
+`python -m prefect_bt.flows.keeper JOB_ID`, started by prefect_bt.starting with a socket for
+standard input; the id is for lists of processes. It starts the flow's process at once, so that this
+one imports Prefect while the job is still being made; then it is handed the job and the job's lock,
+and passes both on. Holding the lock together with the flow's process, it keeps the nodes of a
+killed flow owned until the next attempt has put them away. It imports nothing of Prefect: it is
+small.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class FlowProcess:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "prefect_bt.flows.run_job"],
+                [sys.executable, "-m", "prefect_bt.flows.run_job", *sys.argv[1:]],
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=output,

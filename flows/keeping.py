@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from prefect_bt.control import conclude_abandoned, open_site
 from prefect_bt.jobs import open_ledger
-from prefect_bt.ownership import forget_job
+from prefect_bt.ownership import forget_job, lock_path
 from prefect_bt.records import JobState
+
+TAIL_BYTES = 8000
+_RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Failed)\b.*")
 
 
 class KeptJob:
@@ -27,18 +31,25 @@ class KeptJob:
         return self.ledger.state(self.job_id).terminal
 
     def conclude(self, output: bytes) -> int:
-        """Leave nothing behind; 0 when the job completed. `output`: the flow's last words."""
+        """Leave nothing behind; 0 when the job completed.
+
+        `output` is what the flow's process printed before it knew its job; the rest is in flow.log.
+        """
+        log = lock_path(self.state_dir, self.job_id).with_name("flow.log")
+        said = output + (log.read_bytes()[-TAIL_BYTES:] if log.exists() else b"")
         if not self.over:
             stopped = self.ledger.stop_request(self.job_id)
             conclude_abandoned(
                 open_site(self.ledger, self.ledger.job(self.job_id)),
                 JobState.STOPPED if stopped else JobState.FAILED,
-                f"the flow could not be run: {_last_line(output)}",
+                f"the flow could not be run: {_cause(said)}",
             )
         forget_job(self.state_dir, self.job_id)
         return 0 if self.ledger.state(self.job_id) is JobState.COMPLETED else 1
 
 
-def _last_line(output: bytes) -> str:
-    lines = output.decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it left no message")
+def _cause(output: bytes) -> str:
+    """The last line that reads like an exception, else the last line at all."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines()]
+    raised = [line for line in lines if _RAISED.match(line)]
+    return next(iter([*raised[-1:], *filter(None, reversed(lines))]), "it left no message")

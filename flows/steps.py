@@ -22,17 +22,21 @@ from prefect_bt.weights import mirror_source
 def accept_job(request: JobRequest) -> JobSite:
     """The job of this run: opened when there is one, made when there is none.
 
-    A run that is run again opens its job again (decision 7), unless it completed.
+    A run that is run again opens its job again (decision 7), unless it completed. A job that was
+    stopped before its first run began stays stopped.
     """
     run_id = str(flow_run.get_id())
     site = request.open(run_id)
-    site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id))
     state = site.ledger.state(site.job_id)
-    site.resumed = not state.terminal and bool(site.ledger.attempts(site.job_id))
+    scheduled = site.ledger.job_of_run(run_id) == site.job_id
+    site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id))
+    if state is JobState.STOPPED and scheduled and flow_run.get_run_count() <= 1:
+        return site
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
         if state.terminal:
             site.ledger.clear_stop(site.job_id)
         move_job(site, JobState.CREATED, message="taken up by a Prefect run")
+    site.resumed = not state.terminal and bool(site.ledger.attempts(site.job_id))
     return site
 
 

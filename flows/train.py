@@ -83,6 +83,8 @@ def train(
     )
     site = accept_job(request)
     name_run(site)
+    if site.ledger.state(site.job_id).terminal:
+        return final_state(site)
     with closing_job(site):
         for source in weights_of(site):
             mirror_weights(site, source)

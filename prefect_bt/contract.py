@@ -25,6 +25,7 @@ checkpoint paths: §8.2. What lies in a store:
 
 from __future__ import annotations
 
+import secrets
 from typing import Final
 from urllib.parse import quote
 
@@ -49,6 +50,11 @@ LABEL_ATTEMPT: Final = "prefect-bt/attempt"
 LABEL_RANK: Final = "prefect-bt/rank"
 
 EVENT_PREFIX: Final = "prefect-bt.job."
+
+
+def new_id() -> str:
+    """Seven lower-case alphanumerics (§5.1), not yet checked against a store."""
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(JOB_ID_LENGTH))
 
 
 def quote_name(name: str) -> str:

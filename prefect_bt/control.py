@@ -47,6 +47,9 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
             next_step=f"Watch it end: prefect-bt logs --tail --job-id {job_id}",
         )
     site = open_site(ledger, record)
+    if state is JobState.PENDING:
+        conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
+        return f"Job {job_id} had not begun; it is stopped."
     if not is_owned(site.settings.state_dir, job_id) and not _starting(record):
         conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
         return f"Job {job_id} was not run by anything any more; it is stopped."

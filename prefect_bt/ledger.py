@@ -8,7 +8,6 @@ two processes cannot both be the one that ended a job: the loser of a sequence n
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ from typing import TypeVar
 
 from prefect_bt import codec
 from prefect_bt.contract import (
-    ID_ALPHABET,
-    JOB_ID_LENGTH,
     attempt_prefix,
     job_index_key,
     job_prefix,
+    new_id,
     project_index_key,
     project_prefix,
     run_index_key,
@@ -47,11 +45,6 @@ class StopRequest:
 
     at: float
     by: str
-
-
-def new_id() -> str:
-    """Seven lower-case alphanumerics (§5.1), not yet checked against the store."""
-    return "".join(secrets.choice(ID_ALPHABET) for _ in range(JOB_ID_LENGTH))
 
 
 class Ledger:
@@ -116,10 +109,10 @@ class Ledger:
 
     # -- jobs -------------------------------------------------------------------------------
 
-    def reserve_job_id(self, project_id: str) -> str:
-        """An id that is unique in the store, bound to the project."""
+    def reserve_job_id(self, project_id: str, *, wanted: str = "") -> str:
+        """An id that is unique in the store, bound to the project; `wanted` if it is free."""
         while True:
-            candidate = new_id()
+            candidate, wanted = wanted or new_id(), ""
             try:
                 self._create(job_index_key(candidate), {"project_id": project_id})
             except ObjectExists:
@@ -142,11 +135,11 @@ class Ledger:
         self._prefixes.pop(job_id, None)
         self.store.delete(job_index_key(job_id))
 
-    def write_job(self, record: JobRecord) -> None:
-        """The job exists from here on, in state CREATED."""
+    def write_job(self, record: JobRecord, *, state: JobState = JobState.CREATED) -> None:
+        """The job exists from here on; PENDING where something else decides when it runs."""
         prefix = job_prefix(record.project_id, record.id)
         self.store.create(f"{prefix}/job.json", codec.dumps(record).encode())
-        self.append(record.id, JobState.CREATED, message="accepted")
+        self.append(record.id, state, message="accepted")
 
     def job(self, job_id: str) -> JobRecord:
         try:

@@ -2,7 +2,7 @@
 
 Decision 13: with a deployment named, its worker runs the flow; else a detached process on this
 machine does, on the Prefect API if there is one, on Prefect's temporary server if not. Importing
-this module does not import Prefect.
+this module imports next to nothing, so that the process can be started before anything else.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prefect_bt.errors import PrefectBtError, ServerError
-from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import hold_job
-from prefect_bt.records import JobRecord, JobState
-from prefect_bt.secrets import EnvironmentSecrets, SecretSource
-from prefect_bt.settings import Settings
+from prefect_bt.contract import new_id
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger import Ledger
+    from prefect_bt.records import JobRecord
+    from prefect_bt.secrets import SecretSource
 
 
 class Starter:
@@ -33,10 +34,12 @@ class Starter:
     """
 
     def __init__(self) -> None:
+        self.job_id = new_id()
+        """What the job should be called, so that a list of processes shows whose they are."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             subprocess.Popen(
-                [sys.executable, "-m", "prefect_bt.flows.keeper"],
+                [sys.executable, "-m", "prefect_bt.flows.keeper", self.job_id],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -47,6 +50,10 @@ class Starter:
 
     def start(self, ledger: Ledger, record: JobRecord) -> None:
         """Hand the job over; ServerError when the keeper is not there to take it."""
+        from prefect_bt.errors import ServerError
+        from prefect_bt.ownership import hold_job
+        from prefect_bt.settings import Settings
+
         state_dir = Settings().state_dir.absolute()
         message = {
             "job_id": record.id,
@@ -70,9 +77,11 @@ class Starter:
 @contextmanager
 def starting(deployment: str | None = None) -> Generator[Starter | None]:
     """A starter for the time in which a job is made; None where a deployment will run it."""
-    chosen = deployment or Settings().deployment
-    starter = None if chosen else Starter()
+    starter = None if deployment else Starter()
     try:
+        if starter and _default_deployment():
+            starter.close()
+            starter = None
         yield starter
     finally:
         if starter:
@@ -83,15 +92,23 @@ def start(
     ledger: Ledger, record: JobRecord, *, starter: Starter | None, deployment: str | None = None
 ) -> None:
     """Begin to run the job; when that cannot be done, the job is FAILED and the error raised."""
+    from prefect_bt.records import JobState
+
     try:
         if starter:
             starter.start(ledger, record)
         else:
-            _schedule(ledger, record, deployment or Settings().deployment)
+            _schedule(ledger, record, deployment or _default_deployment())
     except BaseException as error:
         if not ledger.state(record.id).terminal:
             ledger.append(record.id, JobState.FAILED, message=f"It could not be started: {error}")
         raise
+
+
+def _default_deployment() -> str:
+    from prefect_bt.settings import Settings
+
+    return Settings().deployment
 
 
 def _schedule(ledger: Ledger, record: JobRecord, deployment: str) -> None:
@@ -103,10 +120,9 @@ def _schedule(ledger: Ledger, record: JobRecord, deployment: str) -> None:
 
 def secret_sources() -> tuple[SecretSource, ...]:
     """Prefect Secret blocks, then the environment (decision 10)."""
-    try:
-        from prefect_bt.cli.prefect_api import SecretBlocks
-    except ImportError as error:
-        raise PrefectBtError(f"Prefect cannot be imported: {error}") from error
+    from prefect_bt.cli.prefect_api import SecretBlocks
+    from prefect_bt.secrets import EnvironmentSecrets
+
     return (SecretBlocks(), EnvironmentSecrets())
 
 

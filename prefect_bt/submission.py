@@ -24,7 +24,7 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
-from prefect_bt.records import JobRecord, RetryBudget
+from prefect_bt.records import JobRecord, JobState, RetryBudget
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.settings import Settings
 from prefect_bt.starting import Starter, secret_sources, start, starting
@@ -48,6 +48,22 @@ class SubmitOptions:
     deployment: str | None = None
     store: str | None = None
     secret_sources: tuple[SecretSource, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Birth:
+    """How a job comes to be: the id it would like, its first state, the job it repeats."""
+
+    wanted_id: str = ""
+    state: JobState = JobState.CREATED
+    old: JobRecord | None = None
+
+    @classmethod
+    def under(cls, starter: Starter | None, *, old: JobRecord | None = None) -> Birth:
+        """With a starter it begins at once; without one it waits for its deployment."""
+        if starter is None:
+            return cls(state=JobState.PENDING, old=old)
+        return cls(starter.job_id, old=old)
 
 
 def push(
@@ -102,7 +118,9 @@ def _submit(
     project: TrainingProject, source_dir: Path, options: SubmitOptions, starter: Starter | None
 ) -> dict[str, Any]:
     ledger = open_ledger(options.store)
-    record, plan = accept(ledger, project, source_dir=source_dir, options=options)
+    plan = plan_submission(ledger, project, options)
+    with _packed(project, source_dir) as packed:
+        record = write_job(ledger, project, options, packed, birth=Birth.under(starter))
     start(ledger, record, starter=starter, deployment=options.deployment)
     return document_of(ledger, record, plan)
 
@@ -143,9 +161,10 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
             ledger.store.download(workspace.key, copy)
             packed = PackedWorkspace(copy, workspace.sha256, workspace.size, 0, ())
         chosen = replace(options, substrate=old.substrate)
-        record = write_job(ledger, project, chosen, packed, old=old)
-    with starting(options.deployment) as starter:
-        start(ledger, record, starter=starter, deployment=options.deployment)
+        with starting(options.deployment) as starter:
+            birth = Birth.under(starter, old=old)
+            record = write_job(ledger, project, chosen, packed, birth=birth)
+            start(ledger, record, starter=starter, deployment=options.deployment)
     return document_of(ledger, record, plan)
 
 
@@ -180,11 +199,13 @@ def write_job(
     options: SubmitOptions,
     packed: PackedWorkspace | None,
     *,
-    old: JobRecord | None = None,
+    birth: Birth | None = None,
 ) -> JobRecord:
     """Project, id, workspace, then the job itself, whose file makes it exist."""
+    birth = birth or Birth()
+    old = birth.old
     known = ledger.ensure_project(project.name, team_name=project.team_name or "")
-    job_id = ledger.reserve_job_id(known.id)
+    job_id = ledger.reserve_job_id(known.id, wanted=birth.wanted_id)
     try:
         record = JobRecord(
             id=job_id,
@@ -202,7 +223,7 @@ def write_job(
         )
         if packed:
             ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", packed.path)
-        ledger.write_job(record)
+        ledger.write_job(record, state=birth.state)
     except BaseException:
         ledger.store.delete(f"{job_prefix(known.id, job_id)}/workspace.tar")
         ledger.release_job_id(job_id)

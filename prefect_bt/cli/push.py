@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,6 +14,7 @@ from prefect_bt.cli.terminal import OK, Terminal
 
 if TYPE_CHECKING:
     from prefect_bt.definitions import Overrides, TrainingProject
+    from prefect_bt.starting import Starter
     from prefect_bt.submission import SubmitOptions
 
 Trigger = Literal["on_startup", "on_failure", "on_demand"]
@@ -68,41 +70,37 @@ def push(
 
     `prefect-bt push config.py --dry-run -o json`
     """
-    from prefect_bt.definitions import Overrides
-    from prefect_bt.submission import SubmitOptions
-
     _ = remote
-    overrides = Overrides(
-        job_name=job_name,
-        team=team,
-        interactive=interactive,
-        interactive_timeout_minutes=interactive_timeout_minutes,
-        accelerator=accelerator,
-        node_count=node_count,
-        entrypoint=entrypoint,
-        priority=priority,
-        spot=spot,
-    )
-    options = SubmitOptions(substrate=substrate, retries=retries, deployment=deployment)
     beside = terminal.beside(output)
-    if dry_run:
+    with _starter(deployment, dry_run=dry_run) as starter:  # first: it gets ready while we plan
+        from prefect_bt.definitions import Overrides
+        from prefect_bt.submission import SubmitOptions, submit
+
+        overrides = Overrides(
+            job_name=job_name,
+            team=team,
+            interactive=interactive,
+            interactive_timeout_minutes=interactive_timeout_minutes,
+            accelerator=accelerator,
+            node_count=node_count,
+            entrypoint=entrypoint,
+            priority=priority,
+            spot=spot,
+        )
+        options = SubmitOptions(substrate=substrate, retries=retries, deployment=deployment)
         project = _load(beside, config, overrides)
-        return _show_plan(beside, project, config, options)
-    document = _submit(beside, config, overrides, options)
+        if dry_run:
+            return _show_plan(beside, project, config, options)
+        with beside.working("Submitting the job"):
+            folder = _folder(config)
+            document = submit(project, source_dir=folder, options=options, starter=starter)
     return present(beside, document, Staying(tail=tail, wait=wait, output=output))
 
 
-def _submit(
-    terminal: Terminal, config: Path, overrides: Overrides, options: SubmitOptions
-) -> dict[str, Any]:
+def _starter(deployment: str | None, *, dry_run: bool) -> AbstractContextManager[Starter | None]:
     from prefect_bt.starting import starting
 
-    with starting(options.deployment) as starter:  # first: it gets ready while we plan
-        from prefect_bt.submission import submit
-
-        project = _load(terminal, config, overrides)
-        with terminal.working("Submitting the job"):
-            return submit(project, source_dir=_folder(config), options=options, starter=starter)
+    return nullcontext() if dry_run else starting(deployment)
 
 
 def _load(terminal: Terminal, config: Path, overrides: Overrides) -> TrainingProject:

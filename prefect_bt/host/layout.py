@@ -15,7 +15,8 @@
             workspace/  scratch/  loaded/
             root/  mirrors/         the private root of the view: mount points, nothing more
             mapped/                 stand-ins for parent folders when paths are mapped
-    cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>  cache/huggingface/<project id>
+    cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>
+    cache/huggingface/<project id>
     weights/<key>                   published read-only folders, made by prefect_bt.weights
     gpus/<i>.lock                   flock held while a node uses the device
 """
