@@ -1,0 +1,88 @@
+"""What people find in Prefect of a job: states, tasks, events, the card, a sample of the logs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from .conftest import Machine, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+
+LINES = 5000
+
+
+def ask(machine: Machine, path: str, **body: Any) -> Any:
+    port = machine.environment["PREFECT_BT_SERVER_PORT"]
+    answer = httpx.post(f"http://127.0.0.1:{port}/api/{path}", json=body, timeout=30)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def pages(machine: Machine, path: str, **body: Any) -> list[Any]:
+    found: list[Any] = []
+    while page := ask(machine, path, **body, limit=200, offset=len(found)):
+        found += page
+    return found
+
+
+def test_a_flood_of_lines_is_whole_in_the_store_and_a_sample_in_prefect(machine: Machine) -> None:
+    job_id = machine.push(machine.folder(f"seq -f 'line %g of the flood' 1 {LINES}\n"))["id"]
+    machine.wait(job_id, "COMPLETED")
+    assert machine.logs(job_id).count(" of the flood") == LINES
+    run_id = machine.ledger.runs_of_job(job_id)[-1].flow_run_id
+    of_run = {"logs": {"flow_run_id": {"any_": [run_id]}}}
+
+    def shown() -> list[str]:
+        messages = [log["message"] for log in pages(machine, "logs/filter", **of_run)]
+        return messages if any("are not shown here" in m for m in messages) else []
+
+    messages = until(shown, seconds=30, what="the sentence about what is not shown")
+    assert sum(" of the flood" in message for message in messages) < LINES / 5
+
+
+def test_the_run_shows_the_job(machine: Machine) -> None:
+    script = "mkdir -p $BT_CHECKPOINT_DIR/c; echo 1 > $BT_CHECKPOINT_DIR/c/a; exit 3"
+    code, job = machine.push_wait(machine.folder(script, nodes=2))
+    assert code == 1
+    run_id = job["flow_run_id"]
+
+    def ended() -> Any:
+        run = ask(machine, "flow_runs/filter", flow_runs={"id": {"any_": [run_id]}})[0]
+        return run if run["state_type"] != "RUNNING" else None
+
+    run = until(ended, seconds=20, what="the run to end, a moment after its job")
+    assert job["id"] in run["name"]
+    assert run["state_type"] == "FAILED"
+    assert "failed first" in run["state"]["message"]
+
+    tasks = ask(machine, "task_runs/filter", flow_runs={"id": {"any_": [run_id]}})
+    names = sorted(task["name"] for task in tasks)
+    assert [name for name in names if name.startswith("run-node")] == [
+        "run-node rank-0",
+        "run-node rank-1",
+    ]
+    for expected in ("accept-job", "training-attempt", "provision", "upload-checkpoints"):
+        assert any(name.startswith(expected) for name in names), names
+
+    card = ask(
+        machine, "artifacts/latest/filter", artifacts={"key": {"any_": [f"job-{job['id']}"]}}
+    )
+    assert "## Attempts" in card[0]["data"]
+    assert "## Definition" in card[0]["data"]
+    assert "| c |" in card[0]["data"]
+
+    def events() -> list[str]:
+        wanted = {"event": {"prefix": ["prefect-bt.job."]}, "order": "ASC"}
+        found = ask(machine, "events/filter", filter=wanted, limit=50)["events"]
+        mine = [e for e in found if e["resource"]["prefect.resource.id"].endswith(job["id"])]
+        return [e["event"] for e in mine] if len(mine) >= 3 else []
+
+    time.sleep(0.5)
+    seen = until(events, seconds=30, what="the job's events")
+    assert {"prefect-bt.job.deploying", "prefect-bt.job.running", "prefect-bt.job.failed"} <= set(
+        seen
+    )
