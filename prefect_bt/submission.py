@@ -66,23 +66,27 @@ class Birth:
         return cls(starter.job_id, old=old)
 
 
-def push(
+def push(  # noqa: PLR0913 (truss names them)
     config: Path | str | TrainingProject,
     *,
     remote: str = "",
     source_dir: Path | str | None = None,
     team_id: str | None = None,
-    options: SubmitOptions | None = None,
-    **choices: Any,
+    substrate: str = "local",
+    retries: int | None = None,
+    deployment: str | None = None,
+    store: str | None = None,
 ) -> dict[str, Any]:
-    """Submit a job and return it, as `truss_train.push` does (§3.6).
+    """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
     The result has the flat keys of a job, and the same job under `training_job` with its project
     under `training_project`. `remote` and `team_id` are accepted for compatibility: a store has no
-    remotes, and a team is a name. `choices` are fields of SubmitOptions (`substrate="local"`).
+    remotes, and a team is a name. The other choices are those of SubmitOptions.
     """
     _ = remote
-    options = replace(options or SubmitOptions(), **choices)
+    options = SubmitOptions(
+        substrate=substrate, retries=retries, deployment=deployment, store=store
+    )
     if isinstance(config, TrainingProject):
         project, folder = config, Path(source_dir or Path.cwd())
     else:
