@@ -36,7 +36,7 @@ def accept_job(request: JobRequest) -> JobSite:
         if state.terminal:
             site.ledger.clear_stop(site.job_id)
         move_job(site, JobState.CREATED, message="taken up by a Prefect run")
-    site.resumed = not state.terminal and bool(site.ledger.attempts(site.job_id))
+    site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
     return site
 
 

@@ -83,7 +83,10 @@ def conclude_abandoned(site: JobSite, state: JobState, reason: str) -> None:
     with hold_job(site.settings.state_dir, site.job_id):
         reap(site, reason=reason)
         if not site.ledger.state(site.job_id).terminal:
-            site.ledger.append(site.job_id, state, message=f"{reason[:1].upper()}{reason[1:]}.")
+            sentence = f"{reason[:1].upper()}{reason[1:]}."
+            go_on = f" Go on from its last checkpoint: prefect-bt retry --job-id {site.job_id}"
+            message = sentence + (go_on if state is JobState.FAILED else "")
+            site.ledger.append(site.job_id, state, message=message)
         clear_nodes(site)
         forget_job(site.settings.state_dir, site.job_id)
 

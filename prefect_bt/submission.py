@@ -17,8 +17,9 @@ from typing import Any
 
 from prefect_bt.attempts import workspace_plan
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
+from prefect_bt.control import settle
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
-from prefect_bt.errors import DefinitionError, NotFoundError, SecretError
+from prefect_bt.errors import DefinitionError, NotFoundError, SecretError, StateError
 from prefect_bt.jobs import job_document, load_definition, open_ledger
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
@@ -170,6 +171,33 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
             record = write_job(ledger, project, chosen, packed, birth=birth)
             start(ledger, record, starter=starter, deployment=options.deployment)
     return document_of(ledger, record, plan)
+
+
+def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
+    """Another attempt of a job that is over, under its own id and Prefect run (decision 7).
+
+    It starts from the job's committed checkpoints. StateError for a job that completed, or is not
+    over yet.
+    """
+    ledger = open_ledger(store)
+    record = ledger.job(job_id)
+    settle(ledger, job_id)
+    state = ledger.state(job_id)
+    if not state.terminal or state is JobState.COMPLETED:
+        over = state is JobState.COMPLETED
+        raise StateError(
+            f"Job {job_id} is {state.value}; only a job that failed or was stopped is retried.",
+            state=state.value,
+            next_step=f"Run it anew: prefect-bt recreate --job-id {job_id}"
+            if over
+            else f"Stop it first: prefect-bt stop --job-id {job_id}",
+        )
+    with starting() as starter:
+        ledger.clear_stop(job_id)
+        ledger.append(job_id, JobState.CREATED, message="another attempt was asked for")
+        start(ledger, record, starter=starter)
+    flat = job_document(ledger, record)
+    return {**flat, "training_job": flat}
 
 
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:

@@ -50,7 +50,7 @@ def _make_app() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in ("push", "recreate", "logs", "stop", "view", "download", "init"):
+    for verb in ("push", "recreate", "retry", "logs", "stop", "view", "download", "init"):
         app.command(f"{_COMMANDS}.{verb}:{verb}", name=verb, help_epilogue="")
     app.command(
         f"{_COMMANDS}.checkpoints:get_checkpoint_urls",
@@ -69,6 +69,13 @@ def _make_app() -> App:
     return app
 
 
+def _describe_commands(app: App) -> None:
+    """Import the commands' modules: the one-line descriptions in a list of them are in there."""
+    for command in app.resolved_commands().values():
+        if not command.default_command:
+            command.resolved_commands()
+
+
 def _worth_showing(value: object) -> str | None:
     return str(value) if isinstance(value, (int, str)) and value and value is not True else None
 
@@ -77,8 +84,11 @@ def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Entry point of the `prefect-bt` script."""
     given = list(sys.argv[1:] if tokens is None else tokens)
     terminal = open_terminal(interactive=True, debug=_asks_for_debug(given))
+    app = _make_app()
     try:
-        code = _make_app().meta(given, exit_on_error=False, print_error=False)
+        if not given or not _HELP.isdisjoint(given):
+            _describe_commands(app)
+        code = app.meta(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except BrokenPipeError:
         return _reader_left()
@@ -104,9 +114,6 @@ def _launcher(app: App) -> Callable[..., object]:
             ),
         ] = "humanfriendly",
     ) -> object:
-        if not tokens or not _HELP.isdisjoint(tokens):
-            # Their one-line descriptions are in their modules.
-            app.resolved_commands()
         command, bound, ignored = app.parse_args(tokens, exit_on_error=False, print_error=False)
         _set_up_logging(log)
         debug = log.lower() in {"d", "debug"}

@@ -1,0 +1,36 @@
+"""`prefect-bt retry`: another attempt of a job that failed or was stopped."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.options import Here, Output, Remote, Tail
+from prefect_bt.cli.submitted import Staying, present
+
+
+def retry(
+    *,
+    job_id: Annotated[str, Parameter(help="The job to take up again.")],
+    tail: Tail = False,
+    wait: Annotated[
+        bool, Parameter(help="Stay until the job is over; exit 0 only if it completed.")
+    ] = False,
+    output: Output = "cli-table",
+    remote: Remote = None,
+    terminal: Here,
+) -> int:
+    """Try a job again under its own id, from its last committed checkpoint.
+
+    BT_RETRY_COUNT is the number of attempts before. A new job of the same files is `recreate`.
+
+    `prefect-bt retry --job-id abc1234 --tail`
+    """
+    from prefect_bt import submission
+
+    _ = remote
+    beside = terminal.beside(output)
+    with beside.working(f"Retrying job {job_id}"):
+        document = submission.retry(job_id)
+    return present(beside, document, Staying(tail=tail, wait=wait, output=output))
