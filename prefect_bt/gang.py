@@ -145,7 +145,8 @@ class Gang:
         if self._first_success is None:
             self._first_success = now
         for handle, status in self._running():
-            quiet = status.active_at is not None and now - status.active_at > QUIET_SECONDS
+            since = status.active_at or status.started_at
+            quiet = since is not None and now - since > QUIET_SECONDS
             waited = now - self._first_success
             if (quiet and waited > QUIET_SECONDS) or waited > STRAGGLER_SECONDS:
                 handle.stop(reason="straggler", force=waited > STRAGGLER_SECONDS + self.grace)

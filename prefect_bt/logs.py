@@ -15,6 +15,8 @@ from datetime import datetime
 from typing import Final
 
 PLATFORM_MARK: Final = "[prefect-bt] "
+STAMP_DIGITS: Final = 19
+"""Of epoch nanoseconds, until the year 2286. More digits are a line that begins in the middle."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def parse_lines(data: bytes, *, rank: int = 0) -> Iterator[LogLine]:
 
 def _parse(text: str, rank: int) -> LogLine:
     stamp, space, message = text.partition(" ")
-    if space and stamp.isdigit():
+    if space and stamp.isascii() and stamp.isdigit() and len(stamp) <= STAMP_DIGITS:
         return LogLine(int(stamp), message, rank)
     return LogLine(0, text, rank)
 

@@ -43,11 +43,12 @@ from prefect_bt.reading import (
     cache_volumes,
     checkpoint_dir,
     checkpoint_volumes,
+    clean_path,
     gpu_count,
     gpu_type,
     load_volumes,
 )
-from prefect_bt.refusals import find_problems
+from prefect_bt.refusals import find_name_problems, find_problems
 from prefect_bt.substrates.protocol import Capacity
 
 
@@ -74,6 +75,7 @@ class PlanContext:
 def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
     """The frozen plan of one attempt; PlanError names every reason why there is none."""
     problems = [
+        *find_name_problems({"project.name": project.name, "job.name": context.job_name}),
         *find_problems(project.job, context.capacity, substrate=context.substrate),
         *context.missing,
     ]
@@ -109,7 +111,7 @@ def secret_names(job: TrainingJob) -> tuple[str, ...]:
         for value in job.runtime.environment_variables.values()
         if isinstance(value, SecretReference)
     }
-    names |= {name for name in map(_weights_secret, job.weights) if name}
+    names |= {source.secret_name for source in job.weights if source.secret_name}
     return tuple(sorted(names))
 
 
@@ -184,7 +186,7 @@ def _platform_variables(
         variables["BT_LOAD_CHECKPOINT_DIR"] = load.download_folder
     cache = job.runtime.cache_config
     if cache and cache.enabled:
-        base = PurePosixPath(cache.mount_base_path)
+        base = PurePosixPath(clean_path(cache.mount_base_path))
         variables["BT_RW_CACHE_DIR"] = str(base)
         variables["BT_PROJECT_CACHE_DIR"] = str(base / PROJECT_CACHE_NAME)
         variables["BT_TEAM_CACHE_DIR"] = str(base / TEAM_CACHE_NAME)
@@ -216,17 +218,12 @@ def _plan_weights(source: WeightsSource) -> WeightsPlan:
     identity = json.dumps([source.source, allow, ignore])
     return WeightsPlan(
         source=source.source,
-        mount_location=source.mount_location,
+        mount_location=clean_path(source.mount_location),
         key=hashlib.sha256(identity.encode()).hexdigest()[:32],
         allow_patterns=tuple(allow) if allow is not None else None,
         ignore_patterns=tuple(ignore) if ignore is not None else None,
-        secret=_weights_secret(source),
+        secret=source.secret_name or "",
     )
-
-
-def _weights_secret(source: WeightsSource) -> str:
-    nested = source.auth.auth_secret_name if source.auth else None
-    return source.auth_secret_name or nested or ""
 
 
 def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
@@ -243,6 +240,7 @@ def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
         )
     if not job.enable_baseten_workdir:
         yield f"There is no image WORKDIR here: the commands start in {WORKSPACE_DIR}."
+    yield from _crowding_notes(job, context.capacity)
     wanted, have = gpu_type(job), context.capacity.gpu_types
     if wanted and have and wanted not in have:
         yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
@@ -250,3 +248,15 @@ def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
         yield "SPOT means nothing on one's own machine: nothing preempts the job here."
     if job.interactive_session:
         yield "interactive_session is not offered here: open a shell on this machine instead."
+
+
+def _crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+    compute = job.compute
+    if compute.node_count < 2:
+        return
+    wanted = compute.node_count * parse_memory(compute.memory)
+    if compute.node_count * compute.cpu_count > capacity.cpus or wanted > capacity.memory:
+        yield (
+            f"All {compute.node_count} nodes share this machine's {capacity.cpus} CPUs and "
+            f"{capacity.memory / 1024**3:.1f}Gi, which is less than they ask for together."
+        )

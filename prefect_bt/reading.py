@@ -15,6 +15,16 @@ from prefect_bt.definitions import TrainingJob
 from prefect_bt.plan import Volume, VolumeKind
 
 
+def clean_path(path: str) -> str:
+    """One spelling of a path inside a node: no doubled, trailing or `.` parts. `..` stays.
+
+    >>> clean_path("//mnt/./ckpts/")
+    '/mnt/ckpts'
+    """
+    absolute = path.startswith("/")
+    return str(PurePosixPath("/" + path.lstrip("/") if absolute else path))
+
+
 def gpu_count(job: TrainingJob) -> int:
     spec = job.compute.accelerator
     return spec.count if spec and spec.accelerator else 0
@@ -31,19 +41,19 @@ def checkpoint_dir(job: TrainingJob) -> str:
 
 def checkpoint_volumes(job: TrainingJob) -> Iterator[Volume]:
     if job.runtime.checkpointing_config.enabled:
-        yield Volume(VolumeKind.CHECKPOINTS, checkpoint_dir(job))
+        yield Volume(VolumeKind.CHECKPOINTS, clean_path(checkpoint_dir(job)))
 
 
 def load_volumes(job: TrainingJob) -> Iterator[Volume]:
     load = job.runtime.load_checkpoint_config
     if load and load.enabled:
-        yield Volume(VolumeKind.LOADED, load.download_folder)
+        yield Volume(VolumeKind.LOADED, clean_path(load.download_folder))
 
 
 def cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volume]:
     cache = job.runtime.cache_config
     if cache and cache.enabled:
-        base = PurePosixPath(cache.mount_base_path)
+        base = PurePosixPath(clean_path(cache.mount_base_path))
         yield Volume(VolumeKind.CACHE_BASE, str(base), project_id)
         yield Volume(VolumeKind.PROJECT_CACHE, str(base / PROJECT_CACHE_NAME), project_id)
         yield Volume(VolumeKind.TEAM_CACHE, str(base / TEAM_CACHE_NAME), team or "default")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, NamedTuple
 
 from prefect_bt.contract import RESERVED_PREFIX, SCRATCH_DIR, WORKSPACE_DIR
-from prefect_bt.definitions import InteractiveSessionTrigger, TrainingJob, parse_memory
+from prefect_bt.definitions import (
+    InteractiveSessionTrigger,
+    TrainingJob,
+    WeightsAuthMethod,
+    WeightsSource,
+    parse_memory,
+)
 from prefect_bt.errors import DefinitionError
 from prefect_bt.plan import VolumeKind
 from prefect_bt.reading import (
     cache_volumes,
     checkpoint_volumes,
+    clean_path,
     gpu_count,
     gpu_type,
     load_volumes,
@@ -20,14 +28,27 @@ from prefect_bt.reading import (
 from prefect_bt.substrates.protocol import Capacity
 
 FORBIDDEN_ROOTS: Final = ("/proc", "/sys", "/dev")
-WEIGHTS_SCHEMES: Final = ("hf",)
+SYSTEM_ROOTS: Final = frozenset(
+    {"/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/run", "/sbin", "/var"}
+    | {"/usr", "/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/sbin"}
+    | {"/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/share"}
+)
+"""What no command can run without. Below them there is room."""
+WEIGHTS_SCHEMES: Final = ("hf", "file")
 """What the mirror can fetch today."""
+LONGEST_TEXT: Final = 128 * 1024 - 1
+"""Bytes that Linux takes in one argument or variable, its end included."""
+FEWEST_LOCAL_NODES: Final = 256
+LOCAL_NODES_PER_CPU: Final = 4
+"""How many nodes one machine takes at most: each is three processes even when it idles."""
+MOST_NODES: Final = 4096
 
 
 def find_problems(job: TrainingJob, capacity: Capacity, *, substrate: str) -> list[str]:
     """One sentence a reason why the job cannot run there, in the order of its fields."""
     return [
         *_compute_problems(job, capacity),
+        *_node_problems(job, capacity, substrate),
         *_command_problems(job),
         *_environment_problems(job),
         *_checkpoint_problems(job, capacity),
@@ -35,6 +56,19 @@ def find_problems(job: TrainingJob, capacity: Capacity, *, substrate: str) -> li
         *_weights_problems(job),
         *_mount_problems(job, capacity),
     ]
+
+
+def find_name_problems(names: Mapping[str, str]) -> list[str]:
+    """One sentence a name, by its field, that no variable could hold."""
+    return [
+        f"{field} is {name!r}; write a name on one line, without control characters."
+        for field, name in names.items()
+        if not name.strip() or _has_control(name)
+    ]
+
+
+def _has_control(text: str) -> bool:
+    return any(sign < " " or sign == "\x7f" for sign in text)
 
 
 def _compute_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
@@ -61,6 +95,15 @@ def _compute_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     yield from _gpu_problems(job, capacity)
 
 
+def _node_problems(job: TrainingJob, capacity: Capacity, substrate: str) -> Iterator[str]:
+    most, what = MOST_NODES, "a job can have"
+    if substrate == "local":
+        most = max(FEWEST_LOCAL_NODES, LOCAL_NODES_PER_CPU * capacity.cpus)
+        what = "this one machine takes"
+    if job.compute.node_count > most:
+        yield f"compute.node_count asks for {job.compute.node_count} nodes; {what} at most {most}."
+
+
 def _gpu_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     gpus = gpu_count(job)
     wanted = gpus * max(job.compute.node_count, 1)
@@ -83,10 +126,19 @@ def _command_problems(job: TrainingJob) -> Iterator[str]:
     for index, command in enumerate(commands):
         if not command.strip() or "\0" in command:
             yield f"runtime.start_commands[{index}] is {command!r}; write a shell command."
+        elif _too_long(command):
+            yield (
+                f"runtime.start_commands[{index}] has {len(command)} characters, more than Linux "
+                "takes in a command; put it into a script of the workspace."
+            )
+
+
+def _too_long(text: str) -> bool:
+    return len(text.encode(errors="replace")) >= LONGEST_TEXT
 
 
 def _environment_problems(job: TrainingJob) -> Iterator[str]:
-    for name in job.runtime.environment_variables:
+    for name, value in job.runtime.environment_variables.items():
         if name.startswith(RESERVED_PREFIX):
             yield (
                 f"runtime.environment_variables sets {name}; names that begin with "
@@ -94,11 +146,23 @@ def _environment_problems(job: TrainingJob) -> Iterator[str]:
             )
         elif not name or "=" in name or "\0" in name:
             yield f"runtime.environment_variables has {name!r}, which no shell can name."
+        elif not isinstance(value, str):
+            if not value.name.strip():
+                yield f"runtime.environment_variables[{name!r}] names no secret; name one."
+        elif "\0" in value:
+            yield f"runtime.environment_variables[{name!r}] holds a zero byte, which none can."
+        elif _too_long(f"{name}={value}"):
+            yield (
+                f"runtime.environment_variables[{name!r}] has {len(value)} characters, more than "
+                "Linux takes in a variable; put it into a file of the workspace."
+            )
 
 
 def _checkpoint_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     config = job.runtime.checkpointing_config
     size = config.volume_size_gib
+    if config.enabled and size is not None and size < 1:
+        yield f"checkpointing_config.volume_size_gib is {size}; it needs at least 1 GiB."
     if config.enabled and size is not None and capacity.disk and size * 1024**3 > capacity.disk:
         yield (
             f"checkpointing_config.volume_size_gib asks for {size} GiB; "
@@ -118,29 +182,95 @@ def _session_problems(job: TrainingJob, substrate: str) -> Iterator[str]:
 def _weights_problems(job: TrainingJob) -> Iterator[str]:
     for index, source in enumerate(job.weights):
         scheme = source.source.partition("://")[0]
+        field = f"weights[{index}]"
         if scheme not in WEIGHTS_SCHEMES:
-            known = ", ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
+            known = " and ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
             yield (
-                f"weights[{index}].source {source.source!r}: this version mirrors {known} only; "
+                f"{field}.source {source.source!r}: this version mirrors {known} only; "
                 "fetch it in your start command, or use the training cache."
             )
+        elif scheme == "hf" and source.source.endswith("@"):
+            yield (
+                f"{field}.source {source.source!r} has no revision after the @; write a branch, "
+                "a tag or a commit, or leave the @ out."
+            )
+        if source.allow_patterns == []:
+            yield f"{field}.allow_patterns is [], which no file matches; leave it out for all."
+        yield from _weights_auth_problems(source, scheme, field)
+
+
+def _weights_auth_problems(source: WeightsSource, scheme: str, field: str) -> Iterator[str]:
+    if scheme == "file" and (source.auth or source.auth_secret_name):
+        yield f"{field}.source {source.source!r} is a folder and takes no auth; leave auth out."
+    method = source.auth.auth_method if source.auth else WeightsAuthMethod.CUSTOM_SECRET
+    if scheme == "hf" and method is not WeightsAuthMethod.CUSTOM_SECRET:
+        yield (
+            f"{field}.auth.auth_method is {method.value}; the Hugging Face Hub takes a token: "
+            "write CUSTOM_SECRET with auth_secret_name."
+        )
+
+
+class _Target(NamedTuple):
+    """A folder of the node, by the field that asks for it. `path` is clean."""
+
+    field: str
+    path: str
+    kind: VolumeKind
 
 
 def _mount_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    taken: dict[str, str] = {}
-    for field, target in _targets(job):
-        path = PurePosixPath(target)
-        if not path.is_absolute() or ".." in path.parts or str(path) == "/":
-            yield f"{field} is {target!r}; write an absolute path below /."
-            continue
-        clean = str(path)
-        if any(clean == root or clean.startswith(f"{root}/") for root in FORBIDDEN_ROOTS):
-            yield f"{field} is {target!r}; nothing can be mounted under /proc, /sys or /dev."
-        elif clean in taken:
-            yield f"{field} is {target!r}, which {taken[clean]} uses already; choose another path."
-        taken.setdefault(clean, field)
+    possible: list[_Target] = []
+    for target in _targets(job):
+        why = _impossible(target.path)
+        if why:
+            yield f"{target.field} is {target.path!r}; {why}"
+        else:
+            possible.append(target)
+    yield from _clashes(possible)
     if not capacity.exact_paths:
         yield from _pinned_problems(job, capacity)
+
+
+def _impossible(path: str) -> str:
+    if not path.startswith("/") or ".." in PurePosixPath(path).parts or path == "/":
+        return "write an absolute path below /."
+    if _has_control(path):
+        return "write a path without control characters."
+    if any(_is_below(path, root) for root in FORBIDDEN_ROOTS):
+        return "nothing can be mounted under /proc, /sys or /dev."
+    if path in SYSTEM_ROOTS:
+        return f"it would hide what the commands run with; choose a folder such as /data{path}."
+    return ""
+
+
+def _clashes(targets: Sequence[_Target]) -> Iterator[str]:
+    """Two folders in one place, or one inside another that cannot hold it."""
+    refused: set[int] = set()
+    for (_, one), (index, other) in combinations(enumerate(targets), 2):
+        if one.path == other.path and index not in refused and one.field != other.field:
+            refused.add(index)
+            yield (
+                f"{other.field} is {other.path!r}, which {one.field} uses already; "
+                "choose another path."
+            )
+    for outer in targets:
+        for inner in targets:
+            if inner.path == outer.path or not _is_below(inner.path, outer.path):
+                continue
+            if outer.kind is VolumeKind.WEIGHTS:
+                yield (
+                    f"{outer.field} is {outer.path!r}, which is read-only and would lie over "
+                    f"{inner.field}, {inner.path!r}; choose paths beside each other."
+                )
+            elif outer.kind is VolumeKind.CHECKPOINTS:
+                yield (
+                    f"{inner.field} is {inner.path!r}, inside {outer.field}, {outer.path!r}, and "
+                    "would be uploaded as a checkpoint; choose paths beside each other."
+                )
+
+
+def _is_below(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}/")
 
 
 def _pinned_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
@@ -155,13 +285,14 @@ def _pinned_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
         )
 
 
-def _targets(job: TrainingJob) -> Iterator[tuple[str, str]]:
-    yield "the workspace", WORKSPACE_DIR
-    yield "the scratch folder", SCRATCH_DIR
+def _targets(job: TrainingJob) -> Iterator[_Target]:
+    yield _Target("the workspace", WORKSPACE_DIR, VolumeKind.WORKSPACE)
+    yield _Target("the scratch folder", SCRATCH_DIR, VolumeKind.SCRATCH)
     for volume in (*checkpoint_volumes(job), *load_volumes(job), *cache_volumes(job, "", "")):
-        yield _FIELD_OF[volume.kind], volume.target
+        yield _Target(_FIELD_OF[volume.kind], volume.target, volume.kind)
     for index, source in enumerate(job.weights):
-        yield f"weights[{index}].mount_location", source.mount_location
+        path = clean_path(source.mount_location)
+        yield _Target(f"weights[{index}].mount_location", path, VolumeKind.WEIGHTS)
 
 
 _FIELD_OF: Mapping[VolumeKind, str] = {

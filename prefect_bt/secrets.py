@@ -11,9 +11,10 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast
 from urllib.parse import quote, quote_plus
 
 from prefect_bt.contract import SECRET_PREFIX
@@ -83,26 +84,89 @@ class Redactor:
     """Masks known values in text: raw, line by line, JSON-escaped, URL-encoded and base64.
 
     Base64 is masked at each of its three alignments, so that `user:password` headers are covered.
+    Of a value that is a JSON document (a service account, S3 keys), what it calls a key, secret,
+    token or password is masked by itself too.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
-        spellings = {s for value in values for s in _spellings(value)}
-        longest_first = sorted(spellings, key=lambda s: (-len(s), s))
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if spellings else None
+        self._spellings = sorted({s for value in values for s in _spellings(value)})
+        longest_first = sorted(self._spellings, key=lambda s: (-len(s), s))
+        self._pattern = (
+            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        )
+        self._longest = len(longest_first[0]) if longest_first else 0
 
     def __call__(self, text: str) -> str:
         return self._pattern.sub(MASK, text) if self._pattern else text
 
+    def unfinished(self, text: str) -> int:
+        """How many characters at the end of `text` may be the beginning of a value.
+
+        Whoever cuts `text` there, masks what is before and keeps the rest for later, never lets a
+        part of a value through.
+        """
+        if self._pattern is None:
+            return 0
+        held = self._begun(text)
+        for found in self._pattern.finditer(text, max(0, len(text) - held - self._longest)):
+            if found.start() < len(text) - held < found.end():
+                held = len(text) - found.start()
+        return held
+
+    def _begun(self, text: str) -> int:
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            tail = text[-length:]
+            after = bisect_right(self._spellings, tail)
+            if after < len(self._spellings) and self._spellings[after].startswith(tail):
+                return length
+        return 0
+
 
 def _spellings(value: str) -> set[str]:
-    pieces = {value, value.strip(), *(line.strip() for line in value.splitlines())}
-    plain = {piece for piece in pieces if len(piece) >= SHORTEST_MASKED}
     spelled: set[str] = set()
-    for piece in plain:
+    for piece in _pieces(value):
+        if len(piece.strip()) < SHORTEST_MASKED:
+            continue
         spelled |= {piece, quote(piece, safe=""), quote(piece), quote_plus(piece)}
-        spelled |= {json.dumps(piece)[1:-1], repr(piece)[1:-1]}
+        spelled |= {json.dumps(piece)[1:-1], json.dumps(piece, ensure_ascii=False)[1:-1]}
+        spelled |= {repr(piece)[1:-1], piece.replace("'", "'\\''")}  # the last as `set -x` shows it
         spelled |= _base64_cores(piece)
     return {s for s in spelled if len(s) >= SHORTEST_MASKED}
+
+
+def _pieces(value: str) -> set[str]:
+    """The value, its lines, and the secret fields of a JSON document with theirs."""
+    whole = {value, *_hidden_fields(value)}
+    return {part for text in whole for part in (text, text.strip(), *_lines(text))}
+
+
+def _lines(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        yield line.strip()
+
+
+_SECRET_FIELD: Final = re.compile(r"(?i)key|secret|token|passw|pwd|credential|auth$")
+_PUBLIC_FIELD: Final = re.compile(r"(?i)ur[il]$|_type$")
+
+
+def _hidden_fields(value: str) -> Iterator[str]:
+    """What a JSON object holds under a name that says it is secret, however deep."""
+    if not value.lstrip().startswith("{"):
+        return
+    try:
+        waiting: list[Any] = [json.loads(value)]
+    except ValueError:
+        return
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += cast("list[Any]", item)
+        elif isinstance(item, dict):
+            for name, inner in cast("dict[str, Any]", item).items():
+                if not isinstance(inner, str):
+                    waiting.append(inner)
+                elif _SECRET_FIELD.search(name) and not _PUBLIC_FIELD.search(name):
+                    yield inner
 
 
 def _base64_cores(value: str) -> set[str]:

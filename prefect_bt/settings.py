@@ -18,7 +18,9 @@ def _default_state_dir() -> Path:
 class Settings(BaseSettings):
     """Read afresh with `Settings()`; nothing is read at import."""
 
-    model_config = SettingsConfigDict(env_prefix="PREFECT_BT_", extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="PREFECT_BT_", env_ignore_empty=True, extra="ignore"
+    )
 
     store: str = Field(default_factory=lambda: str(Path.home() / ".prefect-bt"))
     """Where jobs, logs and checkpoints are kept: a folder or a URL (PREFECT_BT_STORE)."""
@@ -26,13 +28,13 @@ class Settings(BaseSettings):
     """Running nodes' folders on this machine (PREFECT_BT_STATE_DIR); a local disk."""
     deployment: str = ""
     """`flow/deployment` that push starts; empty: a process of its own (PREFECT_BT_DEPLOYMENT)."""
-    grace: float = 30.0
+    grace: float = Field(default=30.0, ge=0)
     """Seconds between the polite and the forced signal."""
-    settle: float = 5.0
+    settle: float = Field(default=5.0, ge=0)
     """Seconds without a change after which a checkpoint is taken as written."""
-    orphan_deadline: float = 20.0
+    orphan_deadline: float = Field(default=20.0, gt=0)
     """Seconds a node goes on without anybody owning its job."""
-    server_port: int = 4200
+    server_port: int = Field(default=4200, ge=1, le=65535)
     """Port of `prefect-bt up`."""
 
     def substrate_options(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Script:
     code: int = 0
     ignores_sigterm: bool = False
     quiet: bool = False
+    silent: bool = False
     lost: bool = False
 
 
@@ -52,6 +53,8 @@ class SimulatedNode:
         if self.ended is not None:
             return self.ended
         active = self.began if self.script.quiet else self.clock.now
+        if self.script.silent:
+            active = None
         return NodeStatus(self.rank, NodePhase.RUNNING, started_at=self.began, active_at=active)
 
     def stop(self, *, reason: str, force: bool = False) -> None:
@@ -196,6 +199,12 @@ def test_a_quiet_rank_is_done_a_minute_after_another_succeeded() -> None:
     substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True))
     assert gang.outcome().state is JobState.COMPLETED
     assert 1060 < substrate.clock.now < 1080
+
+
+def test_a_rank_that_never_did_anything_is_quiet_too() -> None:
+    substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True, silent=True))
+    assert gang.outcome().state is JobState.COMPLETED
+    assert substrate.clock.now < 1080
 
 
 def test_a_busy_rank_has_an_hour() -> None:

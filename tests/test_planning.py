@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.definitions import TrainingProject, training_project_from_json
+from prefect_bt.definitions import (
+    TrainingProject,
+    load_training_project,
+    training_project_from_json,
+)
 from prefect_bt.errors import PlanError
 from prefect_bt.plan import GangPlan, VolumeKind
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
@@ -82,12 +87,163 @@ def problems(given: TrainingProject, context: PlanContext = CONTEXT) -> tuple[st
             {"weights": [{"source": "hf://a/b", "mount_location": "/b10/workspace"}]},
             ["weights[0].mount_location", "the workspace uses already"],
         ),
+        ({"compute": {"node_count": 10**9}}, ["1000000000 nodes", "at most 256"]),
+        ({"compute": {"memory": "99999999999999999999Ei"}}, ["compute.memory", "8.0Gi"]),
+        ({"runtime": runtime(start_commands=["x" * 200_000])}, ["200000 characters", "script"]),
+        ({"runtime": runtime(environment_variables={"A": "x\0"})}, ["'A'", "zero byte"]),
+        ({"runtime": runtime(environment_variables={"A": "x" * 200_000})}, ["200000", "file"]),
+        ({"runtime": runtime(environment_variables={"A": {"name": ""}})}, ["'A'", "no secret"]),
+        (
+            {"runtime": runtime(checkpointing_config={"enabled": True, "volume_size_gib": 0})},
+            ["volume_size_gib is 0", "at least 1"],
+        ),
+        (
+            {"weights": [{"source": "hf://a/b@", "mount_location": "/w"}]},
+            ["weights[0].source", "after the @"],
+        ),
+        (
+            {"weights": [{"source": "hf://a/b", "mount_location": "/w", "allow_patterns": []}]},
+            ["weights[0].allow_patterns", "no file matches"],
+        ),
+        (
+            {
+                "weights": [
+                    {
+                        "source": "hf://a/b",
+                        "mount_location": "/w",
+                        "auth": {
+                            "auth_method": "AWS_OIDC",
+                            "aws_oidc_role_arn": "arn",
+                            "aws_oidc_region": "eu",
+                        },
+                    }
+                ]
+            },
+            ["weights[0].auth.auth_method is AWS_OIDC", "CUSTOM_SECRET"],
+        ),
+        (
+            {"weights": [{"source": "file:///a", "mount_location": "/w", "auth_secret_name": "s"}]},
+            ["weights[0].source 'file:///a'", "no auth"],
+        ),
     ],
 )
 def test_refuses(job: dict[str, object], words: list[str]) -> None:
     found = " ".join(problems(project(**job)))
     for word in words:
         assert word in found
+
+
+def weights(*places: str) -> list[dict[str, str]]:
+    return [{"source": f"hf://a/{i}", "mount_location": p} for i, p in enumerate(places)]
+
+
+def checkpoints(path: str) -> dict[str, object]:
+    return {"checkpointing_config": {"enabled": True, "checkpoint_path": path}}
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"weights": weights("/")}, "weights[0].mount_location is '/'; write an absolute path"),
+        ({"weights": weights("/w/../etc")}, "write an absolute path"),
+        ({"weights": weights("/w\n")}, "control characters"),
+        ({"weights": weights("//proc/x")}, "is '/proc/x'; nothing can be mounted"),
+        ({"weights": weights("/usr/")}, "is '/usr'; it would hide"),
+        ({"weights": weights("/usr/local/lib")}, "choose a folder such as /data/usr/local/lib"),
+        ({"runtime": runtime(**checkpoints("/etc"))}, "checkpoint_path is '/etc'; it would hide"),
+        ({"runtime": runtime(cache_config={"enabled": True, "mount_base_path": "/var"})}, "/var"),
+        ({"weights": weights("/w", "//w/./")}, "is '/w', which weights[0].mount_location uses"),
+        ({"weights": weights("/w/a", "/w")}, "weights[1].mount_location is '/w', which is read-"),
+        ({"weights": weights("/b10")}, "read-only and would lie over the workspace"),
+        ({"weights": weights("/mnt")}, "read-only and would lie over the scratch folder"),
+        (
+            {
+                "weights": weights("/root/.cache"),
+                "runtime": runtime(cache_config={"enabled": True}),
+            },
+            "which cache_config.mount_base_path uses already",
+        ),
+        (
+            {"weights": weights("/root"), "runtime": runtime(cache_config={"enabled": True})},
+            "would lie over cache_config.mount_base_path, '/root/.cache'",
+        ),
+        (
+            {"runtime": runtime(**checkpoints("/mnt"))},
+            "the scratch folder is '/mnt/bt-scratch', in",
+        ),
+        (
+            {
+                "runtime": runtime(
+                    **checkpoints("/o"),
+                    load_checkpoint_config={"enabled": True, "download_folder": "/o/l"},
+                )
+            },
+            "load_checkpoint_config.download_folder is '/o/l', inside",
+        ),
+        (
+            {
+                "runtime": runtime(
+                    **checkpoints("/o"),
+                    load_checkpoint_config={"enabled": True, "download_folder": "/o"},
+                )
+            },
+            "download_folder is '/o', which checkpointing_config.checkpoint_path uses",
+        ),
+    ],
+)
+def test_refuses_a_place(job: dict[str, object], words: str) -> None:
+    assert words in " ".join(problems(project(**job)))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"weights": weights("/b10/workspace/model", "/usr/share/models", "/app/models/o/r")},
+        {"runtime": runtime(**checkpoints("/tmp/checkpoints"))},
+        {"runtime": runtime(**checkpoints("/b10/workspace/out"))},
+        {"runtime": runtime(**checkpoints("/root/.cache/out"), cache_config={"enabled": True})},
+        {"weights": weights("/root/.cache/hf"), "runtime": runtime(cache_config={"enabled": True})},
+        {"weights": weights("/w", "/w2")},
+        {"runtime": runtime(environment_variables={"PORT": "1", "A-B": "2", "X": "ü" * 1000})},
+    ],
+)
+def test_accepts_a_place(job: dict[str, object]) -> None:
+    plan_gang(project(**job), CONTEXT)
+
+
+def test_a_path_has_one_spelling_in_volumes_and_stays_as_written_in_variables() -> None:
+    given = project(
+        weights=weights("//models/./m/"),
+        runtime=runtime(
+            **checkpoints("/out//ckpts/"),
+            cache_config={"enabled": True, "mount_base_path": "/cache/"},
+        ),
+    )
+    node = plan_gang(given, CONTEXT).nodes[0]
+    targets = {volume.kind: volume.target for volume in node.volumes}
+    assert targets[VolumeKind.WEIGHTS] == "/models/m"
+    assert targets[VolumeKind.CHECKPOINTS] == "/out/ckpts"
+    assert targets[VolumeKind.CACHE_BASE] == "/cache"
+    assert node.environment["BT_CHECKPOINT_DIR"] == "/out//ckpts/"
+    assert node.environment["BT_PROJECT_CACHE_DIR"] == "/cache/user_artifacts"
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "a\0"])
+def test_refuses_a_name_that_no_variable_can_hold(name: str) -> None:
+    given = project()
+    given.name = name
+    assert "project.name is" in problems(given)[0]
+    given.name = "Team / Modell 👩‍💻"
+    assert plan_gang(given, CONTEXT).project_name == given.name
+
+
+def test_many_nodes_on_one_machine_are_told_so() -> None:
+    plan = plan_gang(project(compute={"node_count": 6}), CONTEXT)
+    assert any("All 6 nodes share this machine's 4 CPUs and 8.0Gi" in note for note in plan.notes)
+    assert not any("nodes share" in note for note in plan_gang(project(), CONTEXT).notes)
+    far = replace(CONTEXT, substrate="kubernetes")
+    assert len(plan_gang(project(compute={"node_count": 100}), far).nodes) == 100
+    assert "at most 4096" in problems(project(compute={"node_count": 10**9}), far)[0]
 
 
 def test_names_every_problem_at_once() -> None:
@@ -186,3 +342,29 @@ def test_secret_names_are_those_of_environment_and_weights() -> None:
         ],
     )
     assert secret_names(given.job) == ("a", "w")
+
+
+RECIPES = Path(__file__).parent / "fixtures" / "recipes"
+REFUSED = {
+    "direct_imports/config.py": "weights[1].source 's3://example-bucket/data': this version",
+    "train_and_deploy/config.py": "interactive_session.trigger is on_failure",
+}
+"""What this version cannot do yet, and nothing else."""
+
+
+@pytest.mark.parametrize(
+    "name", sorted(path.relative_to(RECIPES).as_posix() for path in RECIPES.glob("*/config*.py"))
+)
+def test_recipes_plan_for_a_machine_that_has_what_they_ask_for(name: str) -> None:
+    given = load_training_project(RECIPES / name)
+    spec = given.job.compute.accelerator
+    gpus = given.job.compute.node_count * (spec.count if spec else 0)
+    big = Capacity(cpus=192, memory=2048 * GIB, gpus=gpus, gpu_types=("H200",), disk=10**15)
+    context = replace(CONTEXT, capacity=big)
+    if name in REFUSED:
+        [problem] = problems(given, context)
+        assert problem.startswith(REFUSED[name])
+        return
+    plan = plan_gang(given, context)
+    assert len(plan.nodes) == given.job.compute.node_count
+    assert codec.loads(GangPlan, codec.dumps(plan)) == plan

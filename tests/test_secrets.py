@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -76,3 +77,100 @@ def test_base64_of_anything_around_a_secret_hides_it(value: str, head: bytes, ta
     encoded = base64.b64encode(head + value.encode() + tail).decode()
     if len(value.encode()) > 8:
         assert Redactor([value])(encoded) != encoded
+
+
+SERVICE_ACCOUNT = {
+    "type": "service_account",
+    "project_id": "my-project",
+    "private_key_id": "0f1e2d3c4b5a",
+    "private_key": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQEF\n-----END-----\n",
+    "client_email": "me@my-project.example",
+    "token_uri": "https://oauth2.example/token",
+    "nested": [{"aws_secret_access_key": "wJalrXUtnFEMI"}],
+}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_what_a_json_document_hides_is_masked_by_itself(indent: int | None) -> None:
+    redact = Redactor([json.dumps(SERVICE_ACCOUNT, indent=indent)])
+    for hidden in ("MIIEvQIBADANBg", "kqhkiG9w0BAQEF", "0f1e2d3c4b5a", "wJalrXUtnFEMI"):
+        assert redact(f"got {hidden}.") == f"got {MASK}."
+    shown = "my-project, https://oauth2.example/token"
+    assert redact(shown) == shown
+    assert redact(repr(SERVICE_ACCOUNT["private_key"])) == f"'{MASK}'"
+
+
+@pytest.mark.parametrize("value", ["a.b*c", "(x|y)+", "[a-z]{3}", "\\d\\w", "^$^$", "{not json"])
+def test_signs_of_regular_expressions_are_signs(value: str) -> None:
+    redact = Redactor([value])
+    assert redact(f"<{value}>") == f"<{MASK}>"
+    assert redact("axbxc xyxy abc 123 {") == "axbxc xyxy abc 123 {"
+
+
+def test_a_value_of_blanks_leaves_indentation_alone() -> None:
+    assert Redactor(["    ", " \n  \n x"])("def f():\n    x") == "def f():\n    x"
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "+ echo 'it'\\''s my key'",
+        json.dumps('päss "it\'s my key"', ensure_ascii=False),
+        "it's my key",
+    ],
+)
+def test_masks_what_a_shell_or_json_prints(spelled: str) -> None:
+    masked = Redactor(["it's my key", 'päss "it\'s my key"'])(spelled)
+    assert "my key" not in masked
+
+
+# -- the beginning of a value at the end of a text -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("", 0),
+        ("nothing", 0),
+        ("see s", 1),
+        ("see secr", 4),
+        ("see secret", 0),
+        ("see secrets", 1),
+        ("secretsecr", 4),
+        ("c2Vjcm", 6),
+    ],
+)
+def test_unfinished(text: str, held: int) -> None:
+    assert Redactor(["secret"]).unfinished(text) == held
+
+
+def test_unfinished_without_values() -> None:
+    assert Redactor([]).unfinished("anything") == 0
+
+
+def test_unfinished_never_cuts_a_whole_value() -> None:
+    redact = Redactor(["abab"])
+    assert redact.unfinished("xxabab") in {0, 4}
+    assert redact("xxabab"[: 6 - redact.unfinished("xxabab")]) in {"xx", f"xx{MASK}"}
+
+
+@given(
+    st.lists(st.text("ab'\n", min_size=4, max_size=9), min_size=1, max_size=3),
+    st.lists(st.text("ab'x", max_size=12), max_size=6),
+)
+def test_text_in_pieces_hides_what_whole_text_hides(values: list[str], noise: list[str]) -> None:
+    text = "x".join(word for pair in zip(noise, values * 6, strict=False) for word in pair)
+    redact, shown, rest = Redactor(values), "", ""
+    for piece in (text[i : i + 3] for i in range(0, len(text), 3)):
+        rest += piece
+        cut = len(rest) - redact.unfinished(rest)
+        shown, rest = shown + redact(rest[:cut]), rest[cut:]
+    shown += redact(rest)
+    assert not [value for value in values if value.strip() == value and value in shown]
+
+
+def test_unfinished_of_a_long_value_is_quick() -> None:
+    redact = Redactor(["".join(chr(97 + i % 23) for i in range(i, i + 3000)) for i in range(20)])
+    began = time.perf_counter()
+    redact.unfinished("y" * 100_000)
+    assert time.perf_counter() - began < 0.5

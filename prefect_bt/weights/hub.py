@@ -1,57 +1,131 @@
-"""The Hugging Face Hub as a weights source: revision to commit, listing, download."""
+"""The Hugging Face Hub as a weights source: revision to commit, listing, download.
+
+The files are fetched by huggingface_hub into a folder: over Xet where the Hub offers it
+(`HF_HUB_DISABLE_XET` turns that off), by plain HTTP where not; a file that its own cache on this
+machine has is copied from there. Whole files survive an interruption, a half one is fetched again.
+The token goes to the Hub alone, and no token of the environment is ever used.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.weights.listing import ListedFile, Listing
+
+SMALL_BYTES: Final = 16 * 1024**2
+"""Files up to this size are fetched several at a time; a stop never waits for more of them."""
+SMALL_AT_ONCE: Final = 8
+LISTING_SECONDS: Final = 60.0
+"""Without a byte, before the Hub is said not to answer; huggingface_hub alone would wait on."""
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class PinnedRepo:
-    """A repository at one commit; `files` are its paths."""
-
-    source: str
-    repo_id: str
-    revision: str
-    files: tuple[str, ...]
+def split_source(source: str) -> tuple[str, str]:
+    """`hf://owner/repo@main` -> `("owner/repo", "main")`; the revision is empty when not given."""
+    repo_id, _, revision = source.removeprefix("hf://").partition("@")
+    return repo_id, revision
 
 
-def pin_revision(source: str, *, token: str | None = None) -> PinnedRepo:
-    """`hf://owner/repo[@revision]` at the commit its revision names now; WeightsError."""
+def fixed_revision(source: str) -> str:
+    """The commit that the source itself names; "" when the Hub must be asked."""
+    revision = split_source(source)[1]
+    return revision if _COMMIT.fullmatch(revision) else ""
+
+
+def list_repo(source: str, *, token: str | None = None) -> Listing:
+    """The repository at the commit that its revision names now; WeightsError."""
     from huggingface_hub import HfApi
 
-    repo_id, _, revision = source.removeprefix("hf://").partition("@")
-    with _Explained(source):
-        info = HfApi().model_info(repo_id, revision=revision or None, token=token or False)
-    files = tuple(sibling.rfilename for sibling in info.siblings or ())
-    return PinnedRepo(source, repo_id, info.sha or revision or "main", files)
-
-
-def download_files(
-    repo: PinnedRepo, files: Sequence[str], target: Path, *, token: str | None = None
-) -> None:
-    """The files below `target`, in their folders; what is there already is not fetched again."""
-    from huggingface_hub import (
-        hf_hub_download,  # pyright: ignore[reportUnknownVariableType]
+    repo_id, revision = split_source(source)
+    with _Explained(source, token):
+        info = HfApi().model_info(
+            repo_id,
+            revision=revision or None,
+            files_metadata=True,
+            token=token or False,
+            timeout=LISTING_SECONDS,
+        )
+    files = tuple(
+        ListedFile(
+            path=sibling.rfilename,
+            size=sibling.lfs.size if sibling.lfs else sibling.size,
+            sha256=sibling.lfs.sha256 if sibling.lfs else "",
+            git_sha1="" if sibling.lfs else sibling.blob_id or "",
+        )
+        for sibling in info.siblings or ()
     )
+    if not info.sha:
+        raise WeightsError(
+            f"{source}: the Hub did not say which commit this is.",
+            source=source,
+            next_step="If HF_ENDPOINT is set, check that a Hub answers there.",
+        )
+    return Listing(source, info.sha, files)
 
-    with _Explained(repo.source):
-        for name in files:
-            hf_hub_download(
-                repo.repo_id, name, revision=repo.revision, local_dir=target, token=token or False
-            )
-    shutil.rmtree(target / ".cache", ignore_errors=True)
+
+def fetch_repo_files(
+    listing: Listing, files: Sequence[ListedFile], target: Path, *, token: str | None = None
+) -> None:
+    """The files below `target`, in their folders; what is there whole is not fetched again."""
+    from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType]
+
+    repo_id, _ = split_source(listing.source)
+
+    def fetch(file: ListedFile) -> None:
+        hf_hub_download(
+            repo_id,
+            file.path,
+            revision=listing.revision,
+            local_dir=target,
+            token=token or False,
+        )
+
+    small = [file for file in files if (file.size or 0) <= SMALL_BYTES]
+    large = [file for file in files if (file.size or 0) > SMALL_BYTES]
+    with _Explained(listing.source, token):
+        _drop_halves(target)
+        with ThreadPoolExecutor(SMALL_AT_ONCE, "prefect-bt-weights") as pool:
+            for _ in pool.map(fetch, small):
+                pass
+        for file in large:
+            fetch(file)
+
+
+def forget_file(target: Path, file: ListedFile) -> None:
+    """So that it is fetched anew."""
+    (target / file.path).unlink(missing_ok=True)
+    (_bookkeeping(target) / "download" / f"{file.path}.metadata").unlink(missing_ok=True)
+
+
+def drop_bookkeeping(target: Path) -> None:
+    """Remove what huggingface_hub keeps beside the files."""
+    shutil.rmtree(_bookkeeping(target), ignore_errors=True)
+    with suppress(OSError):  # the repository has files of its own there, or no such folder
+        (target / ".cache").rmdir()
+
+
+def _bookkeeping(target: Path) -> Path:
+    return target / ".cache" / "huggingface"
+
+
+def _drop_halves(target: Path) -> None:
+    """huggingface_hub gives a download a name of its own each time, so nobody continues these."""
+    for half in _bookkeeping(target).rglob("*.incomplete"):
+        half.unlink(missing_ok=True)
 
 
 class _Explained:
-    """Turns the Hub's errors into ours, with the next step."""
+    """Turns the Hub's errors into ours: one sentence, the next step, never a URL or a header."""
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, source: str, token: str | None) -> None:
+        self._source, self._has_token = source, bool(token)
 
     def __enter__(self) -> None:
         return None
@@ -59,25 +133,58 @@ class _Explained:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        import httpx
-        from huggingface_hub import errors
-
         if error is None:
             return
+        explained = self._explain(error)
+        if explained is not None:
+            what, next_step = explained
+            raise WeightsError(
+                f"{self._source} {what}.", source=self._source, next_step=next_step
+            ) from error
+
+    def _explain(self, error: BaseException) -> tuple[str, str] | None:
+        from huggingface_hub import constants, errors
+
+        if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+            return self._explain(error.__cause__)  # its own text is about its cache
+        hub = constants.ENDPOINT
+        give = "Give auth with a token that may read it."
+        if self._has_token:
+            give = "Check that its token is valid and may read it."
+        transport = errors.HfHubHTTPError.__bases__[0]  # of whichever httpx huggingface_hub uses
         table: list[tuple[type[BaseException], str, str]] = [
-            (errors.GatedRepoError, "is gated", "Accept its terms, and give auth with a token."),
+            (errors.GatedRepoError, "is gated", f"Accept its terms on the Hub. {give}"),
             (errors.RevisionNotFoundError, "has no such revision", "Check what follows the @."),
             (
                 errors.RepositoryNotFoundError,
-                "does not exist, or is private",
-                "Check its name, or give auth with a token that may read it.",
+                f"does not exist at {hub}, or is private",
+                f"Check its name. {give}",
             ),
-            (errors.HfHubHTTPError, f"could not be read ({error})", "Try again."),
-            (httpx.HTTPError, f"could not be reached ({error})", "Is the Hub reachable from here?"),
-            (OSError, f"could not be fetched ({error})", "Is the disk full, the network there?"),
+            (errors.HFValidationError, "is no repository", "Write hf://owner/repo[@revision]."),
+            (
+                errors.OfflineModeIsEnabled,
+                "cannot be asked for: HF_HUB_OFFLINE is set",
+                "Unset it, or name a commit that was mirrored before: hf://owner/repo@<commit>.",
+            ),
+            (
+                errors.HfHubHTTPError,
+                f"could not be read: {hub} answered {_status(error)}",
+                give if _status(error) in {"401", "403"} else "Push again when it is well.",
+            ),
+            (
+                transport,
+                f"could not be fetched from {hub} ({type(error).__name__}: {error})",
+                "Check the network and HF_ENDPOINT, and push again: what is here already is kept.",
+            ),
+            (
+                OSError,
+                f"could not be fetched ({error})",
+                "Check the disk and the network, and push again: what is here already is kept.",
+            ),
         ]
-        for known, what, next_step in table:
-            if isinstance(error, known):
-                raise WeightsError(
-                    f"{self._source} {what}.", source=self._source, next_step=next_step
-                ) from error
+        return next(((what, step) for kind, what, step in table if isinstance(error, kind)), None)
+
+
+def _status(error: BaseException) -> str:
+    response = getattr(error, "response", None)
+    return str(getattr(response, "status_code", "with an error"))

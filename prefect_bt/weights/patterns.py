@@ -33,10 +33,12 @@ def choose_files(
     ]
 
 
-_PIECE = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|[^*?\[]+|\[")
+_PIECE = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]+\]|[^*?\[]+|\[")
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
+    if pattern.endswith("/"):
+        pattern += "**"  # a folder: everything in it
     return re.compile("".join(_translate(piece) for piece in _PIECE.findall(pattern)), re.DOTALL)
 
 
@@ -51,7 +53,17 @@ def _translate(piece: str) -> str:
         case "?":
             return "[^/]"
         case _ if piece.startswith("[") and len(piece) > 1:
-            inner = piece[1:-1].replace("\\", "\\\\")
-            return f"[^{inner[1:]}]" if inner.startswith("!") else f"[{inner}]"
+            return _translate_class(piece[1:-1])
         case _:
             return re.escape(piece)
+
+
+def _translate_class(inner: str) -> str:
+    negated = inner.startswith("!")
+    signs = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner[negated:])
+    translated = f"(?!/)[^{signs}]" if negated else f"(?!/)[{signs}]"
+    try:
+        re.compile(translated)
+    except re.error:  # a range from high to low holds nothing
+        return "[^/]" if negated else "(?!)"
+    return translated

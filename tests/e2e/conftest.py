@@ -178,6 +178,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine.run("down", check=False)
     for process in machine.processes():
         process.send_signal(signal.SIGKILL)
+    for job in machine.ledger.jobs():
+        for pid in machine.job_processes(job.id):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")

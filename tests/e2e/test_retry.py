@@ -1,4 +1,4 @@
-"""Another attempt by hand: same job, same Prefect run, next BT_RETRY_COUNT, its checkpoints there."""
+"""Another attempt by hand: same job, same Prefect run, the next BT_RETRY_COUNT, its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,0 +1,123 @@
+"""Weights of a job: in place and read-only before its commands, fetched once for all jobs."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.weights.hub_server import Hub, Repo, serving_hub
+
+from .conftest import Machine
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+
+MODEL = os.urandom(300_000)
+SECRET = "hf_pl4ntedT0kenOfWeights"
+
+CONFIG = """
+from truss_train import WeightsSource, definitions as d
+
+project = d.TrainingProject(
+    name="weights",
+    job=d.TrainingJob(
+        image=d.Image(base_image="none"),
+        compute=d.Compute(node_count={nodes}, memory="64Mi"),
+        runtime=d.Runtime(start_commands=["sh ./run.sh"]),
+        weights=[{sources}],
+    ),
+)
+"""
+SOURCE = 'WeightsSource(source="{}", mount_location="{}", {})'
+
+RUN = """
+set -u
+cd /app/models/base
+find . -type f | sort
+sha256sum model.safetensors
+touch new 2>/dev/null && echo WRITTEN
+echo x >> config.json 2>/dev/null && echo APPENDED
+rm -f config.json 2>/dev/null || echo kept
+cat config.json; echo; ls /app/models
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving_hub() as hub:
+        hub.repos["o/base"] = Repo(token=SECRET, gated=True)
+        files = {"config.json": b"the config", "model.safetensors": MODEL, "sub/a.txt": b"a"}
+        hub.repos["o/base"].commit({**files, "skip.bin": b"not wanted"})
+        yield hub
+
+
+def config(folder: Path, *sources: str, nodes: int = 1) -> Path:
+    text = CONFIG.format(nodes=nodes, sources=", ".join(sources))
+    (folder / "config.py").write_text(text)
+    (folder / "run.sh").write_text(textwrap.dedent(RUN))
+    return folder / "config.py"
+
+
+def test_read_only_at_its_place_and_fetched_once(
+    machine: Machine, hub: Hub, tmp_path: Path
+) -> None:
+    (tmp_path / "data" / "rows").mkdir(parents=True)
+    (tmp_path / "data" / "rows" / "1.txt").write_text("row")
+    pushed = tmp_path / "pushed"
+    pushed.mkdir()
+    base = SOURCE.format(
+        "hf://o/base@main",
+        "/app/models/base/",
+        'ignore_patterns=["*.bin"], auth_secret_name="hf_token_of_the_weights"',
+    )
+    local = SOURCE.format(f"file://{tmp_path}/data", "/app/models/data", "")
+    path = config(pushed, base, local, nodes=2)
+    extra = {"HF_ENDPOINT": hub.url, "PREFECT_BT_SECRET_HF_TOKEN_OF_THE_WEIGHTS": SECRET}
+    code, job = machine.push_wait(path, **extra)
+    logs = machine.logs(job["id"])
+    assert code == 0, (job["error_message"], logs)
+    for rank in (0, 1):
+        said = [
+            line.partition(f"(rank-{rank}) ")[2]
+            for line in logs.splitlines()
+            if f"(rank-{rank}) " in line and "[prefect-bt]" not in line
+        ]
+        assert said[:3] == ["./config.json", "./model.safetensors", "./sub/a.txt"]
+        assert "Read-only file system" in said[4]
+        assert said[5:] == ["kept", "the config", "base", "data"]
+    assert SECRET not in logs
+    assert not Path("/app").exists()
+    fetched = hub.bodies()
+    assert fetched == 3
+
+    code, again = machine.push_wait(path, **extra)
+    assert code == 0, again["error_message"]
+    assert hub.bodies() == fetched
+    machine.nothing_left(again["id"])
+    where = machine.state_dir / "weights"
+    assert len([p for p in where.iterdir() if p.is_symlink()]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("hf://o/none", ["hf://o/none does not exist", "Check its name"]),
+        ("hf://o/base", ["hf://o/base is gated", "Give auth with a token"]),
+        ("file:///no/such/folder", ["'/no/such/folder' is not a folder"]),
+    ],
+)
+def test_a_mirror_that_fails_launches_nothing(
+    machine: Machine, hub: Hub, tmp_path: Path, source: str, words: list[str]
+) -> None:
+    path = config(tmp_path, SOURCE.format(source, "/app/models/base", ""))
+    code, job = machine.push_wait(path, HF_ENDPOINT=hub.url)
+    assert code == 1
+    assert job["current_status"] in {"TRAINING_JOB_FAILED", "TRAINING_JOB_DEPLOY_FAILED"}
+    for word in words:
+        assert word in job["error_message"]
+    assert job["attempts"] == []
+    assert hub.bodies() == 0
+    machine.nothing_left(job["id"])

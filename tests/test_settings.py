@@ -1,0 +1,36 @@
+"""Our settings from the environment: an empty variable is none, a wrong one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from prefect_bt.logs import parse_lines
+from prefect_bt.settings import Settings
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_BT_STORE", "")
+    monkeypatch.setenv("PREFECT_BT_GRACE", "")
+    assert Settings().store == str(Path.home() / ".prefect-bt")
+    assert Settings().grace == 30.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("GRACE", "-1"), ("SETTLE", "soon"), ("ORPHAN_DEADLINE", "0"), ("SERVER_PORT", "70000")],
+)
+def test_a_wrong_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"PREFECT_BT_{name}", value)
+    with pytest.raises(ValidationError, match=name.lower()):
+        Settings()
+
+
+@pytest.mark.parametrize("raw", ["² squared", "99999999999999999999 many digits", "٣ three", "1"])
+def test_a_line_without_a_stamp_is_all_message(raw: str) -> None:
+    [line] = parse_lines(raw.encode())
+    assert (line.timestamp, line.message) == (0, raw)

@@ -1,0 +1,88 @@
+"""A hub of our own, and a place to mirror to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .hub_server import Hub, Repo, serving_hub
+
+MIRRORING = Path(__file__).with_name("mirroring.py")
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass
+class Place:
+    """Mirrors in processes of its own, so that HF_ENDPOINT counts as it does for a user."""
+
+    state_dir: Path
+    environment: dict[str, str]
+    printed: list[str] = field(default_factory=list)
+
+    def start(self, source: str, **given: Any) -> subprocess.Popen[str]:
+        given = {"source": source, "key": "k1", "state_dir": str(self.state_dir), **given}
+        return subprocess.Popen(
+            [sys.executable, str(MIRRORING), json.dumps(given)],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        out, log = process.communicate(timeout=120)
+        self.printed += [out, log]
+        assert process.returncode == 0, log
+        return json.loads(out)
+
+    def mirror(self, source: str, **given: Any) -> Path:
+        done = self.finish(self.start(source, **given))
+        assert "folder" in done, done
+        return Path(done["folder"])
+
+    def refused(self, source: str, **given: Any) -> str:
+        done = self.finish(self.start(source, **given))
+        assert done.get("source") == source, done
+        assert done["next"], done
+        assert "\n" not in done["error"], done
+        assert not [p for p in (self.state_dir / "weights").glob(".published/*") if p.exists()]
+        return done["error"]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving_hub() as hub:
+        hub.repos["o/r"] = Repo()
+        yield hub
+
+
+@pytest.fixture
+def place(tmp_path: Path, hub: Hub) -> Place:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment = {
+        **kept,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf-home"),
+        "HF_TOKEN": "ambient-token-of-the-machine",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        "HF_HUB_ETAG_TIMEOUT": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    return Place(tmp_path / "state", environment)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
