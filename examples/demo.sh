@@ -1,6 +1,7 @@
 #!/bin/sh
-# Pushes examples/tiny-lm, follows it to its end, then shows the job and its checkpoints.
-# `make demo` calls this with .venv/bin first on PATH; it works with any prefect-bt on PATH.
+# Pushes examples/tiny-lm, follows it to its end, then shows the job, its checkpoints, where they are,
+# and its page in the Prefect UI. `make demo` calls this with .venv/bin first on PATH; it works with
+# any prefect-bt on PATH.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -11,10 +12,22 @@ trap 'rm -f "$pushed"' EXIT
 status=0
 prefect-bt push examples/tiny-lm/config.py --wait --tail -o json >"$pushed" || status=$?
 [ -s "$pushed" ] || exit "$status"
-job_id=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["id"])' "$pushed")
+
+field() { python -c 'import json, sys; print(json.load(open(sys.argv[1])).get(sys.argv[2]) or "")' "$pushed" "$1"; }
+job_id=$(field id)
+page=$(field flow_run_url)
 
 echo
-echo "demo: job $job_id"
+echo "demo: the job"
 prefect-bt view --job-id "$job_id"
+echo
+echo "demo: its checkpoints"
 prefect-bt checkpoints list --job-id "$job_id"
+echo
+if [ -n "$page" ]; then
+  echo "demo: its page in the Prefect UI is $page"
+else
+  echo "demo: no Prefect server was up, so it has no page in a UI. To see one: \`prefect-bt up\`, then \`make demo\` again"
+  echo "demo: (prefect-bt is in .venv/bin: . .venv/bin/activate)"
+fi
 exit "$status"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from prefect import task
@@ -17,6 +17,8 @@ from prefect.states import Cancelled, Completed, Failed
 from prefect_bt.attempts import (
     JobSite,
     close_attempt,
+    cut_short,
+    describe,
     end_gang,
     judge_retry,
     plan_attempt,
@@ -25,7 +27,7 @@ from prefect_bt.attempts import (
     site_secrets,
 )
 from prefect_bt.diagnosis import classify
-from prefect_bt.errors import AttemptFailed, PrefectBtError
+from prefect_bt.errors import AttemptFailed, StoreError
 from prefect_bt.flows.reporting import RankLog, move_job, report_job
 from prefect_bt.flows.stopping import StopWatcher
 from prefect_bt.gang import Gang, launch_gang
@@ -33,6 +35,9 @@ from prefect_bt.records import JobState, NodePhase, NodeStatus
 
 RETRY_DELAYS = [1.0, 2.0, 5.0, 10.0, 30.0]
 """Seconds before the first, second, … retry; the last one goes on."""
+
+FOLLOW_SECONDS = 5.0
+"""For those who show a rank's log, to see its end before its files go; they look often."""
 
 MOST_RETRIES = 1000
 """Prefect's own bound; the job's policy decides (retrying.py)."""
@@ -56,16 +61,18 @@ def attempt_until_done(site: JobSite) -> None:
 def training_attempt(site: JobSite) -> str:
     """Launch the gang, watch it, flush it; returns how it ended. AttemptFailed when badly."""
     stop = StopWatcher(site)
-    reap(site, reason="the attempt before was cut short")
+    reap(site, reason="the process that ran it died")
     if stop():
         move_job(site, JobState.STOPPED, message="Stopped before an attempt began.")
         return JobState.STOPPED.value
+    if site.ledger.state(site.job_id) is JobState.DEPLOYING:
+        move_job(site, JobState.CREATED, message="the attempt before never ran")
     attempt = site.ledger.begin_attempt(site.job_id, flow_run_id=str(flow_run.get_id()))
     move_job(site, JobState.DEPLOYING, attempt=attempt)
     with recording(site, attempt):
         gang = provision(site, attempt)
-    with stopping(site, gang):
-        nodes = [_follow(site, attempt, handle.rank) for handle in gang.handles]
+    with stopping(site, gang) as nodes:
+        nodes += [_follow(site, attempt, handle.rank) for handle in gang.handles]
         gang.watch(stop_requested=stop, observe=_on_change(site, attempt))
         upload_checkpoints(site, gang)
         wait(nodes)
@@ -112,18 +119,29 @@ def recording(site: JobSite, attempt: int) -> Generator[None]:
     """An attempt that could not be launched still has an outcome."""
     try:
         yield
-    except PrefectBtError as error:
+    except Exception as error:
         close_attempt(site, refuse(attempt, error))
         raise
 
 
 @contextmanager
-def stopping(site: JobSite, gang: Gang) -> Generator[None]:
-    """Whatever ends this block, no node goes on: the one road of decision 11."""
+def stopping(site: JobSite, gang: Gang) -> Generator[list[PrefectFuture[Any]]]:
+    """Whatever ends this block, no node goes on: the one road of decision 11.
+
+    The futures of those who follow the nodes go into the list that is yielded.
+    """
+    followers: list[PrefectFuture[Any]] = []
     try:
-        yield
+        yield followers
+    except Exception as error:
+        why = f"it could not be watched any more: {describe(error)}"
+        gang.shut_down(why)
+        wait(followers, timeout=FOLLOW_SECONDS)
+        close_attempt(site, cut_short(gang, why))
+        raise
     except BaseException:
         gang.shut_down("stopped")
+        wait(followers, timeout=FOLLOW_SECONDS)
         close_attempt(site, gang.outcome())
         raise
 
@@ -134,6 +152,8 @@ def _goes_on(site: JobSite) -> bool:
     What had ended before the crash stands: a finished training is not run again.
     """
     reap(site, reason="the process that ran it died")
+    if site.ledger.stop_request(site.job_id):
+        return False
     outcomes = site.ledger.outcomes(site.job_id)
     if not outcomes or judge_retry(site).retry:
         return True
@@ -150,9 +170,11 @@ def _follow(site: JobSite, attempt: int, rank: int) -> PrefectFuture[Any]:
 def _on_change(site: JobSite, attempt: int) -> Callable[[Sequence[NodeStatus]], None]:
     def observe(statuses: Sequence[NodeStatus]) -> None:
         started = any(status.started_at is not None for status in statuses)
-        if started and site.ledger.state(site.job_id) is not JobState.RUNNING:
-            move_job(site, JobState.RUNNING, attempt=attempt)
-            report_job(site)
+        # Watching goes on without a store; the job's end is written with more patience.
+        with suppress(StoreError):
+            if started and site.ledger.state(site.job_id) is not JobState.RUNNING:
+                move_job(site, JobState.RUNNING, attempt=attempt)
+                report_job(site)
 
     return observe
 

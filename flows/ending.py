@@ -3,49 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
-from typing import Any, cast
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
-from prefect_bt.attempts import JobSite, clear_nodes, judge_retry
+from prefect_bt.attempts import (
+    JobSite,
+    clear_nodes,
+    describe,
+    ended_as,
+    judge_retry,
+    reap,
+    states_to,
+)
 from prefect_bt.control import conclude_abandoned, open_site
-from prefect_bt.errors import AttemptFailed, PrefectBtError
+from prefect_bt.errors import AttemptFailed, PrefectBtError, StoreError
 from prefect_bt.flows.reporting import move_job, report_job
-from prefect_bt.jobs import job_document, open_ledger
-from prefect_bt.ownership import forget_job, hold_job
+from prefect_bt.flows.request import JobRequest
+from prefect_bt.jobs import job_document
 from prefect_bt.records import JobState
 
 
-@contextmanager
-def closing_job(site: JobSite) -> Generator[None]:
-    """Own the job while it runs; at the end, write down how it ended and leave nothing behind."""
-    with hold_job(site.settings.state_dir, site.job_id):
-        try:
-            with _ending(site):
-                yield
-        finally:
-            if site.ledger.state(site.job_id).terminal:
-                forget_job(site.settings.state_dir, site.job_id)
+@dataclass
+class TakenJob:
+    """What a run has taken up, as soon as it has; nothing of it may be left unended."""
+
+    site: JobSite | None = None
 
 
 @contextmanager
-def _ending(site: JobSite) -> Generator[None]:
+def closing_job() -> Generator[TakenJob]:
+    """At the end, write down how the job that was taken up ended, and leave nothing behind.
+
+    It is owned until then. Where even that cannot be written, the lock's file stays behind, by
+    which others see that the job is to be ended (control.settle).
+    """
+    job = TakenJob()
+    try:
+        with _ending(job):
+            yield job
+    finally:
+        if job.site is not None:
+            _let_go(job.site)
+
+
+@contextmanager
+def _ending(job: TakenJob) -> Generator[None]:
     try:
         yield
+    except PrefectBtError as error:
+        if job.site is None or _fail(job.site, error) is not JobState.STOPPED:
+            raise
     except Exception as error:
-        _end(site, _last_outcome(site, JobState.FAILED), _failure_message(site, error))
+        if job.site is not None:
+            _fail(job.site, error)
         raise
     except BaseException:
-        site.ledger.request_stop(site.job_id, by="an interrupt")
-        _end(site, JobState.STOPPED, "Stopped by an interrupt.")
+        if job.site is not None:
+            job.site.ledger.request_stop(job.site.job_id, by="an interrupt")
+            _end(job.site, JobState.STOPPED, "Stopped by an interrupt.")
         raise
-    _end(site, _last_outcome(site, JobState.STOPPED), "")
+    else:
+        if job.site is not None:
+            _end(job.site, JobState.STOPPED, "")
 
 
-def final_state(site: JobSite) -> dict[str, Any] | State[Any]:
+def _let_go(site: JobSite) -> None:
+    over = False
+    with suppress(StoreError):
+        over = site.ledger.state(site.job_id).terminal
+    if over:
+        site.claim.drop()
+    else:
+        site.claim.release()
+
+
+def final_state(job: TakenJob) -> dict[str, Any] | State[Any]:
     """What the flow returns: the job's document, or Cancelled for a stopped job."""
+    site = job.site
+    assert site is not None
     if site.ledger.state(site.job_id) is JobState.STOPPED:
         return Cancelled(message=f"Job {site.job_id} was stopped.")
     return job_document(site.ledger, site.record)
@@ -63,35 +102,33 @@ def finish_crashed(flow: Any, flow_run: Any, state: State[Any]) -> None:
     _finish(flow_run, JobState.FAILED, "the process that ran this job died")
 
 
-def _url(parameters: dict[str, Any]) -> str | None:
-    """The store that the run was given by value; None: the one of the settings."""
-    store = parameters.get("store")
-    return cast("dict[str, str]", store).get("url") if isinstance(store, dict) else None
-
-
 def _finish(run: Any, state: JobState, reason: str) -> None:
-    flow_run_id, parameters = str(run.id), dict(run.parameters or {})
-    ledger = open_ledger(_url(parameters))
-    job_id = ledger.job_of_run(flow_run_id)
+    request = JobRequest.of_run(dict(run.parameters or {}))
+    ledger = request.ledger()
+    job_id = ledger.job_of_run(str(run.id))
     if job_id is None or ledger.state(job_id).terminal:
         return
-    conclude_abandoned(open_site(ledger, ledger.job(job_id)), state, reason)
+    site = open_site(ledger, ledger.job(job_id), settings=request.settings())
+    conclude_abandoned(site, state, reason)
 
 
-def _end(site: JobSite, state: JobState, message: str) -> None:
+def _fail(site: JobSite, error: Exception) -> JobState:
+    return _end(site, JobState.FAILED, _failure_message(site, error))
+
+
+def _end(site: JobSite, otherwise: JobState, message: str) -> JobState:
+    """The job's last state, after putting away what an unforeseen error left."""
     if not site.ledger.state(site.job_id).terminal:
+        reap(site, reason="its flow ended unforeseen")
+    for state in states_to(site, ended_as(site, otherwise)):
         move_job(site, state, message=message)
     clear_nodes(site)
     report_job(site)
-
-
-def _last_outcome(site: JobSite, without: JobState) -> JobState:
-    outcomes = site.ledger.outcomes(site.job_id)
-    return outcomes[-1].state if outcomes else without
+    return site.ledger.state(site.job_id)
 
 
 def _failure_message(site: JobSite, error: Exception) -> str:
-    text = str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
+    text = describe(error)
     if isinstance(error, AttemptFailed):
         return f"{text} No further attempt: {judge_retry(site).why}."
     return text

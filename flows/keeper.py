@@ -85,8 +85,9 @@ def main() -> int:
         # Only now: while the flow starts, the processor is better left to it.
         from prefect_bt.flows.keeping import KeptJob
 
-        kept = KeptJob(job.message)
+        kept = KeptJob(job.message, job.lock)
         for _ in range(MOST_STARTS):
+            kept.clear_flow()
             if kept.over or code >= 0:
                 break
             code = FlowProcess(output).run(job)

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 
 from prefect_bt.control import conclude_abandoned, open_site
+from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.jobs import open_ledger
-from prefect_bt.ownership import forget_job, lock_path
+from prefect_bt.ownership import INHERITED, forget_job, lock_path
 from prefect_bt.records import JobState
 
 TAIL_BYTES = 8000
@@ -17,10 +18,12 @@ _RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Failed)\b.*")
 
 
 class KeptJob:
-    """The job of a handover (prefect_bt.starting)."""
+    """The job of a handover (prefect_bt.starting); `lock` is its locked file, which we hold."""
 
-    def __init__(self, message: bytes) -> None:
+    def __init__(self, message: bytes, lock: int) -> None:
         told = json.loads(message)
+        self._lock = lock
+        os.environ[INHERITED] = str(lock)
         self.job_id = str(told["job_id"])
         self.state_dir = Path(told["state_dir"])
         os.environ["PREFECT_BT_STATE_DIR"] = str(self.state_dir)
@@ -29,6 +32,10 @@ class KeptJob:
     @property
     def over(self) -> bool:
         return self.ledger.state(self.job_id).terminal
+
+    def clear_flow(self) -> None:
+        """Between two flow processes: what the dead one had started for itself is ended."""
+        kill_flow_helpers(self.job_id)
 
     def conclude(self, output: bytes) -> int:
         """Leave nothing behind; 0 when the job completed.
@@ -44,7 +51,8 @@ class KeptJob:
                 JobState.STOPPED if stopped else JobState.FAILED,
                 f"the flow could not be run: {_cause(said)}",
             )
-        forget_job(self.state_dir, self.job_id)
+        self.clear_flow()
+        forget_job(self.state_dir, self.job_id, self._lock)
         return 0 if self.ledger.state(self.job_id) is JobState.COMPLETED else 1
 
 

@@ -7,8 +7,10 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
+from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 
 from prefect_bt import codec
@@ -21,7 +23,10 @@ from prefect_bt.records import JobState
 from prefect_bt.substrates.protocol import NodeHandle
 
 READ_BYTES = 256 * 1024
+UNREACHABLE = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
+"""What Prefect's client raises when the API does not answer, or not as it should."""
 BURST_LINES = 100.0
+_logger = logging.getLogger(__name__)
 
 
 def move_job(
@@ -42,13 +47,19 @@ def move_job(
 
 
 def report_job(site: JobSite) -> None:
-    """Write the job's card: an artifact on the run, one key a job, replaced each time."""
+    """Write the job's card: an artifact on the run, one key a job, replaced each time.
+
+    Only for show: an API that is down keeps no job from going on, or from its end.
+    """
     document: dict[str, Any] = job_document(site.ledger, site.record)
-    create_markdown_artifact(
-        key=f"job-{site.job_id}",
-        markdown=render_card(document, site.record.definition),
-        description=f"Job {site.job_id}: {document['current_status']}",
-    )
+    try:
+        create_markdown_artifact(
+            key=f"job-{site.job_id}",
+            markdown=render_card(document, site.record.definition),
+            description=f"Job {site.job_id}: {document['current_status']}",
+        )
+    except UNREACHABLE as error:
+        _logger.warning("The card of job %s cannot be shown: %s", site.job_id, error)
 
 
 class RankLog:

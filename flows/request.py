@@ -6,9 +6,12 @@ crash), the same job is opened, never a second one made.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+from prefect.blocks.core import Block
 
 from prefect_bt.attempts import JobSite
 from prefect_bt.blocks import (
@@ -27,11 +30,14 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import DefinitionError
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
+from prefect_bt.ownership import Claim
 from prefect_bt.records import JobRecord
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource
 from prefect_bt.settings import Settings
 from prefect_bt.submission import SubmitOptions, accept
 from prefect_bt.substrates import open_substrate
+
+B = TypeVar("B", bound=Block)
 
 
 @dataclass(frozen=True)
@@ -51,23 +57,35 @@ class JobRequest:
     substrate: LocalSubstrate | None = None
 
     def open(self, flow_run_id: str) -> JobSite:
-        """The job of this run, accepted now unless that was done before."""
-        ledger = self._ledger()
-        known = self.job_id or ledger.job_of_run(flow_run_id)
-        record = ledger.job(known) if known else self._accept(ledger)
-        settings = self._settings()
-        return JobSite(
-            ledger,
-            open_substrate(record.substrate, **settings.substrate_options()),
-            record,
-            settings=settings,
-            secret_sources=self._secret_sources(),
-        )
+        """The job of this run, accepted now unless that was done before.
 
-    def _accept(self, ledger: Ledger) -> JobRecord:
+        It is owned from before it exists (JobSite.claim): nobody else takes it up meanwhile, and
+        a death in any line from here on can be told.
+        """
+        ledger, settings = self.ledger(), self.settings()
+        claim = Claim(settings.state_dir)
+        known = self.job_id or ledger.job_of_run(flow_run_id)
+        try:
+            record = ledger.job(known) if known else self._accept(ledger, claim)
+            if known:
+                claim.take(known)
+            site = JobSite(
+                ledger,
+                open_substrate(record.substrate, **settings.substrate_options()),
+                record,
+                settings=settings,
+                secret_sources=self._secret_sources(),
+            )
+        except BaseException:
+            claim.release() if known else claim.drop()
+            raise
+        site.claim = claim
+        return site
+
+    def _accept(self, ledger: Ledger, claim: Claim) -> JobRecord:
         project, folder = self._project()
         options = SubmitOptions(retries=self.retries, secret_sources=self._secret_sources())
-        record, _ = accept(ledger, project, source_dir=folder, options=options)
+        record, _ = accept(ledger, project, source_dir=folder, options=options, claim=claim.take)
         return record
 
     def _project(self) -> tuple[TrainingProject, Path]:
@@ -95,10 +113,20 @@ class JobRequest:
             changes["compute"] = self.compute.build()
         return project.model_copy(update={"job": project.job.model_copy(update=changes)})
 
-    def _ledger(self) -> Ledger:
+    @classmethod
+    def of_run(cls, parameters: Mapping[str, Any]) -> JobRequest:
+        """What the stored parameters of a run say of where its job is kept and run."""
+        return cls(
+            store=_block(TrainingStore, parameters.get("store")),
+            substrate=_block(LocalSubstrate, parameters.get("substrate")),
+        )
+
+    def ledger(self) -> Ledger:
+        """The records in the store that was asked for."""
         return Ledger(self.store.build()) if self.store else open_ledger()
 
-    def _settings(self) -> Settings:
+    def settings(self) -> Settings:
+        """Ours, with what the substrate's block says instead."""
         if self.substrate is None:
             return Settings()
         block = self.substrate
@@ -111,3 +139,14 @@ class JobRequest:
     def _secret_sources(self) -> tuple[SecretSource, ...]:
         given = (self.secrets.build(),) if self.secrets else ()
         return (*given, SecretBlocks(), EnvironmentSecrets())
+
+
+def _block(kind: type[B], value: object) -> B | None:
+    """A block parameter as the API stores it: by reference, by value, or not at all."""
+    if not isinstance(value, dict):
+        return None
+    given = cast("dict[str, Any]", value)
+    if "$ref" in given:
+        loader: Any = kind  # the stubs do not know _sync
+        return cast("B", loader.load_from_ref(given["$ref"], _sync=True))
+    return kind.model_validate(given)

@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from prefect_bt.host.processes import FLOW_VARIABLE
 from prefect_bt.ownership import INHERITED, lock_path
 from prefect_bt.records import JobState
 from prefect_bt.servers import local_server_url
@@ -44,6 +45,7 @@ def main() -> int:
     os.set_inheritable(job.lock, False)
     told: dict[str, str] = json.loads(job.message)
     os.environ[INHERITED] = str(job.lock)
+    os.environ[FLOW_VARIABLE] = told["job_id"]
     os.environ["PREFECT_BT_STATE_DIR"] = told["state_dir"]
     os.environ["PREFECT_BT_STORE"] = told["store"]
     _write_to(lock_path(Settings().state_dir, told["job_id"]).with_name("flow.log"))

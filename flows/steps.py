@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
@@ -9,7 +11,8 @@ from prefect.runtime import flow_run
 
 from prefect_bt.attempts import JobSite
 from prefect_bt.cli.prefect_api import run_url
-from prefect_bt.flows.reporting import move_job
+from prefect_bt.flows.ending import TakenJob
+from prefect_bt.flows.reporting import UNREACHABLE, move_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.planning import plan_weights
@@ -19,14 +22,14 @@ from prefect_bt.weights import mirror_source
 
 
 @task(name="accept-job", cache_policy=NO_CACHE, persist_result=False)
-def accept_job(request: JobRequest) -> JobSite:
+def accept_job(request: JobRequest, job: TakenJob) -> JobSite:
     """The job of this run: opened when there is one, made when there is none.
 
     A run that is run again opens its job again (decision 7), unless it completed. A job that was
     stopped before its first run began stays stopped.
     """
     run_id = str(flow_run.get_id())
-    site = request.open(run_id)
+    job.site = site = request.open(run_id)
     state = site.ledger.state(site.job_id)
     scheduled = site.ledger.job_of_run(run_id) == site.job_id
     site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id))
@@ -42,7 +45,7 @@ def accept_job(request: JobRequest) -> JobSite:
 
 def name_run(site: JobSite) -> None:
     """Show the job in Prefect's lists: the run is renamed and tagged (9 ms)."""
-    with get_client(sync_client=True) as client:
+    with suppress(*UNREACHABLE), get_client(sync_client=True) as client:
         client.update_flow_run(
             flow_run_id=flow_run.get_id(),  # pyright: ignore[reportArgumentType]
             name=f"{site.record.project_name}/{site.record.name} ({site.job_id})",

@@ -7,13 +7,14 @@ a detached process) Prefect only writes the state down, so the run looks at its 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
-import httpx
 from prefect.client.orchestration import get_client
-from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 
 from prefect_bt.attempts import JobSite
+from prefect_bt.errors import StoreError
+from prefect_bt.flows.reporting import UNREACHABLE
 
 RECORD_SECONDS = 0.5
 PREFECT_SECONDS = 3.0
@@ -33,19 +34,22 @@ class StopWatcher:
         now = time.monotonic()
         if not self._reason and now >= self._record_due:
             self._record_due = now + RECORD_SECONDS
-            if self._site.ledger.stop_request(self._site.job_id):
-                self._reason = "stopped"
+            # A store that does not answer says nothing; the next look is soon.
+            with suppress(StoreError):
+                if self._site.ledger.stop_request(self._site.job_id):
+                    self._reason = "stopped"
         if not self._reason and now >= self._prefect_due:
             self._prefect_due = now + PREFECT_SECONDS
             if self._cancelled():
-                self._site.ledger.request_stop(self._site.job_id, by="Prefect's cancellation")
                 self._reason = "stopped"
+                with suppress(StoreError):
+                    self._site.ledger.request_stop(self._site.job_id, by="Prefect's cancellation")
         return self._reason
 
     def _cancelled(self) -> bool:
         try:
             with get_client(sync_client=True) as client:
                 run = client.read_flow_run(self._run_id)  # pyright: ignore[reportArgumentType]
-        except (PrefectException, httpx.HTTPError, OSError):
+        except UNREACHABLE:
             return False
         return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())

@@ -31,7 +31,12 @@ from prefect_bt.flows.request import JobRequest
 from prefect_bt.flows.steps import accept_job, mirror_weights, name_run, weights_of
 
 
-@flow(name="train", on_cancellation=[finish_cancelled], on_crashed=[finish_crashed])
+@flow(
+    name="train",
+    on_cancellation=[finish_cancelled],
+    on_crashed=[finish_crashed],
+    persist_result=False,
+)
 def train(
     config: str | None = None,
     *,
@@ -81,12 +86,11 @@ def train(
         store=store,
         substrate=substrate,
     )
-    site = accept_job(request)
-    name_run(site)
-    if site.ledger.state(site.job_id).terminal:
-        return final_state(site)
-    with closing_job(site):
-        for source in weights_of(site):
-            mirror_weights(site, source)
-        attempt_until_done(site)
-    return final_state(site)
+    with closing_job() as job:
+        site = accept_job(request, job)
+        name_run(site)
+        if not site.ledger.state(site.job_id).terminal:
+            for source in weights_of(site):
+                mirror_weights(site, source)
+            attempt_until_done(site)
+    return final_state(job)

@@ -26,6 +26,7 @@ from prefect_bt.gang import Gang
 from prefect_bt.jobs import load_definition
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
+from prefect_bt.ownership import Claim
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
 from prefect_bt.records import AttemptRecord, FailureClass, JobRecord, JobState, Outcome
@@ -51,6 +52,8 @@ class JobSite:
     ) -> None:
         self.ledger, self.substrate, self.record = ledger, substrate, record
         self.settings, self.secret_sources = settings, tuple(secret_sources)
+        self.claim = Claim(settings.state_dir)
+        """The job's lock, for whoever runs the job; nothing is claimed in those who look at it."""
         self.project = load_definition(record)
         self.resumed = False
         """Whether this process takes up a job that another was running when it died."""
@@ -124,19 +127,15 @@ def _put_away(
     site: JobSite, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
 ) -> Outcome:
     gang = Gang(begun.attempt, nodes, grace=site.settings.grace, began=begun.at)
-    ended = all(handle.observe().commands_ended for handle in nodes)
-    gang.shut_down(reason)
-    if ended and len(nodes) == site.project.job.compute.node_count:
+    seen = [handle.observe() for handle in nodes]
+    ended = all(status.commands_ended for status in seen)
+    complete = len(nodes) == site.project.job.compute.node_count
+    by_themselves = ended and complete and not any(status.reason == "stopped" for status in seen)
+    stopped = site.ledger.stop_request(site.job_id) is not None and not by_themselves
+    gang.shut_down("stopped" if stopped else reason)
+    if stopped or (ended and complete):
         return gang.outcome()
-    return Outcome(
-        attempt=begun.attempt,
-        state=JobState.FAILED,
-        message=f"The attempt was cut short: {reason}.",
-        failure=FailureClass.INFRASTRUCTURE,
-        nodes=tuple(gang.statuses),
-        started_at=begun.at,
-        ended_at=time.time(),
-    )
+    return cut_short(gang, reason)
 
 
 def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
@@ -146,6 +145,19 @@ def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
     outcome = replace(outcome, newest_checkpoint=best.newest_manifest if best else "")
     site.ledger.end_attempt(site.job_id, outcome)
     return outcome
+
+
+def cut_short(gang: Gang, why: str) -> Outcome:
+    """The outcome of an attempt whose nodes are over, but which was not watched to its end."""
+    return Outcome(
+        attempt=gang.attempt,
+        state=JobState.FAILED,
+        message=f"The attempt was cut short: {why}.",
+        failure=FailureClass.INFRASTRUCTURE,
+        nodes=tuple(gang.statuses),
+        started_at=gang.began,
+        ended_at=time.time(),
+    )
 
 
 def seal_logs(site: JobSite, attempt: int) -> None:
@@ -175,8 +187,10 @@ def clear_nodes(site: JobSite) -> None:
 def judge_retry(site: JobSite) -> RetryDecision:
     """Whether the job's last outcome is followed by another attempt."""
     outcomes = site.ledger.outcomes(site.job_id)
-    if not outcomes or site.ledger.stop_request(site.job_id):
-        return RetryDecision(False, "nothing to retry")
+    if site.ledger.stop_request(site.job_id):
+        return RetryDecision(False, "the job was asked to stop")
+    if not outcomes:
+        return RetryDecision(False, "no attempt was made")
     return decide_retry(outcomes, site.record.retries, checkpointing=site.checkpointing)
 
 
@@ -191,15 +205,41 @@ def end_gang(site: JobSite, gang: Gang) -> Outcome:
     return outcome
 
 
-def refuse(attempt: int, error: PrefectBtError) -> Outcome:
+def refuse(attempt: int, error: Exception) -> Outcome:
     """The outcome of an attempt that could not be launched."""
     never = isinstance(error, PlanError | SecretError | DefinitionError)
     now = time.time()
     return Outcome(
         attempt=attempt,
         state=JobState.DEPLOY_FAILED,
-        message=str(error),
+        message=describe(error),
         failure=FailureClass.DEPLOY if never else FailureClass.INFRASTRUCTURE,
         started_at=now,
         ended_at=now,
     )
+
+
+def describe(error: Exception) -> str:
+    """Our own errors are sentences; of any other the kind says more than the words."""
+    return str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
+
+
+def ended_as(site: JobSite, otherwise: JobState) -> JobState:
+    """The state in which a job ends that no attempt follows: what its last attempt came to.
+
+    A training that finished is COMPLETED, whoever died or asked it to stop since.
+    """
+    outcomes = site.ledger.outcomes(site.job_id)
+    last = outcomes[-1].state if outcomes else otherwise
+    if last is not JobState.COMPLETED and site.ledger.stop_request(site.job_id):
+        return JobState.STOPPED
+    return last
+
+
+def states_to(site: JobSite, end: JobState) -> tuple[JobState, ...]:
+    """`end`, and before it what nobody lived to write down; empty when the job is over."""
+    now = site.ledger.state(site.job_id)
+    if now.terminal:
+        return ()
+    unseen = now is JobState.DEPLOYING and end is JobState.COMPLETED
+    return (JobState.RUNNING, end) if unseen else (end,)

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from prefect_bt.attempts import JobSite, clear_nodes, reap
+from prefect_bt.attempts import JobSite, clear_nodes, ended_as, reap, states_to
 from prefect_bt.errors import StateError
+from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger import Ledger
 from prefect_bt.ownership import forget_job, hold_job, is_owned, was_owned
-from prefect_bt.records import JobRecord, JobState
+from prefect_bt.records import JobRecord, JobState, Outcome
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 
@@ -47,12 +48,10 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
             next_step=f"Watch it end: prefect-bt logs --tail --job-id {job_id}",
         )
     site = open_site(ledger, record)
-    if state is JobState.PENDING:
-        conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
-        return f"Job {job_id} had not begun; it is stopped."
-    if not is_owned(site.settings.state_dir, job_id) and not _starting(record):
-        conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
-        return f"Job {job_id} was not run by anything any more; it is stopped."
+    with suppress(StateError):  # taken up, or put away, by another process in this moment
+        if state is JobState.PENDING:
+            conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
+            return f"Job {job_id} had not begun; it is stopped."
     return f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
 
 
@@ -80,15 +79,33 @@ def conclude_abandoned(site: JobSite, state: JobState, reason: str) -> None:
     Done as the job's owner, so that one process does it when several find the job abandoned; the
     others see StateError, and the job's end soon after.
     """
-    with hold_job(site.settings.state_dir, site.job_id):
+    with hold_job(site.settings.state_dir, site.job_id) as lock:
+        if state is JobState.STOPPED and not site.ledger.state(site.job_id).terminal:
+            site.ledger.request_stop(site.job_id, by=reason)
         reap(site, reason=reason)
-        if not site.ledger.state(site.job_id).terminal:
-            sentence = f"{reason[:1].upper()}{reason[1:]}."
-            go_on = f" Go on from its last checkpoint: prefect-bt retry --job-id {site.job_id}"
-            message = sentence + (go_on if state is JobState.FAILED else "")
-            site.ledger.append(site.job_id, state, message=message)
+        for end in states_to(site, ended_as(site, state)):
+            site.ledger.append(site.job_id, end, message=_last_word(site, end, reason))
         clear_nodes(site)
-        forget_job(site.settings.state_dir, site.job_id)
+        kill_flow_helpers(site.job_id)
+        forget_job(site.settings.state_dir, site.job_id, lock)
+
+
+def _last_word(site: JobSite, end: JobState, reason: str) -> str:
+    """Why the job is over; a rank that failed by itself says more than what came after it."""
+    outcomes = site.ledger.outcomes(site.job_id)
+    if end in {JobState.COMPLETED, JobState.RUNNING}:
+        return outcomes[-1].message
+    sentence = f"{reason[:1].upper()}{reason[1:]}."
+    if outcomes and _failed_by_itself(outcomes[-1]):
+        sentence = f"{outcomes[-1].message} Then {reason}."
+    if end is JobState.STOPPED:
+        return sentence
+    return f"{sentence} Go on from its last checkpoint: prefect-bt retry --job-id {site.job_id}"
+
+
+def _failed_by_itself(outcome: Outcome) -> bool:
+    first = [node for node in outcome.nodes if node.rank == outcome.failed_rank]
+    return any(node.exit_code and not node.reason for node in first)
 
 
 def wait_terminal(
@@ -109,9 +126,3 @@ def wait_terminal(
 
 
 _SETTLE_EVERY = 5.0
-_START_SECONDS = 60.0
-"""How long after its submission a job may still be waiting for its process to begin."""
-
-
-def _starting(record: JobRecord) -> bool:
-    return time.time() - record.created_at < _START_SECONDS

@@ -115,7 +115,16 @@ class Gang:
                     failed_rank=status.rank,
                     message=f"The commands succeeded, but an upload did not: {status.upload_error}",
                 )
-        return replace(base, message="All ranks exited with 0 and their checkpoints are committed.")
+        return replace(base, message=self._good_word())
+
+    def _good_word(self) -> str:
+        left = [f"rank {s.rank}: {what}" for s in self.statuses for what in s.uncommitted]
+        if not left:
+            return "All ranks exited with 0 and their checkpoints are committed."
+        return (
+            "All ranks exited with 0. Left behind, because not whole, and kept where they are: "
+            f"{'; '.join(left)}."
+        )
 
     # -- the rules --------------------------------------------------------------------------
 

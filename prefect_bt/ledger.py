@@ -220,9 +220,10 @@ class Ledger:
         """Ask for the job to stop; False when somebody had asked already."""
         request = StopRequest(self._clock(), by)
         key = f"{self._prefix(job_id)}/stop.json"
-        if self.stop_request(job_id) is not None:
+        try:
+            self.store.create(key, codec.dumps(request).encode())
+        except ObjectExists:
             return False
-        self.store.put(key, codec.dumps(request).encode())
         return True
 
     def stop_request(self, job_id: str) -> StopRequest | None:

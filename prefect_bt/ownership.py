@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,8 @@ INHERITED: Final = "PREFECT_BT_OWNER_FD"
 PATIENCE: Final = 0.5
 """Seconds in which those who only look (they hold the lock for microseconds) must be out of it."""
 
-_OWNERS_FILES: Final = frozenset({"owner.lock", "flow.log"})
+_OWNERS_FILES: Final = ("flow.log", "owner.lock")
+"""In the order in which they are removed: as long as the lock's file is there, it is the job's."""
 
 
 def lock_path(state_dir: Path, job_id: str) -> Path:
@@ -33,18 +34,51 @@ def lock_path(state_dir: Path, job_id: str) -> Path:
 
 
 @contextmanager
-def hold_job(state_dir: Path, job_id: str) -> Generator[int]:
-    """Own the job; yields the locked file descriptor. StateError when another process does."""
+def hold_job(state_dir: Path, job_id: str, *, patience: float = PATIENCE) -> Generator[int]:
+    """Own the job; yields the locked file descriptor. StateError when another process does.
+
+    `patience`: seconds in which the present owner may let go of it.
+    """
     path = lock_path(state_dir, job_id)
     inherited = _inherited_fd(path)
     if inherited is not None:
         yield inherited
         return
-    descriptor = _acquire(path, job_id)
+    descriptor = _acquire(path, job_id, patience)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+class Claim:
+    """A job that this process owns from before the job exists until after it is over.
+
+    So a job that is not over and that nobody owns was left behind by a process that died, at
+    whatever moment: its lock's file tells that somebody had begun.
+    """
+
+    def __init__(self, state_dir: Path, *, patience: float = PATIENCE) -> None:
+        self._state_dir, self._patience = state_dir, patience
+        self._held = ExitStack()
+        self.descriptor: int | None = None
+        self.job_id = ""
+
+    def take(self, job_id: str) -> None:
+        """As hold_job."""
+        held = hold_job(self._state_dir, job_id, patience=self._patience)
+        self.descriptor, self.job_id = self._held.enter_context(held), job_id
+
+    def release(self) -> None:
+        """Let go of a job that goes on, or that another process holds with us. Idempotent."""
+        self._held.close()
+        self.descriptor = None
+
+    def drop(self) -> None:
+        """The job is over, or never came to be: nothing is left of our having owned it."""
+        if self.descriptor is not None:
+            forget_job(self._state_dir, self.job_id, self.descriptor)
+        self.release()
 
 
 def is_owned(state_dir: Path, job_id: str) -> bool:
@@ -64,15 +98,18 @@ def was_owned(state_dir: Path, job_id: str) -> bool:
     return lock_path(state_dir, job_id).exists()
 
 
-def forget_job(state_dir: Path, job_id: str) -> None:
+def forget_job(state_dir: Path, job_id: str, descriptor: int) -> None:
     """For the owner of a job that is over: remove the lock, and the folder if all else is gone.
 
     The lock is held meanwhile: whoever opened the file before finds that it is not the file's any
-    more, and takes a new one.
+    more, and takes a new one. `descriptor` is the owner's: when the job was taken up again since,
+    the file there is another owner's, and stays.
     """
-    folder = lock_path(state_dir, job_id).parent
+    path = lock_path(state_dir, job_id)
+    folder = path.parent
     with suppress(OSError):
-        if {entry.name for entry in folder.iterdir()} <= _OWNERS_FILES:
+        ours = _is_file(path, descriptor)
+        if ours and {entry.name for entry in folder.iterdir()} <= {*_OWNERS_FILES}:
             for name in _OWNERS_FILES:
                 (folder / name).unlink(missing_ok=True)
             folder.rmdir()
@@ -89,7 +126,7 @@ def drop_unowned(state_dir: Path, job_id: str) -> None:
         return
     try:
         if try_lock(descriptor):
-            forget_job(state_dir, job_id)
+            forget_job(state_dir, job_id, descriptor)
     finally:
         os.close(descriptor)
 
@@ -104,8 +141,8 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def _acquire(path: Path, job_id: str) -> int:
-    deadline = time.monotonic() + PATIENCE
+def _acquire(path: Path, job_id: str, patience: float) -> int:
+    deadline = time.monotonic() + patience
     while True:
         descriptor = _open_lock(path)
         locked = try_lock(descriptor)

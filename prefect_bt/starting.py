@@ -21,8 +21,13 @@ from prefect_bt.contract import new_id
 
 if TYPE_CHECKING:
     from prefect_bt.ledger import Ledger
+    from prefect_bt.ownership import Claim
     from prefect_bt.records import JobRecord
     from prefect_bt.secrets import SecretSource
+
+
+CLAIM_SECONDS = 30.0
+"""How long a job that is to be taken up again may still be put away by whoever ran it last."""
 
 
 class Starter:
@@ -36,6 +41,7 @@ class Starter:
     def __init__(self) -> None:
         self.job_id = new_id()
         """What the job should be called, so that a list of processes shows whose they are."""
+        self._claim: Claim | None = None
         self._socket, theirs = socket.socketpair()
         with theirs:
             subprocess.Popen(
@@ -48,30 +54,45 @@ class Starter:
                 start_new_session=True,
             )
 
-    def start(self, ledger: Ledger, record: JobRecord) -> None:
-        """Hand the job over; ServerError when the keeper is not there to take it."""
-        from prefect_bt.errors import ServerError
-        from prefect_bt.ownership import hold_job
+    def claim(self, job_id: str) -> None:
+        """Own the job from now on: until it is handed over, it ends with this process."""
+        from prefect_bt.ownership import Claim
         from prefect_bt.settings import Settings
 
+        self._claim = Claim(Settings().state_dir.absolute(), patience=CLAIM_SECONDS)
+        self._claim.take(job_id)
+
+    def start(self, ledger: Ledger, record: JobRecord) -> None:
+        """Hand the claimed job over; ServerError when the keeper is not there to take it."""
+        from prefect_bt.errors import ServerError
+        from prefect_bt.settings import Settings
+
+        if self._claim is None:
+            self.claim(record.id)
+        assert self._claim is not None
+        assert self._claim.descriptor is not None
         state_dir = Settings().state_dir.absolute()
         message = {
             "job_id": record.id,
             "store": ledger.store.url,
             "state_dir": str(state_dir),
         }
-        with hold_job(state_dir, record.id) as descriptor:
-            try:
-                socket.send_fds(self._socket, [json.dumps(message).encode()], [descriptor])
-            except OSError as error:
-                raise ServerError(
-                    f"The process that was to run job {record.id} is gone ({error}).",
-                    next_step="Try again; `prefect-bt push --log debug` says more.",
-                ) from error
+        try:
+            told = json.dumps(message).encode()
+            socket.send_fds(self._socket, [told], [self._claim.descriptor])
+        except OSError as error:
+            raise ServerError(
+                f"The process that was to run job {record.id} is gone ({error}).",
+                next_step="Try again; `prefect-bt push --log debug` says more.",
+            ) from error
+        # The keeper, and until it looks the socket, holds the same open file.
+        self._claim.release()
 
     def close(self) -> None:
-        """Idempotent. A keeper that was handed no job leaves."""
+        """Idempotent. A keeper that was handed no job leaves, and nothing is left of a claim."""
         self._socket.close()
+        if self._claim is not None:
+            self._claim.drop()
 
 
 @contextmanager

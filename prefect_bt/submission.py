@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import getpass
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,9 +53,13 @@ class SubmitOptions:
 
 @dataclass(frozen=True)
 class Birth:
-    """How a job comes to be: the id it would like, its first state, the job it repeats."""
+    """How a job comes to be: the id it would like, its first state, the job it repeats.
+
+    `claim` is called with the job's id before the job exists; whoever is to run it owns it then.
+    """
 
     wanted_id: str = ""
+    claim: Callable[[str], object] = lambda _: None
     state: JobState = JobState.CREATED
     old: JobRecord | None = None
 
@@ -64,7 +68,7 @@ class Birth:
         """With a starter it begins at once; without one it waits for its deployment."""
         if starter is None:
             return cls(state=JobState.PENDING, old=old)
-        return cls(starter.job_id, old=old)
+        return cls(starter.job_id, starter.claim, old=old)
 
 
 def push(  # noqa: PLR0913 (truss names them)
@@ -126,17 +130,25 @@ def _submit(
     plan = plan_submission(ledger, project, options)
     with _packed(project, source_dir) as packed:
         record = write_job(ledger, project, options, packed, birth=Birth.under(starter))
-    start(ledger, record, starter=starter, deployment=options.deployment)
+        start(ledger, record, starter=starter, deployment=options.deployment)
     return document_of(ledger, record, plan)
 
 
 def accept(
-    ledger: Ledger, project: TrainingProject, *, source_dir: Path, options: SubmitOptions
+    ledger: Ledger,
+    project: TrainingProject,
+    *,
+    source_dir: Path,
+    options: SubmitOptions,
+    claim: Callable[[str], object],
 ) -> tuple[JobRecord, GangPlan]:
-    """The job as written to the store, not started. Nothing is left behind when this raises."""
+    """The job as written to the store, for the caller to run.
+
+    `claim` as in Birth. Nothing is left in the store when this raises.
+    """
     plan = plan_submission(ledger, project, options)
     with _packed(project, source_dir) as packed:
-        return write_job(ledger, project, options, packed), plan
+        return write_job(ledger, project, options, packed, birth=Birth(claim=claim)), plan
 
 
 def dry_run(
@@ -193,6 +205,8 @@ def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
             else f"Stop it first: prefect-bt stop --job-id {job_id}",
         )
     with starting() as starter:
+        if starter is not None:
+            starter.claim(job_id)
         ledger.clear_stop(job_id)
         ledger.append(job_id, JobState.CREATED, message="another attempt was asked for")
         start(ledger, record, starter=starter)
@@ -239,6 +253,7 @@ def write_job(
     known = ledger.ensure_project(project.name, team_name=project.team_name or "")
     job_id = ledger.reserve_job_id(known.id, wanted=birth.wanted_id)
     try:
+        birth.claim(job_id)
         record = JobRecord(
             id=job_id,
             name=project.job.name or ledger.next_job_name(known.id),

@@ -59,9 +59,10 @@ def _make_app() -> App:
         help_epilogue="",
     )
     checkpoints = App(
-        name="checkpoints", help="Look at the checkpoints of a job.", help_epilogue=""
+        name="checkpoints", help="List and fetch the checkpoints of a job.", help_epilogue=""
     )
     checkpoints.command(f"{_COMMANDS}.checkpoints:list_checkpoints", name="list")
+    checkpoints.command(f"{_COMMANDS}.checkpoints_download:download_checkpoints", name="download")
     app.command(checkpoints)
     app.command(f"{_COMMANDS}.local:up", name="up", help_epilogue="")
     app.command(f"{_COMMANDS}.local:down", name="down", help_epilogue="")

@@ -28,6 +28,8 @@ LAST_WORDS = {
     JobState.STOPPED: ("Training job {id} was stopped.", "yellow"),
 }
 
+FAILURES = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
+
 
 def open_logs(ledger: Ledger, record: JobRecord, terminal: Terminal) -> JobLogs:
     """The job's logs; without the live ones, and saying so, when its substrate is out of reach."""
@@ -79,7 +81,10 @@ def wait(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
     with staying(terminal, record.id):
         with terminal.working(f"Waiting for job {record.id} to end"):
             control.wait_terminal(ledger, record.id)
-        return say_end(terminal, ledger, record.id)
+        state = say_end(terminal, ledger, record.id)
+    if state in FAILURES:
+        terminal.note(f"  Logs:    prefect-bt logs --job-id {record.id}")
+    return state
 
 
 def say_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
@@ -87,7 +92,7 @@ def say_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
     last = ledger.events(job_id)[-1]
     words, style = LAST_WORDS.get(last.state, ("Training job {id} goes on.", ""))
     terminal.note(words.format(id=job_id), style=style)
-    if last.message and last.state in {JobState.FAILED, JobState.DEPLOY_FAILED}:
+    if last.message and last.state in FAILURES:
         terminal.note(last.message)
     return last.state
 

@@ -58,13 +58,24 @@ def list_checkpoints(
     found.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
     files = _files(ledger, record, checkpoint_name) if checkpoint_name else []
     _print(beside, record.id, found, files, output)
+    if found and output == "cli-table":
+        beside.say(f"They are in {_place(ledger, record)}")
+        beside.say(f"As folders: prefect-bt checkpoints download --job-id {record.id}")
     return OK
+
+
+def _place(ledger: Ledger, record: JobRecord) -> str:
+    """What can be opened: a folder of this machine as a path, anything else as its address."""
+    from prefect_bt.contract import job_prefix
+
+    url = f"{ledger.store.url.rstrip('/')}/{job_prefix(record.project_id, record.id)}"
+    return url.removeprefix("file://")
 
 
 def _print(
     terminal: Terminal, job_id: str, found: list[Document], files: list[Document], output: str
 ) -> None:
-    from prefect_bt.cli import render
+    from prefect_bt.cli import render_checkpoints as render
 
     if output == "csv":
         write(render.checkpoints_csv(job_id, found))
@@ -107,7 +118,8 @@ def get_checkpoint_urls(
     }
     target = Path.cwd() / f"{folder_name(record)}_checkpoints.json"
     target.write_text(json.dumps(document, indent=2) + "\n")
-    terminal.say(f"Addresses of {len(files)} checkpoint files written to {target}", style="green")
+    count = "1 checkpoint file" if len(files) == 1 else f"{len(files)} checkpoint files"
+    terminal.say(f"Addresses of {count} written to {target}", style="green")
     return OK
 
 

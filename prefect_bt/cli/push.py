@@ -120,11 +120,11 @@ def _show_plan(
     terminal: Terminal, project: TrainingProject, config: Path, options: SubmitOptions
 ) -> int:
     from prefect_bt import codec, submission
-    from prefect_bt.cli import render
+    from prefect_bt.cli.render_plan import show_plan
 
     plan = submission.dry_run(project, source_dir=_folder(config), options=options)
     if terminal.documents:
         terminal.document(codec.encode(plan))
     else:
-        render.show_plan(terminal, plan)
+        show_plan(terminal, plan)
     return OK

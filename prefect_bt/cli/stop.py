@@ -80,7 +80,25 @@ def _stop_each(terminal: Terminal, ledger: Ledger, records: list[JobRecord]) -> 
             asked.append(record)
     for record in asked:
         _await(terminal, ledger, record)
+        _cancel_waiting_runs(terminal, ledger, record)
     return code
+
+
+def _cancel_waiting_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
+    """A job stopped before it began has a run that still waits for a worker; it need not be late.
+
+    Only for show: the run would find its job stopped, and end.
+    """
+    runs = ledger.runs_of_job(record.id)
+    if ledger.attempts(record.id) or not runs:
+        return
+    from prefect_bt.cli.prefect_api import cancel_run
+
+    try:
+        for run in runs:
+            cancel_run(run.flow_run_id)
+    except PrefectBtError as error:
+        terminal.warn(f"The job is stopped, but its Prefect run still waits: {error}")
 
 
 def _await(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect_bt.cli import attach
 from prefect_bt.cli.terminal import OK, Terminal
 from prefect_bt.records import JobState
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger import Ledger
+    from prefect_bt.records import JobRecord
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
     for note in document.get("notes") or ():
         terminal.note(f"note: {note}", style="dim")
     if document.get("current_status") == JobState.PENDING.value:
-        terminal.say(f"Training job {job_id} is waiting for capacity.", style="yellow")
+        words = f"Training job {job_id} is waiting for capacity, that is for a worker to take it."
+        terminal.say(words, style="yellow")
     else:
         terminal.say("Training job successfully created!", style="green")
     name, project = document.get("name"), document["training_project"]["name"]
@@ -47,6 +52,13 @@ def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
     terminal.say(
         f"  UI:      {page or 'none; `prefect-bt up` starts one, and makes pushes faster'}"
     )
+
+
+def _say_page(terminal: Terminal, ledger: Ledger, record: JobRecord, *, known: str | None) -> None:
+    """The run's page, if it could not be told when the job was created."""
+    runs = ledger.runs_of_job(record.id)
+    if not known and runs and runs[-1].url:
+        terminal.note(f"  UI:      {runs[-1].url}")
 
 
 def _server_page() -> str:
@@ -67,6 +79,7 @@ def _stay(terminal: Terminal, document: dict[str, Any], staying: Staying) -> int
     stay = attach.tail if staying.tail else attach.wait
     try:
         state = stay(terminal, ledger, record)
+        _say_page(terminal, ledger, record, known=document.get("flow_run_url"))
     finally:
         # Also when Ctrl-C ended the staying: the job exists, and its id is in the document.
         if terminal.documents:

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 MARK_VARIABLE: Final = "PREFECT_BT_NODE"
 UPLOADER_VARIABLE: Final = "PREFECT_BT_UPLOADER"
 """Set beside the mark for the uploader, so that a reaper can spare it."""
+FLOW_VARIABLE: Final = "PREFECT_BT_FLOW"
+"""The job's id, in what a detached flow's process has started for itself; never in a node."""
 
 _PROC = Path("/proc")
 
@@ -78,6 +80,16 @@ def uploader_processes(mark: str) -> list[int]:
     """Pids of the node's uploader, and of what it has started."""
     wanted = f"{UPLOADER_VARIABLE}={mark}".encode()
     return [pid for pid in _pids() if wanted in _environment(pid)]
+
+
+def kill_flow_helpers(job_id: str) -> bool:
+    """End what a flow's process that is dead had started for itself: Prefect's temporary server."""
+    wanted = f"{FLOW_VARIABLE}={job_id}".encode()
+
+    def find() -> list[int]:
+        return [p for p in _pids() if wanted in _environment(p) and not _is_zombie(p)]
+
+    return kill_until_gone(find)
 
 
 def terminate_groups(processes: Iterable[ProcessFacts], *, spare: Collection[int]) -> None:

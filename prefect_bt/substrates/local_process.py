@@ -26,7 +26,7 @@ from prefect_bt.contract import SECRET_PREFIX
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.files import write_text
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
-from prefect_bt.host.processes import MARK_VARIABLE, UPLOADER_VARIABLE
+from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE, UPLOADER_VARIABLE
 from prefect_bt.plan import NodePlan
 from prefect_bt.substrates.local_handle import NAME, LocalHandle
 from prefect_bt.substrates.local_machine import measure_capacity, probe_view
@@ -150,7 +150,7 @@ class LocalSubstrate:
         environment = {
             name: value
             for name, value in self._environment.items()
-            if not name.startswith(SECRET_PREFIX) and name != UPLOADER_VARIABLE
+            if not name.startswith(SECRET_PREFIX) and name not in {UPLOADER_VARIABLE, FLOW_VARIABLE}
         }
         package = str(Path(__file__).resolve().parents[2])
         known = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]

@@ -239,3 +239,23 @@ def test_help(cli: Cli, verb: list[str]):
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(" ".join(["Usage: prefect-bt", *verb]))
     assert cli("--version").out.strip()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_every_command_in_the_list_is_described(cli: Cli, arguments: list[str]):
+    shown = cli(*arguments).out
+    listed = shown.split("Commands")[1].split("\u2570")[0]
+    for begins in (
+        "Submit the job",
+        "Get the files",
+        "Print the log",
+        "Stop a job",
+        "Show projects",
+    ):
+        assert begins in listed
+
+
+def test_the_commands_of_checkpoints_are_described(cli: Cli):
+    shown = cli("checkpoints", "--help").out
+    assert "List the committed" in shown
+    assert "Get committed" in shown

@@ -95,7 +95,8 @@ def test_a_job_that_fails(cli: Cli, config):
     job = json.loads(done.out)
     assert job["current_status"] == "TRAINING_JOB_FAILED"
     assert [attempt["exit_code"] for attempt in job["attempts"]] == [3]
-    assert done.err.endswith(f"Training job {job['id']} failed.\n{job['error_message']}\n")
+    said = f"Training job {job['id']} failed.\n{job['error_message']}\n"
+    assert done.err.endswith(f"{said}  Logs:    prefect-bt logs --job-id {job['id']}\n")
     assert "Traceback" not in done.err
 
 

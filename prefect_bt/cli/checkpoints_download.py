@@ -1,0 +1,86 @@
+"""`prefect-bt checkpoints download`: committed checkpoints as the folders the job wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.options import NO_FILTER, Here, JobFilter
+from prefect_bt.cli.selection import newest_job
+from prefect_bt.cli.terminal import OK
+from prefect_bt.errors import NotFoundError, PrefectBtError, WorkspaceError
+
+if TYPE_CHECKING:
+    from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
+    from prefect_bt.checkpoints.materialise import Wanted
+
+
+def download_checkpoints(
+    *,
+    which: JobFilter = NO_FILTER,
+    checkpoint_name: Annotated[
+        tuple[str, ...], Parameter(help="Only this one; may be given several times.")
+    ] = (),
+    target_directory: Annotated[
+        Path | None,
+        Parameter(help="Folder to put them in; `<project>_<job>_checkpoints` when left out."),
+    ] = None,
+    terminal: Here,
+) -> int:
+    """Get committed checkpoints as folders, by default all of the newest job.
+
+    Every file is hashed on arrival. Run again, it fetches what is missing or differs. Where not
+    only rank 0 wrote, each rank's part is in a folder `rank-<n>`.
+
+    `prefect-bt checkpoints download --job-id abc1234 --checkpoint-name checkpoint-240`
+    """
+    from prefect_bt.checkpoints import catalogue, materialise
+    from prefect_bt.cli.download import folder_name
+    from prefect_bt.jobs import open_ledger
+
+    ledger = open_ledger()
+    record = newest_job(ledger, which, terminal)
+    found = catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
+    wanted = _wanted(_chosen(found, checkpoint_name, record.id))
+    target = (target_directory or Path(f"{folder_name(record)}_checkpoints")).absolute()
+    if target.exists() and not target.is_dir():
+        raise WorkspaceError(
+            f"{str(target)!r} is not a folder.",
+            next_step="Give another --target-directory.",
+            path=str(target),
+        )
+    with terminal.working(f"Downloading checkpoints of job {record.id}"):
+        right = materialise.matching(target, wanted)
+        missing = {path: entry for path, entry in wanted.items() if path not in right}
+        materialise.fetch(ledger.store, missing, root=target)
+        materialise.date_folders(target, wanted)
+    already = f" ({len(right)} were there already)" if right else ""
+    terminal.say(f"{len(wanted)} checkpoint files are in {target}{already}", style="green")
+    return OK
+
+
+def _chosen(
+    found: list[CommittedCheckpoint], names: tuple[str, ...], job_id: str
+) -> list[CommittedCheckpoint]:
+    if not found:
+        raise PrefectBtError(f"Job {job_id} has no committed checkpoint.")
+    listed = ", ".join(checkpoint.checkpoint_id for checkpoint in found) or "none"
+    for name in names:
+        if all(name not in (one.checkpoint_id, one.id) for one in found):
+            raise NotFoundError("checkpoint", name, next_step=f"Job {job_id} has: {listed}.")
+    return [one for one in found if not names or one.checkpoint_id in names or one.id in names]
+
+
+def _wanted(chosen: list[CommittedCheckpoint]) -> Wanted:
+    """Path below the target -> what lies there; with a folder a rank if not only rank 0 wrote."""
+    from prefect_bt.checkpoints.layout import join
+
+    manifests = [manifest for checkpoint in chosen for manifest in checkpoint.manifests]
+    alone = {manifest.rank for manifest in manifests} == {0}
+    return {
+        f"{'' if alone else f'rank-{manifest.rank}/'}{join(manifest.name, entry.path)}": entry
+        for manifest in manifests
+        for entry in manifest.entries
+    }

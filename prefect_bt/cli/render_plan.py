@@ -1,0 +1,104 @@
+"""How a plan looks that `push --dry-run` made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+from prefect_bt.cli.tables import Column, Document, show_table
+from prefect_bt.cli.terminal import Terminal
+from prefect_bt.plan import GangPlan, NodePlan
+from prefect_bt.workspace.limits import format_bytes
+
+_SHOWN: Final = 4
+"""Values of one variable on different nodes."""
+
+
+def show_plan(terminal: Terminal, plan: GangPlan) -> None:
+    """What a push would run, for a person; `-o json` has all of it."""
+    leader = plan.nodes[0]
+    terminal.say(f"Dry run of job {plan.job_name} of project {plan.project_name}", style="bold")
+    terminal.say(f"  Substrate: {plan.substrate}")
+    terminal.say(f"  Image:     {leader.image.reference}")
+    terminal.say(f"  Workspace: {format_bytes(leader.workspace.size)}")
+    terminal.say(f"  Secrets:   {', '.join(plan.secret_names) or 'none'}")
+    for number, command in enumerate(leader.commands, start=1):
+        terminal.say(f"  Command {number}: {command}")
+    terminal.say()
+    show_table(terminal, "Nodes", _NODE_COLUMNS, _node_rows(plan.nodes))
+    terminal.say()
+    show_table(terminal, "Environment", _NAME_VALUE, _environment(plan))
+    terminal.say()
+    _show_volumes(terminal, plan)
+    for note in plan.notes:
+        terminal.say(f"note: {note}")
+    terminal.say("Nothing was written or started.", style="yellow")
+
+
+_NODE_COLUMNS = [
+    Column("Rank", lambda row: row["rank"], solid=True),
+    Column("CPUs", lambda row: row["cpus"]),
+    Column("Memory", lambda row: row["memory"], solid=True),
+    Column("GPUs", lambda row: row["gpus"], solid=True),
+    Column("Grace", lambda row: row["grace"], solid=True),
+]
+_NAME_VALUE = [Column("Name", lambda v: v["name"]), Column("Value", lambda v: v["value"])]
+
+
+def _node_rows(nodes: Sequence[NodePlan]) -> list[Document]:
+    """A row for each run of neighbours that are alike: most gangs are one row."""
+    rows: list[Document] = []
+    for _, alike in groupby(nodes, key=_needs):
+        ranks = [node.rank for node in alike]
+        first, last = nodes[ranks[0]], ranks[-1]
+        rank = str(first.rank) if last == first.rank else f"{first.rank} to {last}"
+        rows.append({"rank": rank, **_needs(first)})
+    return rows
+
+
+def _needs(node: NodePlan) -> Document:
+    needs = node.resources
+    return {
+        "cpus": str(needs.cpus),
+        "memory": format_bytes(needs.memory),
+        "gpus": f"{needs.gpus} {needs.gpu_type}".strip(),
+        "grace": f"{node.grace:g} s",
+    }
+
+
+def _environment(plan: GangPlan) -> list[Document]:
+    """The leader's variables; of those that differ from node to node, the first and the last."""
+    leader = plan.nodes[0]
+    values = [
+        {"name": name, "value": _values([node.environment[name] for node in plan.nodes])}
+        for name in sorted(leader.environment)
+    ]
+    secrets = sorted(leader.secret_environment.items())
+    return values + [{"name": name, "value": f"<secret {ref}>"} for name, ref in secrets]
+
+
+def _values(values: Sequence[str]) -> str:
+    different = list(dict.fromkeys(values))
+    shown = different if len(different) <= _SHOWN else [different[0], "...", different[-1]]
+    return " / ".join(shown)
+
+
+def _show_volumes(terminal: Terminal, plan: GangPlan) -> None:
+    sources = {weights.key: weights.source for weights in plan.weights}
+    rows = [
+        {
+            "path": volume.target,
+            "kind": volume.kind.value.replace("_", " "),
+            "of": sources.get(volume.key, volume.key),
+            "mode": "read-only" if volume.read_only else "",
+        }
+        for volume in plan.nodes[0].volumes
+    ]
+    columns: list[Column] = [
+        Column("Path", lambda v: v["path"]),
+        Column("Kind", lambda v: v["kind"]),
+        Column("Of", lambda v: v["of"]),
+        Column("Mode", lambda v: v["mode"]),
+    ]
+    show_table(terminal, "Volumes", columns, rows)

@@ -1,0 +1,130 @@
+"""Random processes of short jobs killed at random moments: what is promised holds every time.
+
+The seed is fixed, the moments are not: the machine's pace decides what a kill hits. `KILLS=100`
+makes so many jobs; each is named by its number, which is its seed too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from prefect_bt.checkpoints.catalogue import list_checkpoints
+from prefect_bt.checkpoints.integrity import verify
+
+from .conftest import Machine, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+
+JOBS = int(os.environ.get("KILLS", "12"))
+AT_ONCE = 4
+STEPS = 6
+
+# Goes on after what it finds; every attempt says what that is. A killed step is a killed training.
+TRAIN = f"""
+set -e
+found=$(ls $BT_CHECKPOINT_DIR | wc -l)
+echo attempt $BT_RETRY_COUNT finds $found
+for i in $(seq $((found + 1)) {STEPS}); do
+  mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$i
+  seq $i 20000 > $BT_CHECKPOINT_DIR/checkpoint-$i/numbers.txt
+  echo "[$i]" > $BT_CHECKPOINT_DIR/checkpoint-$i/state.json
+  sleep 0.5
+done
+"""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process that was killed, and what the job had committed just before."""
+
+    what: str
+    committed: int
+
+
+def committed(machine: Machine, job_id: str) -> list[str]:
+    record = machine.ledger.job(job_id)
+    found = list_checkpoints(machine.ledger.store, record.project_id, job_id)
+    return sorted(checkpoint.checkpoint_id for checkpoint in found)
+
+
+def kill_one(machine: Machine, job_id: str, chance: random.Random) -> Iterator[Kill]:
+    """Any process of the job: keeper, flow, guard, agent, uploader, command; none if all ended."""
+    pids = sorted(machine.job_processes(job_id))
+    if pids:
+        with suppress(psutil.NoSuchProcess):
+            victim = psutil.Process(chance.choice(pids))
+            what = " ".join(victim.cmdline())
+            safe = len(committed(machine, job_id))
+            victim.send_signal(signal.SIGKILL)
+            yield Kill(what, safe)
+
+
+def run_and_kill(machine: Machine, seed: int) -> str:
+    """One job from push to its end; returns what happened, for a failure's message."""
+    chance = random.Random(seed)
+    job_id = machine.push(machine.folder(TRAIN))["id"]
+    kills: list[Kill] = []
+    for _ in range(chance.choice([1, 1, 2])):
+        time.sleep(chance.uniform(0, 4))
+        kills += kill_one(machine, job_id, chance)
+
+    def ended() -> bool:
+        return machine.ledger.state(job_id).terminal or not machine.job_processes(job_id)
+
+    until(ended, seconds=90, what=f"seed {seed}, job {job_id}, after {kills}: an end")
+    story = f"seed {seed}, job {job_id}: {kills}"
+    check_end(machine, job_id, kills, story)
+    return story
+
+
+def check_end(machine: Machine, job_id: str, kills: list[Kill], story: str) -> None:
+    job = machine.view(job_id)
+    state, why = job["current_status"], job["error_message"] or ""
+    story = f"{story}; {state}: {why}"
+    assert state in {"TRAINING_JOB_COMPLETED", "TRAINING_JOB_FAILED"}, story
+    if state == "TRAINING_JOB_FAILED":
+        # One death is always survived. Two can be all who knew of the job, or two attempts.
+        assert len(kills) == 2, story
+        assert "died" in why, story
+    names = committed(machine, job_id)
+    if state == "TRAINING_JOB_COMPLETED":
+        assert names == [f"checkpoint-{i}" for i in range(1, STEPS + 1)], story
+    assert len(names) >= max((kill.committed for kill in kills), default=0), story
+    record = machine.ledger.job(job_id)
+    assert verify(machine.ledger.store, record.project_id, job_id) == [], story
+    check_attempts(machine, job_id, kills, story)
+    machine.nothing_left(job_id)
+
+
+def check_attempts(machine: Machine, job_id: str, kills: list[Kill], story: str) -> None:
+    """Numbered in order, each with an end, and going on from all that was committed before."""
+    attempts = machine.view(job_id)["attempts"]
+    assert [a["attempt"] for a in attempts] == list(range(len(attempts))), story
+    assert all(a["status"] != "running" for a in attempts), story
+    assert len(attempts) <= len(kills) + 1, story
+    said = re.findall(r"attempt (\d+) finds (\d+)", machine.logs(job_id))
+    found = {int(attempt): int(count) for attempt, count in said}
+    assert sorted(found) == [n for n in range(len(attempts)) if n in found], story
+    counts = [found[n] for n in sorted(found)]
+    assert counts == sorted(counts), f"{story}: {said}"
+    if len(kills) == 1 and 1 in found:
+        assert found[1] >= kills[0].committed, f"{story}: {said}"
+
+
+def test_whatever_is_killed(machine: Machine) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = [pool.submit(run_and_kill, machine, seed) for seed in range(JOBS)]
+        faults = [str(error) for run in runs if (error := run.exception())]
+    assert not faults, "\n\n".join(faults)
+    print("", *(run.result() for run in runs), sep="\n")
