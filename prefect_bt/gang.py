@@ -178,7 +178,9 @@ class Gang:
         tail = read_tail(self.handles[rank])
         ran = status.started_at is not None
         others = len(self.statuses) - 1
-        stopped = f" The other {others} ranks were stopped." if others else ""
+        stopped = {0: "", 1: " The other rank was stopped."}.get(
+            others, f" The other {others} ranks were stopped."
+        )
         return replace(
             base,
             state=JobState.FAILED if ran else JobState.DEPLOY_FAILED,

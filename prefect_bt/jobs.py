@@ -110,9 +110,10 @@ def _instance_type(record: JobRecord) -> dict[str, Any]:
     identity = f"{gpu or 'CPU'}:{compute.node_count}x{gpus}x{compute.cpu_count}x{gib}"
     words = f"{gpus} x {gpu}, " if gpu else ""
     plural = "s" if compute.node_count != 1 else ""
+    room = f"{gib} GiB" if memory >= 1024**3 else f"{memory // 1024**2} MiB"
     return {
         "id": identity,
-        "name": f"{compute.node_count} node{plural}: {words}{compute.cpu_count} vCPU, {gib} GiB",
+        "name": f"{compute.node_count} node{plural}: {words}{compute.cpu_count} vCPU, {room}",
         "memory_limit_mib": memory // 1024**2,
         "millicpu_limit": compute.cpu_count * 1000,
         "gpu_count": gpus,

@@ -36,7 +36,8 @@ def decide_retry(
     used = _used(outcomes, last.failure)
     if used > allowed:
         word = last.failure.value.replace("_", " ")
-        return RetryDecision(False, f"{allowed} retries of {word} failures are allowed")
+        counted = {0: "no retry", 1: "one retry"}.get(allowed, f"{allowed} retries")
+        return RetryDecision(False, f"the policy allows {counted} of {word} failures")
     if checkpointing and _stuck(outcomes):
         return RetryDecision(False, "two attempts in a row died with no newer committed checkpoint")
     return RetryDecision(True, f"retry {used} of {allowed} for this kind of failure")

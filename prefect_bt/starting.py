@@ -97,12 +97,18 @@ class Starter:
 
 @contextmanager
 def starting(deployment: str | None = None) -> Generator[Starter | None]:
-    """A starter for the time in which a job is made; None where a deployment will run it."""
+    """A starter for the time in which a job is made; None where a deployment will run it.
+
+    ServerError when there is no such deployment, before anything is written.
+    """
     starter = None if deployment else Starter()
     try:
-        if starter and _default_deployment():
+        chosen = deployment or _default_deployment()
+        if starter and chosen:
             starter.close()
             starter = None
+        if chosen:
+            _check(chosen)
         yield starter
     finally:
         if starter:
@@ -130,6 +136,12 @@ def _default_deployment() -> str:
     from prefect_bt.settings import Settings
 
     return Settings().deployment
+
+
+def _check(deployment: str) -> None:
+    from prefect_bt.cli.prefect_api import check_deployment
+
+    check_deployment(deployment)
 
 
 def _schedule(ledger: Ledger, record: JobRecord, deployment: str) -> None:

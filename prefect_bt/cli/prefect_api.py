@@ -45,23 +45,32 @@ def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
 
     Raises ServerError when no lasting API answers, or the deployment is unknown or refuses the run.
     """
-    if name.count("/") != 1:
-        raise ServerError(
-            f"{name!r} does not name a deployment.",
-            next_step="Write the flow's name, a slash and the deployment's name: train/train.",
-        )
     with _client(temporary=False) as client:
-        try:
-            deployment = client.read_deployment_by_name(name)
-        except ObjectNotFound:
-            raise _unknown_deployment(client, name) from None
         run = client.create_flow_run_from_deployment(
-            deployment.id,
+            _find_deployment(client, name),
             # The fields of a TrainingStore block: where the flow wants a block, text is refused.
             parameters={"job_id": job_id, "store": {"url": store}},
             idempotency_key=str(uuid4()),  # the client itself repeats requests that time out
         )
         return DeploymentRun(str(run.id), _run_url(run.id))
+
+
+def check_deployment(name: str) -> None:
+    """Before anything is written: ServerError as run_deployment would raise it."""
+    with _client(temporary=False) as client:
+        _find_deployment(client, name)
+
+
+def _find_deployment(client: SyncPrefectClient, name: str) -> UUID:
+    if name.count("/") != 1:
+        raise ServerError(
+            f"{name!r} does not name a deployment.",
+            next_step="Write the flow's name, a slash and the deployment's name: train/train.",
+        )
+    try:
+        return client.read_deployment_by_name(name).id
+    except ObjectNotFound:
+        raise _unknown_deployment(client, name) from None
 
 
 def cancel_run(flow_run_id: str) -> bool:

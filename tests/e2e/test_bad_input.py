@@ -91,3 +91,9 @@ def refused(machine: Machine, *arguments: str, words: list[str]) -> None:
     for word in words:
         assert word in done.stderr, done.stderr
     assert {job.id for job in machine.ledger.jobs()} == before
+
+
+def test_a_deployment_that_does_not_exist(machine: Machine) -> None:
+    config = machine.folder("true\n", project="undeployed")
+    refused(machine, "push", str(config), "--deployment", "nope/nope", words=["nope/nope", "train"])
+    assert "undeployed" not in machine.run("view").stdout

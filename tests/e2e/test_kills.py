@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -104,7 +105,10 @@ def check_end(machine: Machine, job_id: str, kills: list[Kill], story: str) -> N
     record = machine.ledger.job(job_id)
     assert verify(machine.ledger.store, record.project_id, job_id) == [], story
     check_attempts(machine, job_id, kills, story)
-    machine.nothing_left(job_id)
+    until(lambda: not machine.job_processes(job_id), seconds=15, what=f"{story}; no process left")
+    folder = machine.state_dir / "jobs" / job_id
+    until(lambda: not folder.exists(), seconds=15, what=f"{story}; {folder} removed")
+    assert job_id not in Path("/proc/self/mountinfo").read_text(), story
 
 
 def check_attempts(machine: Machine, job_id: str, kills: list[Kill], story: str) -> None:
