@@ -52,6 +52,9 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
         if state is JobState.PENDING:
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
             return f"Job {job_id} had not begun; it is stopped."
+        if not is_owned(site.settings.state_dir, job_id) and not _starting(record):
+            conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
+            return f"Job {job_id} was not run by anything any more; it is stopped."
     return f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
 
 
@@ -126,3 +129,9 @@ def wait_terminal(
 
 
 _SETTLE_EVERY = 5.0
+_START_SECONDS = 60.0
+"""How long after its submission a job may still be waiting for its process to begin."""
+
+
+def _starting(record: JobRecord) -> bool:
+    return time.time() - record.created_at < _START_SECONDS
