@@ -76,10 +76,9 @@ def test_the_run_shows_the_job(machine: Machine) -> None:
     assert "| c |" in card[0]["data"]
 
     def events() -> list[str]:
-        wanted = {"event": {"prefix": ["prefect-bt.job."]}, "order": "ASC"}
-        found = ask(machine, "events/filter", filter=wanted, limit=50)["events"]
-        mine = [e for e in found if e["resource"]["prefect.resource.id"].endswith(job["id"])]
-        return [e["event"] for e in mine] if len(mine) >= 3 else []
+        mine = {"resource": {"id": [f"prefect-bt.job.{job['id']}"]}, "order": "ASC"}
+        seen = [e["event"] for e in ask(machine, "events/filter", filter=mine)["events"]]
+        return seen if len(seen) >= 3 else []
 
     time.sleep(0.5)
     seen = until(events, seconds=30, what="the job's events")
