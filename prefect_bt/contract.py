@@ -20,7 +20,7 @@ checkpoint paths: §8.2. What lies in a store:
             attempts/<n>/outcome.json         written when the attempt is over
             attempts/<n>/logs/rank-<r>.log    sealed logs
             manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
-            objects/<attempt>/<sha256>        bytes that manifests name
+            objects/<attempt>/rank-<r>/<xx>/<sha256>   bytes that manifests name
 """
 
 from __future__ import annotations

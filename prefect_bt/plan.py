@@ -67,6 +67,10 @@ class CheckpointPlan:
     directory: str
     settle: float = 5.0
     scan: float = 1.0
+    keep_last: int | None = None
+    """Retention: how many checkpoints of a series stay committed; None: all."""
+    keep_every: int | None = None
+    """Those whose step is a multiple stay too."""
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,14 @@ class UploadStatus:
     """Bytes a second over the last upload."""
     lag: float | None = None
     """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
+    current: str = ""
+    """Name of the checkpoint on its way now."""
+    waiting: tuple[str, ...] = ()
+    """While training: `name: why it is not committed yet`."""
+    trouble: str = ""
+    """What the store answers now, while it is tried again."""
+    pruned: tuple[str, ...] = ()
+    """Names that the retention policy took."""
     flushed: bool = False
     error: str = ""
     """Set when an upload cannot finish: names rank, file and cause."""

@@ -1,7 +1,7 @@
 """A committed checkpoint of one rank, as the object whose presence is the commit.
 
     .../manifests/rank-<r>/<quoted name>/<attempt>-<version>.json    create-only, written last
-    .../objects/<attempt>/<sha256>                                   the bytes that it names
+    .../objects/<attempt>/rank-<r>/<xx>/<sha256>                     the bytes that it names
 
 Attempt and version have four digits or more; within a name the later pair is the newer content.
 """
@@ -117,7 +117,10 @@ def parse_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
 
 
 def object_key(origin: Origin, sha256: str) -> str:
-    return f"{objects_prefix(origin.project_id, origin.job_id, origin.attempt)}/{sha256}"
+    # A folder a rank: whose unfinished upload it is must be plain. Two digits more: servers that
+    # keep folders get slow with ten thousand names in one.
+    folder = objects_prefix(origin.project_id, origin.job_id, origin.attempt)
+    return f"{folder}/rank-{origin.rank}/{sha256[:2]}/{sha256}"
 
 
 def all_objects_prefix(origin: Origin) -> str:

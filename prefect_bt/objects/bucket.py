@@ -26,7 +26,7 @@ from obstore.store import MemoryStore, S3Store
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects.keys import check_key
-from prefect_bt.objects.protocols import ObjectInfo
+from prefect_bt.objects.protocols import ObjectInfo, Tick
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -85,8 +85,16 @@ class BucketStore:
     def upload(self, key: str, source: Path) -> None:
         self._upload(key, source, sha256="")
 
-    def upload_exact(self, key: str, source: Path, *, sha256: str) -> None:
+    def upload_exact(
+        self, key: str, source: Path, *, sha256: str, tick: Tick | None = None
+    ) -> None:
         self._upload(key, source, sha256=sha256)
+
+    def abort_uploads(self, prefix: str) -> int:
+        return 0
+
+    def presign(self, key: str, *, seconds: int) -> str:
+        return ""
 
     def download(self, key: str, target: Path) -> None:
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")

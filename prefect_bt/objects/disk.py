@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects.keys import check_key
-from prefect_bt.objects.protocols import ObjectInfo
+from prefect_bt.objects.protocols import ObjectInfo, Tick
 
 _PRIVATE: Final = ".prefect-bt-tmp"
 _STALE: Final = 24 * 3600.0
@@ -93,8 +93,17 @@ class DiskStore:
     def upload(self, key: str, source: Path) -> None:
         self._upload(key, source, sha256="")
 
-    def upload_exact(self, key: str, source: Path, *, sha256: str) -> None:
+    def upload_exact(
+        self, key: str, source: Path, *, sha256: str, tick: Tick | None = None
+    ) -> None:
         self._upload(key, source, sha256=sha256)
+
+    def abort_uploads(self, prefix: str) -> int:
+        """Nothing: what a kill leaves here has no name, or is swept by age."""
+        return 0
+
+    def presign(self, key: str, *, seconds: int) -> str:
+        return ""
 
     def download(self, key: str, target: Path) -> None:
         path, temporary = self._path(key), _beside(target)

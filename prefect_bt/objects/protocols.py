@@ -7,7 +7,7 @@ ObjectNotFound; a store that cannot be reached raises StoreError after its own r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -52,12 +52,33 @@ class Upload(Protocol):
         ...
 
 
-class UploadExact(Protocol):
-    def upload_exact(self, key: str, source: Path, *, sha256: str) -> None:
-        """As upload, of bytes with this digest (hex): others leave nothing under `key`, StoreError.
+Tick = Callable[[int], None]
+"""Called with how many more bytes are on their way to being safe; from any thread."""
 
+
+class UploadExact(Protocol):
+    def upload_exact(
+        self, key: str, source: Path, *, sha256: str, tick: Tick | None = None
+    ) -> None:
+        """As upload, of bytes with this digest (hex); others leave nothing: StoreError.
+
+        Where the store takes files in parts, one that was interrupted goes on with the parts that
+        are there: keys that hold a digest make that safe. `tick` hears of those too.
         An OSError of the source itself (gone, unreadable) passes through.
         """
+        ...
+
+    def abort_uploads(self, prefix: str) -> int:
+        """Give up what was begun under the folder `prefix` and never finished; returns how many.
+
+        Only where nobody is uploading there: a running upload of another process fails.
+        """
+        ...
+
+
+class Presign(Protocol):
+    def presign(self, key: str, *, seconds: int) -> str:
+        """An address that anyone may GET, with Range, for so long; "" where the store has none."""
         ...
 
 
@@ -73,7 +94,7 @@ class Delete(Protocol):
         ...
 
 
-class Store(Get, Put, Upload, UploadExact, List, Delete, Protocol):
+class Store(Get, Put, Upload, UploadExact, Presign, List, Delete, Protocol):
     """A place for objects. `url` names it in messages and reopens it in another process."""
 
     @property

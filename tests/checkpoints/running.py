@@ -65,7 +65,7 @@ class Counting(DiskStore):
         self.sent: list[str] = []
         self.broken: StoreError | None = None
 
-    def upload_exact(self, key, source, *, sha256):
+    def upload_exact(self, key, source, *, sha256, tick=None):
         if self.broken:
             raise self.broken
         self.sent.append(source.name)
