@@ -30,6 +30,7 @@ from prefect_bt.diagnosis import classify
 from prefect_bt.errors import AttemptFailed, StoreError
 from prefect_bt.flows.reporting import RankLog, move_job, report_job
 from prefect_bt.flows.stopping import StopWatcher
+from prefect_bt.flows.uploading import uploads_shown
 from prefect_bt.gang import Gang, launch_gang
 from prefect_bt.records import JobState, NodePhase, NodeStatus
 
@@ -71,7 +72,7 @@ def training_attempt(site: JobSite) -> str:
     move_job(site, JobState.DEPLOYING, attempt=attempt)
     with recording(site, attempt):
         gang = provision(site, attempt)
-    with stopping(site, gang) as nodes:
+    with uploads_shown(site, attempt), stopping(site, gang) as nodes:
         nodes += [_follow(site, attempt, handle.rank) for handle in gang.handles]
         gang.watch(stop_requested=stop, observe=_on_change(site, attempt))
         upload_checkpoints(site, gang)

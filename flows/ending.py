@@ -17,6 +17,7 @@ from prefect_bt.attempts import (
     ended_as,
     judge_retry,
     reap,
+    release_holds,
     states_to,
 )
 from prefect_bt.control import conclude_abandoned, open_site
@@ -122,6 +123,8 @@ def _end(site: JobSite, otherwise: JobState, message: str) -> JobState:
         reap(site, reason="its flow ended unforeseen")
     for state in states_to(site, ended_as(site, otherwise)):
         move_job(site, state, message=message)
+    with suppress(StoreError):  # whoever finds a hold of a job that is over removes it
+        release_holds(site)
     clear_nodes(site)
     report_job(site)
     return site.ledger.state(site.job_id)

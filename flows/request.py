@@ -50,6 +50,8 @@ class JobRequest:
     source_dir: str | None = None
     job_name: str | None = None
     retries: int | None = None
+    keep_last: int | None = None
+    keep_every: int | None = None
     image: TrainingImage | None = None
     compute: TrainingCompute | None = None
     secrets: TrainingSecrets | None = None
@@ -84,7 +86,12 @@ class JobRequest:
 
     def _accept(self, ledger: Ledger, claim: Claim) -> JobRecord:
         project, folder = self._project()
-        options = SubmitOptions(retries=self.retries, secret_sources=self._secret_sources())
+        options = SubmitOptions(
+            retries=self.retries,
+            keep_last=self.keep_last,
+            keep_every=self.keep_every,
+            secret_sources=self._secret_sources(),
+        )
         record, _ = accept(ledger, project, source_dir=folder, options=options, claim=claim.take)
         return record
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from pydantic import NonNegativeInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from prefect_bt.blocks import (
     LocalSubstrate,
@@ -45,6 +45,8 @@ def train(
     source_dir: str | None = None,
     job_name: str | None = None,
     retries: NonNegativeInt | None = None,
+    keep_last: PositiveInt | None = None,
+    keep_every: PositiveInt | None = None,
     image: TrainingImage | None = None,
     compute: TrainingCompute | None = None,
     secrets: TrainingSecrets | None = None,
@@ -64,6 +66,8 @@ def train(
         source_dir: Folder to pack as the workspace; by default that of the config file.
         job_name: Replaces the job's name.
         retries: How many failures of the user's own code to survive.
+        keep_last: Let go of committed checkpoints but the last so many of a series.
+        keep_every: Keep those whose step is a multiple of it, too.
         image: Replaces the definition's image.
         compute: Replaces the definition's compute.
         secrets: Looked up before Prefect's Secret blocks and the environment.
@@ -80,6 +84,8 @@ def train(
         source_dir=source_dir,
         job_name=job_name,
         retries=retries,
+        keep_last=keep_last,
+        keep_every=keep_every,
         image=image,
         compute=compute,
         secrets=secrets,

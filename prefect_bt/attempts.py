@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from prefect_bt.checkpoints import holds
 from prefect_bt.checkpoints.catalogue import newest
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix, log_key
 from prefect_bt.errors import (
     AttemptFailed,
+    CheckpointError,
     DefinitionError,
     NotFoundError,
     PlanError,
@@ -27,7 +29,7 @@ from prefect_bt.jobs import load_definition
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.ownership import Claim
-from prefect_bt.plan import GangPlan, WorkspacePlan
+from prefect_bt.plan import GangPlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
 from prefect_bt.records import AttemptRecord, FailureClass, JobRecord, JobState, Outcome
 from prefect_bt.retrying import RetryDecision, decide_retry
@@ -36,6 +38,8 @@ from prefect_bt.settings import Settings
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
 
 READ_BYTES = 1 << 20
+HOLD_PAUSES = (0.0, 0.1, 0.5, 2.0)
+"""Seconds before each try to hold a checkpoint that somebody is deleting."""
 
 
 class JobSite:
@@ -55,6 +59,8 @@ class JobSite:
         self.claim = Claim(settings.state_dir)
         """The job's lock, for whoever runs the job; nothing is claimed in those who look at it."""
         self.project = load_definition(record)
+        self.holds: list[str] = []
+        """Keys of what says that this job needs checkpoints of others."""
         self.resumed = False
         """Whether this process takes up a job that another was running when it died."""
 
@@ -72,9 +78,7 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
     record, settings = site.record, site.settings
     missing: list[str] = []
     try:
-        load = resolve_load(
-            site.ledger, site.project, project_id=record.project_id, before=record.created_at
-        )
+        load = _load_held(site, attempt)
     except NotFoundError as error:
         load, missing = (), [str(error)]
     context = PlanContext(
@@ -91,8 +95,36 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         missing=tuple(missing),
         grace=settings.grace,
         settle=settings.settle,
+        retention=record.retention,
     )
     return plan_gang(site.project, context)
+
+
+def _load_held(site: JobSite, attempt: int) -> tuple[LoadedCheckpoint, ...]:
+    """What the job loads, held so that nobody deletes it before the nodes have it."""
+    which = ""
+    for pause in HOLD_PAUSES:
+        time.sleep(pause)
+        record = site.record
+        load = resolve_load(
+            site.ledger, site.project, project_id=record.project_id, before=record.created_at
+        )
+        name = f"{record.id}-{attempt:04d}"
+        keys, gone = holds.take(site.ledger, load, holder=record.id, name=name)
+        if not gone:
+            site.holds += keys
+            return load
+        which = ", ".join(f"{one.name} of job {one.job_id}" for one in gone)
+    raise CheckpointError(
+        f"Job {site.job_id} is to load what is being deleted: {which}.",
+        next_step="Load another checkpoint; `prefect-bt checkpoints list` shows those of a job.",
+    )
+
+
+def release_holds(site: JobSite) -> None:
+    """The job is over and needs no checkpoint of another any more."""
+    holds.release(site.ledger.store, site.holds)
+    site.holds.clear()
 
 
 def workspace_plan(record: JobRecord) -> WorkspacePlan:

@@ -4,7 +4,8 @@ A user's script, a stored job and a running node outlive any release of this pac
 spelled here is never respelled, only added to. Paths and variables: Baseten Training §5; logical
 checkpoint paths: §8.2. What lies in a store:
 
-    index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique
+    index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique;
+                                              with "deleted" once the job is: an id comes only once
     index/projects/<quoted name>              -> {"project_id"}
     index/runs/<Prefect flow run id>          -> {"job_id"}
     training_projects/<project id>/
@@ -16,9 +17,13 @@ checkpoint paths: §8.2. What lies in a store:
             events/<seq>.json                 what happened, create-only, in order
             runs/<Prefect flow run id>.json   which runs of Prefect were this job
             stop.json                         somebody asked for the job to stop
+            holds/<holder>.json               who needs which manifests to stay where they are
+            withdrawn/<uuid>.json             manifests on their way out: written before they go
+            deleting.json                     the job is being deleted: written before anything goes
             attempts/<n>/attempt.json         written before anything is launched
             attempts/<n>/outcome.json         written when the attempt is over
             attempts/<n>/logs/rank-<r>.log    sealed logs
+            attempts/<n>/uploads/rank-<r>.json   what the rank's uploader says of itself, replaced
             manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
             objects/<attempt>/rank-<r>/<xx>/<sha256>   bytes that manifests name
 """
@@ -95,12 +100,33 @@ def log_key(project_id: str, job_id: str, attempt: int, rank: int) -> str:
     return f"{attempt_prefix(project_id, job_id, attempt)}/logs/rank-{rank}.log"
 
 
+def uploads_prefix(project_id: str, job_id: str, attempt: int) -> str:
+    return f"{attempt_prefix(project_id, job_id, attempt)}/uploads"
+
+
 def manifests_prefix(project_id: str, job_id: str) -> str:
     return f"{job_prefix(project_id, job_id)}/manifests"
 
 
 def objects_prefix(project_id: str, job_id: str, attempt: int) -> str:
     return f"{job_prefix(project_id, job_id)}/objects/{attempt:04d}"
+
+
+def job_objects_prefix(project_id: str, job_id: str) -> str:
+    """The folder over the objects of every attempt."""
+    return f"{job_prefix(project_id, job_id)}/objects"
+
+
+def holds_prefix(project_id: str, job_id: str) -> str:
+    return f"{job_prefix(project_id, job_id)}/holds"
+
+
+def withdrawn_prefix(project_id: str, job_id: str) -> str:
+    return f"{job_prefix(project_id, job_id)}/withdrawn"
+
+
+def deleting_key(project_id: str, job_id: str) -> str:
+    return f"{job_prefix(project_id, job_id)}/deleting.json"
 
 
 def logical_path(project_id: str, job_id: str, rank: int, relative: str) -> str:

@@ -6,7 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from prefect_bt import codec
+from prefect_bt.checkpoints.announcing import Uploads
 from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints
+from prefect_bt.checkpoints.telling import told
 from prefect_bt.definitions import TrainingProject, training_project_from_json
 from prefect_bt.definitions import parse_memory as _memory
 from prefect_bt.errors import DefinitionError
@@ -51,6 +53,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         **({"user": {"email": record.user}} if record.user else {}),
         "attempts": _attempts(ledger, record.id),
         "checkpoints": [checkpoint_record(checkpoint) for checkpoint in found],
+        "uploads": [] if last.state.terminal else _uploads(ledger, record),
         "events": [{**codec.encode(event), "at": iso(event.at)} for event in events],
         "retries": codec.encode(record.retries),
         "substrate": record.substrate,
@@ -90,6 +93,24 @@ def _ended(outcome: Outcome | None) -> dict[str, Any]:
         "exit_code": outcome.exit_code,
         "message": outcome.message,
     }
+
+
+def _uploads(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]:
+    """What every rank's uploader said last, in the newest attempt."""
+    attempts = ledger.attempts(record.id)
+    if not attempts:
+        return []
+    newest = Uploads(ledger.store, record.project_id, record.id, attempts[-1].attempt)
+    return [
+        {
+            "rank": one.rank,
+            "told_at": iso(one.told_at),
+            **codec.encode(one.status),
+            "seconds_left": one.seconds_left,
+            "summary": told(one),
+        }
+        for one in newest.look()
+    ]
 
 
 def _sync_status(state: JobState) -> str:

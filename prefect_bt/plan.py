@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from prefect_bt.records import Retention
+
 
 class VolumeKind(StrEnum):
     """Who shares a volume, and for how long."""
@@ -65,12 +67,9 @@ class CheckpointPlan:
     """`directory` is the path inside the node; times in seconds."""
 
     directory: str
-    settle: float = 5.0
+    settle: float = 1.5
     scan: float = 1.0
-    keep_last: int | None = None
-    """Retention: how many checkpoints of a series stay committed; None: all."""
-    keep_every: int | None = None
-    """Those whose step is a multiple stay too."""
+    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ from prefect_bt.reading import (
     gpu_type,
     load_volumes,
 )
+from prefect_bt.records import Retention
 from prefect_bt.refusals import find_name_problems, find_problems
 from prefect_bt.substrates.protocol import Capacity
 
@@ -69,7 +70,8 @@ class PlanContext:
     missing: tuple[str, ...] = ()
     """Sentences about secrets and checkpoints that were looked for and are not there."""
     grace: float = 30.0
-    settle: float = 5.0
+    settle: float = 1.5
+    retention: Retention = field(default_factory=Retention)
 
 
 def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
@@ -210,7 +212,8 @@ def _volumes(
 def _plan_checkpoints(job: TrainingJob, context: PlanContext) -> CheckpointPlan | None:
     if not job.runtime.checkpointing_config.enabled:
         return None
-    return CheckpointPlan(checkpoint_dir(job), settle=context.settle)
+    directory = checkpoint_dir(job)
+    return CheckpointPlan(directory, settle=context.settle, retention=context.retention)
 
 
 def _plan_weights(source: WeightsSource) -> WeightsPlan:

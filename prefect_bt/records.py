@@ -147,6 +147,24 @@ class RetryBudget:
 
 
 @dataclass(frozen=True)
+class Retention:
+    """What stays of every series of checkpoints; None and None: everything.
+
+    A series is what differs in the step alone (`checkpoint-10`, `checkpoint-20`). Both numbers are
+    at least 1; the newest of a series stays whatever they are.
+    """
+
+    keep_last: int | None = None
+    """The highest steps stay, so many."""
+    keep_every: int | None = None
+    """Steps that are a multiple of it stay too."""
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.keep_last is None and self.keep_every is None
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """What never changes about a job. `definition` is the project document of definitions."""
 
@@ -158,6 +176,7 @@ class JobRecord:
     definition: dict[str, Any]
     substrate: str = "local"
     retries: RetryBudget = field(default_factory=RetryBudget)
+    retention: Retention = field(default_factory=Retention)
     workspace_sha256: str = ""
     workspace_size: int = 0
     user: str = ""

@@ -30,8 +30,16 @@ class Settings(BaseSettings):
     """`flow/deployment` that push starts; empty: a process of its own (PREFECT_BT_DEPLOYMENT)."""
     grace: float = Field(default=30.0, ge=0)
     """Seconds between the polite and the forced signal."""
-    settle: float = Field(default=5.0, ge=0)
+    settle: float = Field(default=1.5, ge=0)
     """Seconds without a change after which a checkpoint is taken as written."""
+    keep_last: int | None = Field(default=None, ge=1)
+    """Checkpoints of a series that stay committed while a job runs; None: all."""
+    keep_every: int | None = Field(default=None, ge=1)
+    """Those whose step is a multiple of it stay too."""
+    r2_endpoint: str = ""
+    """Who answers for r2:// stores; empty: the account's address at Cloudflare."""
+    cw_endpoint: str = "https://cwobject.com"
+    """Who answers for cw:// stores; inside CoreWeave's clusters `http://cwlota.com`."""
     orphan_deadline: float = Field(default=20.0, gt=0)
     """Seconds a node goes on without anybody owning its job."""
     server_port: int = Field(default=4200, ge=1, le=65535)

@@ -25,7 +25,7 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
-from prefect_bt.records import JobRecord, JobState, RetryBudget
+from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.settings import Settings
 from prefect_bt.starting import Starter, secret_sources, start, starting
@@ -41,13 +41,16 @@ class SubmitOptions:
     """What our engine adds and truss does not know; never a field of a definition.
 
     `retries` allows that many failures of the user's own code; None keeps the default budgets.
-    `deployment` is `flow/deployment` of Prefect; None takes the setting.
+    `deployment` is `flow/deployment` of Prefect; None takes the setting. `keep_last` and
+    `keep_every` are the retention policy (records.Retention).
     """
 
     substrate: str = "local"
     retries: int | None = None
     deployment: str | None = None
     store: str | None = None
+    keep_last: int | None = None
+    keep_every: int | None = None
     secret_sources: tuple[SecretSource, ...] | None = None
 
 
@@ -81,6 +84,8 @@ def push(  # noqa: PLR0913 (truss names them)
     retries: int | None = None,
     deployment: str | None = None,
     store: str | None = None,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
 ) -> dict[str, Any]:
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
@@ -90,7 +95,12 @@ def push(  # noqa: PLR0913 (truss names them)
     """
     _ = remote
     options = SubmitOptions(
-        substrate=substrate, retries=retries, deployment=deployment, store=store
+        substrate=substrate,
+        retries=retries,
+        deployment=deployment,
+        store=store,
+        keep_last=keep_last,
+        keep_every=keep_every,
     )
     if isinstance(config, TrainingProject):
         project, folder = config, Path(source_dir or Path.cwd())
@@ -229,6 +239,7 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
         missing=tuple(_missing(ledger, project, options)),
         grace=settings.grace,
         settle=settings.settle,
+        retention=_retention(options, None),
     )
     return plan_gang(project, context)
 
@@ -263,6 +274,7 @@ def write_job(
             definition=project_document(project),
             substrate=options.substrate,
             retries=_budget(options, old),
+            retention=_retention(options, old),
             workspace_sha256=packed.sha256 if packed else "",
             workspace_size=packed.size_bytes if packed else 0,
             user=_user(),
@@ -328,6 +340,19 @@ def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
             )
         return RetryBudget(user=options.retries)
     return old.retries if old else RetryBudget()
+
+
+def _retention(options: SubmitOptions, old: JobRecord | None) -> Retention:
+    given = {"keep_last": options.keep_last, "keep_every": options.keep_every}
+    for field, value in given.items():
+        if value is not None and value < 1:
+            raise DefinitionError(f"{field} is {value}.", next_step="Give 1 or more.", field=field)
+    if any(value is not None for value in given.values()):
+        return Retention(**given)
+    if old is not None:
+        return old.retention
+    settings = Settings()
+    return Retention(settings.keep_last, settings.keep_every)
 
 
 def _user() -> str:

@@ -29,6 +29,9 @@ LEVELS: dict[str, int] = {
     "cli": 5,
     "cli.*": 5,
     "control": 5,
+    "fileserver": 5,  # a process of its own, beside the commands
+    "fileserver.*": 5,
+    "deletion": 5,
     "node": 5,  # the same, beside the user's commands: it puts adapters together, without Prefect
     "node.*": 5,
     "servers": 5,
@@ -92,6 +95,9 @@ ONLY_IN: dict[str, set[str]] = {
     "huggingface_hub": {"objects", "weights"},
     "cyclopts": {"cli"},
     "rich": {"cli"},
+    "prompt_toolkit": {"cli"},
+    "starlette": {"fileserver"},
+    "uvicorn": {"fileserver"},
 }
 STDLIB_ONLY = {"errors", "contract", "codec", "plan", "records"}
 # What a node's process must be able to start without, however many imports away.

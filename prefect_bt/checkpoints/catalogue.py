@@ -84,13 +84,15 @@ def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[Committ
     manifest that cannot be read.
     """
     parts: dict[str, list[Manifest]] = {}
+    gone: set[str] = set()
     for (_, name), ref in sorted(newest_refs(store, project_id, job_id).items()):
         try:
-            manifest = load(store.get(ref.key), key=ref.key)
+            parts.setdefault(name, []).append(load(store.get(ref.key), key=ref.key))
         except ObjectNotFound:
-            # A retention policy took it between listing and reading.
-            continue
-        parts.setdefault(name, []).append(manifest)
+            # Taken away between listing and reading, and so are its other ranks' parts.
+            gone.add(name)
+    for name in gone:
+        del parts[name]
     ranks = {name: {manifest.rank for manifest in found} for name, found in parts.items()}
     merged = [_merge(found, _missing(name, ranks)) for name, found in parts.items()]
     return sorted(merged, key=lambda one: (one.attempt, one.created_at, one.step or -1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from prefect_bt.checkpoints.layout import Found, stem_of, step_of_name
@@ -12,9 +12,11 @@ from prefect_bt.checkpoints.manifest import (
     Origin,
     all_objects_prefix,
     dump,
+    is_own,
     load,
     parse_key,
 )
+from prefect_bt.checkpoints.withdrawal import half_withdrawn
 from prefect_bt.contract import manifests_prefix
 from prefect_bt.errors import ObjectExists
 from prefect_bt.objects.protocols import Store
@@ -30,7 +32,12 @@ def manifest_refs(store: Store, project_id: str, job_id: str) -> Iterator[Manife
 def newest_refs(store: Store, project_id: str, job_id: str) -> dict[tuple[int, str], ManifestRef]:
     """(rank, name) -> the newest manifest of it."""
     newest: dict[tuple[int, str], ManifestRef] = {}
-    for ref in manifest_refs(store, project_id, job_id):
+    refs = list(manifest_refs(store, project_id, job_id))
+    # Asked after the manifests: whoever takes them away writes that down before.
+    going = half_withdrawn(store, project_id, job_id, there={ref.key for ref in refs})
+    for ref in refs:
+        if ref.key in going:
+            continue
         before = newest.get((ref.rank, ref.name))
         if before is None or before.order < ref.order:
             newest[ref.rank, ref.name] = ref
@@ -40,8 +47,12 @@ def newest_refs(store: Store, project_id: str, job_id: str) -> dict[tuple[int, s
 class Committed:
     """The newest manifests of one rank, and the objects that the whole job has stored."""
 
-    def __init__(self, store: Store, origin: Origin) -> None:
-        """Reads the store: raises StoreError."""
+    def __init__(self, store: Store, origin: Origin, *, own_objects: bool = False) -> None:
+        """Reads the store: raises StoreError.
+
+        `own_objects`: count on no object that another rank stored, because its uploader may take it
+        away when it lets a checkpoint go.
+        """
         self._store, self._origin = store, origin
         self._newest: dict[str, Manifest] = {}
         self._objects: dict[str, tuple[str, int]] = {}
@@ -51,12 +62,25 @@ class Committed:
         # An object is there only when all its bytes were verified, so its name can be trusted: what
         # an uploader that was killed had sent is not sent again.
         for info in store.list(all_objects_prefix(origin)):
-            self._objects[info.key.rpartition("/")[2]] = (info.key, info.size)
+            if not own_objects or is_own(origin, info.key):
+                self._objects[info.key.rpartition("/")[2]] = (info.key, info.size)
 
     @property
     def count(self) -> int:
         """How many objects and commits there are: grows while anything moves."""
         return len(self._objects) + len(self._newest)
+
+    @property
+    def names(self) -> list[str]:
+        """Every checkpoint that is committed now."""
+        return list(self._newest)
+
+    def forget(self, *, names: Iterable[str], keys: Iterable[str]) -> None:
+        """What was let go: checkpoints by name, objects by key."""
+        for name in names:
+            self._newest.pop(name, None)
+        for key in keys:
+            self._objects.pop(key.rpartition("/")[2], None)
 
     def object_of(self, sha256: str, size: int) -> str:
         """The key under which this content lies already; empty when it has to be sent."""

@@ -23,17 +23,24 @@ ROOT: Final = "."
 FULL, LORA, WHISPER = "full", "lora", "whisper"
 
 _STEP: Final = re.compile(
+    # Lightning makes a folder `epoch=1-step=100.ckpt` where a model is spread over processes.
     r"(?:.*[-_.])?(?:checkpoint|ckpt|global_?step|step|iter|iteration|epoch)[-_=]?(\d+)(?:-\d+)?"
+    r"(?:\.ckpt)?",
+    re.DOTALL,
 )
 _DEEPSPEED_TAG: Final = re.compile(r"global_step\d+")
 _TEMPORARY: Final = re.compile(
     r"tmp-.*|\.tmp.*|\.prefect-bt.*|.*\.(?:tmp|temp|part|partial|incomplete)"
-    r"|.*\.orbax-checkpoint-tmp.*|\.nfs[0-9a-f]+"
+    r"|.*\.orbax-checkpoint-tmp.*|\.nfs[0-9a-f]+",
+    re.DOTALL,
 )
 _UNFINISHED_SUFFIX: Final = re.compile(r"\.(?:tmp|temp|part|partial|incomplete)$")
-_WEIGHTS: Final = re.compile(r".*\.(?:safetensors|bin)(?:\.index\.json)?")
+_WEIGHTS: Final = re.compile(r".*\.(?:safetensors|bin)(?:\.index\.json)?", re.DOTALL)
 _NOT_WEIGHTS: Final = frozenset({"training_args.bin", "optimizer.bin", "scheduler.bin"})
-_PIPELINES: Final = frozenset({"adapter_config.json", "model_index.json", "modules.json"})
+_PIPELINES: Final = frozenset(
+    # The last one lies in each of orbax's folders, whose names are bare numbers.
+    {"adapter_config.json", "model_index.json", "modules.json", "_CHECKPOINT_METADATA"}
+)
 
 
 @dataclass(frozen=True)
@@ -91,13 +98,19 @@ class Kind:
     lora_adapter_config: dict[str, Any] | None = None
     step: int | None = None
 
+    @property
+    def lora_rank(self) -> int | None:
+        """PEFT's `r`; None where there is no adapter, or it has no one rank."""
+        rank = (self.lora_adapter_config or {}).get("r")
+        return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
+
 
 def checkpoints_in(tree: Tree) -> dict[str, Found]:
     """Every checkpoint by name, and every temporary folder as one that has no files."""
-    marked = _marked(tree)
+    marked = marked_folders(tree)
     found: dict[str, Found] = {}
     for path, fact in tree.items():
-        name, temporary = _owner(path, marked)
+        name, temporary = owner_of(path, marked)
         mine = found.setdefault(name, Found(name))
         inner = path if name == ROOT else path[len(name) + 1 :]
         (mine.unfinished if temporary else mine.files)[inner] = fact
@@ -134,6 +147,12 @@ def stem_of(name: str) -> str:
     return f"{head}{slash}{re.sub(r'[0-9]+', '#', last)}" if _STEP.fullmatch(last) else name
 
 
+def can_mark(path: str) -> bool:
+    """Whether a file of this name may make its folder a recognised one."""
+    name = path.rpartition("/")[2]
+    return name == "config.json" or name in _PIPELINES or _is_weights(name)
+
+
 def is_recognised(paths: Collection[str]) -> bool:
     """Whether files directly in a folder mark it as a model or adapter (§8.4)."""
     if not _PIPELINES.isdisjoint(paths):
@@ -145,7 +164,8 @@ def describe(name: str, paths: Collection[str], read_json: ReadJson) -> Kind:
     """§8.4's table, and the step: `trainer_state.json` first, then the name."""
     state = _object(read_json("trainer_state.json")) if "trainer_state.json" in paths else {}
     told = state.get("global_step")
-    step = told if isinstance(told, int) else step_of_name(name)
+    is_step = isinstance(told, int) and not isinstance(told, bool) and told >= 0
+    step = told if is_step else step_of_name(name)
     if "adapter_config.json" in paths:
         config = _object(read_json("adapter_config.json"))
         return Kind(LORA, _text(config.get("base_model_name_or_path")), config or None, step)
@@ -156,7 +176,7 @@ def describe(name: str, paths: Collection[str], read_json: ReadJson) -> Kind:
     return Kind(step=step)
 
 
-def _owner(path: str, marked: Collection[str]) -> tuple[str, bool]:
+def owner_of(path: str, marked: Collection[str]) -> tuple[str, bool]:
     """The checkpoint that `path` belongs to, and whether the path is temporary."""
     *folders, name = path.split("/")
     depth = _depth(folders, marked)
@@ -180,7 +200,7 @@ def _depth(folders: list[str], marked: Collection[str]) -> int:
     return min(len(folders), 1)
 
 
-def _marked(tree: Iterable[str]) -> set[str]:
+def marked_folders(tree: Iterable[str]) -> set[str]:
     """The folders that their own files mark as recognised."""
     names: dict[str, set[str]] = {}
     for path in tree:

@@ -119,8 +119,20 @@ def parse_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
 def object_key(origin: Origin, sha256: str) -> str:
     # A folder a rank: whose unfinished upload it is must be plain. Two digits more: servers that
     # keep folders get slow with ten thousand names in one.
-    folder = objects_prefix(origin.project_id, origin.job_id, origin.attempt)
-    return f"{folder}/rank-{origin.rank}/{sha256[:2]}/{sha256}"
+    return f"{rank_prefix(origin, origin.attempt)}/{sha256[:2]}/{sha256}"
+
+
+def rank_prefix(origin: Origin, attempt: int) -> str:
+    """The folder of the objects that this rank stored in an attempt."""
+    return f"{objects_prefix(origin.project_id, origin.job_id, attempt)}/rank-{origin.rank}"
+
+
+def is_own(origin: Origin, key: str) -> bool:
+    """Whether this rank stored the object; without a rank in its key, only one rank can have."""
+    place = key.removeprefix(f"{all_objects_prefix(origin)}/").split("/")
+    if len(place) > 1 and place[1].startswith("rank-"):
+        return place[1] == f"rank-{origin.rank}"
+    return origin.group_size == 1
 
 
 def all_objects_prefix(origin: Origin) -> str:

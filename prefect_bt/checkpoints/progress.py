@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +18,9 @@ class Progress:
     def __init__(self, report: Callable[[UploadStatus], None]) -> None:
         self._report = report
         self._told = float("-inf")
+        self._began = 0.0
         self.status = UploadStatus(updated_at=time.time())
+        self._before = self.status
 
     def change(self, **values: Any) -> UploadStatus:
         """Set fields of the status and report it."""
@@ -27,21 +29,39 @@ class Progress:
         self._report(self.status)
         return self.status
 
-    def begin(self, size: int) -> None:
+    def begin(self, name: str, size: int) -> None:
         """A checkpoint of `size` bytes is taken up."""
-        self.change(bytes_total=self.status.bytes_total + size)
+        self._before, self._began = self.status, time.monotonic()
+        self.change(current=name, bytes_total=self.status.bytes_total + size)
 
-    def tick(self, size: int) -> None:
-        """`size` more bytes are safe; also called to show that work goes on."""
-        self.status = replace(self.status, bytes_done=self.status.bytes_done + size)
+    def moved(self, size: int) -> None:
+        """`size` bytes of it are safe by now; also called to show that work goes on."""
+        rate = size / max(time.monotonic() - self._began, 1e-3)
+        self.status = replace(
+            self.status, bytes_done=self._before.bytes_done + size, rate=rate or self.status.rate
+        )
         if time.monotonic() - self._told >= _EVERY:
             self.change()
 
-    def rewind(self, before: UploadStatus) -> None:
-        """The checkpoint begun after `before` was not finished: its bytes do not count."""
-        self.change(bytes_done=before.bytes_done, bytes_total=before.bytes_total)
+    def rewind(self) -> None:
+        """It was not finished: its bytes do not count."""
+        before = self._before
+        self.change(current="", bytes_done=before.bytes_done, bytes_total=before.bytes_total)
 
-    def committed(self, name: str, *, lag: float, rate: float) -> None:
-        """`lag` in seconds since the last write to it, `rate` in bytes a second."""
+    def committed(self, name: str, *, lag: float) -> None:
+        """`lag` in seconds since the last write to it."""
         others = tuple(other for other in self.status.committed if other != name)
-        self.change(committed=(*others, name), lag=max(0.0, lag), rate=rate)
+        self.change(current="", committed=(*others, name), lag=max(0.0, lag))
+
+    def known(self) -> None:
+        """It turned out to be committed already."""
+        self.change(current="")
+
+    def trouble(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
+        """What is not committed yet and why, and what the store says; reported when it is news."""
+        news = {
+            "waiting": tuple(f"{name}: {why}" for name, why in sorted(waiting.items())),
+            "trouble": "; ".join(sorted(set(failures.values()))),
+        }
+        if any(getattr(self.status, field) != value for field, value in news.items()):
+            self.change(**news)

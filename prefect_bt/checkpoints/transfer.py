@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +26,59 @@ from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
 
 _CHUNK: Final = 1024 * 1024
-_TICK: Final = 1.0
+_TICK: Final = 0.5
+_SMALL: Final = 8 * 1024 * 1024
+"""A file up to this size travels whole, through memory, once read."""
+_SMALL_BYTES: Final = 32 * 1024 * 1024
+_SMALL_LANES, _LARGE_LANES = 32, 2
+
+
+class Lanes:
+    """Threads that files travel on: many for small ones, few for large, which go in parts anyway.
+
+    Small files take memory: all of them together at most `_SMALL_BYTES`.
+    """
+
+    def __init__(self) -> None:
+        self._small = ThreadPoolExecutor(_SMALL_LANES, thread_name_prefix="small")
+        self._large = ThreadPoolExecutor(_LARGE_LANES, thread_name_prefix="large")
+        self._room, self._free = threading.Condition(), _SMALL_BYTES
+
+    def pool(self, size: int) -> ThreadPoolExecutor:
+        return self._small if size <= _SMALL else self._large
+
+    @contextmanager
+    def memory(self, size: int) -> Generator[None]:
+        """Room for a small file."""
+        with self._room:
+            self._room.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._room:
+                self._free += size
+                self._room.notify_all()
+
+    def close(self) -> None:
+        self._small.shutdown(cancel_futures=True)
+        self._large.shutdown(cancel_futures=True)
+
+
+class Meter:
+    """How many bytes of one checkpoint are safe. Any thread adds."""
+
+    def __init__(self) -> None:
+        self._lock, self._sent = threading.Lock(), dict[str, int]()
+
+    def add(self, path: str, size: int, *, most: int) -> None:
+        with self._lock:
+            self._sent[path] = min(self._sent.get(path, 0) + size, most)
+
+    @property
+    def total(self) -> int:
+        with self._lock:
+            return sum(self._sent.values())
 
 
 class Digests:
@@ -47,15 +101,19 @@ class Digests:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What a transfer works with. `tick` is called about every second and when a file is done."""
+    """What a transfer works with. `tick` hears the safe bytes about twice a second."""
 
     store: Store
     origin: Origin
     directory: Path
-    pool: ThreadPoolExecutor
+    lanes: Lanes
     digests: Digests
     committed: Committed
     tick: Callable[[int], None]
+    meter: Meter = field(default_factory=Meter)
+
+    def moved(self, relative: str, fact: FileFact, size: int) -> None:
+        self.meter.add(relative, size, most=fact.size)
 
 
 def transfer(shop: Workshop, found: Found) -> tuple[Entry, ...] | None:
@@ -63,27 +121,26 @@ def transfer(shop: Workshop, found: Found) -> tuple[Entry, ...] | None:
 
     Raises StoreError, or CheckpointError for a file that cannot be read.
     """
-    futures = {
-        shop.pool.submit(_send, shop, found.name, path, fact): fact.size
+    pending: set[Future[Entry | None]] = {
+        shop.lanes.pool(fact.size).submit(_send, shop, found.name, path, fact)
         for path, fact in sorted(found.files.items())
     }
-    pending: set[Future[Entry | None]] = set(futures)
     entries: list[Entry] = []
     try:
         while pending:
             done, pending = wait(pending, timeout=_TICK, return_when=FIRST_EXCEPTION)
-            shop.tick(sum(futures[future] for future in done))
             for future in done:
                 entry = future.result()
                 if entry is None:
                     return None
                 entries.append(entry)
+            shop.tick(shop.meter.total)
     finally:
         for future in pending:
             future.cancel()
         while pending:
             _, pending = wait(pending, timeout=_TICK)
-            shop.tick(0)
+            shop.tick(shop.meter.total)
     return tuple(sorted(entries, key=lambda entry: entry.path))
 
 
@@ -91,15 +148,7 @@ def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
     relative = join(name, path)
     source = shop.directory / relative
     try:
-        sha256 = shop.digests.get(relative, fact) or read_digest(source, fact)
-        if not sha256:
-            return None
-        shop.digests.put(relative, fact, sha256)
-        key = shop.committed.object_of(sha256, fact.size)
-        if not key:
-            key = object_key(shop.origin, sha256)
-            _upload(shop, relative, source, key=key, sha256=sha256)
-            shop.committed.remember_object(sha256, key=key, size=fact.size)
+        sent = _stored(shop, relative, source, fact)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -109,6 +158,10 @@ def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
             path=relative,
             cause=str(error),
         ) from error
+    if sent is None:
+        return None
+    sha256, key = sent
+    shop.moved(relative, fact, fact.size)
     return Entry(
         path=path,
         logical=logical(shop.origin, name, path),
@@ -120,9 +173,51 @@ def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
     )
 
 
-def _upload(shop: Workshop, relative: str, source: Path, *, key: str, sha256: str) -> None:
+def _stored(shop: Workshop, relative: str, source: Path, fact: FileFact) -> tuple[str, str] | None:
+    """Digest and key of the file's bytes in the store; None when it changed."""
+    known = shop.digests.get(relative, fact)
+    if key := known and shop.committed.object_of(known, fact.size):
+        return known, key
+    if fact.size <= _SMALL:
+        return _store_small(shop, relative, source, fact)
+    sha256 = known or read_digest(source, fact)
+    if not sha256:
+        return None
+    shop.digests.put(relative, fact, sha256)
+    key = shop.committed.object_of(sha256, fact.size)
+    if not key:
+        key = object_key(shop.origin, sha256)
+        with _naming(shop, relative, key):
+            shop.store.upload_exact(
+                key, source, sha256=sha256, tick=lambda size: shop.moved(relative, fact, size)
+            )
+        shop.committed.remember_object(sha256, key=key, size=fact.size)
+    return sha256, key
+
+
+def _store_small(
+    shop: Workshop, relative: str, source: Path, fact: FileFact
+) -> tuple[str, str] | None:
+    with shop.lanes.memory(fact.size):
+        data = read_whole(source, fact)
+        if data is None:
+            return None
+        sha256 = hashlib.sha256(data).hexdigest()
+        shop.digests.put(relative, fact, sha256)
+        key = shop.committed.object_of(sha256, fact.size)
+        if not key:
+            key = object_key(shop.origin, sha256)
+            with _naming(shop, relative, key):
+                shop.store.put(key, data)
+            shop.committed.remember_object(sha256, key=key, size=fact.size)
+    return sha256, key
+
+
+@contextmanager
+def _naming(shop: Workshop, relative: str, key: str) -> Generator[None]:
+    """A fault of the store names the file."""
     try:
-        shop.store.upload_exact(key, source, sha256=sha256)
+        yield
     except StoreError as error:
         # The digest may be what is wrong: read again at the next try.
         shop.digests.put(relative, FileFact(-1, 0), "")
@@ -134,16 +229,29 @@ def _upload(shop: Workshop, relative: str, source: Path, *, key: str, sha256: st
         ) from error
 
 
+def read_whole(source: Path, fact: FileFact) -> bytes | None:
+    """The file's bytes if it is what `fact` says before and after reading."""
+    with source.open("rb", buffering=0) as stream:
+        if not _is(fact, os.fstat(stream.fileno())):
+            return None
+        data = stream.read(fact.size + 1)
+        unchanged = len(data) == fact.size and _is(fact, os.fstat(stream.fileno()))
+    return data if unchanged and _is(fact, source.stat()) else None
+
+
+def _is(fact: FileFact, seen: os.stat_result) -> bool:
+    return fact_of(seen) == replace(fact, link="")
+
+
 def read_digest(source: Path, fact: FileFact) -> str:
     """sha256 of the file if it is what `fact` says before and after reading, else empty."""
     digest = hashlib.sha256()
-    expected = replace(fact, link="")
     with source.open("rb", buffering=0) as stream:
-        if fact_of(os.fstat(stream.fileno())) != expected:
+        if not _is(fact, os.fstat(stream.fileno())):
             return ""
         buffer = memoryview(bytearray(_CHUNK))
         while count := stream.readinto(buffer):
             digest.update(buffer[:count])
-        if fact_of(os.fstat(stream.fileno())) != expected:
+        if not _is(fact, os.fstat(stream.fileno())):
             return ""
-    return digest.hexdigest() if fact_of(source.stat()) == expected else ""
+    return digest.hexdigest() if _is(fact, source.stat()) else ""

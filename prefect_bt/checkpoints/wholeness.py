@@ -1,85 +1,54 @@
-"""Whether a checkpoint is whole: what its own files promise is there (decision 8). No I/O but
-through the reader that is handed in.
+"""Whether a checkpoint is whole: what its own files promise is there (decision 8). Pure.
 
-A file is asked about itself once (`inspect`), a checkpoint about its files (`tree_fault`), and a
-checkpoint named after a step about what the step before it had (`sibling_fault`). A fault is a
-sentence; empty means none. Sources of the formats: safetensors' header (length, JSON, offsets), zip
-APPNOTE 4.3.16 (end of central directory), Hugging Face's shard names and index, HF Trainer's order
-of writing (`trainer_state.json` comes last), PyTorch's distributed checkpoints (`.metadata` last).
+A checkpoint is asked about its files (`tree_fault`: each one's report, then the writers' rules),
+and one named after a step about what the step before it had (`sibling_fault`). A fault is a
+sentence; empty means none. It holds back for ever, so a rule is here only if no writer that has
+finished is known to break it; what merely looks like a beginning is a doubt (endings.py).
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from posixpath import dirname
-from typing import Any, Final, Protocol, cast
+from posixpath import splitext
+from typing import Final
 
+from prefect_bt.checkpoints.formats import FileReport
 from prefect_bt.checkpoints.layout import ROOT, Found, final_name, is_recognised, step_of_name
+from prefect_bt.checkpoints.processes import ALONE, Place, processes_fault
 
-_JSON_WHOLE: Final = 4 * 1024 * 1024
-_INDEX_WHOLE: Final = 32 * 1024 * 1024
-_HEADER_WHOLE: Final = 16 * 1024 * 1024
-_HEADER_MOST: Final = 100_000_000
-_ZIP_TAIL: Final = 65_535 + 22
-_ZIP_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".zip", ".npz")
-_ZIP_START: Final = b"PK\x03\x04"
-_ZIP_END: Final = b"PK\x05\x06"
-_SHARD: Final = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
-_COORDINATOR: Final = re.compile(r"__0_\d+\.distcp")
+_SHARD: Final = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.(?:safetensors|bin))", re.DOTALL)
+_INDEXED: Final = re.compile(r"(?:.*/)?(?:diffusion_pytorch_|pytorch_)?model-", re.DOTALL)
+_OWN_SHARD: Final = re.compile(r"(?:.*/)?shard-\d{5}-model-", re.DOTALL)
 _HF_FOLDER: Final = re.compile(r"checkpoint-\d+")
+_TEXT: Final = frozenset(
+    {".json", ".jsonl", ".txt", ".md", ".py", ".jinja", ".yaml", ".yml", ".model", ".tiktoken"}
+)
+_FSDP: Final = ("pytorch_model_fsdp_", "optimizer_")
 
 _WEIGHTS: Final = re.compile(r"(?:model|pytorch_model|adapter_model|consolidated)[^/]*")
 _ROLES: Final = re.compile(
-    r"(?:config|adapter_config|trainer_state)\.json"
-    r"|(?:optimizer|scheduler|scaler)\.(?:pt|bin)|training_args\.bin|common\.pt|\.metadata"
-    r"|rng_state.*\.pth|.*\.distcp|.*_states\.pt|model_optim_rng\.pt|distrib_optim\.pt"
+    r"(?:config|adapter_config|trainer_state|model_index|modules|metadata)\.json"
+    r"|(?:optimizer|scheduler|scaler|sampler)(?:_\d+)?\.(?:pt|bin)|training_args\.bin|common\.pt"
+    r"|(?:.*)\.metadata|rng_state.*\.pth|random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl"
+    r"|.*\.distcp|.*_states\.pt|model_optim_rng\.pt|distrib_optim\.pt|data(?:loader)?\.pt|latest"
     r"|(?:model|optim|extra_state)_world_size_\d+_rank_\d+\.pt"
 )
 
 
-class Reader(Protocol):
-    """Bytes of a file of the checkpoint; OSError when it cannot be read."""
-
-    def __call__(self, path: str, /, *, start: int, length: int) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class FileReport:
-    """What one file says: `fault` about itself, `needs` the paths it names."""
-
-    fault: str = ""
-    needs: tuple[str, ...] = ()
-
-
-def inspect(path: str, size: int, *, read: Reader) -> FileReport:
-    """Judge one file by its own content; reads headers and ends, and small JSON in full."""
-    if path.endswith(".safetensors"):
-        return FileReport(_safetensors_fault(path, size, read))
-    if path.endswith(_ZIP_SUFFIXES):
-        return FileReport(_zip_fault(path, size, read))
-    if path.endswith((".safetensors.index.json", ".bin.index.json")):
-        return _index_report(path, size, read)
-    if path.endswith(".json"):
-        return FileReport(_json_fault(path, size, read))
-    return FileReport()
-
-
-def tree_fault(found: Found, reports: Mapping[str, FileReport]) -> str:
+def tree_fault(found: Found, reports: Mapping[str, FileReport], place: Place = ALONE) -> str:
     """The first thing that is missing among the checkpoint's own files."""
     for path, report in reports.items():
         if report.fault:
             return f"{path} {report.fault}"
-        for needed in report.needs:
-            if needed not in found.files:
-                return f"{path} names {needed}, which is not there"
+        if report.needs and (fault := _needs_fault(path, report, found, place)):
+            return fault
     return (
         _shards_fault(found.files)
-        or _coordinator_fault(found.files)
+        or processes_fault(found.files, place)
         or _trainer_fault(found)
+        or _payload_fault(found, reports)
         or _unfinished_fault(found)
     )
 
@@ -91,6 +60,10 @@ def sibling_fault(paths: Collection[str], *, earlier: Collection[str], of: str) 
     of files; what is written one a process (random states, shards) must come as often.
     """
     have, had = _roles(paths), _roles(earlier)
+    # The last save of a run may be another kind: torchtitan ends with safetensors in place of
+    # distributed files. Nothing is missing then.
+    if have["weights"] and not had["weights"] and not any(".distcp" in role for role in have):
+        return ""
     for role, count in had.items():
         if not have[role]:
             return f"{role} is missing, which {of} has"
@@ -99,117 +72,66 @@ def sibling_fault(paths: Collection[str], *, earlier: Collection[str], of: str) 
     return ""
 
 
-def _safetensors_fault(path: str, size: int, read: Reader) -> str:
-    if size < 8:
-        return "is cut off: shorter than its header's length"
-    length = int.from_bytes(read(path, start=0, length=8), "little")
-    if length > _HEADER_MOST or 8 + length > size:
-        return "is cut off inside its header"
-    if length > _HEADER_WHOLE:
+def has_payload(paths: Collection[str]) -> bool:
+    """Whether anything but configuration, text and tokenizers is there."""
+    return any(splitext(path)[1] not in _TEXT for path in paths)
+
+
+def _needs_fault(path: str, report: FileReport, found: Found, place: Place) -> str:
+    if path.endswith(".metadata") and not place.is_alone:
+        # It names the files of every node; this directory may have only its own.
         return ""
-    try:
-        header: Any = json.loads(read(path, start=8, length=length))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        end = max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return "has a header that does not parse"
-    expected = 8 + length + end
-    return "" if size == expected else f"has {size} bytes where its header says {expected}"
-
-
-def _zip_fault(path: str, size: int, read: Reader) -> str:
-    if size == 0:
-        return "is empty"
-    if read(path, start=0, length=4) != _ZIP_START:
-        # An older format, which does not tell where it ends.
-        return ""
-    length = min(size, _ZIP_TAIL)
-    tail = read(path, start=size - length, length=length)
-    at = tail.rfind(_ZIP_END)
-    while at >= 0:
-        comment = int.from_bytes(tail[at + 20 : at + 22], "little")
-        if at + 22 + comment == len(tail):
-            return ""
-        at = tail.rfind(_ZIP_END, 0, at)
-    return "is cut off: no end of its zip directory"
-
-
-def _json_fault(path: str, size: int, read: Reader) -> str:
-    if size == 0:
-        return "is empty"
-    if size > _JSON_WHOLE:
-        # Parsing tens of megabytes would cost more memory than the uploader may take.
-        first = read(path, start=0, length=64).lstrip()[:1]
-        last = read(path, start=size - 64, length=64).rstrip()[-1:]
-        return "" if last in {b"}", b"]"} or first not in {b"{", b"["} else "is cut off"
-    try:
-        text = read(path, start=0, length=size).decode()
-    except UnicodeDecodeError:
-        return "is not JSON"
-    return "" if _is_json(text) else "is not JSON"
-
-
-def _is_json(text: str) -> bool:
-    """One value, or one a line: files of the second kind are called `.json` too."""
-    try:
-        json.loads(text)
-    except ValueError:
-        lines = [line for line in text.splitlines() if line.strip()]
-        return len(lines) > 1 and all(_parses(line) for line in lines)
-    return True
-
-
-def _parses(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _index_report(path: str, size: int, read: Reader) -> FileReport:
-    if size > _INDEX_WHOLE:
-        return FileReport()
-    try:
-        index: Any = json.loads(read(path, start=0, length=size))
-    except ValueError:
-        return FileReport("is not JSON")
-    if not isinstance(index, dict):
-        return FileReport()
-    shards = cast("dict[str, object]", index).get("weight_map")
-    if not isinstance(shards, dict):
-        return FileReport()
-    names = sorted({str(name) for name in cast("dict[str, object]", shards).values()})
-    folder = dirname(path)
-    return FileReport(needs=tuple(f"{folder}/{name}" if folder else name for name in names))
+    for needed in report.needs:
+        if needed not in found.files:
+            return f"{path} names {needed}, which is not there"
+    return ""
 
 
 def _shards_fault(paths: Collection[str]) -> str:
     """A kill between two shards leaves no index yet, but the names tell how many there are."""
     seen: dict[tuple[str, str, str], set[str]] = {}
     for path in paths:
-        if match := _SHARD.fullmatch(path):
+        match = _SHARD.fullmatch(path) if "-of-" in path else None
+        # PyTorch's `shard-00001-model-...`: a process need not have a part of every file.
+        if match and not _OWN_SHARD.fullmatch(match[1]):
             seen.setdefault((match[1], match[3], match[4]), set()).add(match[2])
     for (head, total, tail), numbers in seen.items():
         if len(numbers) < int(total):
             return f"{len(numbers)} of {int(total)} shards {head}*-of-{total}{tail} are there"
-    return ""
-
-
-def _coordinator_fault(paths: Collection[str]) -> str:
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        metadata = f"{folder}/.metadata" if folder else ".metadata"
-        if _COORDINATOR.fullmatch(name) and metadata not in paths:
-            return f"{metadata} is missing, which is written after {path}"
+        # Nothing that loads several such shards does so without their index, written last.
+        index = f"{head[:-1]}{tail}.index.json"
+        if int(total) > 1 and _INDEXED.fullmatch(head) and index not in paths:
+            return f"{index} is missing, which is written after the shards"
     return ""
 
 
 def _trainer_fault(found: Found) -> str:
-    """Without its state HF Trainer would silently start again at step 0."""
-    is_trainers = _HF_FOLDER.fullmatch(found.name.rpartition("/")[2]) is not None
-    if is_trainers and "training_args.bin" in found.files:
-        return "" if "trainer_state.json" in found.files else "trainer_state.json is missing"
+    """Without its state HF Trainer would silently start again at step 0.
+
+    Wronged: loops of one's own that write `training_args.bin` into `checkpoint-N`, as the example
+    scripts before 2020 did. A loop that writes `optimizer.pt` alone is not held back.
+    """
+    files = found.files
+    if "trainer_state.json" in files or not _HF_FOLDER.fullmatch(found.name.rpartition("/")[2]):
+        return ""
+    # With sharded FSDP there are no training_args.bin. accelerate on its own says scheduler.bin.
+    has_shards = any(path.startswith(_FSDP) and "/" in path for path in files)
+    if "training_args.bin" in files or (has_shards and "scheduler.pt" in files):
+        return "trainer_state.json is missing"
+    return ""
+
+
+def _payload_fault(found: Found, reports: Mapping[str, FileReport]) -> str:
+    """Wronged: nobody known. Only where a folder is named after a step: axolotl and others put
+    configuration and tokenizer into the output folder long before there is a model."""
+    if step_of_name(found.name) is None:
+        return ""
+    if found.files.keys() == {"README.md"}:
+        return "nothing but README.md is there"
+    for path in ("config.json", "adapter_config.json"):
+        report = reports.get(path)
+        if report and report.describes_model and not has_payload(found.files):
+            return f"the weights that {path} describes are missing"
     return ""
 
 
@@ -235,9 +157,10 @@ def _roles(paths: Collection[str]) -> Counter[str]:
 
 def _role(path: str) -> str:
     folder, slash, name = path.rpartition("/")
-    folder = re.sub(r"\d+", "#", folder)
-    if _WEIGHTS.fullmatch(name) and name.endswith((".safetensors", ".bin")):
-        return f"{folder}{slash}weights"
-    if not _ROLES.fullmatch(name):
+    if name.endswith((".safetensors", ".bin")) and _WEIGHTS.fullmatch(name):
+        role = "weights"
+    elif _ROLES.fullmatch(name):
+        role = re.sub(r"[0-9]+", "#", name)
+    else:
         return ""
-    return f"{folder}{slash}{re.sub(r'[0-9]+', '#', name)}"
+    return f"{re.sub(r'[0-9]+', '#', folder)}{slash}{role}"

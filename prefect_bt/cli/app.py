@@ -59,11 +59,16 @@ def _make_app() -> App:
         help_epilogue="",
     )
     checkpoints = App(
-        name="checkpoints", help="List and fetch the checkpoints of a job.", help_epilogue=""
+        name="checkpoints", help="List, fetch, check and delete checkpoints.", help_epilogue=""
     )
     checkpoints.command(f"{_COMMANDS}.checkpoints:list_checkpoints", name="list")
     checkpoints.command(f"{_COMMANDS}.checkpoints_download:download_checkpoints", name="download")
+    checkpoints.command(f"{_COMMANDS}.checkpoints_show:show_checkpoint", name="show")
+    checkpoints.command(f"{_COMMANDS}.file_server:serve_checkpoints", name="serve")
+    checkpoints.command(f"{_COMMANDS}.checkpoints_verify:verify_checkpoints", name="verify")
+    checkpoints.command(f"{_COMMANDS}.checkpoints_prune:prune_checkpoints", name="prune")
     app.command(checkpoints)
+    app.command(f"{_COMMANDS}.delete:delete", name="delete", help_epilogue="")
     app.command(f"{_COMMANDS}.local:up", name="up", help_epilogue="")
     app.command(f"{_COMMANDS}.local:down", name="down", help_epilogue="")
     app.meta.default(_launcher(app))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from prefect_bt.cli.addresses import Addresses, open_addresses, plain_addresses
 from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Remote
 from prefect_bt.cli.selection import newest_job
 from prefect_bt.cli.terminal import OK, Terminal, write
 from prefect_bt.errors import NotFoundError, PrefectBtError
 
 if TYPE_CHECKING:
+    from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
     from prefect_bt.ledger import Ledger
     from prefect_bt.records import JobRecord
 
@@ -46,22 +50,42 @@ def list_checkpoints(
 ) -> int:
     """List the committed checkpoints of a job, by default of the newest one.
 
+    On a terminal they can be walked through: their folders, files and tensors. With
+    --non-interactive, or where the output goes elsewhere, it is a table.
+
     `prefect-bt checkpoints list --job-id abc1234 -o json`
     """
-    from prefect_bt.jobs import job_document, open_ledger
+    from prefect_bt.checkpoints import catalogue
+    from prefect_bt.jobs import open_ledger
 
     ledger, beside = open_ledger(), terminal.beside(output)
     record = newest_job(ledger, which, beside)
-    found: list[Document] = job_document(ledger, record)["checkpoints"]
-    if checkpoint_name is not None:
-        found = [_named(found, checkpoint_name, record.id)]
-    found.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
-    files = _files(ledger, record, checkpoint_name) if checkpoint_name else []
+    committed = catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
+    chosen = find_checkpoint(committed, checkpoint_name, record.id) if checkpoint_name else None
+    committed.sort(
+        key=lambda one: _SORT_KEYS[sort](catalogue.checkpoint_record(one)), reverse=order == "desc"
+    )
+    if committed and output == "cli-table" and _can_explore(terminal):
+        from prefect_bt.cli.explore_terminal import explore
+
+        return explore(terminal, ledger.store, record.id, committed, start=chosen)
+    shown = committed if chosen is None else [chosen]
+    found = [catalogue.checkpoint_record(one) for one in shown]
+    files = _files(shown, plain_addresses(ledger.store)) if chosen else []
     _print(beside, record.id, found, files, output)
     if found and output == "cli-table":
         beside.say(f"They are in {_place(ledger, record)}")
         beside.say(f"As folders: prefect-bt checkpoints download --job-id {record.id}")
     return OK
+
+
+def _can_explore(terminal: Terminal) -> bool:
+    """Whether somebody sits at a terminal that can be drawn on."""
+    return (
+        terminal.interactive
+        and sys.stdout.isatty()
+        and os.environ.get("TERM", "dumb") not in {"", "dumb"}
+    )
 
 
 def _place(ledger: Ledger, record: JobRecord) -> str:
@@ -93,14 +117,18 @@ def _print(
 def get_checkpoint_urls(
     *,
     job_id: Annotated[str | None, Parameter(help="The job; the newest when left out.")] = None,
+    unsigned: Annotated[
+        bool, Parameter(help="Addresses as the store has them (file://, s3://).")
+    ] = False,
     remote: Remote = None,
     terminal: Here,
 ) -> int:
     """Write `<project>_<job>_checkpoints.json` with an address for every checkpoint file.
 
-    The addresses name objects of the store as they lie there: file:// for a local store, s3:// for
-    a bucket. They are not signed; readers use their own rights.
+    Anyone who has an address can GET that file, in ranges too, for a week. Of a store in a local
+    folder, a process of this machine serves them, which is started if none does yet.
     """
+    from prefect_bt.checkpoints import catalogue
     from prefect_bt.cli.download import folder_name
     from prefect_bt.jobs import job_document, open_ledger
 
@@ -108,9 +136,12 @@ def get_checkpoint_urls(
     ledger = open_ledger()
     record = newest_job(ledger, JobFilter(job_id=job_id), terminal)
     with terminal.working("Reading the manifests"):
-        files = _files(ledger, record, None)
-    if not files:
+        found = catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
+    if not found:
         raise PrefectBtError("No checkpoints found for this training job.")
+    with terminal.working("Signing addresses"):
+        addresses = (plain_addresses if unsigned else open_addresses)(ledger.store)
+        files = _files(found, addresses)
     document = {
         "timestamp": datetime.now(UTC).isoformat(),
         "job": job_document(ledger, record),
@@ -120,32 +151,33 @@ def get_checkpoint_urls(
     target.write_text(json.dumps(document, indent=2) + "\n")
     count = "1 checkpoint file" if len(files) == 1 else f"{len(files)} checkpoint files"
     terminal.say(f"Addresses of {count} written to {target}", style="green")
+    terminal.say(addresses.note)
     return OK
 
 
-def _named(found: list[Document], name: str, job_id: str) -> Document:
+def find_checkpoint(
+    found: Sequence[CommittedCheckpoint], name: str, job_id: str
+) -> CommittedCheckpoint:
+    """The one with this name or id; NotFoundError lists those there are."""
     for checkpoint in found:
-        if name in (checkpoint["checkpoint_id"], checkpoint["id"]):
+        if name in (checkpoint.checkpoint_id, checkpoint.id):
             return checkpoint
-    listed = ", ".join(c["checkpoint_id"] for c in found) or "none"
+    listed = ", ".join(one.checkpoint_id for one in found) or "none"
     raise NotFoundError("checkpoint", name, next_step=f"Job {job_id} has: {listed}.")
 
 
-def _files(ledger: Ledger, record: JobRecord, name: str | None) -> list[Document]:
-    """File records of §8.2, of one checkpoint or of all."""
-    from prefect_bt.checkpoints import catalogue
+def _files(found: Sequence[CommittedCheckpoint], addresses: Addresses) -> list[Document]:
+    """File records of §8.2."""
     from prefect_bt.jobs import iso
 
-    root = ledger.store.url.rstrip("/")
     return [
         {
-            "url": f"{root}/{file.key}",
+            "url": addresses.of(file.key),
             "relative_file_name": file.path,
             "node_rank": file.rank,
             "size_bytes": file.size,
             "last_modified": iso(file.modified or checkpoint.created_at),
         }
-        for checkpoint in catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
-        if name is None or name in (checkpoint.checkpoint_id, checkpoint.id)
+        for checkpoint in found
         for file in checkpoint.files()
     ]

@@ -23,10 +23,11 @@ def up(
 
     `prefect-bt up`
     """
-    from prefect_bt.cli import server
+    from prefect_bt.cli import file_server, server
 
     beside = terminal.beside(output)
     started = server.up(port=port, worker=worker, say=beside.say)
+    file_server.start_again(say=beside.say)
     if beside.documents:
         beside.document(started)
     return OK
@@ -42,10 +43,11 @@ def down(
 
     `prefect-bt down`
     """
-    from prefect_bt.cli import server
+    from prefect_bt.cli import file_server, server
 
     beside = terminal.beside(output)
     stopped = server.down(force=force, say=beside.say)
+    file_server.stop_all(say=beside.say)
     if beside.documents:
         beside.document(stopped)
     return OK

@@ -47,6 +47,12 @@ def push(
     retries: Annotated[
         int | None, Parameter(help="New attempts after failures of your own code.")
     ] = None,
+    keep_last: Annotated[
+        int | None, Parameter(help="Let go of checkpoints but the last N; all stay when left out.")
+    ] = None,
+    keep_every: Annotated[
+        int | None, Parameter(help="Keep those whose step is a multiple of it, too.")
+    ] = None,
     deployment: Annotated[
         str | None, Parameter(help="Prefect `flow/deployment` that runs the job.")
     ] = None,
@@ -87,7 +93,13 @@ def push(
             priority=priority,
             spot=spot,
         )
-        options = SubmitOptions(substrate=substrate, retries=retries, deployment=deployment)
+        options = SubmitOptions(
+            substrate=substrate,
+            retries=retries,
+            deployment=deployment,
+            keep_last=keep_last,
+            keep_every=keep_every,
+        )
         project = _load(beside, config, overrides)
         if dry_run:
             return _show_plan(beside, project, config, options)

@@ -100,6 +100,10 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Checkpoint Sync", job.get("checkpoint_sync_status")),
         ("Error Message", Text(error, style="red") if error else None),
         ("Checkpoints", checkpoints or None),
+        *(
+            (f"Upload, rank {upload['rank']}", str(upload["summary"]))
+            for upload in job.get("uploads") or ()
+        ),
     ]
     show_fields(terminal, f"Training Job: {job['id']}", fields)
     _show_attempts(terminal, job.get("attempts") or ())

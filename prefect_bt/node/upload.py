@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt import codec
+from prefect_bt.checkpoints.announcing import Announcer
 from prefect_bt.checkpoints.manifest import Origin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
 from prefect_bt.errors import PrefectBtError
@@ -43,10 +44,25 @@ def main(arguments: list[str] | None = None) -> int:
     _step_back()
     report = _reporter(given.status)
     try:
-        uploader = _uploader(given, report)
+        plan = codec.loads(NodePlan, given.plan.read_bytes())
+        store, origin = open_store(plan.store), _origin(plan)
         ending = threading.Event()
         threading.Thread(target=_await_end, args=(ending,), daemon=True).start()
+        announcer = Announcer(store, origin)
+
+        def tell(status: UploadStatus) -> None:
+            report(status)
+            announcer.say(status)
+
+        uploader = Uploader(
+            store,
+            directory=given.directory,
+            origin=origin,
+            options=_options(plan, patience=given.patience),
+            report=tell,
+        )
         status = uploader.run(ending)
+        announcer.close()
     except Exception as error:  # The last place: whoever waits for a status must get one.
         what = (
             str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
@@ -73,26 +89,22 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return given
 
 
-def _uploader(given: argparse.Namespace, report: Callable[[UploadStatus], None]) -> Uploader:
-    plan = codec.loads(NodePlan, given.plan.read_bytes())
-    options = UploadOptions(patience=given.patience)
-    if plan.checkpoints is not None:
-        options = UploadOptions(
-            settle=plan.checkpoints.settle, scan=plan.checkpoints.scan, patience=given.patience
-        )
-    origin = Origin(
+def _origin(plan: NodePlan) -> Origin:
+    return Origin(
         project_id=plan.project_id,
         job_id=plan.job_id,
         rank=plan.rank,
         attempt=plan.attempt,
         group_size=plan.group_size,
     )
-    return Uploader(
-        open_store(plan.store),
-        directory=given.directory,
-        origin=origin,
-        options=options,
-        report=report,
+
+
+def _options(plan: NodePlan, *, patience: float) -> UploadOptions:
+    wanted = plan.checkpoints
+    if wanted is None:
+        return UploadOptions(patience=patience)
+    return UploadOptions(
+        settle=wanted.settle, scan=wanted.scan, patience=patience, retention=wanted.retention
     )
 
 

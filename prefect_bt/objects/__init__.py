@@ -12,13 +12,14 @@ from prefect_bt.objects.protocols import Store
 SCHEMES: Final[dict[str, str]] = {
     "file": "prefect_bt.objects.disk:DiskStore",
     "memory": "prefect_bt.objects.bucket:BucketStore",
-    "s3": "prefect_bt.objects.bucket:BucketStore",
+    **dict.fromkeys(("s3", "r2", "cw", "gs", "azure"), "prefect_bt.objects.bucket:BucketStore"),
 }
 """Scheme -> `module:class`, imported on use. A class has `open(url) -> Store`."""
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`: a folder (`/data`, `~/data`, `file:///data`), `s3://bucket/prefix`.
+    """The store at `url`: a folder (`/data`, `~/data`, `file:///data`), a bucket
+    (`s3://bucket/prefix`; objects.addresses has them all).
 
     `memory://` is a fresh, empty store of this process, for tests. Nothing is written or reached
     before the first verb. Raises StoreError for a scheme that no adapter knows.

@@ -1,61 +1,79 @@
-"""Buckets as stores, through obstore: `s3://bucket/prefix`, and `memory://` for tests.
+"""Buckets as stores (addresses.py says which), and `memory://` for tests.
 
-One adapter; a further cloud is a line in `_connect`. Credentials of s3 come from boto3's chain, the
-endpoint from AWS_ENDPOINT_URL, both read by the libraries themselves. Transport faults are retried
-by obstore (bounded, below), so nothing above has to repeat a single request.
+obstore moves whole objects, ranges and lists; a large file goes to an S3-like bucket in parts of
+our own (multipart.py), because those can be resumed and given up. Transport faults are retried by
+the libraries, bounded, so nothing above has to repeat a single request.
 
-A large file travels in parts and becomes visible when the last one is acknowledged; an upload whose
-bytes turn out to be other than announced is aborted before that. Every part carries a SHA-256
-checksum that the server verifies.
+Nothing is believed: the server is sent the SHA-256 of what it gets, and what it says it got is
+compared. A store or a proxy that loses bytes and answers 200 is noticed at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import obstore
 from obstore import exceptions
-from obstore.store import MemoryStore, S3Store
+from obstore.store import MemoryStore
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.objects.addresses import S3_LIKE, Address, connect, parse_address, s3_client
 from prefect_bt.objects.keys import check_key
+from prefect_bt.objects.multipart import PART, Corrupted, Mismatch, Multipart
 from prefect_bt.objects.protocols import ObjectInfo, Tick
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_PART: Final = 8 * 1024 * 1024
-_MAX_PARTS: Final = 9_000
 _IN_FLIGHT: Final = 24 * 1024 * 1024
 _READ: Final = 4 * 1024 * 1024
+_READERS: Final = 4
+_MOST_SECONDS: Final = 7 * 24 * 3600
 _REFUSED: Final = (
     exceptions.PermissionDeniedError,
     exceptions.UnauthenticatedError,
     PermissionError,
 )
-
-
-class _Mismatch(Exception):
-    """The source's bytes are not those announced; never leaves this module."""
+_REFUSALS: Final = frozenset(
+    {
+        "AccessDenied",
+        "ExpiredToken",
+        "Forbidden",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "403",
+    }
+)
 
 
 class BucketStore:
     """Implements objects.protocols.Store on one bucket (and a prefix in it)."""
 
-    def __init__(self, inner: ObjectStore, *, url: str) -> None:
-        self._inner, self._url = inner, url
+    def __init__(self, inner: ObjectStore, *, url: str, address: Address | None = None) -> None:
+        self._inner, self._url, self._address = inner, url, address
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._tags_are_md5: bool | None = None
+        """Whether this bucket's ETags tell the bytes; None until one has been seen."""
 
     @classmethod
     def open(cls, url: str) -> BucketStore:
         """Connects lazily: a wrong bucket or credential shows at the first verb."""
-        return cls(_connect(url), url=url)
+        if url.startswith("memory:"):
+            return cls(MemoryStore(), url=url)
+        address = parse_address(url)
+        return cls(connect(address), url=url, address=address)
 
     @property
     def url(self) -> str:
@@ -76,32 +94,46 @@ class BucketStore:
 
     def put(self, key: str, data: bytes) -> None:
         with self._mapped(key) as path:
-            obstore.put(self._inner, path, data, use_multipart=False)
+            self._put(path, data)
 
     def create(self, key: str, data: bytes) -> None:
         with self._mapped(key) as path:
-            obstore.put(self._inner, path, data, mode="create")
+            put = obstore.put(self._inner, path, data, mode="create")
+            if not self._arrived(path, data, str(put.get("e_tag") or "")):
+                obstore.delete(self._inner, path)
+                raise Corrupted
 
     def upload(self, key: str, source: Path) -> None:
-        self._upload(key, source, sha256="")
+        self._upload(key, source, sha256="", tick=None)
 
     def upload_exact(
         self, key: str, source: Path, *, sha256: str, tick: Tick | None = None
     ) -> None:
-        self._upload(key, source, sha256=sha256)
+        self._upload(key, source, sha256=sha256, tick=tick)
 
     def abort_uploads(self, prefix: str) -> int:
-        return 0
+        with self._mapped(prefix) as path:
+            multipart = self._multipart()
+            return multipart.abort(path) if multipart else 0
 
     def presign(self, key: str, *, seconds: int) -> str:
-        return ""
+        seconds = min(seconds, _MOST_SECONDS)
+        with self._mapped(key) as path:
+            multipart = self._multipart()
+            if multipart:
+                return multipart.presign(path, seconds=seconds)
+            if isinstance(self._inner, MemoryStore):
+                return ""
+            signed: Any = obstore.sign(
+                cast("Any", self._inner), "GET", path, timedelta(seconds=seconds)
+            )
+            return str(signed)
 
     def download(self, key: str, target: Path) -> None:
         temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
             with self._mapped(key) as path, temporary.open("xb") as writer:
-                for chunk in obstore.get(self._inner, path).stream(min_chunk_size=_READ):
-                    writer.write(chunk)
+                self._fill(path, writer.fileno())
             with self._mapped(key):
                 temporary.replace(target)
         finally:
@@ -122,44 +154,148 @@ class BucketStore:
         with self._mapped(key) as path, contextlib.suppress(FileNotFoundError):
             obstore.delete(self._inner, path)
 
-    def _upload(self, key: str, source: Path, *, sha256: str) -> None:
+    # -- writing ------------------------------------------------------------------------------
+
+    def _put(self, path: str, data: bytes) -> None:
+        for _ in range(2):
+            put = obstore.put(self._inner, path, data, use_multipart=False)
+            if self._arrived(path, data, str(put.get("e_tag") or "")):
+                return
+            obstore.delete(self._inner, path)
+        raise Corrupted
+
+    def _arrived(self, path: str, data: bytes, tag: str) -> bool:
+        """Whether the store has these bytes, by its ETag where that is their MD5."""
+        if self._address is None or self._address.scheme not in S3_LIKE:
+            return True
+        if self._tags_are_md5 is False:
+            return True
+        if tag.strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest():
+            self._tags_are_md5 = True
+            return True
+        if self._tags_are_md5:
+            return False
+        # Encrypted buckets have other tags: the bytes themselves tell.
+        if bytes(obstore.get(self._inner, path).bytes()) != data:
+            return False
+        self._tags_are_md5 = False
+        return True
+
+    def _upload(self, key: str, source: Path, *, sha256: str, tick: Tick | None) -> None:
         check_key(key, url=self._url)
         with source.open("rb") as reader:
             size = source.stat().st_size
-            part = max(_PART, -(-size // _MAX_PARTS))
             with self._mapped(key) as path:
-                # An iterator: obstore aborts the parts when it raises, and never reads ahead of us.
-                obstore.put(
-                    self._inner,
-                    path,
-                    _chunks(reader.read, sha256) if size > _PART else _whole(reader.read(), sha256),
-                    use_multipart=size > _PART,
-                    chunk_size=part,
-                    max_concurrency=max(1, _IN_FLIGHT // part),
-                )
+                multipart = self._multipart() if size > PART else None
+                if size <= PART:
+                    self._put(path, _whole(reader.read(), sha256))
+                elif multipart:
+                    multipart.upload(path, source, sha256=sha256, tick=tick)
+                else:
+                    obstore.put(
+                        self._inner,
+                        path,
+                        # An iterator: obstore aborts the parts when it raises.
+                        _chunks(reader.read, sha256, tick),
+                        chunk_size=max(PART, -(-size // 9000)),
+                        max_concurrency=max(1, _IN_FLIGHT // max(PART, -(-size // 9000))),
+                    )
+
+    def _multipart(self) -> Multipart | None:
+        if self._address is None or self._address.scheme not in S3_LIKE:
+            return None
+        with self._lock:
+            if self._client is None:
+                self._client = s3_client(self._address)
+            prefix = f"{self._address.prefix}/" if self._address.prefix else ""
+            return Multipart(self._client, bucket=self._address.bucket, prefix=prefix)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _fill(self, path: str, descriptor: int) -> None:
+        """The object's bytes into a file: in ranges, a few at a time."""
+        size = obstore.head(self._inner, path)["size"]
+        os.truncate(descriptor, size)
+
+        def fetch(start: int) -> None:
+            length = min(_READ, size - start)
+            data = obstore.get_range(self._inner, path, start=start, length=length)
+            if len(data) != length:
+                raise exceptions.GenericError(f"{len(data)} of {length} bytes arrived")
+            os.pwrite(descriptor, data, start)
+
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="range") as pool:
+            jobs = [pool.submit(fetch, start) for start in range(0, size, _READ)]
+            try:
+                for job in jobs:
+                    job.result()
+            finally:
+                for job in jobs:
+                    job.cancel()
+
+    # -- faults -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _mapped(self, key: str, *, check: bool = True) -> Generator[str]:
-        """obstore's exceptions in, ours out."""
+        """The libraries' exceptions in, ours out."""
         if check:
             check_key(key, url=self._url)
         try:
             yield key
         except FileNotFoundError as error:
-            raise ObjectNotFound(f"No {key} in {self._url}.", url=self._url, key=key) from error
+            raise self._not_found(key, error) from error
         except exceptions.AlreadyExistsError as error:
             what = f"{key} is already in {self._url}."
             raise ObjectExists(what, url=self._url, key=key) from error
-        except _Mismatch as error:
+        except Mismatch as error:
             what = f"The bytes for {key} are not the ones announced: the file changed meanwhile."
             raise StoreError(what, url=self._url, key=key) from error
-        except _REFUSED as error:
-            what = f"{self._url} refuses access to {key}."
-            step = "Check the credentials and their rights on this bucket."
+        except Corrupted as error:
+            what = f"{self._url} acknowledged other bytes for {key} than were sent to it."
+            step = "Something between here and the store changes or loses bytes: a proxy, a disk."
             raise StoreError(what, url=self._url, key=key, next_step=step) from error
+        except _REFUSED as error:
+            raise self._refused(key) from error
         except (exceptions.BaseError, OSError) as error:
             what = f"{self._url} failed for {key}: {_first_line(error)}."
             raise StoreError(what, url=self._url, key=key) from error
+        except Exception as error:
+            # botocore's exceptions, without importing it for stores that need it not.
+            if not type(error).__module__.startswith(("botocore", "boto3", "s3transfer")):
+                raise
+            raise self._of_boto(key, error) from error
+
+    def _of_boto(self, key: str, error: Exception) -> StoreError:
+        code = str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+        if code in _REFUSALS or "Credential" in type(error).__name__:
+            return self._refused(key)
+        if code in {"NoSuchBucket", "NoSuchKey", "404"}:
+            return self._not_found(key, error)
+        what = f"{self._url} failed for {key}: {_first_line(error)}."
+        return StoreError(what, url=self._url, key=key)
+
+    def _not_found(self, key: str, error: Exception) -> StoreError:
+        if "NoSuchBucket" in str(error) and self._address is not None:
+            return StoreError(
+                f"The bucket {self._address.bucket!r} of {self._url} does not exist.",
+                url=self._url,
+                key=key,
+                next_step="Create it, or name another one in PREFECT_BT_STORE.",
+            )
+        return ObjectNotFound(f"No {key} in {self._url}.", url=self._url, key=key)
+
+    def _refused(self, key: str) -> StoreError:
+        with self._lock:
+            # The next try finds the credentials of its own moment.
+            self._client = None
+            if self._address is not None:
+                self._inner = connect(self._address)
+        return StoreError(
+            f"{self._url} refuses access to {key}.",
+            url=self._url,
+            key=key,
+            next_step="Check the credentials (expired?) and their rights on this bucket.",
+        )
 
 
 def _first_line(error: BaseException) -> str:
@@ -168,34 +304,16 @@ def _first_line(error: BaseException) -> str:
 
 def _whole(data: bytes, sha256: str) -> bytes:
     if sha256 and hashlib.sha256(data).hexdigest() != sha256:
-        raise _Mismatch
+        raise Mismatch
     return data
 
 
-def _chunks(read: Callable[[int], bytes], sha256: str) -> Iterator[bytes]:
+def _chunks(read: Callable[[int], bytes], sha256: str, tick: Tick | None) -> Iterator[bytes]:
     digest = hashlib.sha256()
     while chunk := read(_READ):
         digest.update(chunk)
         yield chunk
+        if tick is not None:
+            tick(len(chunk))
     if sha256 and digest.hexdigest() != sha256:
-        raise _Mismatch
-
-
-def _connect(url: str) -> ObjectStore:
-    parts = urlsplit(url)
-    if parts.scheme == "memory":
-        return MemoryStore()
-    if not parts.netloc:
-        raise StoreError(f"{url!r} names no bucket.", url=url, next_step="s3://bucket/prefix")
-    from obstore.auth.boto3 import (
-        Boto3CredentialProvider,
-    )
-
-    return S3Store(
-        parts.netloc,
-        prefix=parts.path.strip("/") or None,
-        checksum_algorithm="SHA256",
-        credential_provider=Boto3CredentialProvider(),
-        client_options={"allow_http": True, "connect_timeout": timedelta(seconds=10)},
-        retry_config={"max_retries": 5, "retry_timeout": timedelta(seconds=30)},
-    )
+        raise Mismatch

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pickle
 import struct
 import zipfile
 from hashlib import sha256
@@ -23,6 +24,21 @@ def safetensors(size: int = 64, seed: bytes = b"w") -> bytes:
         }
     ).encode()
     return struct.pack("<Q", len(header)) + header + (seed * size)[:size]
+
+
+def safetensors_with(offsets) -> bytes:
+    """A header that says what it likes."""
+    header = json.dumps({"w": {"dtype": "U8", "data_offsets": offsets}}).encode()
+    return struct.pack("<Q", len(header)) + header
+
+
+def nested_zip() -> bytes:
+    """An archive that holds another one as it is."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("inner.zip", torch_zip())
+        archive.writestr("more", b"x" * 500)
+    return buffer.getvalue()
 
 
 def torch_zip(payload: bytes = b"state") -> bytes:
@@ -88,6 +104,14 @@ def deepspeed(step: int = 10) -> dict[str, bytes]:
             "zero_to_fp32.py": b"pass",
         }
     )
+
+
+def distributed(folder: str = "", ranks: int = 2) -> dict[str, bytes]:
+    """PyTorch's distributed checkpoint in the order of writing."""
+    names = [f"__{rank}_0.distcp" for rank in range(ranks)]
+    metadata = pickle.dumps({name: {"relative_path": name} for name in names})
+    files = {name: torch_zip(name.encode()) for name in names} | {".metadata": metadata}
+    return {f"{folder}{name}": data for name, data in files.items()}
 
 
 def fsdp() -> dict[str, bytes]:

@@ -30,6 +30,14 @@ LAYOUTS = {
     "merged": ("merged", folders.hf_full(7), "full", 7),
     "deep": ("a/b/merged", {"config.json": b"{}", "model.safetensors": b""}, "full", None),
     "any folder": ("runs", {"events.out.tfevents.1": b"", "sub/x": b""}, "", None),
+    "lightning, spread over processes": (
+        "logs/checkpoints/epoch=1-step=30.ckpt",
+        {"__0_0.distcp": b"", ".metadata": b"", "meta.pt": b""},
+        "",
+        30,
+    ),
+    "orbax": ("run/100", {"_CHECKPOINT_METADATA": b"{}", "default/d/ab": b""}, "", None),
+    "line breaks": ("a\nb/checkpoint-7", {"config.json": b"{}", "c\nd.bin": b""}, "full", 7),
     "root": (".", {"config.json": b"{}", "model.safetensors": b""}, "full", None),
     "pipeline": (
         "checkpoint-2",
@@ -103,6 +111,7 @@ def test_a_final_model_above_does_not_move_the_steps():
         ("a.incomplete", True),
         ("a.part", True),
         (".tmp123", True),
+        ("a\nb.tmp", True),
         ("template.json", False),
         ("temperature", False),
         ("part.safetensors", False),
@@ -114,11 +123,17 @@ def test_temporary_names(name, temporary):
     assert bool(found[name].files) is not temporary
 
 
+RANKS = ({"r": 8}, {"r": True}, {"r": "8"}, {}, [])
+
+
 def test_kinds():
     adapter = {"base_model_name_or_path": "org/base", "r": 8}
     assert describe("x", ["adapter_config.json"], lambda _: adapter) == Kind(
         "lora", "org/base", adapter, None
     )
+    assert [describe("x", ["adapter_config.json"], lambda _, c=c: c).lora_rank for c in RANKS] == [
+        *(8, None, None, None, None)
+    ]
     # Broken or surprising content is no reason to fall over.
     assert describe("x", ["adapter_config.json"], lambda _: None).type == "lora"
     assert describe("x", ["config.json", "pytorch_model.bin"], lambda _: []).type == "full"

@@ -3,6 +3,8 @@
 import os
 import shutil
 import time
+from dataclasses import replace
+from hashlib import sha256
 
 import pytest
 
@@ -11,9 +13,10 @@ from prefect_bt.checkpoints.committed import Committed
 from prefect_bt.checkpoints.uploader import UploadOptions
 from prefect_bt.errors import StoreError
 from prefect_bt.objects.disk import DiskStore
+from prefect_bt.records import Retention
 
 from . import folders
-from .folders import JOB, PROJECT, flush
+from .folders import FAST, JOB, PROJECT, flush
 from .running import Counting, Running, listed, wait_for
 
 
@@ -105,10 +108,10 @@ def test_an_object_that_lost_bytes_is_sent_again(tmp_path, ckpts):
     folders.write(ckpts / "a", {"x": b"12345"})
     flush(store, ckpts)
     key = next(listed(store)["a"].files()).key
-    store.put(key, b"12")
+    DiskStore.put(store, key, b"12")
     folders.write(ckpts / "b", {"x": b"12345"})
     flush(store, ckpts, attempt=2)
-    assert store.sent == ["x", "x"]
+    assert store.sent == [sha256(b"12345").hexdigest()] * 2
     assert [fault.what for fault in integrity.verify(store, PROJECT, JOB)] == [
         "has 2 bytes, committed were 5"
     ]
@@ -116,10 +119,10 @@ def test_an_object_that_lost_bytes_is_sent_again(tmp_path, ckpts):
 
 def test_nothing_unchanged_is_read_twice(store, ckpts, monkeypatch):
     reads = []
-    original = transfer.read_digest
+    original = transfer.read_whole
     monkeypatch.setattr(
         transfer,
-        "read_digest",
+        "read_whole",
         lambda source, fact: reads.append(source.name) or original(source, fact),
     )
     folders.write(ckpts / "best", {"a": b"1", "b": b"2"})
@@ -202,7 +205,7 @@ def test_two_uploaders_of_one_attempt_do_not_overwrite(store, ckpts):
 
 def test_a_file_that_changes_while_it_is_sent(store, ckpts, monkeypatch):
     folders.write(ckpts / "best", {"a": b"1" * 100, "b": b"1"})
-    original, rounds = transfer.read_digest, []
+    original, rounds = transfer.read_whole, []
 
     def read(source, fact):
         digest = original(source, fact)
@@ -211,7 +214,7 @@ def test_a_file_that_changes_while_it_is_sent(store, ckpts, monkeypatch):
             source.write_bytes(b"%d" % len(rounds) * 100)
         return digest
 
-    monkeypatch.setattr(transfer, "read_digest", read)
+    monkeypatch.setattr(transfer, "read_whole", read)
     status = flush(store, ckpts)
     assert not status.error and not status.uncommitted
     assert listed(store)["best"].manifests[0].content == folders.contents(ckpts / "best")
@@ -221,13 +224,13 @@ def test_a_file_that_changes_while_it_is_sent(store, ckpts, monkeypatch):
 def test_a_file_that_vanishes_while_it_is_sent(store, ckpts, monkeypatch):
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
     folders.write(ckpts / "checkpoint-20", folders.hf_full(20))
-    original = transfer.read_digest
+    original = transfer.read_whole
 
     def read(source, fact):
         shutil.rmtree(ckpts / "checkpoint-10", ignore_errors=True)
         return original(source, fact)
 
-    monkeypatch.setattr(transfer, "read_digest", read)
+    monkeypatch.setattr(transfer, "read_whole", read)
     status = flush(store, ckpts)
     assert not status.error and not status.uncommitted
     assert set(listed(store)) == {"checkpoint-20"}
@@ -235,14 +238,14 @@ def test_a_file_that_vanishes_while_it_is_sent(store, ckpts, monkeypatch):
 
 def test_a_file_that_never_stops_changing_is_named(store, ckpts, monkeypatch):
     folders.write(ckpts / "best", {"a": b"1"})
-    original, count = transfer.read_digest, []
+    original, count = transfer.read_whole, []
 
     def read(source, fact):
         count.append(1)
         source.write_bytes(b"x" * len(count))
         return original(source, fact)
 
-    monkeypatch.setattr(transfer, "read_digest", read)
+    monkeypatch.setattr(transfer, "read_whole", read)
     monkeypatch.setattr("prefect_bt.checkpoints.uploader._ROUNDS", 3)
     status = flush(store, ckpts)
     assert status.uncommitted == ("best: it is still being written",)
@@ -288,3 +291,40 @@ def test_a_file_that_may_not_be_read(store, ckpts):
     folders.write(ckpts / "a", {"x": b"1"})
     (ckpts / "a/x").chmod(0)
     assert "a/x" in flush(store, ckpts).error
+
+
+def test_retention_lets_go_while_the_job_runs(store, ckpts):
+    options = replace(FAST, retention=Retention(keep_last=2, keep_every=30))
+    with Running(store, ckpts, options) as running:
+        for step in (10, 20, 30, 40, 50):
+            folders.write(ckpts / f"checkpoint-{step}", folders.hf_full(step, seed=b"%d" % step))
+            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
+    assert set(listed(store)) == {"checkpoint-30", "checkpoint-40", "checkpoint-50"}
+    assert set(running.status.pruned) == {"checkpoint-10", "checkpoint-20"}
+    named = {file.key for one in listed(store).values() for file in one.files()}
+    assert {info.key for info in store.list("") if "/objects/" in info.key} == named
+    assert integrity.verify(store, PROJECT, JOB) == []
+    # The folders still lie there: another uploader does not begin again.
+    flush(store, ckpts, options=options)
+    assert set(listed(store)) == {"checkpoint-30", "checkpoint-40", "checkpoint-50"}
+
+
+def test_what_was_let_go_is_sent_again_when_it_is_needed_again(store, ckpts):
+    options = replace(FAST, retention=Retention(keep_last=1))
+    with Running(store, ckpts, options) as running:
+        for step in (10, 20):
+            folders.write(ckpts / f"checkpoint-{step}", {"w": b"%d" % step})
+            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
+        folders.write(ckpts / "best", {"w": b"10"})
+        wait_for(lambda: running.done("best"))
+    assert set(listed(store)) == {"checkpoint-20", "best"}
+    assert integrity.verify(store, PROJECT, JOB) == []
+
+
+def test_a_commit_follows_a_proven_end_in_a_moment_and_else_the_settle_time(store, ckpts):
+    with Running(store, ckpts, UploadOptions()) as running:
+        for step in (10, 20):
+            folders.write(ckpts / f"checkpoint-{step}", folders.hf_full(step))
+            wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
+    manifests = listed(store)["checkpoint-20"].manifests
+    assert manifests[0].content == folders.contents(ckpts / "checkpoint-20")

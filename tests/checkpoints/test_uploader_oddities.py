@@ -60,9 +60,9 @@ def test_logs_do_not_make_a_version_a_second(store, ckpts):
 
 def test_the_status_is_told_at_least_every_two_seconds(store, ckpts, monkeypatch):
     folders.write(ckpts / "a", {"x": b"1"})
-    original = transfer.read_digest
+    original = transfer.read_whole
     monkeypatch.setattr(
-        transfer, "read_digest", lambda source, fact: (time.sleep(3.2), original(source, fact))[1]
+        transfer, "read_whole", lambda source, fact: (time.sleep(3.2), original(source, fact))[1]
     )
     reports = []
     flush(store, ckpts, reports=reports)

@@ -1,12 +1,23 @@
-import pytest
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from prefect_bt.checkpoints.layout import checkpoints_in
-from prefect_bt.checkpoints.wholeness import inspect, sibling_fault, tree_fault
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_bt.checkpoints.formats import inspect
+from prefect_bt.checkpoints.judging import Judge
+from prefect_bt.checkpoints.layout import FileFact, Found, checkpoints_in
+from prefect_bt.checkpoints.processes import ALONE, Place
+from prefect_bt.checkpoints.scanning import scan
+from prefect_bt.checkpoints.wholeness import sibling_fault, tree_fault
 
 from . import folders
 
 
-def fault_of(files, name="checkpoint-10"):
+def fault_of(files, name="checkpoint-10", place=ALONE):
     found = checkpoints_in(folders.tree(files, "" if name == "." else name))[name]
 
     def reader(path):
@@ -15,7 +26,7 @@ def fault_of(files, name="checkpoint-10"):
     reports = {
         p: inspect(p, len(data), read=reader(p)) for p, data in files.items() if p in found.files
     }
-    return tree_fault(found, reports)
+    return tree_fault(found, reports, place)
 
 
 WHOLE = {
@@ -24,7 +35,6 @@ WHOLE = {
     "sharded": folders.hf_sharded(),
     "deepspeed": folders.deepspeed(),
     "fsdp": folders.fsdp(),
-    "fsdp of another node": {"__8_0.distcp": b"x"},
     "megatron": folders.megatron(),
     "whisper": folders.whisper(),
     "verl": folders.verl(),
@@ -35,6 +45,18 @@ WHOLE = {
     "empty safetensors": {"a.safetensors": (2).to_bytes(8, "little") + b"{}"},
     "zip with a comment": {"a.zip": folders.torch_zip()[:-2] + b"\x03\x00abc"},
     "a temporary copy beside the file": {"a.pt": folders.torch_zip(), "a.pt.tmp": b"x"},
+    "a mark at the start": {"config.json": b"\xef\xbb\xbf{}", "model.bin": b"x"},
+    "settings with comments": {"tsconfig.json": b"// mine\n{}"},
+    "no text at all": {"data.json": bytes(range(1, 256))},
+    "zip with something appended": {"a.zip": folders.torch_zip() + b"signature"},
+    "one shard": {"model-00001-of-00001.safetensors": folders.safetensors()},
+    "shards of one process of torch": {
+        "shard-00001-model-00001-of-00002.safetensors": folders.safetensors()
+    },
+    "an optimizer of one's own": {"model.bin": b"x", "optimizer.pt": folders.torch_zip()},
+    "a model as json": {"config.json": b'{"depth": 3}', "model.json": b"{}"},
+    "stage 0, whose optimizer lies in the model's file": {"mp_rank_00_model_states.pt": b"x"},
+    "universal": {"mp_rank_00_model_states.pt": b"x", "zero/w/fp32.pt": folders.torch_zip()},
     "hidden leftovers": {"config.json": b"{}", "model.bin": b"x", ".cache/a.incomplete": b""},
 }
 
@@ -42,6 +64,12 @@ WHOLE = {
 @pytest.mark.parametrize("case", WHOLE)
 def test_whole(case):
     assert fault_of(WHOLE[case]) == ""
+
+
+def test_a_stray_temporary_file_beside_logs_holds_nothing_back():
+    files = {"events.out.tfevents.1": b"x", "notes.txt.tmp": b"x"}
+    assert fault_of(files, "runs") == ""
+    assert fault_of(files, "step-1")
 
 
 def cut(files, path, keep=0.6):
@@ -88,6 +116,47 @@ BROKEN = {
     "distributed without metadata": (
         without(folders.fsdp(), "pytorch_model_fsdp_0/.metadata"),
         ".metadata is missing",
+    ),
+    "shards whose index is not there": (
+        without(folders.hf_sharded(), "model.safetensors.index.json"),
+        "model.safetensors.index.json is missing",
+    ),
+    "json lines, the last one cut": ({"data.json": b'{"a": 1}\n{"a": 2, "b"'}, "not JSON"),
+    "json of zeros": ({"data.json": b"{" + b"\0" * 100}, "not JSON"),
+    "json that ends too soon": ({"data.json": b'{"a": "b'}, "not JSON"),
+    "impossible offsets": ({"a.safetensors": folders.safetensors_with([-9, -1])}, "not parse"),
+    "an archive inside one that is cut": ({"a.zip": folders.nested_zip()[:200]}, "cut off"),
+    "distributed, rank 0 not there yet": ({"__1_0.distcp": b"x"}, ".metadata is missing"),
+    "distributed, a file gone": (
+        without(folders.distributed(), "__1_0.distcp"),
+        ".metadata names __1_0.distcp",
+    ),
+    "one of two processes": ({"a/optim_world_size_2_rank_1.pt": b"x"}, "1 of 2 files"),
+    "zero without a model": (
+        without(folders.deepspeed(), "global_step10/mp_rank_00_model_states.pt"),
+        "no model states",
+    ),
+    "zero with a gap": (
+        {"mp_rank_00_model_states.pt": b"x"}
+        | {f"zero_pp_rank_{n}_mp_rank_00_optim_states.pt": b"x" for n in (0, 2)},
+        "data rank 1",
+    ),
+    "stage 3, a process without its optimizer": (
+        {f"zero_pp_rank_{n}_mp_rank_00_model_states.pt": b"x" for n in (0, 1)}
+        | {"zero_pp_rank_0_mp_rank_00_optim_states.pt": b"x"},
+        "no optimizer states of data rank 1",
+    ),
+    "random states with a gap": (
+        {f"rng_state_{n}.pth": b"x" for n in (0, 1, 3)},
+        "rng_state_2.pth is missing",
+    ),
+    "fewer random states than processes": (
+        folders.deepspeed() | {"rng_state_0.pth": b"x"},
+        "1 of 2 rng_state files",
+    ),
+    "a configuration without weights": (
+        {"config.json": folders.text({"model_type": "llama"}), "merges.txt": b"x"},
+        "weights that config.json describes",
     ),
     "a file still under its temporary name": ({"a.json": b"{}", "b.pt.tmp": b"x"}, "b.pt is still"),
 }
@@ -144,3 +213,86 @@ def test_saving_a_model_by_hand_is_not_a_trainers_checkpoint():
 def test_siblings(had, has, what):
     fault = sibling_fault(has, earlier=had, of="checkpoint-10")
     assert what in fault and bool(fault) is bool(what)
+
+
+def test_torchtitan_may_end_with_another_kind_of_save():
+    index = ("model.safetensors", "model.safetensors.index.json")
+    assert sibling_fault(index, earlier=folders.distributed(), of="step-10") == ""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"__8_0.distcp": b"x"},
+        {"zero_pp_rank_9_mp_rank_00_optim_states.pt": b"x"},
+        {"actor/model_world_size_16_rank_8.pt": b"x"},
+        {"rng_state_1.pth": b"x", "rng_state_3.pth": b"x"},
+    ],
+)
+def test_another_node_has_what_its_own_processes_wrote(files):
+    assert fault_of(files, place=Place(1, 2)) == ""
+    assert fault_of(files)
+
+
+U64 = st.integers(min_value=0, max_value=2**64 - 1)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["weight_map", "model_type", "r", "global_step", "architectures"]),
+            inner,
+            max_size=3,
+        ),
+    ),
+    max_leaves=5,
+)
+JUNK = st.one_of(
+    st.binary(max_size=300),
+    st.builds(lambda n, rest: n.to_bytes(8, "little") + rest, U64, st.binary(max_size=99)),
+    st.builds(lambda rest: b"PK\x03\x04" + rest + b"PK\x05\x06" + rest, st.binary(max_size=99)),
+    st.builds(lambda value: json.dumps(value).encode(), VALUES),
+    st.builds(folders.safetensors_with, VALUES),
+)
+NAMES = st.sampled_from(
+    [
+        *("a.safetensors", "a.pt", "a.json", "config.json", "m.safetensors.index.json"),
+        *(".metadata", "__0_0.distcp", "trainer_state.json", "adapter_config.json", "latest"),
+        *("model_world_size_0_rank_00.pt", "zero_pp_rank_99_mp_rank_1_optim_states.pt"),
+        *("rng_state_0.pth", "a-00000-of-00000.bin", "new\nline.json", "bad\udcff.json"),
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(NAMES, JUNK, min_size=1, max_size=6))
+def test_whatever_lies_there_is_judged(files):
+    with TemporaryDirectory() as folder:
+        folders.write(Path(folder), {f"checkpoint-1/{path}": data for path, data in files.items()})
+        judge = Judge(Path(folder))
+        for found in checkpoints_in(scan(Path(folder))).values():
+            fault, doubt = judge.fault(found, []), judge.doubt(found, [])
+            assert (fault + doubt).isprintable()
+            assert not (fault and judge.finished(found, []))
+            assert judge.kind(found).step is not None
+
+
+def test_what_nests_too_deep_for_the_parser_is_judged_by_its_ends(tmp_path):
+    deep = b"[" * 200_000
+    assert fault_of({"a.json": deep + b"]" * 200_000}) == ""
+    assert "cut off" in fault_of({"a.json": deep})
+    assert fault_of({"a.safetensors": len(deep).to_bytes(8, "little") + deep})
+    assert fault_of({"model.safetensors.index.json": deep})
+
+
+def test_a_file_that_has_not_changed_is_not_read_again(tmp_path):
+    files = {f"part-{n}.json": FileFact(2, 1) for n in range(10_000)}
+    (tmp_path / "checkpoint-1").mkdir()
+    for path in files:
+        (tmp_path / "checkpoint-1" / path).write_bytes(b"{}")
+    judge = Judge(tmp_path)
+    assert judge.fault(Found("checkpoint-1", dict(files)), []) == ""
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    assert judge.fault(Found("checkpoint-1", dict(files)), []) == ""
+    with pytest.raises(FileNotFoundError):
+        judge.fault(Found("checkpoint-1", files | {"part-7.json": FileFact(3, 2)}), [])

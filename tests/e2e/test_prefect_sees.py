@@ -85,3 +85,36 @@ def test_the_run_shows_the_job(machine: Machine) -> None:
     assert {"prefect-bt.job.deploying", "prefect-bt.job.running", "prefect-bt.job.failed"} <= set(
         seen
     )
+
+
+def test_uploads_are_seen_on_the_run_and_in_view(machine: Machine) -> None:
+    script = "cd $BT_CHECKPOINT_DIR; mkdir best; head -c 30000000 /dev/zero > best/w; sleep 12"
+    job_id = machine.push(machine.folder(script))["id"]
+
+    def committed() -> Any:
+        uploads = machine.view(job_id)["uploads"]
+        return uploads if uploads and uploads[0]["committed"] else None
+
+    said = until(committed, seconds=60, what="the commit in `view`")[0]
+    assert (said["rank"], said["committed"], said["bytes_done"]) == (0, ["best"], 30_000_000)
+    assert said["lag"] > 0
+    assert said["rate"] > 0
+    assert "1 committed, the last one" in said["summary"]
+    shown = machine.run("view", "--job-id", job_id).stdout
+    assert "Upload, rank 0" in shown
+    machine.wait(job_id, "COMPLETED")
+    assert machine.view(job_id)["uploads"] == []
+
+    def bar() -> Any:
+        wanted = {"key": {"any_": [f"uploads-{job_id}-0"]}}
+        found = ask(machine, "artifacts/latest/filter", artifacts=wanted)
+        return found[0] if found and found[0]["data"] == 100.0 else None
+
+    assert "1 committed" in until(bar, seconds=30, what="the bar on the run")["description"]
+    run_id = machine.ledger.runs_of_job(job_id)[-1].flow_run_id
+
+    def line() -> bool:
+        found = pages(machine, "logs/filter", logs={"flow_run_id": {"any_": [run_id]}})
+        return any("rank 0: committed best" in log["message"] for log in found)
+
+    until(line, seconds=30, what="the line of the commit")

@@ -1,0 +1,204 @@
+"""What one file proves about itself: cut off or not, and which files it names.
+
+No I/O but through the reader that is handed in; whatever lies in a file, nothing is raised for it.
+Sources of the formats: safetensors' header (length, JSON, offsets), zip APPNOTE 4.3.16 (end of
+central directory), Hugging Face's index, the pickled `.metadata` of PyTorch's distributed
+checkpoints (its strings are read, nothing is unpickled).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from posixpath import dirname
+from typing import Any, Final, Protocol, cast
+
+_JSON_WHOLE: Final = 4 * 1024 * 1024
+_INDEX_WHOLE: Final = 32 * 1024 * 1024
+_METADATA_WHOLE: Final = 32 * 1024 * 1024
+_HEADER_WHOLE: Final = 16 * 1024 * 1024
+_HEADER_MOST: Final = 100_000_000
+_ZIP_TAIL: Final = 65_535 + 22
+_ZIP_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".zip", ".npz", ".pkl")
+_ZIP_START: Final = b"PK\x03\x04"
+_ZIP_END: Final = b"PK\x05\x06"
+_METADATA: Final = re.compile(r"(?:.*/)?(?:__\d+)?\.metadata", re.DOTALL)
+_DISTCP: Final = re.compile(rb"__\d+_\d+\.distcp")
+_STRICT: Final = re.compile(
+    r"(?:.*/)?(?:(?:\w+_)?config|trainer_state|model_index|modules|tokenizer\w*)\.json", re.DOTALL
+)
+_MODEL_CONFIGS: Final = frozenset({"config.json", "adapter_config.json"})
+_MODEL_KEYS: Final = frozenset({"model_type", "architectures", "peft_type"})
+
+
+class Reader(Protocol):
+    """Bytes of a file of the checkpoint; OSError when it cannot be read."""
+
+    def __call__(self, path: str, /, *, start: int, length: int) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """What one file says: `fault` about itself (a sentence's end), `needs` the paths it names."""
+
+    fault: str = ""
+    needs: tuple[str, ...] = ()
+    describes_model: bool = False
+    """A configuration as Hugging Face or PEFT write it, which means weights."""
+
+
+def inspect(path: str, size: int, *, read: Reader) -> FileReport:
+    """Judge one file by its own content; reads headers and ends, and small JSON in full."""
+    if path.endswith(".safetensors"):
+        return FileReport(_safetensors_fault(path, size, read))
+    if path.endswith(_ZIP_SUFFIXES):
+        return FileReport(_zip_fault(path, size, read))
+    if path.endswith((".safetensors.index.json", ".bin.index.json")):
+        return _index_report(path, size, read)
+    if path.endswith(".json"):
+        return _json_report(path, size, read)
+    if path.endswith(".metadata") and _METADATA.fullmatch(path):
+        return _metadata_report(path, size, read)
+    return FileReport()
+
+
+def _safetensors_fault(path: str, size: int, read: Reader) -> str:
+    if size < 8:
+        return "is cut off: shorter than its header's length"
+    length = int.from_bytes(read(path, start=0, length=8), "little")
+    if length > _HEADER_MOST or 8 + length > size:
+        return "is cut off inside its header"
+    if length > _HEADER_WHOLE:
+        return ""
+    try:
+        end = _end_of_tensors(json.loads(read(path, start=8, length=length)))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return "has a header that does not parse"
+    expected = 8 + length + end
+    return "" if size == expected else f"has {size} bytes where its header says {expected}"
+
+
+def _end_of_tensors(header: Any) -> int:
+    """Where the last tensor ends, in bytes after the header. Whatever the header is not, raises."""
+    end = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, after = tensor["data_offsets"]
+            if not 0 <= begin <= after:
+                raise ValueError(name)
+            end = max(end, after)
+    return end
+
+
+def _zip_fault(path: str, size: int, read: Reader) -> str:
+    if size == 0:
+        return "is empty"
+    if read(path, start=0, length=4) != _ZIP_START:
+        # An older format, which does not tell where it ends.
+        return ""
+    length = min(size, _ZIP_TAIL)
+    tail = read(path, start=size - length, length=length)
+    at = tail.rfind(_ZIP_END)
+    while at >= 0:
+        if _ends_zip(tail, at, size - length + at):
+            return ""
+        at = tail.rfind(_ZIP_END, 0, at)
+    return "is cut off: no end of its zip directory"
+
+
+def _ends_zip(tail: bytes, at: int, position: int) -> bool:
+    """Whether the end record at `tail[at:]`, byte `position` of the file, is this archive's."""
+    record = tail[at : at + 22]
+    if len(record) < 22:
+        return False
+    if at + 22 + int.from_bytes(record[20:22], "little") == len(tail):
+        return True
+    # Something was appended, a signature perhaps. The end of an archive that lies uncompressed
+    # inside one still being written has a directory that is counted from another start.
+    directory = int.from_bytes(record[12:16], "little")
+    return int.from_bytes(record[16:20], "little") + directory == position
+
+
+def _json_report(path: str, size: int, read: Reader) -> FileReport:
+    if size == 0:
+        return FileReport("is empty")
+    if size > _JSON_WHOLE:
+        # Parsing tens of megabytes would cost more memory than the uploader may take.
+        first, last = read(path, start=0, length=64), read(path, start=size - 64, length=64)
+        return FileReport(_ends_fault(first, last))
+    data = read(path, start=0, length=size)
+    try:
+        value: Any = json.loads(data)
+    except RecursionError:
+        return FileReport(_ends_fault(data, data))
+    except ValueError as error:
+        is_whole = _lines_parse(data) or _is_something_else(path, data, error)
+        return FileReport("" if is_whole else "is not JSON")
+    name = path.rpartition("/")[2]
+    is_object = name in _MODEL_CONFIGS and isinstance(value, dict)
+    keys = cast("dict[str, object]", value).keys() if is_object else set[str]()
+    return FileReport(describes_model=not _MODEL_KEYS.isdisjoint(keys))
+
+
+def _ends_fault(first: bytes, last: bytes) -> str:
+    begins, ends = first.lstrip()[:1], last.rstrip()[-1:]
+    return "" if ends in {b"}", b"]"} or begins not in {b"{", b"["} else "is cut off"
+
+
+def _lines_parse(data: bytes) -> bool:
+    """One value a line: such files are called `.json` too."""
+    lines = [line for line in data.splitlines() if line.strip()]
+    return len(lines) > 1 and all(map(_parses, lines))
+
+
+def _parses(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_something_else(path: str, data: bytes, error: ValueError) -> bool:
+    """Not JSON at all, rather than JSON that was cut.
+
+    Settings with comments and other people's formats are called `.json` as well, and would be held
+    back for ever. A cut shows at the end, a lost write as zeros.
+    """
+    if _STRICT.fullmatch(path) or not data.rstrip() or b"\0" in data:
+        return False
+    if _parses(data.splitlines()[0]):
+        # A value a line, of which a later one is cut.
+        return False
+    if not isinstance(error, json.JSONDecodeError):
+        return True
+    return error.pos < len(error.doc.rstrip()) and not error.msg.startswith("Unterminated")
+
+
+def _index_report(path: str, size: int, read: Reader) -> FileReport:
+    if size > _INDEX_WHOLE:
+        return FileReport()
+    try:
+        index: Any = json.loads(read(path, start=0, length=size))
+    except (ValueError, RecursionError):
+        return FileReport("is not JSON")
+    if not isinstance(index, dict):
+        return FileReport()
+    shards = cast("dict[str, object]", index).get("weight_map")
+    if not isinstance(shards, dict):
+        return FileReport()
+    names = {str(name) for name in cast("dict[str, object]", shards).values()}
+    return FileReport(needs=_beside(path, names))
+
+
+def _metadata_report(path: str, size: int, read: Reader) -> FileReport:
+    if size > _METADATA_WHOLE:
+        return FileReport()
+    names = {name.decode() for name in _DISTCP.findall(read(path, start=0, length=size))}
+    return FileReport(needs=_beside(path, names))
+
+
+def _beside(path: str, names: set[str]) -> tuple[str, ...]:
+    folder = dirname(path)
+    return tuple(f"{folder}/{name}" if folder else name for name in sorted(names))

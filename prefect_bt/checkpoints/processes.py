@@ -1,0 +1,170 @@
+"""Files that every process writes: is one missing? Pure: names in, a sentence out.
+
+    __<rank>_<n>.distcp, .metadata last              PyTorch's distributed checkpoints, Megatron
+    model_world_size_<n>_rank_<r>.pt                 verl, FSDP
+    zero_pp_rank_<d>_mp_rank_<m>_optim_states.pt     DeepSpeed ZeRO, beside ..._model_states.pt
+    rng_state_<rank>.pth                             HF Trainer, one a process
+
+On a job of several nodes each has its own directory, with what its own processes wrote: only the
+first node's has rank 0's files, and none has every rank's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_DISTCP: Final = re.compile(r"(.*/|)__(\d+)_\d+\.distcp", re.DOTALL)
+_METADATA: Final = re.compile(r"(.*/|)__(\d+)\.metadata", re.DOTALL)
+_OF_WORLD: Final = re.compile(r"(.*_world_size_(\d+)_rank_)(\d+)(\.\w+)", re.DOTALL)
+_ZERO: Final = re.compile(
+    r"(.*/|)(?:\w+_)?zero_pp_rank_(\d+)_(mp_rank_\d+)\w*?_(optim|model)_states\.pt", re.DOTALL
+)
+_RNG: Final = re.compile(r"rng_state_(\d+)\.pth")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose directory it is: the node's rank in a group of `group_size` nodes."""
+
+    rank: int = 0
+    group_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        return self.group_size == 1
+
+
+ALONE: Final = Place()
+
+
+def processes_fault(paths: Collection[str], place: Place) -> str:
+    """The first thing that another process has written, or will, and that is not there."""
+    rules: tuple[Callable[[Collection[str], Place], str], ...] = (
+        _distributed_fault,
+        _world_fault,
+        _zero_fault,
+        _random_fault,
+    )
+    for rule in rules:
+        if fault := rule(paths, place):
+            return fault
+    return ""
+
+
+def distributed_ranks(paths: Collection[str]) -> dict[str, set[int]]:
+    """Folder (`x/`, or empty) of a distributed checkpoint -> the ranks that wrote into it."""
+    ranks: dict[str, set[int]] = {}
+    for path in paths:
+        if path.endswith(".distcp") and (match := _DISTCP.fullmatch(path)):
+            ranks.setdefault(match[1], set()).add(int(match[2]))
+    return ranks
+
+
+def random_ranks(paths: Collection[str]) -> set[int]:
+    """The ranks whose random state HF Trainer has saved. It has no number in a single process."""
+    return {int(match[1]) for path in paths if (match := _RNG.fullmatch(path))}
+
+
+def optimizer_shards(paths: Collection[str]) -> int:
+    """How many processes wrote ZeRO's optimizer states."""
+    return sum(path.endswith("_optim_states.pt") for path in paths)
+
+
+def _distributed_fault(paths: Collection[str], place: Place) -> str:
+    own: dict[str, set[int]] = {}
+    for path in paths:
+        if path.endswith(".metadata") and (match := _METADATA.fullmatch(path)):
+            own.setdefault(match[1], set()).add(int(match[2]))
+    for folder, ranks in distributed_ranks(paths).items():
+        # Where processes save without talking to one another (torchft), each has its own.
+        has_all = f"{folder}.metadata" in paths or ranks <= own.get(folder, set())
+        if not has_all and (place.is_alone or 0 in ranks):
+            return f"{folder}.metadata is missing, which is written after the .distcp files"
+    return ""
+
+
+def _world_fault(paths: Collection[str], place: Place) -> str:
+    # Wronged if applied to one of several nodes: its directory has its own ranks only.
+    if not place.is_alone:
+        return ""
+    seen: dict[tuple[str, str], set[int]] = {}
+    worlds: dict[tuple[str, str], int] = {}
+    for path in paths:
+        if "_world_size_" in path and (match := _OF_WORLD.fullmatch(path)):
+            key = match[1], match[4]
+            seen.setdefault(key, set()).add(int(match[3]))
+            worlds[key] = int(match[2])
+    for (head, tail), ranks in seen.items():
+        if len(ranks) < worlds[head, tail]:
+            return f"{len(ranks)} of {worlds[head, tail]} files {head}*{tail} are there"
+    return ""
+
+
+def _zero_fault(paths: Collection[str], place: Place) -> str:
+    shards: dict[str, dict[str, dict[str, set[int]]]] = {}
+    for path in paths:
+        if "zero_pp_rank_" in path and (match := _ZERO.fullmatch(path)):
+            kinds = shards.setdefault(match[1], {}).setdefault(match[4], {})
+            kinds.setdefault(match[3], set()).add(int(match[2]))
+    for folder, kinds in shards.items():
+        fault = _partners_fault(folder, kinds, paths, place) or (
+            _numbers_fault(folder, kinds) if place.is_alone else ""
+        )
+        if fault:
+            return fault
+    return ""
+
+
+def _partners_fault(
+    folder: str, kinds: Mapping[str, Mapping[str, set[int]]], paths: Collection[str], place: Place
+) -> str:
+    """Model states come first; in stage 3 each process writes both."""
+    optim, model = kinds.get("optim", {}), kinds.get("model", {})
+    # Without an optimizer an engine saves nothing in stage 3, so no one is wronged.
+    for part, ranks in model.items():
+        if missing := ranks - optim.get(part, set()):
+            return f"{folder} has no optimizer states of data rank {min(missing)} ({part})"
+    # The other nodes' processes of stage 1 and 2 write optimizer states only.
+    has_first = any(0 in ranks for ranks in optim.values())
+    if has_first and place.is_first and not _has_model_states(folder, paths):
+        return f"{folder} has optimizer states, but no model states"
+    return ""
+
+
+def _has_model_states(folder: str, paths: Collection[str]) -> bool:
+    return any(path.startswith(folder) and path.endswith("model_states.pt") for path in paths)
+
+
+def _numbers_fault(folder: str, kinds: Mapping[str, Mapping[str, set[int]]]) -> str:
+    """Every part of the model is spread over the same data ranks, counted from 0."""
+    for kind, parts in kinds.items():
+        expected = set(range(1 + max(max(ranks) for ranks in parts.values())))
+        for part, ranks in parts.items():
+            if missing := expected - ranks:
+                return f"{folder} has no {kind} states of data rank {min(missing)} ({part})"
+    return ""
+
+
+def _random_fault(paths: Collection[str], place: Place) -> str:
+    ranks = random_ranks(paths)
+    if not ranks:
+        return ""
+    # Wronged if applied to one of several nodes: with cyclic placement it has 1, 3, 5.
+    missing = set(range(max(ranks) + 1)) - ranks if place.is_alone else {0} - ranks
+    if missing and place.is_first:
+        return f"rng_state_{min(missing)}.pth is missing"
+    # Rank 0 ends with trainer_state.json and waits for no one; another loop may save one rank's.
+    if "trainer_state.json" not in paths:
+        return ""
+    if wrote := set[int]().union(*distributed_ranks(paths).values()) - ranks:
+        return f"rng_state_{min(wrote)}.pth is missing, and rank {min(wrote)} wrote other files"
+    if optimizer_shards(paths) > len(ranks):
+        return f"{len(ranks)} of {optimizer_shards(paths)} rng_state files are there"
+    return ""

@@ -1,0 +1,68 @@
+"""Checkpoints on their way out: what a prune means to delete, written down before it does.
+
+    .../withdrawn/<uuid>.json      one a checkpoint and pruning process
+
+A withdrawal and a hold (holds.py) are the two halves of one agreement. A pruner writes its
+withdrawal, then looks for holds; a holder writes its hold, then looks for withdrawals. Whichever
+comes second sees the first, so no manifest goes that somebody was promised, and nobody needs a lock
+or a clock. A withdrawal is lifted only by the process that wrote it; one that a kill left is taken
+over under a new one, so that the old one can go once its manifests have.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from prefect_bt import codec
+from prefect_bt.contract import withdrawn_prefix
+from prefect_bt.errors import ObjectNotFound
+from prefect_bt.objects.protocols import Store
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """`objects`: key -> bytes of what the manifests name, also where others name it too."""
+
+    name: str
+    at: float
+    manifests: tuple[str, ...]
+    objects: dict[str, int]
+
+
+def announce(store: Store, project_id: str, job_id: str, withdrawal: Withdrawal) -> str:
+    """Write it down; returns its key."""
+    key = f"{withdrawn_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
+    store.create(key, codec.dumps(withdrawal).encode("utf-8", "surrogatepass"))
+    return key
+
+
+def pending(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Withdrawal]]:
+    """Every withdrawal that is not done, with its key; also those at work just now."""
+    for info in store.list(withdrawn_prefix(project_id, job_id)):
+        try:
+            data = store.get(info.key)
+        except ObjectNotFound:
+            continue
+        yield info.key, codec.decode(Withdrawal, json.loads(data))
+
+
+def half_withdrawn(
+    store: Store, project_id: str, job_id: str, *, there: Collection[str]
+) -> set[str]:
+    """Of the manifests that are `there`, those whose companions have gone already.
+
+    A withdrawal of which nothing has gone yet may still be taken back: somebody may hold it.
+    """
+    going: set[str] = set()
+    for _, found in pending(store, project_id, job_id):
+        if not set(there).issuperset(found.manifests):
+            going.update(found.manifests)
+    return going
+
+
+def withdrawn_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
+    """Keys of manifests that are on their way out."""
+    return {key for _, found in pending(store, project_id, job_id) for key in found.manifests}

@@ -1,0 +1,73 @@
+"""`prefect-bt checkpoints show`: the tensors of a file of a checkpoint, without fetching it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.checkpoints import find_checkpoint
+from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output
+from prefect_bt.cli.selection import newest_job
+from prefect_bt.cli.terminal import OK
+from prefect_bt.errors import NotFoundError, PrefectBtError
+
+if TYPE_CHECKING:
+    from prefect_bt.checkpoints.catalogue import CheckpointFile, CommittedCheckpoint
+
+
+def show_checkpoint(
+    *,
+    which: JobFilter = NO_FILTER,
+    checkpoint_name: Annotated[str, Parameter(help="The checkpoint, by its name or id.")],
+    file: Annotated[
+        str | None, Parameter(help="A .safetensors file in it; may be left out if there is one.")
+    ] = None,
+    rank: Annotated[
+        int | None, Parameter(help="Of which node; the first that has the file if left out.")
+    ] = None,
+    output: Output = "cli-table",
+    terminal: Here,
+) -> int:
+    """Show the tensors of a .safetensors file: names, types, shapes, sizes. Reads its header only.
+
+    `prefect-bt checkpoints show --checkpoint-name checkpoint-240 --file model.safetensors`
+    """
+    from prefect_bt.checkpoints.catalogue import list_checkpoints
+    from prefect_bt.checkpoints.tensors import read_tensors
+    from prefect_bt.cli import render_tensors as render
+    from prefect_bt.jobs import open_ledger
+
+    ledger, beside = open_ledger(), terminal.beside(output)
+    record = newest_job(ledger, which, beside)
+    found = list_checkpoints(ledger.store, record.project_id, record.id)
+    checkpoint = find_checkpoint(found, checkpoint_name, record.id)
+    chosen = _chosen(checkpoint, file, rank)
+    table = read_tensors(ledger.store, chosen.key, path=chosen.path, size=chosen.size)
+    if beside.documents:
+        beside.document(render.tensors_document(record.id, checkpoint.checkpoint_id, chosen, table))
+    else:
+        render.show_tensors(beside, chosen, table)
+    return OK
+
+
+def _chosen(checkpoint: CommittedCheckpoint, name: str | None, rank: int | None) -> CheckpointFile:
+    """The file meant: by its path in the checkpoint, or with the checkpoint's name before it."""
+    inside = "" if checkpoint.checkpoint_id == "." else f"{checkpoint.checkpoint_id}/"
+    here = [one for one in checkpoint.files() if rank is None or one.rank == rank]
+    tables = [one for one in here if one.path.endswith(".safetensors")]
+    wanted = [one for one in here if name in (one.path, one.path.removeprefix(inside))]
+    if name is None and len({one.path for one in tables}) == 1:
+        wanted = tables
+    listed = ", ".join(sorted({one.path.removeprefix(inside) for one in tables})) or "none"
+    step = f"Its .safetensors files: {listed}."
+    if name is None and not wanted:
+        whose = f"Checkpoint {checkpoint.checkpoint_id!r}"
+        raise PrefectBtError(
+            f"{whose} has not just one table to show.", next_step=f"{step} Use --file."
+        )
+    if not wanted:
+        raise NotFoundError("file", name or "", next_step=step)
+    if not wanted[0].path.endswith(".safetensors"):
+        raise PrefectBtError(f"{wanted[0].path} is no .safetensors file.", next_step=step)
+    return wanted[0]

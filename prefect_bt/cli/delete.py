@@ -1,0 +1,86 @@
+"""`prefect-bt delete`: a job or a project, for good (§19)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output, Yes
+from prefect_bt.cli.terminal import FAILED, OK, Terminal
+from prefect_bt.errors import NotFoundError, PrefectBtError
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger import Ledger
+
+
+def delete(
+    *,
+    which: JobFilter = NO_FILTER,
+    yes: Yes = False,
+    output: Output = "cli-table",
+    terminal: Here,
+) -> int:
+    """Delete a job with its checkpoints and logs, or a project with all its jobs and its cache.
+
+    Refused while a job is not over, and while another job loads its checkpoints or a deployment
+    serves them. Interrupted and run again, it goes on.
+
+    `prefect-bt delete --job-id abc1234`
+    """
+    from prefect_bt.jobs import open_ledger
+
+    ledger, beside = open_ledger(), terminal.beside(output)
+    if which.job_id is not None:
+        done = _delete_job(beside, ledger, which, yes)
+    elif which.wanted_project:
+        done = _delete_project(beside, ledger, which.wanted_project, yes)
+    else:
+        raise PrefectBtError(
+            "Nothing to delete was named.", next_step="Give --job-id or --project."
+        )
+    if done is None:
+        terminal.error("Nothing was deleted.")
+        return FAILED
+    if output == "json":
+        beside.document(done)
+    return OK
+
+
+def _delete_job(
+    terminal: Terminal, ledger: Ledger, which: JobFilter, yes: bool
+) -> dict[str, object] | None:
+    from prefect_bt import deletion
+    from prefect_bt.settings import Settings
+
+    job_id = which.job_id or ""
+    project_id = deletion.find_job(ledger, job_id)
+    if which.wanted_project and ledger.project(which.wanted_project).id != project_id:
+        step = f"It belongs to project {project_id}, not {which.wanted_project!r}."
+        raise NotFoundError("job", job_id, next_step=step)
+    deletion.check_job(ledger, project_id, job_id)
+    question = f"Delete job {job_id} with its checkpoints and logs, for good?"
+    if not (yes or terminal.confirm(question)):
+        return None
+    with terminal.working(f"Deleting job {job_id}"):
+        done = deletion.delete_job(ledger, job_id, settings=Settings())
+    terminal.say(f"Job {job_id} is deleted.", style="green")
+    return done
+
+
+def _delete_project(
+    terminal: Terminal, ledger: Ledger, name: str, yes: bool
+) -> dict[str, object] | None:
+    from prefect_bt import deletion
+    from prefect_bt.settings import Settings
+
+    project = ledger.project(name)
+    jobs = deletion.jobs_of_project(ledger, project.id)
+    for job_id in jobs:
+        deletion.check_job(ledger, project.id, job_id)
+    count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    question = f"Delete project {project.name!r} with {count} and its cache, for good?"
+    if not (yes or terminal.confirm(question)):
+        return None
+    with terminal.working(f"Deleting project {project.name!r}"):
+        done = deletion.delete_project(ledger, project.id, settings=Settings())
+    terminal.say(f"Project {project.name!r} is deleted, with {count}.", style="green")
+    return done

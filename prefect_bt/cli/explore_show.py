@@ -1,0 +1,133 @@
+"""What the explorer shows of a file: its address, its tensors, its text. Nothing more is read."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from prefect_bt.checkpoints.catalogue import CheckpointFile
+from prefect_bt.checkpoints.tensors import read_tensors
+from prefect_bt.cli.addresses import Addresses, open_addresses
+from prefect_bt.cli.explore import choose_view
+from prefect_bt.cli.printable import printable
+from prefect_bt.cli.render_tensors import show_tensors
+from prefect_bt.cli.terminal import Terminal
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.objects.protocols import Store
+from prefect_bt.workspace.limits import format_bytes
+
+
+class Showing:
+    """Each verb returns when the person has seen it."""
+
+    def __init__(self, terminal: Terminal, store: Store) -> None:
+        self._terminal, self._store = terminal, store
+
+    @cached_property
+    def _addresses(self) -> Addresses:
+        # Only when the first one is asked for: a server may have to be started.
+        with self._terminal.working("Opening addresses"):
+            return open_addresses(self._store)
+
+    def address(self, file: CheckpointFile, why: str = "") -> None:
+        """The file's address, left on the terminal to be copied."""
+        with self._telling():
+            url = self._addresses.of(file.key)
+            size = format_bytes(file.size)
+            self._terminal.say(f"{printable(file.path)} ({size}{why})", style="bold")
+            self._terminal.say(url)
+            self._terminal.say(self._addresses.note, style="dim")
+            self._wait()
+
+    def content(self, file: CheckpointFile) -> None:
+        """The tensors of a safetensors file, a small text in a pager; of others the address."""
+        look = choose_view(file.path, file.size)
+        if look == "tensors":
+            self._tensors(file)
+        elif look == "text":
+            self._text(file)
+        else:
+            self.address(file, ", too large to show")
+
+    def _tensors(self, file: CheckpointFile) -> None:
+        with self._telling():
+            with self._terminal.working("Reading the header"):
+                table = read_tensors(self._store, file.key, path=file.path, size=file.size)
+            with self._terminal.out.capture() as shown:
+                show_tensors(self._terminal, file, table)
+            self._page(shown.get())
+
+    def _text(self, file: CheckpointFile) -> None:
+        data = b""
+        with self._telling():
+            data = self._store.get_range(file.key, start=0, length=file.size) if file.size else b""
+            if b"\0" not in data:
+                text = printable(
+                    data.replace(b"\r\n", b"\n").decode("utf-8", "replace"), keep="\n\t"
+                )
+                self._page(text if text.endswith("\n") else f"{text}\n")
+        if b"\0" in data:
+            self.address(file, ", no text")
+
+    def _page(self, text: str) -> None:
+        """Through $PAGER, or `less -R`, or `more`; all at once where there is none."""
+        pager = find_pager(os.environ.get("PAGER", ""))
+        if not pager:
+            self._terminal.say(text)
+            self._wait()
+            return
+        try:
+            with _interrupts_left_to_the_pager():
+                subprocess.run(pager, input=text, text=True, errors="replace", check=False)
+        except OSError as error:
+            self._terminal.error(f"{pager[0]} does not start: {error.strerror}.")
+            self._wait()
+            return
+        if Path(pager[0]).name != "less":
+            # Others end with the text's last line, which the next screen would cover.
+            self._wait()
+
+    def _wait(self) -> None:
+        self._terminal.note("Enter: back", style="dim")
+        sys.stdin.readline()
+
+    @contextmanager
+    def _telling(self) -> Generator[None]:
+        """What goes wrong with one file is told, and the walk goes on."""
+        try:
+            yield
+        except PrefectBtError as error:
+            self._terminal.error(str(error))
+            self._wait()
+
+
+@contextmanager
+def _interrupts_left_to_the_pager() -> Generator[None]:
+    """Ctrl-C reaches both of us; in a pager it ends a search, or the pager, not the walk."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def find_pager(wanted: str) -> list[str]:
+    """The command line: $PAGER as it is, else less or more, whichever is there; [] for none."""
+    if wanted.strip():
+        try:
+            return shlex.split(wanted)
+        except ValueError:  # a quote that nobody closed
+            return wanted.split()
+    if less := shutil.which("less"):
+        # -F, which many have in $LESS, would end it at once where the text fits.
+        return [less, "-R", "-+F"]
+    more = shutil.which("more")
+    return [more] if more else []

@@ -1,0 +1,219 @@
+"""Delete a job or a project, for good (§19).
+
+    marker -> holds? -> index says deleted -> job.json -> manifests -> the rest -> marker
+
+From the index on no reader finds the job, and its id is never given again. Killed at any point and
+run again, it goes on; what is refused is refused before anything has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from prefect_bt.attempts import clear_nodes
+from prefect_bt.checkpoints.holds import JOB, Hold, living
+from prefect_bt.contract import (
+    deleting_key,
+    job_index_key,
+    job_objects_prefix,
+    job_prefix,
+    manifests_prefix,
+    project_index_key,
+    project_prefix,
+    quote_name,
+    run_index_key,
+)
+from prefect_bt.control import open_site, settle
+from prefect_bt.errors import NotFoundError, ObjectNotFound, StateError, SubstrateError
+from prefect_bt.host.layout import JobFolder
+from prefect_bt.ledger import Ledger
+from prefect_bt.ownership import Claim
+from prefect_bt.records import JobRecord
+from prefect_bt.settings import Settings
+
+_CACHES = ("bases", "projects", "huggingface")
+
+
+def delete_job(ledger: Ledger, job_id: str, *, settings: Settings) -> dict[str, object]:
+    """Delete the job with its checkpoints, logs and what it left on this machine (§13's answer).
+
+    StateError while the job is not over, or while somebody needs a checkpoint of it; NotFoundError
+    when there is no such job, or nothing is left of it.
+    """
+    project_id = find_job(ledger, job_id)
+    _delete(ledger, project_id, job_id, settings)
+    return {"id": job_id, "deleted": True, "training_project_id": project_id}
+
+
+def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> dict[str, object]:
+    """Delete every job of the project, then its records and this machine's caches of it (§19).
+
+    Refused as a whole, before anything is deleted, where one of its jobs would be.
+    """
+    project = ledger.project(name_or_id)
+    jobs = jobs_of_project(ledger, project.id)
+    for job_id in jobs:
+        check_job(ledger, project.id, job_id)
+    for job_id in jobs:
+        _delete(ledger, project.id, job_id, settings)
+    for cache in _CACHES:
+        _remove(settings.state_dir / "cache" / cache / quote_name(project.id))
+    last = f"{project_prefix(project.id)}/project.json"
+    for info in ledger.store.list(project_prefix(project.id)):
+        if info.key != last:
+            ledger.store.delete(info.key)
+    # A project in the index has a record; so the index goes first.
+    ledger.store.delete(project_index_key(project.name))
+    ledger.store.delete(last)
+    return {"id": project.id, "deleted": True}
+
+
+def jobs_of_project(ledger: Ledger, project_id: str) -> list[str]:
+    """Ids of its jobs, also of those that were being deleted when something was killed."""
+    marked = f"{project_prefix(project_id)}/jobs/"
+    keys = (info.key for info in ledger.store.list(f"{project_prefix(project_id)}/jobs"))
+    return sorted({key.removeprefix(marked).partition("/")[0] for key in keys})
+
+
+def find_job(ledger: Ledger, job_id: str) -> str:
+    """The job's project, also where a deletion was begun; NotFoundError when nothing is left."""
+    try:
+        return ledger.job(job_id).project_id
+    except NotFoundError:
+        project_id = _half_deleted(ledger, job_id)
+        if not project_id:
+            raise
+        return project_id
+
+
+def check_job(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
+    """The job, if it may be deleted, else StateError; None when no record of it is left."""
+    try:
+        record = ledger.job(job_id)
+    except NotFoundError:
+        return None
+    settle(ledger, job_id)
+    state = ledger.state(job_id)
+    if not state.terminal:
+        raise StateError(
+            f"Job {job_id} is not over ({state.value}), so it cannot be deleted.",
+            state=state.value,
+            next_step=f"Stop it first: prefect-bt stop --job-id {job_id}",
+        )
+    holders = [one for one in settled_holds(ledger, project_id, job_id) if one.holder != job_id]
+    if holders:
+        who = ", ".join(dict.fromkeys(hold.who for hold in holders))
+        raise StateError(
+            f"Checkpoints of job {job_id} are needed by {who}, so it cannot be deleted.",
+            state=state.value,
+            next_step="Delete it when that is over, or stop that first.",
+        )
+    return record
+
+
+def settled_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
+    """Who needs checkpoints of the job, after the ends of jobs that died were written down."""
+    for hold in living(ledger, project_id, job_id):
+        if hold.kind == JOB:
+            with suppress(SubstrateError, StateError):
+                settle(ledger, hold.holder)
+    return living(ledger, project_id, job_id)
+
+
+@contextmanager
+def owning_ended_job(ledger: Ledger, job_id: str, *, settings: Settings) -> Generator[None]:
+    """As the job's owner on this machine: nobody takes it up again meanwhile.
+
+    StateError when somebody has.
+    """
+    claim = Claim(settings.state_dir)
+    claim.take(job_id)
+    try:
+        with suppress(NotFoundError):  # half deleted
+            state = ledger.state(ledger.job(job_id).id)
+            if not state.terminal:
+                raise StateError(
+                    f"Job {job_id} was taken up again ({state.value}).",
+                    state=state.value,
+                    next_step="Try again when it is over.",
+                )
+        yield
+    finally:
+        claim.drop()
+
+
+def _half_deleted(ledger: Ledger, job_id: str) -> str:
+    """The project of a job whose deletion was begun and not finished; else empty."""
+    if not (job_id.isascii() and job_id.isalnum()):
+        return ""
+    try:
+        pointer = json.loads(ledger.store.get(job_index_key(job_id)))
+    except ObjectNotFound:
+        return ""
+    project_id = str(pointer["project_id"])
+    left = ledger.store.list(job_prefix(project_id, job_id))
+    return project_id if "deleted" in pointer and any(True for _ in left) else ""
+
+
+def _delete(ledger: Ledger, project_id: str, job_id: str, settings: Settings) -> None:
+    check_job(ledger, project_id, job_id)
+    with owning_ended_job(ledger, job_id, settings=settings):
+        record = _mark(ledger, project_id, job_id)
+        if record is not None:
+            _clear_machine(ledger, record, settings)
+        _delete_records(ledger, project_id, job_id)
+        _clear_folder(settings.state_dir, job_id)
+
+
+def _mark(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
+    """From here on nobody can take a hold; whoever took one before is seen now."""
+    key = deleting_key(project_id, job_id)
+    ledger.store.put(key, json.dumps({"at": ledger.now()}).encode())
+    try:
+        return check_job(ledger, project_id, job_id)
+    except StateError:
+        ledger.store.delete(key)
+        raise
+
+
+def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
+    store, prefix = ledger.store, job_prefix(project_id, job_id)
+    deleted = {"project_id": project_id, "deleted": True}
+    store.put(job_index_key(job_id), json.dumps(deleted).encode())
+    store.delete(f"{prefix}/job.json")
+    for info in store.list(manifests_prefix(project_id, job_id)):
+        store.delete(info.key)
+    store.abort_uploads(job_objects_prefix(project_id, job_id))
+    marker = deleting_key(project_id, job_id)
+    for info in store.list(prefix):
+        if info.key.startswith(f"{prefix}/runs/"):
+            run = info.key.rpartition("/")[2].removesuffix(".json")
+            store.delete(run_index_key(run))
+        if info.key != marker:
+            store.delete(info.key)
+    store.delete(marker)
+
+
+def _clear_machine(ledger: Ledger, record: JobRecord, settings: Settings) -> None:
+    with suppress(SubstrateError):
+        clear_nodes(open_site(ledger, record, settings=settings))
+
+
+def _clear_folder(state_dir: Path, job_id: str) -> None:
+    """What the job's nodes kept; not the lock that we hold."""
+    folder = JobFolder(state_dir, job_id)
+    with suppress(OSError):
+        for path in folder.path.iterdir():
+            if path != folder.owner_lock:
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,174 @@
+"""kill -9 at random moments: only whole checkpoints are seen, and at the end nothing is left over.
+
+`KILLS=200` in the environment kills so often against each store; the seed is fixed.
+"""
+
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from hashlib import sha256
+
+import pytest
+
+from prefect_bt.checkpoints import integrity
+from prefect_bt.objects import open_store
+
+from . import folders
+from .buckets import Bucket, s3_server, use
+from .folders import JOB, PROJECT
+from .test_upload_process import Site
+
+KILLS = int(os.environ.get("KILLS", "12"))
+EPISODE = 20
+"""Kills a job: the S3 server keeps everything in memory."""
+LARGE = 3 * (8 << 20) + 12_345
+"""More than three parts of an upload."""
+SMALL = 100_000
+KEPT = 3
+"""As save_total_limit."""
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+class DiskPlace:
+    """A folder store, and what an interrupted upload leaves in it."""
+
+    def __init__(self, root):
+        self.root = root
+        self.url = str(root)
+
+    def unfinished(self):
+        """Files that are no objects."""
+        private = self.root / ".prefect-bt-tmp"
+        return [str(path) for path in private.rglob("*") if path.is_file()]
+
+    def empty(self):
+        shutil.rmtree(self.root)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as address:
+        yield address
+
+
+@pytest.fixture(params=["disk", "s3"])
+def place(request, tmp_path, monkeypatch):
+    if request.param == "disk":
+        return DiskPlace(tmp_path / "store")
+    address = request.getfixturevalue("endpoint")
+    use(monkeypatch, address)
+    return Bucket(address)
+
+
+class Trainer(threading.Thread):
+    """Checkpoints for ever, in pieces; only the last few stay on the disk; some are large."""
+
+    def __init__(self, ckpts):
+        super().__init__()
+        self.ckpts, self.stop = ckpts, threading.Event()
+        self.written: dict[str, dict[str, str]] = {}
+        """Name -> path -> digest, told before the first byte is written."""
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop.set()
+        self.join()
+
+    def run(self):
+        step = 0
+        while not self.stop.is_set():
+            step += 1
+            size = LARGE if step % 4 == 1 else SMALL
+            files = folders.hf_full(step, b"%05d" % step, SMALL)
+            files["optimizer.pt"] = folders.torch_zip(random.Random(step).randbytes(size))
+            name = f"checkpoint-{step}"
+            self.written[name] = {path: sha256(data).hexdigest() for path, data in files.items()}
+            self._write(name, files)
+            if step > KEPT:
+                shutil.rmtree(self.ckpts / f"checkpoint-{step - KEPT}")
+            self.stop.wait(0.4 if size == LARGE else 0.2)
+
+    def _write(self, name, files):
+        folder = self.ckpts / name
+        folder.mkdir()
+        for path, data in files.items():
+            with (folder / path).open("wb") as stream:
+                for start in range(0, len(data), 1 << 20):
+                    stream.write(data[start : start + (1 << 20)])
+                    stream.flush()
+
+
+class Reader:
+    """What others see: every manifest's objects are hashed, each once in a job."""
+
+    def __init__(self, site, written):
+        self.site, self.written = site, written
+        self._seen: set[str] = set()
+
+    def check(self):
+        for name, one in self.site.listed().items():
+            key = one.newest_manifest
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            files = {file.path.removeprefix(f"{name}/"): file for file in one.files()}
+            assert {path: file.sha256 for path, file in files.items()} == self.written[name], name
+            for file in files.values():
+                data = self.site.store.get(file.key)
+                assert len(data) == file.size and sha256(data).hexdigest() == file.sha256, file
+
+
+def wait_for_an_upload(place, seconds=3.0):
+    """Until one is under way; whether it is."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if place.unfinished():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.timeout(60 + 12 * KILLS)
+def test_killed_at_random_moments(place, tmp_path):
+    rng, left, uploads_cut, number = random.Random(20), KILLS, 0, 0
+    while left > 0:
+        number += 1
+        uploads_cut += episode(place, tmp_path / str(number), rng, min(left, EPISODE))
+        left -= EPISODE
+    assert uploads_cut, "no kill came in the middle of an upload"
+
+
+def episode(place, root, rng, kills):
+    """One job; returns how many kills surely came while an object was on its way."""
+    site, cut, attempt = Site(root), 0, 1
+    site.store = open_store(place.url)
+    with Trainer(site.ckpts) as trainer:
+        reader = Reader(site, trainer.written)
+        for number in range(kills):
+            process = site.start(attempt=attempt, settle=0.05)
+            if number % 2:
+                cut += wait_for_an_upload(place)
+                time.sleep(rng.uniform(0, 0.1))
+            else:
+                time.sleep(rng.uniform(0.1, 1.2))
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            reader.check()
+            # The agent starts another of the same attempt; now and then the gang tries again.
+            attempt += number % 6 == 5
+    assert site.end(site.start(attempt=attempt, patience=30)) == 0
+    status = site.status
+    assert status.flushed and not status.error and status.uncommitted == ()
+    assert {path.name for path in site.ckpts.iterdir()} <= set(site.listed())
+    reader.check()
+    assert integrity.verify(site.store, PROJECT, JOB) == []
+    assert place.unfinished() == []
+    place.empty()
+    return cut

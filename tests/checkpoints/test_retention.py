@@ -1,0 +1,50 @@
+"""Which checkpoints a policy lets go."""
+
+import pytest
+
+from prefect_bt.checkpoints.retention import expendable
+from prefect_bt.records import Retention
+
+
+def steps(*numbers, stem="checkpoint-"):
+    return [f"{stem}{number}" for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        (Retention(), steps(5, 10, 15, 20, 100)),
+        (Retention(keep_last=2), steps(20, 100)),
+        (Retention(keep_last=9), steps(5, 10, 15, 20, 100)),
+        (Retention(keep_last=1, keep_every=10), steps(10, 20, 100)),
+        (Retention(keep_every=15), steps(15, 100)),
+        (Retention(keep_last=0), steps(100)),
+        (Retention(keep_every=0), steps(100)),
+        (Retention(keep_last=-3, keep_every=-1), steps(100)),
+    ],
+)
+def test_what_stays_of_a_series(policy, left):
+    names = steps(100, 5, 20, 15, 10)
+    assert set(names) - set(expendable(names, policy)) == set(left)
+
+
+def test_steps_are_ordered_as_numbers():
+    assert expendable(steps(9, 10, 100), Retention(keep_last=1)) == tuple(sorted(steps(9, 10)))
+
+
+def test_every_series_is_counted_by_itself():
+    names = [*steps(1, 2), *steps(1, 2, stem="v0/checkpoint-"), *steps(7, stem="epoch_")]
+    assert expendable(names, Retention(keep_last=1)) == ("checkpoint-1", "v0/checkpoint-1")
+
+
+def test_a_name_without_a_step_stays():
+    names = [".", "final", "runs", *steps(1, 2)]
+    assert expendable(names, Retention(keep_last=1)) == ("checkpoint-1",)
+
+
+def test_a_name_given_twice_counts_once():
+    assert expendable([*steps(1, 2), *steps(2)], Retention(keep_last=2)) == ()
+
+
+def test_only_what_was_given_goes():
+    assert expendable([], Retention(keep_last=1)) == ()

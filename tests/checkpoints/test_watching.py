@@ -1,0 +1,148 @@
+"""What the directory watcher knows must be what a look at everything finds."""
+
+import os
+import random
+import shutil
+import time
+
+import pytest
+
+from prefect_bt.checkpoints import watching
+from prefect_bt.checkpoints.layout import checkpoints_in
+from prefect_bt.checkpoints.notify import EVERYTHING, Notifier
+from prefect_bt.checkpoints.scanning import scan
+from prefect_bt.checkpoints.watching import Directory
+
+NAMES = ["a", "b.log", "config.json", "model.safetensors", "tmp-x", "checkpoint-1", "v0", "x.tmp"]
+
+
+@pytest.fixture(params=[True, False], ids=["hints", "polling"])
+def watched(request, tmp_path):
+    root = tmp_path / "ckpts"
+    root.mkdir()
+    directory = Directory(root, poll=0.01, hints=request.param)
+    directory.look()
+    yield root, directory
+    directory.close()
+
+
+def at_once(directory):
+    """Look without waiting for the next time that everything is looked at."""
+    return directory.look()
+
+
+def change_something(rng, root):
+    folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
+    folder = rng.choice(folders)
+    target = folder / rng.choice(NAMES)
+    action = rng.randrange(8)
+    if action < 4 and not target.is_dir():
+        target.write_bytes(os.urandom(rng.randrange(50)))
+    elif action == 4 and not target.exists() and len(target.parts) - len(root.parts) < 4:
+        target.mkdir()
+    elif action == 5 and target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    elif action == 5 and target.exists():
+        target.unlink()
+    elif action == 6 and target.exists():
+        other = rng.choice(folders) / rng.choice(NAMES)
+        if not other.exists() and target not in other.parents:
+            target.rename(other)
+    elif action == 7 and target.exists():
+        os.utime(target, (rng.randrange(9), 5))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_as_a_look_at_everything(watched, seed):
+    root, directory = watched
+    rng = random.Random(seed)
+    for _ in range(60):
+        for _ in range(rng.randrange(1, 12)):
+            change_something(rng, root)
+        assert at_once(directory) == checkpoints_in(scan(root))
+        assert directory.files == scan(root)
+
+
+def test_what_did_not_change_stays_the_same_object(watched):
+    root, directory = watched
+    for name in ("checkpoint-1", "checkpoint-2"):
+        (root / name).mkdir()
+        (root / name / "w").write_bytes(b"1")
+    before = dict(directory.look())
+    (root / "checkpoint-2" / "w").write_bytes(b"22")
+    after = directory.look()
+    assert after["checkpoint-1"] is before["checkpoint-1"]
+    assert after["checkpoint-2"] != before["checkpoint-2"]
+    assert before["checkpoint-2"].files["w"].size == 1
+
+
+def test_a_change_that_the_kernel_does_not_tell_is_found_by_confirming(watched):
+    root, directory = watched
+    (root / "target").write_bytes(b"1")
+    outside = root.parent / "outside"
+    outside.write_bytes(b"1")
+    (root / "best").mkdir()
+    (root / "best/link").symlink_to(outside)
+    found = directory.look()["best"]
+    assert directory.confirm(found)
+    outside.write_bytes(b"22")
+    assert not directory.confirm(found)
+    assert directory.found["best"].files["link"].size == 2
+
+
+def test_a_folder_that_is_made_later(tmp_path):
+    directory = Directory(tmp_path / "later", poll=0.01)
+    assert directory.look() == {}
+    (tmp_path / "later/a").mkdir(parents=True)
+    (tmp_path / "later/a/w").write_bytes(b"1")
+    deadline = time.monotonic() + 20
+    while "a" not in directory.look():
+        assert time.monotonic() < deadline
+        directory.wait(0.05)
+    (tmp_path / "later/a/x").write_bytes(b"1")
+    assert directory.wait(5) or directory.wait(5)
+    assert set(directory.look()["a"].files) == {"w", "x"}
+    directory.close()
+
+
+def test_too_many_folders_for_this_user_is_polling(tmp_path, monkeypatch):
+    def refuse(self, folder):
+        raise OSError(28, "No space left on device", folder)
+
+    monkeypatch.setattr(Notifier, "add", refuse)
+    directory = Directory(tmp_path, poll=0.01)
+    directory.look()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/w").write_bytes(b"1")
+    assert set(directory.look()) == {"a"}
+    directory.close()
+
+
+def test_a_queue_that_overflowed_is_a_look_at_everything(watched, monkeypatch):
+    root, directory = watched
+    (root / "a").write_bytes(b"1")
+    monkeypatch.setattr(Notifier, "happened", lambda self: {EVERYTHING})
+    assert set(directory.look()) == {"."}
+
+
+def test_waiting_ends_when_something_happens(tmp_path):
+    directory = Directory(tmp_path)
+    directory.look()
+    time.sleep(watching._COALESCE)
+    assert not directory.wait(0.05)
+    (tmp_path / "a").write_bytes(b"1")
+    began = time.monotonic()
+    assert directory.wait(30)
+    assert time.monotonic() - began < 20
+    directory.close()
+
+
+def test_lost_files_are_told_once(watched):
+    root, directory = watched
+    (root / "a").write_bytes(b"1")
+    directory.look()
+    assert not directory.lost_files()
+    (root / "a").unlink()
+    directory.look()
+    assert directory.lost_files()
+    assert not directory.lost_files()

@@ -1,0 +1,37 @@
+"""A job of the shop with real bytes committed by a real uploader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
+from prefect_bt.objects import open_store
+from prefect_bt.records import JobRecord
+
+from .conftest import Shop
+
+FAST = UploadOptions(settle=0.05, scan=0.02, patience=0.5, again=0.1)
+
+
+class _Ended:
+    def is_set(self) -> bool:
+        return True
+
+
+def commit(shop: Shop, job: JobRecord, folder: Path, steps: Sequence[int], *, rank: int = 0):
+    """`checkpoint-<step>` with one file of its own and one that all share."""
+    for step in steps:
+        at = folder / f"checkpoint-{step}"
+        at.mkdir(parents=True, exist_ok=True)
+        (at / "weights.dat").write_bytes(b"%d.%d" % (rank, step) * 1000)
+        (at / "shared.dat").write_bytes(b"shared %d" % rank * 1000)
+    status = Uploader(
+        open_store(shop.url),
+        directory=folder,
+        origin=Origin(job.project_id, job.id, rank=rank, attempt=0),
+        options=FAST,
+        report=lambda _: None,
+    ).run(_Ended())  # pyright: ignore[reportArgumentType]
+    assert (status.error, status.uncommitted) == ("", ())

@@ -1,0 +1,269 @@
+"""The file server: real processes, real requests."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from prefect_bt.errors import ServerError
+from prefect_bt.fileserver import running
+from prefect_bt.fileserver.addresses import is_served, is_signed, signature, signed_address
+from prefect_bt.fileserver.place import Known, Place, local_root
+from prefect_bt.objects import open_store
+from prefect_bt.servers import Daemon, process_started
+
+JOB = "training_projects/p1/jobs/j1"
+DATA = bytes(range(256)) * 8192
+DIGEST = hashlib.sha256(DATA).hexdigest()
+KEY = f"{JOB}/objects/0000/rank-0/{DIGEST[:2]}/{DIGEST}"
+SOON = 3600
+
+
+@dataclass
+class Shelf:
+    """A store with one checkpoint file, and its file server."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.store = open_store(str(self.folder / "a store"))
+        self.store.put(KEY, DATA)
+        self.store.put(f"{JOB}/job.json", b"{}")
+        root = local_root(self.store.url)
+        assert root is not None
+        self.place = Place.of(root, self.folder / "state")
+
+    def ensure(self) -> Known:
+        return running.ensure(self.place, environment=os.environ)
+
+    def address(self, key: str = KEY, *, lasts: float = SOON) -> str:
+        base = self.ensure().base
+        return signed_address(base, self.place.secret(), key, expires=int(time.time() + lasts))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    shelf = Shelf(tmp_path)
+    yield shelf
+    running.stop_all(tmp_path / "state")
+
+
+def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    request = urllib.request.Request(url, method=method, headers=headers)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=30) as answer:
+            return answer.status, answer.read(), dict(answer.headers.items())
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), dict(error.headers.items())
+
+
+def raw_get(url: str, path: str) -> int:
+    """The status of a path that no client would tidy up."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    connection.request("GET", path)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_an_address_gives_the_file_and_any_range_of_it(shelf: Shelf):
+    url = shelf.address()
+    status, data, headers = get(url)
+    assert (status, data == DATA, headers["etag"]) == (200, True, f'"{DIGEST}"')
+    status, data, headers = get(url, method="HEAD")
+    assert (status, data, headers["content-length"]) == (200, b"", str(len(DATA)))
+    status, data, headers = get(url, Range="bytes=1-8")
+    assert (status, data) == (206, DATA[1:9])
+    assert headers["content-range"] == f"bytes 1-8/{len(DATA)}"
+    assert get(url, Range="bytes=-5")[:2] == (206, DATA[-5:])
+    start = len(DATA) - 3
+    assert get(url, Range=f"bytes={start}-")[:2] == (206, DATA[-3:])
+    status, data, headers = get(url, Range=f"bytes={len(DATA)}-")
+    assert (status, headers["content-range"]) == (416, f"bytes */{len(DATA)}")
+    assert get(url, method="POST")[0] == 405
+    assert get(url, method="DELETE")[0] == 405
+    assert shelf.store.get(KEY) == DATA
+
+
+def test_nothing_without_a_signature_that_holds(shelf: Shelf):
+    url = shelf.address()
+    other = KEY[:-1] + ("0" if KEY[-1] != "0" else "1")
+    shelf.store.put(other, b"other")
+    assert get(url)[0] == 200
+    assert get(url.partition("?")[0])[0] == 403
+    assert get(url.replace(KEY, other))[0] == 403
+    assert get(url.replace("expires=", "expires=9"))[0] == 403
+    assert get(url[:-1] + ("0" if url[-1] != "0" else "1"))[0] == 403
+    assert get(url.partition("signature=")[0] + "signature=%FF%00")[0] == 403
+    status, said, _ = get(shelf.address(lasts=-1))
+    assert (status, said) == (403, b"This address was not signed here, or it has expired.")
+    # What is not there is not told to those who may not read.
+    assert get(f"{url.partition('?')[0]}0")[0] == 403
+    assert get(shelf.address(KEY + "0"))[0] == 404
+
+
+def test_only_checkpoint_files_of_this_store(shelf: Shelf):
+    url, root = shelf.address(), shelf.place.root
+    (shelf.folder / "secret").write_text("secret")
+    folder = (root / KEY).parent
+    (folder / "out").symlink_to(shelf.folder / "secret")
+    (folder / "loop").symlink_to("loop")
+    (folder.parent / "up").symlink_to(shelf.folder)
+    near = KEY.rpartition("/")[0]
+    refused = [
+        f"{JOB}/job.json",
+        f"{JOB}/objects/../job.json",
+        f"{near}/../../../../../../../../../secret",
+        f"{near}/out",
+        f"{near}/loop",
+        f"{near.rpartition('/')[0]}/up/secret",
+        near,
+        f"{near}/",
+        f"/{KEY}",
+        f"{KEY}/more",
+        f"{near}/\0",
+        f"{near}/{'x' * 3000}",
+    ]
+    # Signed though they are, which only a thief of the key could do.
+    assert {key: get(shelf.address(key))[0] for key in refused} == dict.fromkeys(refused, 404)
+    expires = int(time.time()) + SOON
+    key = f"{near}/../../../../job.json"
+    query = f"expires={expires}&signature={signature(shelf.place.secret(), key, str(expires))}"
+    assert raw_get(url, f"/{key}?{query}") == 404
+    assert raw_get(url, f"/{key.replace('..', '%2e%2e')}?{query}") == 404
+    assert raw_get(url, "/../../../../../../etc/passwd") == 403
+
+
+def test_the_key_is_for_this_user_and_store_only(shelf: Shelf, tmp_path: Path):
+    shelf.ensure()
+    assert stat.S_IMODE((shelf.place.folder / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(shelf.place.folder.stat().st_mode) == 0o700
+    other = Place.of(tmp_path / "another store", tmp_path / "state")
+    assert other.secret() != shelf.place.secret() == shelf.place.secret()
+
+
+def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from prefect_bt.fileserver import place, running\n"
+        "here = place.Place(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "print(running.ensure(here, environment=os.environ).pid)"
+    )
+    command = [sys.executable, "-c", code, str(shelf.place.root), str(shelf.place.folder)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    pids = {int(process.communicate(timeout=120)[0]) for process in both}
+    assert len(pids) == 1, "two commands at once start one server"
+    assert {shelf.ensure().pid} == pids
+    assert os.getsid(pids.pop()) != os.getsid(0)
+    assert get(shelf.address())[0] == 200
+
+
+def test_a_killed_server_is_replaced_and_old_addresses_go_on(shelf: Shelf):
+    first, url = shelf.ensure(), shelf.address()
+    os.kill(first.pid, signal.SIGKILL)
+    while first.daemon.alive:
+        time.sleep(0.02)
+    second = shelf.ensure()
+    assert (second.pid != first.pid, second.base) == (True, first.base)
+    assert get(url)[0] == 200
+
+
+def test_a_server_that_hangs_is_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    first = shelf.ensure()
+    monkeypatch.setattr(running, "_ANSWER_PATIENCE", 0.5)
+    monkeypatch.setattr(running, "_STOP_PATIENCE", 0.5)
+    os.kill(first.pid, signal.SIGSTOP)
+    assert shelf.ensure().pid != first.pid
+    assert not first.daemon.alive
+    assert get(shelf.address())[0] == 200
+
+
+def test_a_note_of_another_process_is_not_believed(shelf: Shelf):
+    first = shelf.ensure()
+    assert running.stop(shelf.place) == first
+    assert running.stop(shelf.place) is None
+    # The pid is in use again, by a process that began at another time.
+    shelf.place.write(Known(**{**vars(first), "pid": os.getpid(), "started": "1"}))
+    second = shelf.ensure()
+    assert second.pid not in {os.getpid(), first.pid}
+    assert running.stop_all(shelf.folder / "state") == [second]
+    assert not second.daemon.alive
+
+
+def test_its_port_taken_it_listens_at_another(shelf: Shelf):
+    first = shelf.ensure()
+    running.stop(shelf.place)
+    with running.listen("127.0.0.1", first.port, last=0):
+        assert shelf.ensure().port != first.port
+        with pytest.raises(ServerError, match="Cannot listen"):
+            running.listen("127.0.0.1", first.port, last=0)
+
+
+def test_it_ends_when_it_is_of_no_use(shelf: Shelf):
+    shelf.place.secret()
+    command = [sys.executable, "-m", "prefect_bt.fileserver", "--idle", "0.5"]
+    process = subprocess.Popen([*command, str(shelf.place.root), str(shelf.place.folder)])
+    try:
+        assert process.wait(timeout=120) == 0
+    finally:
+        process.kill()
+    known = shelf.place.known()
+    assert known is not None and known.pid == process.pid
+
+
+def test_one_that_cannot_start_says_why(shelf: Shelf):
+    environment = {**os.environ, "PYTHONPATH": str(shelf.folder)}
+    (shelf.folder / "uvicorn.py").write_text("raise ImportError('no such thing here')")
+    with pytest.raises(ServerError, match="no such thing here"):
+        running.ensure(shelf.place, environment=environment)
+    assert shelf.place.known() is None
+
+
+def test_in_the_foreground(shelf: Shelf):
+    before, url = shelf.ensure(), shelf.address()
+    ours = Daemon(os.getpid(), process_started(os.getpid()))
+    with running.settle_here(shelf.place, host="127.0.0.1", port=None, base="http://box:1"):
+        assert not before.daemon.alive
+        known = shelf.place.known()
+        assert known is not None and known.foreground and known.daemon == ours
+        assert (known.base, known.port) == ("http://box:1", before.port)
+        with pytest.raises(ServerError, match=f"Process {os.getpid()} serves this store already"):
+            running.settle_here(shelf.place, host="127.0.0.1", port=None, base="")
+    shelf.place.write(before)
+    assert get(url.replace(before.base, shelf.ensure().base))[0] == 200
+
+
+@pytest.mark.parametrize("bad", ["", "a/objects/b", f"{JOB}/objects/", f"x/{KEY}", f"{KEY}/../x"])
+def test_what_is_no_checkpoint_file(bad: str):
+    assert not is_served(bad)
+    assert is_served(KEY)
+
+
+def test_an_address_expires():
+    given = signature(b"secret", KEY, "100")
+    assert is_signed(b"secret", KEY, expires="100", given=given, now=100.0)
+    assert not is_signed(b"secret", KEY, expires="100", given=given, now=100.5)
+    assert not is_signed(b"Secret", KEY, expires="100", given=given, now=99.0)
+    assert not is_signed(b"secret", KEY, expires="100", given="é", now=99.0)
+
+
+def test_which_stores_need_it():
+    assert local_root("file:///a%20b/c") == Path("/a b/c")
+    assert local_root("s3://bucket/x") is None
+    assert local_root("memory://") is None
