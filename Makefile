@@ -16,10 +16,10 @@ DEMO_DEPS := $(VENV)/.demo-deps-done
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo test test-fast lint clean
+.PHONY: help setup demo-deps demo test test-fast bench-checkpoints lint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(SETUP) ## create .venv with the package (editable) and the development tools
 	@echo "setup: $(VENV) is up to date; activate it with: . $(VENV)/bin/activate"
@@ -66,6 +66,10 @@ test: $(DEMO_DEPS) lint ## everything: lint, architecture, all tests (real train
 test-fast: $(SETUP) ## the tests that need nothing outside the process and little time
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
 	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist loadgroup -m 'not slow and not integration' $(PYTEST_ARGS)
+
+bench-checkpoints: $(DEMO_DEPS) ## measure checkpoints beside s5cmd and boto3 (half an hour, 16 GB of disk)
+	@$(PIP) --editable '.[bench]'
+	@$(BIN)/python benchmarks/checkpoints.py $(BENCH_ARGS)
 
 lint: $(SETUP) ## ruff (rules, format) and pyright
 	@echo "lint: ruff check"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Callable
@@ -27,7 +29,8 @@ FAIR = (
     "server, fresh prefix each, in turn; process start to exit, and for ours everything committed.",
     "ours runs at nice 19 with idle I/O, hashes every file (sha256), sends a sha256 a part, and "
     "writes a manifest; s5cmd verifies nothing but what the SDK signs, boto3 sends a CRC32; both "
-    "run at nice 0 unless --same-priority.",
+    "run at nice 0 unless --same-priority. cpu_s is each one's own CPU time, which a busy machine "
+    "hardly changes.",
 )
 
 
@@ -49,12 +52,16 @@ def uploads(  # one figure's arguments
         "boto3": nice(contenders.boto3),
     }
     took: dict[str, list[float]] = {name: [] for name in entrants}
+    cores: dict[str, list[float]] = {name: [] for name in entrants}
     empty = [start_up(work / "empty", server) for _ in range(runs)]
     for number in range(runs):
         for name, enter in entrants.items():
+            used = _cpu_of_children()
             took[name].append(_one(enter, server, folder, f"{figure}-{name}-{number}", count))
+            cores[name].append(_cpu_of_children() - used)
     speeds = {name: [total / seconds for seconds in all_of] for name, all_of in took.items()}
-    extra = {"MB": total, "files": float(count), "start_up_s": sorted(empty)[runs // 2]}
+    extra = {"MB": total, "files": float(count), "start_up_s": statistics.median(empty)}
+    extra |= {f"cpu_s_{name}": statistics.median(used) for name, used in cores.items()}
     return [
         paired(
             figure,
@@ -67,6 +74,12 @@ def uploads(  # one figure's arguments
         )
         for rival in ("s5cmd", "boto3")
     ]
+
+
+def _cpu_of_children() -> float:
+    """Seconds of those that have ended: the server is not among them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def start_up(root: Path, server: Server) -> float:
@@ -99,10 +112,15 @@ def local_store(*, work: Path, runs: int, scale: float) -> list[Row]:
     folder = datasets.make(work / "data", count=1, size=int(4_000 * MB * scale))
     source = next(folder.rglob("*.raw"))
     total = source.stat().st_size / MB
-    copies, reads, plain = list[float](), list[float](), list[float]()
+    copies, reads, direct, plain = (list[float]() for _ in range(4))
     cold = 0.0
     for number in range(runs):
-        for measure, into in ((_store, copies), (_read, reads), (_copy, plain)):
+        for measure, into in (
+            (_store, copies),
+            (_read, reads),
+            (_read_direct, direct),
+            (_copy, plain),
+        ):
             datasets.cool(folder)
             cold = max(cold, datasets.cached(source))
             into.append(total / measure(folder, source, work / f"local-{number}"))
@@ -112,7 +130,11 @@ def local_store(*, work: Path, runs: int, scale: float) -> list[Row]:
         "local_store: source file out of the page cache before every run; ours and cp end with "
         "the copy synced to the disk.",
     )
-    rows = ((reads, "sequential read", _MOST), (plain, "cp and fsync", NO_GOAL))
+    rows = (
+        (reads, "cold sequential read", _MOST),
+        (direct, "O_DIRECT sequential read", _MOST),
+        (plain, "cp and fsync", NO_GOAL),
+    )
     return [
         paired(
             "local_store",
@@ -120,7 +142,7 @@ def local_store(*, work: Path, runs: int, scale: float) -> list[Row]:
             list(zip(copies, theirs, strict=True)),
             peer=name,
             goal=goal,
-            extra=extra if goal is _MOST else {},
+            extra=extra if theirs is reads else {},
             notes=notes,
         )
         for theirs, name, goal in rows
@@ -137,6 +159,13 @@ def _read(folder: Path, source: Path, root: Path) -> float:
     with source.open("rb", buffering=0) as stream:
         while stream.readinto(buffer):
             pass
+    return time.perf_counter() - began
+
+
+def _read_direct(folder: Path, source: Path, root: Path) -> float:
+    command = ["dd", f"if={source}", "of=/dev/null", "bs=4M", "iflag=direct", "status=none"]
+    began = time.perf_counter()
+    subprocess.run(command, check=True)
     return time.perf_counter() - began
 
 

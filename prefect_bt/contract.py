@@ -25,7 +25,7 @@ checkpoint paths: §8.2. What lies in a store:
             attempts/<n>/logs/rank-<r>.log    sealed logs
             attempts/<n>/uploads/rank-<r>.json   what the rank's uploader says of itself, replaced
             manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
-            objects/<attempt>/rank-<r>/<xx>/<sha256>   bytes that manifests name
+            objects/<attempt>/rank-<r>/…      bytes that manifests name (checkpoints/stock.py)
 """
 
 from __future__ import annotations

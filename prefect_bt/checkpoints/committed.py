@@ -10,12 +10,11 @@ from prefect_bt.checkpoints.manifest import (
     Manifest,
     ManifestRef,
     Origin,
-    all_objects_prefix,
     dump,
-    is_own,
     load,
     parse_key,
 )
+from prefect_bt.checkpoints.stock import Stock
 from prefect_bt.checkpoints.withdrawal import half_withdrawn
 from prefect_bt.contract import manifests_prefix
 from prefect_bt.errors import ObjectExists
@@ -55,20 +54,15 @@ class Committed:
         """
         self._store, self._origin = store, origin
         self._newest: dict[str, Manifest] = {}
-        self._objects: dict[str, tuple[str, int]] = {}
         for ref in newest_refs(store, origin.project_id, origin.job_id).values():
             if ref.rank == origin.rank:
                 self._newest[ref.name] = load(store.get(ref.key), key=ref.key)
-        # An object is there only when all its bytes were verified, so its name can be trusted: what
-        # an uploader that was killed had sent is not sent again.
-        for info in store.list(all_objects_prefix(origin)):
-            if not own_objects or is_own(origin, info.key):
-                self._objects[info.key.rpartition("/")[2]] = (info.key, info.size)
+        self.stock = Stock(store, origin, self._newest.values(), own=own_objects)
 
     @property
     def count(self) -> int:
         """How many objects and commits there are: grows while anything moves."""
-        return len(self._objects) + len(self._newest)
+        return len(self.stock) + len(self._newest)
 
     @property
     def names(self) -> list[str]:
@@ -79,16 +73,7 @@ class Committed:
         """What was let go: checkpoints by name, objects by key."""
         for name in names:
             self._newest.pop(name, None)
-        for key in keys:
-            self._objects.pop(key.rpartition("/")[2], None)
-
-    def object_of(self, sha256: str, size: int) -> str:
-        """The key under which this content lies already; empty when it has to be sent."""
-        key, stored = self._objects.get(sha256, ("", -1))
-        return key if stored == size else ""
-
-    def remember_object(self, sha256: str, *, key: str, size: int) -> None:
-        self._objects[sha256] = (key, size)
+        self.stock.forget(keys)
 
     def holds(self, found: Found) -> bool:
         """Whether the newest commit of this name has every file of it, by size and time.

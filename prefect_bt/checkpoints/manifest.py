@@ -1,7 +1,7 @@
 """A committed checkpoint of one rank, as the object whose presence is the commit.
 
     .../manifests/rank-<r>/<quoted name>/<attempt>-<version>.json    create-only, written last
-    .../objects/<attempt>/rank-<r>/<xx>/<sha256>                     the bytes that it names
+    .../objects/<attempt>/rank-<r>/...                               the bytes it names (stock.py)
 
 Attempt and version have four digits or more; within a name the later pair is the newer content.
 """
@@ -114,12 +114,6 @@ def parse_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
     if match is None:
         return None
     return ManifestRef(key, int(match[1]), unquote(match[2]), int(match[3]), int(match[4]))
-
-
-def object_key(origin: Origin, sha256: str) -> str:
-    # A folder a rank: whose unfinished upload it is must be plain. Two digits more: servers that
-    # keep folders get slow with ten thousand names in one.
-    return f"{rank_prefix(origin, origin.attempt)}/{sha256[:2]}/{sha256}"
 
 
 def rank_prefix(origin: Origin, attempt: int) -> str:

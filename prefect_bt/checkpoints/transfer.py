@@ -20,8 +20,9 @@ from typing import Final
 
 from prefect_bt.checkpoints.committed import Committed
 from prefect_bt.checkpoints.layout import FileFact, Found, join
-from prefect_bt.checkpoints.manifest import Entry, Origin, logical, object_key
+from prefect_bt.checkpoints.manifest import Entry, Origin, logical
 from prefect_bt.checkpoints.scanning import fact_of
+from prefect_bt.checkpoints.stock import receipt_key, small_key
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
 
@@ -31,6 +32,11 @@ _SMALL: Final = 8 * 1024 * 1024
 """A file up to this size travels whole, through memory, once read."""
 _SMALL_BYTES: Final = 32 * 1024 * 1024
 _SMALL_LANES, _LARGE_LANES = 32, 2
+_SAMPLES, _SAMPLE = 64, 4096
+
+
+class _Changed(Exception):
+    """The file is not what it was; never leaves this module."""
 
 
 class Lanes:
@@ -176,23 +182,52 @@ def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
 def _stored(shop: Workshop, relative: str, source: Path, fact: FileFact) -> tuple[str, str] | None:
     """Digest and key of the file's bytes in the store; None when it changed."""
     known = shop.digests.get(relative, fact)
-    if key := known and shop.committed.object_of(known, fact.size):
+    if key := known and shop.committed.stock.key_of(known, fact.size):
         return known, key
     if fact.size <= _SMALL:
         return _store_small(shop, relative, source, fact)
-    sha256 = known or read_digest(source, fact)
-    if not sha256:
+    return _store_large(shop, relative, source, fact)
+
+
+def _store_large(
+    shop: Workshop, relative: str, source: Path, fact: FileFact
+) -> tuple[str, str] | None:
+    """Read once, hashed on the way; twice only where the store may have the same bytes."""
+    stock = shop.committed.stock
+    mark = read_mark(source, fact)
+    if not mark:
+        return None
+    sha256 = shop.digests.get(relative, fact)
+    if not sha256 and stock.is_like(mark):
+        sha256 = read_digest(source, fact)
+        if not sha256:
+            return None
+        shop.digests.put(relative, fact, sha256)
+    key = sha256 and stock.key_of(sha256, fact.size)
+    if key:
+        return sha256, key
+    try:
+        with stock.key_for(mark) as key:
+            sha256 = _send_large(shop, relative, source, fact, key=key, sha256=sha256)
+    except _Changed:
         return None
     shop.digests.put(relative, fact, sha256)
-    key = shop.committed.object_of(sha256, fact.size)
-    if not key:
-        key = object_key(shop.origin, sha256)
-        with _naming(shop, relative, key):
-            shop.store.upload_exact(
-                key, source, sha256=sha256, tick=lambda size: shop.moved(relative, fact, size)
-            )
-        shop.committed.remember_object(sha256, key=key, size=fact.size)
+    stock.remember(sha256, key=key, size=fact.size)
     return sha256, key
+
+
+def _send_large(  # noqa: PLR0913 (one file's facts)
+    shop: Workshop, relative: str, source: Path, fact: FileFact, *, key: str, sha256: str
+) -> str:
+    def tick(size: int) -> None:
+        shop.moved(relative, fact, size)
+
+    with _naming(shop, relative, key):
+        sha256 = shop.store.upload_exact(key, source, sha256=sha256, tick=tick)
+        if not _is(fact, source.stat()):
+            raise _Changed
+        shop.store.put(receipt_key(key, sha256), b"")
+    return sha256
 
 
 def _store_small(
@@ -204,12 +239,12 @@ def _store_small(
             return None
         sha256 = hashlib.sha256(data).hexdigest()
         shop.digests.put(relative, fact, sha256)
-        key = shop.committed.object_of(sha256, fact.size)
+        key = shop.committed.stock.key_of(sha256, fact.size)
         if not key:
-            key = object_key(shop.origin, sha256)
+            key = small_key(shop.origin, sha256)
             with _naming(shop, relative, key):
                 shop.store.put(key, data)
-            shop.committed.remember_object(sha256, key=key, size=fact.size)
+            shop.committed.stock.remember(sha256, key=key, size=fact.size)
     return sha256, key
 
 
@@ -241,6 +276,18 @@ def read_whole(source: Path, fact: FileFact) -> bytes | None:
 
 def _is(fact: FileFact, seen: os.stat_result) -> bool:
     return fact_of(seen) == replace(fact, link="")
+
+
+def read_mark(source: Path, fact: FileFact) -> str:
+    """64 hex digits of the file's size and a sample of its bytes; empty if it is not `fact`."""
+    digest = hashlib.sha256(str(fact.size).encode())
+    with source.open("rb", buffering=0) as stream:
+        if not _is(fact, os.fstat(stream.fileno())):
+            return ""
+        for number in range(_SAMPLES + 1):
+            start = (fact.size - _SAMPLE) * number // _SAMPLES
+            digest.update(os.pread(stream.fileno(), _SAMPLE, start))
+    return digest.hexdigest()
 
 
 def read_digest(source: Path, fact: FileFact) -> str:

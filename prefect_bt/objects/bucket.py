@@ -63,7 +63,7 @@ class BucketStore:
     def __init__(self, inner: ObjectStore, *, url: str, address: Address | None = None) -> None:
         self._inner, self._url, self._address = inner, url, address
         self._lock = threading.Lock()
-        self._client: Any = None
+        self._parts: Multipart | None = None
         self._tags_are_md5: bool | None = None
         """Whether this bucket's ETags tell the bytes; None until one has been seen."""
 
@@ -107,9 +107,9 @@ class BucketStore:
         self._upload(key, source, sha256="", tick=None)
 
     def upload_exact(
-        self, key: str, source: Path, *, sha256: str, tick: Tick | None = None
-    ) -> None:
-        self._upload(key, source, sha256=sha256, tick=tick)
+        self, key: str, source: Path, *, sha256: str = "", tick: Tick | None = None
+    ) -> str:
+        return self._upload(key, source, sha256=sha256, tick=tick)
 
     def abort_uploads(self, prefix: str) -> int:
         with self._mapped(prefix) as path:
@@ -181,34 +181,49 @@ class BucketStore:
         self._tags_are_md5 = False
         return True
 
-    def _upload(self, key: str, source: Path, *, sha256: str, tick: Tick | None) -> None:
+    def _upload(self, key: str, source: Path, *, sha256: str, tick: Tick | None) -> str:
         check_key(key, url=self._url)
         with source.open("rb") as reader:
             size = source.stat().st_size
             with self._mapped(key) as path:
                 multipart = self._multipart() if size > PART else None
                 if size <= PART:
-                    self._put(path, _whole(reader.read(), sha256))
-                elif multipart:
-                    multipart.upload(path, source, sha256=sha256, tick=tick)
-                else:
-                    obstore.put(
-                        self._inner,
-                        path,
-                        # An iterator: obstore aborts the parts when it raises.
-                        _chunks(reader.read, sha256, tick),
-                        chunk_size=max(PART, -(-size // 9000)),
-                        max_concurrency=max(1, _IN_FLIGHT // max(PART, -(-size // 9000))),
-                    )
+                    data = reader.read()
+                    digest = hashlib.sha256(data)
+                    _agree(digest.hexdigest(), sha256)
+                    self._put(path, data)
+                    return digest.hexdigest()
+                if multipart:
+                    return multipart.upload(path, source, sha256=sha256, tick=tick)
+                return self._stream(path, reader.read, size, sha256=sha256, tick=tick)
+
+    def _stream(
+        self, path: str, read: Callable[[int], bytes], size: int, *, sha256: str, tick: Tick | None
+    ) -> str:
+        """Parts by obstore, for stores that have others than S3's; it aborts them on an error."""
+        digest, part = hashlib.sha256(), max(PART, -(-size // 9000))
+
+        def chunks() -> Iterator[bytes]:
+            while chunk := read(_READ):
+                digest.update(chunk)
+                yield chunk
+                if tick is not None:
+                    tick(len(chunk))
+            _agree(digest.hexdigest(), sha256)
+
+        concurrency = max(1, _IN_FLIGHT // part)
+        obstore.put(self._inner, path, chunks(), chunk_size=part, max_concurrency=concurrency)
+        return digest.hexdigest()
 
     def _multipart(self) -> Multipart | None:
         if self._address is None or self._address.scheme not in S3_LIKE:
             return None
         with self._lock:
-            if self._client is None:
-                self._client = s3_client(self._address)
-            prefix = f"{self._address.prefix}/" if self._address.prefix else ""
-            return Multipart(self._client, bucket=self._address.bucket, prefix=prefix)
+            if self._parts is None:
+                prefix = f"{self._address.prefix}/" if self._address.prefix else ""
+                client = s3_client(self._address)
+                self._parts = Multipart(client, bucket=self._address.bucket, prefix=prefix)
+            return self._parts
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -287,7 +302,7 @@ class BucketStore:
     def _refused(self, key: str) -> StoreError:
         with self._lock:
             # The next try finds the credentials of its own moment.
-            self._client = None
+            self._parts = None
             if self._address is not None:
                 self._inner = connect(self._address)
         return StoreError(
@@ -302,18 +317,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _whole(data: bytes, sha256: str) -> bytes:
-    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
-        raise Mismatch
-    return data
-
-
-def _chunks(read: Callable[[int], bytes], sha256: str, tick: Tick | None) -> Iterator[bytes]:
-    digest = hashlib.sha256()
-    while chunk := read(_READ):
-        digest.update(chunk)
-        yield chunk
-        if tick is not None:
-            tick(len(chunk))
-    if sha256 and digest.hexdigest() != sha256:
+def _agree(digest: str, announced: str) -> None:
+    if announced not in {"", digest}:
         raise Mismatch

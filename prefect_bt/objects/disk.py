@@ -1,7 +1,8 @@
 """A folder as a store. Standard library only, so that a node opens it in milliseconds.
 
     <root>/<key>                the object
-    <root>/.prefect-bt-tmp/     private copies being filled; never listed, swept when a day old
+    <root>/.prefect-bt-tmp/     where files are filled: empty, unless the file system cannot keep
+                                them without a name; never listed, swept when a day old
 
 Everything appears by one atomic step in the same file system: rename for a write that may replace,
 hard link for a create-only write, so one of many racers wins. Data is on the disk (fsync) before
@@ -16,10 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
-import shutil
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -27,13 +25,12 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.objects.disk_copy import copy, copy_hashed
+from prefect_bt.objects.disk_private import Filling, PrivateFolder
 from prefect_bt.objects.keys import check_key
 from prefect_bt.objects.protocols import ObjectInfo, Tick
 
 _PRIVATE: Final = ".prefect-bt-tmp"
-_STALE: Final = 24 * 3600.0
-_BUFFER: Final = 4 * 1024 * 1024
-_FICLONE: Final = 0x40049409
 _NEXT: Final = {
     errno.ENOSPC: "Free space there, or point PREFECT_BT_STORE at a larger disk.",
     errno.EDQUOT: "Free space there, or raise the quota.",
@@ -49,8 +46,7 @@ class DiskStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
-        self._private = self._root / _PRIVATE
-        self._swept = False
+        self._private = PrivateFolder(self._root / _PRIVATE)
 
     @classmethod
     def open(cls, url: str) -> DiskStore:
@@ -76,27 +72,40 @@ class DiskStore:
             return stream.read(length)
 
     def put(self, key: str, data: bytes) -> None:
-        with self._mapped(key), self._filled(lambda fd: _write_all(fd, data)) as temporary:
-            self._publish(temporary, self._path(key), os.replace)
+        path = self._path(key)
+        with self._mapped(key), self._filled(lambda fd: _write_all(fd, data)) as filled:
+            filled.replace(path)
 
     def create(self, key: str, data: bytes) -> None:
         path = self._path(key)
         with self._mapped(key):
             if path.exists():
                 raise self._taken(key)
-            with self._filled(lambda fd: _write_all(fd, data)) as temporary:
+            with self._filled(lambda fd: _write_all(fd, data)) as filled:
                 try:
-                    self._publish(temporary, path, os.link)
+                    filled.create(path)
                 except FileExistsError as error:
                     raise self._taken(key) from error
 
     def upload(self, key: str, source: Path) -> None:
-        self._upload(key, source, sha256="")
+        self._upload(key, source, copy)
 
     def upload_exact(
-        self, key: str, source: Path, *, sha256: str, tick: Tick | None = None
-    ) -> None:
-        self._upload(key, source, sha256=sha256)
+        self, key: str, source: Path, *, sha256: str = "", tick: Tick | None = None
+    ) -> str:
+        digest = ""
+
+        def copy_exactly(fd: int, target: int) -> None:
+            nonlocal digest
+            digest = copy_hashed(fd, target, tick=tick)
+            if sha256 not in {"", digest}:
+                what = (
+                    f"The bytes for {key} are not the ones announced: the file changed meanwhile."
+                )
+                raise StoreError(what, url=self.url, key=key)
+
+        self._upload(key, source, copy_exactly)
+        return digest
 
     def abort_uploads(self, prefix: str) -> int:
         """Nothing: what a kill leaves here has no name, or is swept by age."""
@@ -109,7 +118,7 @@ class DiskStore:
         path, temporary = self._path(key), _beside(target)
         try:
             with self._mapped(key), path.open("rb") as reader, temporary.open("xb") as writer:
-                _copy(reader.fileno(), writer.fileno())
+                copy(reader.fileno(), writer.fileno())
             with self._mapped(key, at=target):
                 temporary.replace(target)
         finally:
@@ -133,64 +142,23 @@ class DiskStore:
     def _path(self, key: str) -> Path:
         return self._root / check_key(key, url=self.url, reserved=_PRIVATE)
 
-    def _upload(self, key: str, source: Path, *, sha256: str) -> None:
+    def _upload(self, key: str, source: Path, fill: Callable[[int, int], None]) -> None:
+        """`fill` copies from the source's descriptor to the one that it gets second."""
         path = self._path(key)
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-
-        def fill(target: int) -> None:
-            _copy(fd, target)
-            if sha256 and _digest(target) != sha256:
-                what = (
-                    f"The bytes for {key} are not the ones announced: the file changed meanwhile."
-                )
-                raise StoreError(what, url=self.url, key=key)
-
         try:
-            with (
-                self._mapped(key),
-                self._filled(fill) as temporary,
-            ):
-                self._publish(temporary, path, os.replace)
+            with self._mapped(key), self._filled(lambda target: fill(fd, target)) as filled:
+                filled.replace(path)
         finally:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _filled(self, fill: Callable[[int], None]) -> Generator[Path]:
-        """A private file with its bytes on the disk; gone afterwards."""
-        self._prepare()
-        temporary = self._private / uuid.uuid4().hex
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o666)
-        try:
-            try:
-                fill(fd)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            yield temporary
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    def _publish(self, temporary: Path, path: Path, step: Callable[[Path, Path], None]) -> None:
-        for _ in range(20):
-            # A delete beside us may remove the folder that it found empty, at any point here.
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                step(temporary, path)
-                return
-        step(temporary, path)
-
-    def _prepare(self) -> None:
-        self._private.mkdir(parents=True, exist_ok=True)
-        if self._swept:
-            return
-        self._swept = True
-        oldest = time.time() - _STALE
-        for entry in os.scandir(self._private):
-            with contextlib.suppress(OSError):
-                if entry.stat().st_mtime < oldest:
-                    Path(entry.path).unlink()
+    def _filled(self, fill: Callable[[int], None]) -> Generator[Filling]:
+        """A private file with its bytes on the disk; gone afterwards unless it got a name."""
+        with self._private.filling() as filling:
+            fill(filling.fd)
+            os.fsync(filling.fd)
+            yield filling
 
     def _walk(self, folder: Path) -> Iterator[ObjectInfo]:
         pending = [folder]
@@ -251,46 +219,3 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _cloned(source: int, target: int) -> bool:
-    """A reflink: shares the bytes, copies on write; instant where the file system can."""
-    try:
-        import fcntl
-
-        fcntl.ioctl(target, _FICLONE, source)
-    except (ImportError, OSError):
-        return False
-    return True
-
-
-def _copy(source: int, target: int) -> None:
-    if _cloned(source, target):
-        return
-    with os.fdopen(os.dup(source), "rb") as reader, os.fdopen(os.dup(target), "wb") as writer:
-        if not _copied_by_kernel(reader.fileno(), writer.fileno()):
-            shutil.copyfileobj(reader, writer, _BUFFER)
-
-
-def _copied_by_kernel(source: int, target: int) -> bool:
-    """False when nothing was copied because the kernel cannot do it for these two files."""
-    if not hasattr(os, "copy_file_range"):
-        return False
-    copied = 0
-    while True:
-        try:
-            step = os.copy_file_range(source, target, 1 << 30)
-        except OSError:
-            if copied:
-                raise
-            return False
-        if not step:
-            return copied > 0
-        copied += step
-
-
-def _digest(fd: int) -> str:
-    """Of the copy, not the source: what was written is what has to be right."""
-    with os.fdopen(os.dup(fd), "rb", buffering=0) as reader:
-        reader.seek(0)
-        return hashlib.file_digest(reader, "sha256").hexdigest()

@@ -25,6 +25,7 @@ _MOST_PARTS: Final = 9_000
 _IN_FLIGHT: Final = 3
 _IN_MEMORY: Final = 16 * 1024 * 1024
 _READ: Final = 1024 * 1024
+_NO_LIST: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
 
 
 class Mismatch(Exception):
@@ -53,14 +54,27 @@ class _There:
     sha256: str
 
 
+@dataclass(frozen=True)
+class _Upload:
+    """`checked`: the store verifies and remembers the SHA-256 of parts; else only MD5 tells."""
+
+    id: str
+    there: dict[int, _There]
+    checked: bool = True
+
+    def fits(self, part: int) -> bool:
+        """Whether its parts are of this length."""
+        return bool(self.there) and self.there.get(1, _There(part, "", "")).size == part
+
+
 class Multipart:
     """The uploads of one bucket. `client`: boto3's for S3; `prefix` ends with / or is empty."""
 
     def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
         self._client, self._bucket, self._prefix = client, bucket, prefix
 
-    def upload(self, key: str, source: Path, *, sha256: str, tick: Tick | None) -> None:
-        """The file's bytes under `key`, visible when the last part is acknowledged.
+    def upload(self, key: str, source: Path, *, sha256: str, tick: Tick | None) -> str:
+        """The file's bytes under `key`, visible when the last part is acknowledged; their digest.
 
         Parts of an earlier, unfinished upload of the same key count if they hold the same bytes.
         Raises Mismatch where the file's digest is not `sha256` (unless that is empty), Corrupted,
@@ -69,14 +83,15 @@ class Multipart:
         with source.open("rb") as stream:
             size = stream.seek(0, io.SEEK_END)
             length = max(PART, -(-size // _MOST_PARTS))
-            upload, there = self._begin(key, length if length < size else size)
-            run = _Run(self, key, upload, there, tick or _unheard)
+            begun = self._begin(key, length if length < size else size)
+            run = _Run(self, key, begun, tick or _unheard)
             try:
-                parts = run.send(stream, _cut(size, length), sha256=sha256)
+                parts, digest = run.send(stream, _cut(size, length), sha256=sha256)
             except (Mismatch, Corrupted):
-                self._abort(key, upload)
+                self._abort(key, begun.id)
                 raise
-        self._complete(key, upload, parts, size)
+        self._complete(key, begun.id, parts, size)
+        return digest
 
     def abort(self, prefix: str) -> int:
         """Give up every unfinished upload below the folder `prefix`."""
@@ -96,30 +111,35 @@ class Multipart:
             Bucket=self._bucket, Key=f"{self._prefix}{key}", **arguments
         )
 
-    def _begin(self, key: str, part: int) -> tuple[str, dict[int, _There]]:
+    def _begin(self, key: str, part: int) -> _Upload:
         """An upload to go on with: the one with most parts of this length, else a new one."""
-        best: tuple[str, dict[int, _There]] = ("", {})
+        best: _Upload | None = None
         for one in self._unfinished(key):
             if one["Key"] != f"{self._prefix}{key}":
                 continue
-            there = self._parts(key, one["UploadId"])
-            if len(there) > len(best[1]) and there.get(1, _There(part, "", "")).size == part:
-                best, (given_up, _) = (one["UploadId"], there), best
-            else:
-                given_up = one["UploadId"]
-            if given_up:
-                self._abort(key, given_up)
-        if best[0]:
+            found = _Upload(str(one["UploadId"]), self._parts(key, one["UploadId"]))
+            if not found.fits(part) or (best and len(best.there) >= len(found.there)):
+                self._abort(key, found.id)
+                continue
+            if best:
+                self._abort(key, best.id)
+            best = found
+        if best:
             return best
         made = self.call("create_multipart_upload", key, ChecksumAlgorithm="SHA256")
-        return str(made["UploadId"]), {}
+        return _Upload(str(made["UploadId"]), {}, checked="ChecksumAlgorithm" in made)
 
     def _unfinished(self, prefix: str) -> Iterator[dict[str, Any]]:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(
             Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}"
         )
-        for page in pages:
-            yield from page.get("Uploads", [])
+        try:
+            for page in pages:
+                yield from page.get("Uploads", [])
+        except self._client.exceptions.ClientError as error:
+            # Servers that cannot list them, or say so where there are none.
+            if error.response.get("Error", {}).get("Code") not in _NO_LIST:
+                raise
 
     def _parts(self, key: str, upload: str) -> dict[int, _There]:
         found: dict[int, _There] = {}
@@ -159,16 +179,13 @@ class Multipart:
 class _Run:
     """One upload on its way: this thread reads and hashes the whole, a few others send parts."""
 
-    def __init__(
-        self, owner: Multipart, key: str, upload: str, there: dict[int, _There], tick: Tick
-    ) -> None:
-        self._owner, self._key, self._upload = owner, key, upload
-        self._there, self._tick = there, tick
+    def __init__(self, owner: Multipart, key: str, upload: _Upload, tick: Tick) -> None:
+        self._owner, self._key, self._upload, self._tick = owner, key, upload, tick
         self._room = threading.Semaphore(_IN_FLIGHT)
 
     def send(
         self, stream: BinaryIO, parts: Iterator[_Part], *, sha256: str
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[list[dict[str, Any]], str]:
         whole, sent = hashlib.sha256(), list[Future[dict[str, Any]]]()
         with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="part") as pool:
             try:
@@ -177,9 +194,9 @@ class _Run:
                     body = _read(stream, part, whole)
                     sent.append(pool.submit(self._send, part, body))
                     self._raise_failed(sent)
-                if sha256 and whole.hexdigest() != sha256:
+                if sha256 not in {"", whole.hexdigest()}:
                     raise Mismatch
-                return [one.result() for one in sent]
+                return [one.result() for one in sent], whole.hexdigest()
             finally:
                 for one in sent:
                     one.cancel()
@@ -191,8 +208,10 @@ class _Run:
 
     def _send(self, part: _Part, body: _Body) -> dict[str, Any]:
         try:
-            digest = base64.b64encode(body.digest("sha256")).decode()
-            there = self._there.get(part.number)
+            digest = ""
+            if self._upload.checked:
+                digest = base64.b64encode(body.digest("sha256")).decode()
+            there = self._upload.there.get(part.number)
             if there is None or not _same(there, part, body, digest):
                 there = self._put(part, body, digest)
             self._tick(part.length)
@@ -205,10 +224,10 @@ class _Run:
         answer = self._owner.call(
             "upload_part",
             self._key,
-            UploadId=self._upload,
+            UploadId=self._upload.id,
             PartNumber=part.number,
             Body=body.sent(),
-            ChecksumSHA256=digest,
+            **({"ChecksumSHA256": digest} if digest else {}),
         )
         there = _There(
             part.length, str(answer["ETag"]).strip('"'), str(answer.get("ChecksumSHA256", ""))
@@ -298,7 +317,7 @@ def _same(there: _There, part: _Part, body: _Body, digest: str) -> bool:
     """Whether the store has the part's bytes, by what it tells: its SHA-256, else its MD5."""
     if there.size != part.length:
         return False
-    if there.sha256:
+    if there.sha256 and digest:
         return there.sha256 == digest
     return there.tag == body.digest("md5").hex()
 

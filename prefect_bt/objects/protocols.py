@@ -58,12 +58,14 @@ Tick = Callable[[int], None]
 
 class UploadExact(Protocol):
     def upload_exact(
-        self, key: str, source: Path, *, sha256: str, tick: Tick | None = None
-    ) -> None:
-        """As upload, of bytes with this digest (hex); others leave nothing: StoreError.
+        self, key: str, source: Path, *, sha256: str = "", tick: Tick | None = None
+    ) -> str:
+        """As upload, read once; returns the digest (hex) of the bytes that are stored.
+
+        With `sha256`, bytes of another digest leave nothing: StoreError.
 
         Where the store takes files in parts, one that was interrupted goes on with the parts that
-        are there: keys that hold a digest make that safe. `tick` hears of those too.
+        are there, as far as their bytes are right. `tick` hears of those too.
         An OSError of the source itself (gone, unreadable) passes through.
         """
         ...

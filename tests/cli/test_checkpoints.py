@@ -5,8 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import urllib.error
+import urllib.request
 
 import pytest
+
+from prefect_bt.checkpoints.catalogue import list_checkpoints
+from prefect_bt.cli import file_server
+from prefect_bt.fileserver import running
+from prefect_bt.fileserver.place import Place
+from tests.checkpoints.buckets import ACCESS, REGION, SECRET, Bucket, s3_server
 
 from .conftest import Cli, Shop
 
@@ -117,10 +126,13 @@ def test_none(cli: Cli, shop: Shop, ended):
 
 
 @pytest.mark.parametrize("verb", ["get_checkpoint_urls", "get-checkpoint-urls"])
-def test_urls(cli: Cli, shop: Shop, job, verb: str):
-    done = cli(verb)
+def test_plain_urls(cli: Cli, shop: Shop, job, verb: str):
+    done = cli(verb, "--unsigned")
     target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"
-    assert done.out == f"Addresses of 4 checkpoint files written to {target}\n"
+    assert done.out == (
+        f"Addresses of 4 checkpoint files written to {target}\n"
+        "They are not signed: readers use their rights.\n"
+    )
     found = json.loads(target.read_text())
     assert set(found) == {"timestamp", "job", "checkpoint_artifacts"}
     assert found["job"]["id"] == job.id
@@ -128,3 +140,134 @@ def test_urls(cli: Cli, shop: Shop, job, verb: str):
     assert first["url"].startswith(f"file://{cli.folder}/store/training_projects/{job.project_id}/")
     assert set(first) == {"url", "relative_file_name", "node_rank", "size_bytes", "last_modified"}
     assert [file["node_rank"] for file in found["checkpoint_artifacts"]] == [0, 0, 0, 1]
+    assert not (cli.folder / "state/files").exists(), "nothing had to be started"
+
+
+@pytest.fixture
+def serving(cli: Cli):
+    yield cli.folder / "state"
+    running.stop_all(cli.folder / "state")
+
+
+def fill(shop: Shop, job, data: bytes) -> None:
+    """Every object that the manifests name gets bytes."""
+    for checkpoint in list_checkpoints(shop.ledger.store, job.project_id, job.id):
+        for file in checkpoint.files():
+            shop.ledger.store.put(file.key, data)
+
+
+def read(url: str, **headers: str) -> tuple[int, bytes]:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, b""
+
+
+def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
+    fill(shop, job, b"0123456789")
+    done = cli("get_checkpoint_urls")
+    target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"
+    known = next(Place.all_in(serving)).known()
+    assert (done.code, done.err) == (0, "")
+    assert done.out == (
+        f"Addresses of 4 checkpoint files written to {target}\n"
+        f"They hold for 7 days, served at {known.base} to this machine "
+        "(for others: prefect-bt checkpoints serve).\n"
+    )
+    urls = [file["url"] for file in json.loads(target.read_text())["checkpoint_artifacts"]]
+    assert [read(url) for url in urls] == [(200, b"0123456789")] * 4
+    assert read(urls[0], Range="bytes=2-4") == (206, b"234")
+    again = cli("get-checkpoint-urls", "--job-id", job.id)
+    assert again.code == 0
+    assert next(Place.all_in(serving)).known() == known, "the same server is found"
+
+    stopped = cli("down")
+    assert f"Stopped the file server at {known.base}" in stopped.out
+    assert not known.daemon.alive
+    assert cli("get_checkpoint_urls").code == 0
+    assert read(urls[0]) == (200, b"0123456789"), "at the same address again"
+
+
+def test_up_serves_again_what_was_given_out(cli: Cli, shop: Shop, job, serving, monkeypatch):
+    for name in ("PREFECT_BT_STORE", "PREFECT_BT_STATE_DIR"):
+        monkeypatch.setenv(name, cli.env[name])
+    said: list[str] = []
+    file_server.start_again(say=said.append)
+    assert (said, list(Place.all_in(serving))) == ([], []), "no address was ever asked for"
+    assert cli("get_checkpoint_urls").code == 0
+    (place,) = Place.all_in(serving)
+    before = running.stop(place)
+    file_server.start_again(say=said.append)
+    assert said == [f"Checkpoint files: {before.base}"]
+    assert place.known().daemon.alive
+
+
+def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
+    fill(shop, job, b"0123456789")
+    server = cli.start("checkpoints", "serve", "--address", "http://localhost:1/x/")
+    try:
+        said = server.stdout.readline()
+        assert said == f"Serving {cli.folder}/store at http://localhost:1/x; Ctrl-C ends it.\n"
+        known = next(Place.all_in(serving)).known()
+        assert known.pid == server.pid
+        assert cli("get_checkpoint_urls").code == 0
+        target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"
+        url = json.loads(target.read_text())["checkpoint_artifacts"][0]["url"]
+        assert url.startswith("http://localhost:1/x/training_projects/")
+        # What stands between that address and us hands the rest on.
+        real = url.replace("http://localhost:1/x", f"http://127.0.0.1:{known.port}")
+        assert read(real) == (200, b"0123456789")
+        second = cli("checkpoints", "serve")
+        assert second.code == 1
+        assert f"Process {server.pid} serves this store already" in second.err
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=60) == 0
+        assert "Traceback" not in server.stderr.read()
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--host", "0.0.0.0"], "--address http://<name>:<port>"),
+        (["--address", "box:80"], "'box:80' is no address"),
+        (["--host", "192.0.2.1"], "Cannot listen at 192.0.2.1"),
+    ],
+)
+def test_what_cannot_be_served(cli: Cli, arguments: list[str], said: str):
+    done = cli("checkpoints", "serve", *arguments)
+    assert done.code == 1
+    assert said in done.err
+
+
+@pytest.mark.integration
+def test_a_bucket_signs_for_itself(cli: Cli, tmp_path, monkeypatch, ended):
+    with s3_server(tmp_path) as endpoint:
+        bucket = Bucket(endpoint)
+        told = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": ACCESS,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": REGION,
+        }
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        shop = Shop(bucket.url)
+        job = shop.job("tiny", *ended)
+        shop.checkpoint(job, "checkpoint-10", size=10, at=1)
+        fill(shop, job, b"0123456789")
+        done = cli("get_checkpoint_urls", PREFECT_BT_STORE=bucket.url, **told)
+        assert (done.code, done.err) == (0, "")
+        assert "hold for 7 days" in done.out
+        target = cli.folder / f"tiny_{job.id}_checkpoints.json"
+        (file,) = json.loads(target.read_text())["checkpoint_artifacts"]
+        assert read(file["url"], Range="bytes=0-7") == (206, b"01234567")
+        assert SECRET not in file["url"]
+        served = cli("checkpoints", "serve", PREFECT_BT_STORE=bucket.url, **told)
+        assert (served.code, served.out) == (1, "")
+        assert "a bucket has addresses of its own" in served.err
+    assert not (cli.folder / "state/files").exists()

@@ -1,9 +1,14 @@
 """What every store promises, run against each of them: objects/protocols.py."""
 
+import base64
+import contextlib
+import email.utils
+import hmac
+import itertools
 import os
+import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -13,50 +18,102 @@ import pytest
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects import open_store
+from tests.checkpoints.buckets import Bucket, s3_server, use
+
+# The account that every copy of Azure's emulator has, by its manual.
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+containers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def moto_url(tmp_path_factory):
-    pytest.importorskip("moto.server", reason="moto[server] is not installed")
+def s3(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def azurite(tmp_path_factory):
+    command = shutil.which("azurite-blob")
+    if command is None:
+        pytest.skip("no azurite-blob here: npm install -g azurite")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(150):
-            try:
-                urllib.request.urlopen(f"{url}/moto-api/", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        else:
-            pytest.skip("the moto server did not start")
-        yield url
-    finally:
-        server.kill()
-        server.wait()
-        log.close()
+        port = str(probe.getsockname()[1])
+    folder = tmp_path_factory.mktemp("azurite")
+    command = [command, "--inMemoryPersistence", "--skipApiVersionCheck", "--blobPort", port]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+        try:
+            _await(int(port), server)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
+            server.wait()
 
 
-@pytest.fixture(params=["disk", "memory", pytest.param("s3", marks=pytest.mark.integration)])
+def _await(port, server):
+    for _ in range(300):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        assert server.poll() is None, "the server ended"
+        time.sleep(0.1)
+    raise AssertionError("the server did not start")
+
+
+@pytest.fixture(
+    params=[
+        "disk",
+        "memory",
+        *(pytest.param(name, marks=pytest.mark.integration) for name in ("s3", "r2", "cw")),
+        pytest.param("azure", marks=pytest.mark.integration),
+        pytest.param(
+            "gs",
+            marks=pytest.mark.skip("no emulator speaks the XML interface that obstore uses"),
+        ),
+    ]
+)
 def store(request, tmp_path, monkeypatch):
     if request.param == "disk":
         return open_store(str(tmp_path / "store"))
     if request.param == "memory":
         return open_store("memory://")
-    endpoint = request.getfixturevalue("moto_url")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    bucket = f"b{time.monotonic_ns()}"
-    urllib.request.urlopen(
-        urllib.request.Request(f"{endpoint}/{bucket}", method="PUT"), timeout=5
-    ).close()
-    return open_store(f"s3://{bucket}/some/prefix")
+    if request.param == "azure":
+        return open_store(azure_url(request.getfixturevalue("azurite"), monkeypatch))
+    endpoint = request.getfixturevalue("s3")
+    use(monkeypatch, endpoint)
+    bucket = Bucket(endpoint)
+    monkeypatch.setenv("PREFECT_BT_R2_ENDPOINT", endpoint)
+    monkeypatch.setenv("PREFECT_BT_CW_ENDPOINT", endpoint)
+    if request.param != "s3":
+        # These know their server themselves.
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+    account = "0123456789abcdef." if request.param == "r2" else ""
+    return open_store(f"{request.param}://{account}{bucket.name}/some/prefix")
+
+
+def azure_url(endpoint, monkeypatch):
+    """A fresh container, made as Azure's clients do."""
+    container = f"c{os.getpid()}-{next(containers)}"
+    now = email.utils.formatdate(usegmt=True)
+    signed = "PUT" + "\n" * 12 + f"x-ms-date:{now}\nx-ms-version:2021-08-06\n"
+    signed += f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{container}\nrestype:container"
+    mac = hmac.new(base64.b64decode(AZURE_KEY), signed.encode(), sha256).digest()
+    headers = {
+        "x-ms-date": now,
+        "x-ms-version": "2021-08-06",
+        "Authorization": f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(mac).decode()}",
+        "Content-Length": "0",
+    }
+    address = f"{endpoint}/{AZURE_ACCOUNT}/{container}?restype=container"
+    made = urllib.request.Request(address, method="PUT", headers=headers)
+    urllib.request.urlopen(made, timeout=10).close()
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", endpoint)
+    return f"azure://{AZURE_ACCOUNT}/{container}/some/prefix"
 
 
 def test_get_what_was_put(store):
@@ -149,6 +206,35 @@ def test_upload_and_download(store, tmp_path):
     store.download("big", target)
     assert target.read_bytes() == data
     assert [info.size for info in store.list("")] == [len(data)]
+
+
+@pytest.mark.parametrize("size", [0, 10, 100_000, (8 << 20) + 3, 17 << 20])
+def test_upload_exact_tells_every_byte(store, tmp_path, size):
+    source, told = tmp_path / "source", []
+    source.write_bytes(os.urandom(size))
+    digest = sha256(source.read_bytes()).hexdigest()
+    store.upload_exact("x/y", source, sha256=digest, tick=told.append)
+    assert store.get("x/y") == source.read_bytes()
+    assert sum(told) == size
+
+
+def test_giving_up_uploads_takes_no_object(store, tmp_path):
+    assert store.abort_uploads("nothing/here") == 0
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * (9 << 20))
+    store.upload("x/y", source)
+    assert store.abort_uploads("x") == 0
+    assert [info.key for info in store.list("x")] == ["x/y"]
+
+
+def test_an_address_for_anyone(store):
+    store.put("a b/ü", b"0123456789")
+    url = store.presign("a b/ü", seconds=60)
+    if not url:
+        return
+    ranged = urllib.request.Request(url, headers={"Range": "bytes=2-4"})
+    with urllib.request.urlopen(ranged, timeout=10) as answer:
+        assert (answer.status, answer.read()) == (206, b"234")
 
 
 @pytest.mark.parametrize("size", [0, 10, (8 << 20) + 3])

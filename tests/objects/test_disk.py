@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,52 @@ def test_a_killed_upload_leaves_nothing_in_sight(tmp_path):
         for info in DiskStore(root).list(""):
             assert info.key == "big"
             assert sha256(DiskStore(root).get("big")).hexdigest() == digest
+    # At most the step from an old object to a new one was interrupted.
+    assert len(list((root / ".prefect-bt-tmp").iterdir())) <= 1
+
+
+def test_a_killed_first_upload_leaves_no_byte(tmp_path):
+    source, root = tmp_path / "source", tmp_path / "store"
+    source.touch()
+    os.truncate(source, 8 << 30)
+    command = [sys.executable, "-c", WRITER, str(root), str(source)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout and writer.stdout.readline()
+        held = Path(f"/proc/{writer.pid}/fd")
+        # In the middle of it: the process holds a file of the store's that has no name.
+        while not any(str(root) in _link(fd) for fd in held.iterdir()):
+            assert writer.poll() is None
+            time.sleep(0.001)
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def _link(path):
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("size", [0, 5, (16 << 20) - 1, 16 << 20, (48 << 20) + 7])
+def test_upload_exact_copies_hashes_and_tells(tmp_path, size):
+    source = tmp_path / "source"
+    data = os.urandom(1 << 20) * (size // (1 << 20)) + os.urandom(size % (1 << 20))
+    source.write_bytes(data)
+    store, told = DiskStore(tmp_path / "store"), []
+    store.upload_exact("x", source, sha256=sha256(data).hexdigest(), tick=told.append)
+    assert store.get("x") == data
+    assert sum(told) == size
+
+
+def test_a_source_that_the_kernel_makes_up(tmp_path):
+    """Its size reads as 0, and the kernel copies nothing of it."""
+    store = DiskStore(tmp_path)
+    store.upload("x", Path("/proc/self/status"))
+    assert store.get("x").startswith(b"Name:")
 
 
 def test_private_copies_are_swept_when_a_day_old(tmp_path):

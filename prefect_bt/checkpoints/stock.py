@@ -1,0 +1,137 @@
+"""The objects of a job that its uploader counts on, so that nothing is sent twice.
+
+    objects/<attempt>/rank-<r>/<xx>/<sha256>            a small file, named by its digest
+    objects/<attempt>/rank-<r>/<xx>/<mark>[-<n>].bytes  a large one, named by its mark: its size and
+                                                        a sample of its bytes
+    objects/<attempt>/rank-<r>/<xx>/<mark>[-<n>].<sha256>   empty: what the large one's digest is
+
+A large file is read once, hashed while it travels, so its digest is not known when its key is
+needed. The mark comes from the file itself: after a kill the same file goes on under the same key.
+Two files with one mark and different bytes get different numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Final
+
+from prefect_bt.checkpoints.manifest import (
+    Manifest,
+    Origin,
+    all_objects_prefix,
+    is_own,
+    rank_prefix,
+)
+from prefect_bt.objects.protocols import List, ObjectInfo
+
+_SMALL: Final = re.compile(r"[0-9a-f]{64}")
+_LARGE: Final = re.compile(r"([0-9a-f]{64})(?:-\d+)?\.(bytes|[0-9a-f]{64})")
+
+
+def small_key(origin: Origin, sha256: str) -> str:
+    """Where a small file's bytes lie."""
+    # A folder a rank: whose unfinished upload it is must be plain. Two digits more: servers that
+    # keep folders get slow with ten thousand names in one.
+    return f"{rank_prefix(origin, origin.attempt)}/{sha256[:2]}/{sha256}"
+
+
+class Stock:
+    """Digest -> where these bytes lie already. Any thread of one uploader."""
+
+    def __init__(
+        self, store: List, origin: Origin, manifests: Iterable[Manifest], *, own: bool
+    ) -> None:
+        """Lists the job's objects: raises StoreError.
+
+        `own`: count on no object that another rank stored, because its uploader may take it away
+        when it lets a checkpoint go.
+        """
+        self._origin, self._lock = origin, threading.Lock()
+        self._known: dict[str, tuple[str, int]] = {}
+        self._marks: dict[str, set[str]] = {}
+        """Mark -> digests of the large objects that have it."""
+        self._taken: set[str] = set()
+        found = {
+            info.key: info
+            for info in store.list(all_objects_prefix(origin))
+            if not own or is_own(origin, info.key)
+        }
+        # An object is there only when all its bytes were verified, so its name can be trusted:
+        # what an uploader that was killed had sent is not sent again.
+        for info in found.values():
+            self._read(info, found)
+        for manifest in manifests:
+            for entry in manifest.entries:
+                there = found.get(entry.key)
+                if there is not None:
+                    self.remember(entry.sha256, key=entry.key, size=there.size)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def key_of(self, sha256: str, size: int) -> str:
+        """The key under which this content lies already; empty when it has to be sent."""
+        key, stored = self._known.get(sha256, ("", -1))
+        return key if stored == size else ""
+
+    def is_like(self, mark: str) -> bool:
+        """Whether a large object may have the same bytes: then the digest must be known first."""
+        return mark in self._marks
+
+    def remember(self, sha256: str, *, key: str, size: int) -> None:
+        with self._lock:
+            self._known[sha256] = (key, size)
+            self._taken.add(key)
+            match = _LARGE.fullmatch(key.rpartition("/")[2])
+            if match:
+                self._marks.setdefault(match[1], set()).add(sha256)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """These objects are gone."""
+        gone = set(keys)
+        with self._lock:
+            self._known = {d: place for d, place in self._known.items() if place[0] not in gone}
+            self._taken -= gone
+
+    @contextmanager
+    def key_for(self, mark: str) -> Generator[str]:
+        """A key for a large file that nothing lies under, and nobody else of this process gets.
+
+        The same one again for the same file, where the block ends with an exception.
+        """
+        folder = f"{rank_prefix(self._origin, self._origin.attempt)}/{mark[:2]}"
+        with self._lock:
+            number, key = 1, f"{folder}/{mark}.bytes"
+            while key in self._taken:
+                number += 1
+                key = f"{folder}/{mark}-{number}.bytes"
+            self._taken.add(key)
+        try:
+            yield key
+        except BaseException:
+            with self._lock:
+                self._taken.discard(key)
+            raise
+
+    def _read(self, info: ObjectInfo, found: dict[str, ObjectInfo]) -> None:
+        folder, _, name = info.key.rpartition("/")
+        if _SMALL.fullmatch(name):
+            self.remember(name, key=info.key, size=info.size)
+            return
+        match = _LARGE.fullmatch(name)
+        if match is None:
+            return
+        if match[2] == "bytes":
+            self._taken.add(info.key)
+            return
+        large = found.get(f"{folder}/{name.removesuffix(match[2])}bytes")
+        if large is not None:
+            self.remember(match[2], key=large.key, size=large.size)
+
+
+def receipt_key(key: str, sha256: str) -> str:
+    """The empty object that tells the digest of the large one at `key`."""
+    return f"{key.removesuffix('.bytes')}.{sha256}"

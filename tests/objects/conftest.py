@@ -1,0 +1,29 @@
+"""A real S3 server, a proxy before it that can be told to fail, and a bucket in it."""
+
+import pytest
+
+from tests.checkpoints.buckets import Bucket, s3_server, use
+
+from .faulty import FaultyServer
+
+
+@pytest.fixture(scope="session")
+def upstream(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as address:
+        yield address
+
+
+@pytest.fixture
+def server(upstream, monkeypatch):
+    """The environment points at it."""
+    with FaultyServer(upstream) as faulty:
+        use(monkeypatch, faulty.url)
+        yield faulty
+
+
+@pytest.fixture
+def bucket(server):
+    """Spoken to without the proxy."""
+    made = Bucket(server.upstream)
+    yield made
+    made.empty()
