@@ -102,11 +102,16 @@ def connect(address: Address) -> ObjectStore:
 
     if address.endpoint:
         common |= {"endpoint": address.endpoint, "region": _REGIONS[address.scheme]}
+    try:
+        credentials = Boto3CredentialProvider()
+    except ValueError as error:
+        raise StoreError(
+            f"No credentials for {address.scheme}://{address.bucket} were found.",
+            url=f"{address.scheme}://{address.bucket}",
+            next_step="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE.",
+        ) from error
     return store.S3Store(
-        address.bucket,
-        checksum_algorithm="SHA256",
-        credential_provider=Boto3CredentialProvider(),
-        **common,
+        address.bucket, checksum_algorithm="SHA256", credential_provider=credentials, **common
     )
 
 
