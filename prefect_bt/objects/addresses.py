@@ -59,6 +59,8 @@ class Address:
     prefix: str = ""
     account: str = ""
     endpoint: str = ""
+    in_host: bool = False
+    """Whether the bucket is part of the host's name: CoreWeave wants it there."""
 
 
 def parse_address(url: str) -> Address:
@@ -74,7 +76,8 @@ def parse_address(url: str) -> Address:
         bucket=found["bucket"],
         prefix=(found["prefix"] or "").strip("/"),
         account=found.get("account") or "",
-        endpoint=_endpoint(scheme, found),
+        endpoint=(endpoint := _endpoint(scheme, found)),
+        in_host=scheme == "cw" and re.search(r"[a-z]", urlsplit(endpoint).netloc) is not None,
     )
 
 
@@ -102,6 +105,9 @@ def connect(address: Address) -> ObjectStore:
 
     if address.endpoint:
         common |= {"endpoint": address.endpoint, "region": _REGIONS[address.scheme]}
+    if address.in_host:
+        host = address.endpoint.replace("://", f"://{address.bucket}.", 1)
+        common |= {"endpoint": host, "virtual_hosted_style_request": True}
     try:
         credentials = Boto3CredentialProvider()
     except ValueError as error:
@@ -127,7 +133,10 @@ def s3_client(address: Address) -> Any:
         # Every part carries its SHA-256, which is signed: no need to hash it a second time.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3={"payload_signing_enabled": False},
+        s3={
+            "payload_signing_enabled": False,
+            **({"addressing_style": "virtual"} if address.in_host else {}),
+        },
         signature_version="s3v4",
     )
     place: dict[str, Any] = {}

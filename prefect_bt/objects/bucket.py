@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import threading
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -28,7 +29,7 @@ from obstore.store import MemoryStore
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects.addresses import S3_LIKE, Address, connect, parse_address, s3_client
 from prefect_bt.objects.keys import check_key
-from prefect_bt.objects.multipart import PART, Corrupted, Mismatch, Multipart
+from prefect_bt.objects.multipart import DAMAGED, PART, Corrupted, Mismatch, Multipart
 from prefect_bt.objects.protocols import ObjectInfo, Tick
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _IN_FLIGHT: Final = 24 * 1024 * 1024
 _READ: Final = 4 * 1024 * 1024
 _READERS: Final = 4
+_ARRIVALS: Final = 3
+"""How often bytes that did not arrive as they were are sent."""
 _MOST_SECONDS: Final = 7 * 24 * 3600
 _REFUSED: Final = (
     exceptions.PermissionDeniedError,
@@ -86,7 +89,7 @@ class BucketStore:
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
         with self._mapped(key) as path:
             # The size first: servers answer a range past the end with an error of their own.
-            size = obstore.head(self._inner, path)["size"]
+            size = self._size(path)
             length = min(length, size - start)
             if length <= 0:
                 return b""
@@ -157,8 +160,13 @@ class BucketStore:
     # -- writing ------------------------------------------------------------------------------
 
     def _put(self, path: str, data: bytes) -> None:
-        for _ in range(2):
-            put = obstore.put(self._inner, path, data, use_multipart=False)
+        for _ in range(_ARRIVALS):
+            try:
+                put = obstore.put(self._inner, path, data, use_multipart=False)
+            except exceptions.BaseError as error:
+                if _code_in(error) in DAMAGED:
+                    continue
+                raise
             if self._arrived(path, data, str(put.get("e_tag") or "")):
                 return
             obstore.delete(self._inner, path)
@@ -192,6 +200,8 @@ class BucketStore:
                     digest = hashlib.sha256(data)
                     _agree(digest.hexdigest(), sha256)
                     self._put(path, data)
+                    if tick is not None:
+                        tick(size)
                     return digest.hexdigest()
                 if multipart:
                     return multipart.upload(path, source, sha256=sha256, tick=tick)
@@ -227,9 +237,16 @@ class BucketStore:
 
     # -- reading ------------------------------------------------------------------------------
 
+    def _size(self, path: str) -> int:
+        try:
+            return obstore.head(self._inner, path)["size"]
+        except FileNotFoundError:
+            obstore.get(self._inner, path)  # says whether it is the bucket that is not there
+            raise
+
     def _fill(self, path: str, descriptor: int) -> None:
         """The object's bytes into a file: in ranges, a few at a time."""
-        size = obstore.head(self._inner, path)["size"]
+        size = self._size(path)
         os.truncate(descriptor, size)
 
         def fetch(start: int) -> None:
@@ -272,8 +289,7 @@ class BucketStore:
         except _REFUSED as error:
             raise self._refused(key) from error
         except (exceptions.BaseError, OSError) as error:
-            what = f"{self._url} failed for {key}: {_first_line(error)}."
-            raise StoreError(what, url=self._url, key=key) from error
+            raise self._of_code(key, error, _code_in(error)) from error
         except Exception as error:
             # botocore's exceptions, without importing it for stores that need it not.
             if not type(error).__module__.startswith(("botocore", "boto3", "s3transfer")):
@@ -281,12 +297,18 @@ class BucketStore:
             raise self._of_boto(key, error) from error
 
     def _of_boto(self, key: str, error: Exception) -> StoreError:
-        code = str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
-        if code in _REFUSALS or "Credential" in type(error).__name__:
+        if "Credential" in type(error).__name__:
+            return self._refused(key)
+        answer: Any = getattr(error, "response", {})
+        return self._of_code(key, error, str(answer.get("Error", {}).get("Code", "")))
+
+    def _of_code(self, key: str, error: Exception, code: str) -> StoreError:
+        """By what the server calls the fault, in its own words."""
+        if code in _REFUSALS:
             return self._refused(key)
         if code in {"NoSuchBucket", "NoSuchKey", "404"}:
             return self._not_found(key, error)
-        what = f"{self._url} failed for {key}: {_first_line(error)}."
+        what = f"{self._url} failed for {key}: {code or _first_line(error)}."
         return StoreError(what, url=self._url, key=key)
 
     def _not_found(self, key: str, error: Exception) -> StoreError:
@@ -311,6 +333,12 @@ class BucketStore:
             key=key,
             next_step="Check the credentials (expired?) and their rights on this bucket.",
         )
+
+
+def _code_in(error: BaseException) -> str:
+    """The code of an S3 error document, which obstore hands on as text."""
+    found = re.search(r"<Code>(\w+)</Code>", str(error))
+    return found[1] if found else ""
 
 
 def _first_line(error: BaseException) -> str:

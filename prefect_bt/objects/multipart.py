@@ -25,6 +25,9 @@ _MOST_PARTS: Final = 9_000
 _IN_FLIGHT: Final = 3
 _IN_MEMORY: Final = 16 * 1024 * 1024
 _READ: Final = 1024 * 1024
+_ARRIVALS: Final = 3
+DAMAGED: Final = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
+"""What a server answers to bytes that are not what their checksum says."""
 _NO_LIST: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
 
 
@@ -72,6 +75,7 @@ class Multipart:
 
     def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
         self._client, self._bucket, self._prefix = client, bucket, prefix
+        self.faults: Any = client.exceptions.ClientError
 
     def upload(self, key: str, source: Path, *, sha256: str, tick: Tick | None) -> str:
         """The file's bytes under `key`, visible when the last part is acknowledged; their digest.
@@ -213,12 +217,24 @@ class _Run:
                 digest = base64.b64encode(body.digest("sha256")).decode()
             there = self._upload.there.get(part.number)
             if there is None or not _same(there, part, body, digest):
-                there = self._put(part, body, digest)
+                there = self._put_again(part, body, digest)
             self._tick(part.length)
             checksum = {"ChecksumSHA256": there.sha256} if there.sha256 else {}
             return {"PartNumber": part.number, "ETag": f'"{there.tag}"', **checksum}
         finally:
             self._room.release()
+
+    def _put_again(self, part: _Part, body: _Body, digest: str) -> _There:
+        """A part that did not arrive as it was is sent again."""
+        for _ in range(_ARRIVALS - 1):
+            try:
+                return self._put(part, body, digest)
+            except Corrupted:
+                continue
+            except self._owner.faults as error:
+                if error.response.get("Error", {}).get("Code") not in DAMAGED:
+                    raise
+        return self._put(part, body, digest)
 
     def _put(self, part: _Part, body: _Body, digest: str) -> _There:
         answer = self._owner.call(

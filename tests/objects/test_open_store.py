@@ -5,6 +5,7 @@ import pytest
 
 from prefect_bt.errors import StoreError
 from prefect_bt.objects import open_store
+from tests.checkpoints.buckets import use
 
 
 @pytest.mark.parametrize("spelling", ["{}", "file://{}"])
@@ -31,6 +32,47 @@ def test_unknown_scheme_names_the_known_ones():
 def test_bad_addresses(url):
     with pytest.raises(StoreError):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "example"),
+    [
+        ("r2://bucket-alone/x", "r2://account_id.bucket/prefix"),
+        ("r2://", "r2://account_id.bucket/prefix"),
+        ("cw://", "cw://bucket/prefix"),
+        ("gs://", "gs://bucket/prefix"),
+        ("azure://account", "azure://account/container/prefix"),
+        ("s3:///prefix", "s3://bucket/prefix"),
+    ],
+)
+def test_a_malformed_bucket_shows_a_right_one(url, example):
+    with pytest.raises(StoreError) as caught:
+        open_store(url)
+    assert example in str(caught.value)
+    assert url in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "start"),
+    [
+        ("r2://0a1b.team/p", "https://0a1b.r2.cloudflarestorage.com/team/p/x?"),
+        ("r2://0a1b.eu.team/p", "https://0a1b.eu.r2.cloudflarestorage.com/team/p/x?"),
+        ("cw://team/p", "https://team.cwobject.com/p/x?"),
+    ],
+)
+def test_who_answers_for_a_bucket(monkeypatch, url, start):
+    """Both libraries agree on it. CoreWeave refuses buckets that are part of the path."""
+    use(monkeypatch, "http://nobody")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    from datetime import timedelta
+
+    import obstore
+
+    from prefect_bt.objects.addresses import connect, parse_address
+
+    assert open_store(url).presign("x", seconds=60).startswith(start)
+    signed = obstore.sign(connect(parse_address(url)), "GET", "x", timedelta(seconds=60))
+    assert signed.startswith(start)
 
 
 def test_the_import_is_cheap():
