@@ -38,7 +38,7 @@ def s3(tmp_path_factory):
 def azurite(tmp_path_factory):
     command = shutil.which("azurite-blob")
     if command is None:
-        pytest.skip("no azurite-blob here: npm install -g azurite")
+        pytest.skip("no azurite-blob here: `make test` installs it where there is npm")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
