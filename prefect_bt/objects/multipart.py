@@ -12,8 +12,9 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -23,7 +24,7 @@ from prefect_bt.objects.protocols import Tick
 PART: Final = 8 * 1024 * 1024
 _MOST_PARTS: Final = 9_000
 _IN_FLIGHT: Final = 3
-_IN_MEMORY: Final = 16 * 1024 * 1024
+_IN_MEMORY: Final = 8 * 1024 * 1024
 _READ: Final = 1024 * 1024
 _ARRIVALS: Final = 3
 DAMAGED: Final = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
@@ -76,6 +77,7 @@ class Multipart:
     def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
         self._client, self._bucket, self._prefix = client, bucket, prefix
         self.faults: Any = client.exceptions.ClientError
+        self._changed, self._busy = threading.Condition(), set[str]()
 
     def upload(self, key: str, source: Path, *, sha256: str, tick: Tick | None) -> str:
         """The file's bytes under `key`, visible when the last part is acknowledged; their digest.
@@ -84,7 +86,7 @@ class Multipart:
         Raises Mismatch where the file's digest is not `sha256` (unless that is empty), Corrupted,
         botocore's errors, and OSError of the file.
         """
-        with source.open("rb") as stream:
+        with source.open("rb") as stream, self._alone(key):
             size = stream.seek(0, io.SEEK_END)
             length = max(PART, -(-size // _MOST_PARTS))
             begun = self._begin(key, length if length < size else size)
@@ -94,7 +96,7 @@ class Multipart:
             except (Mismatch, Corrupted):
                 self._abort(key, begun.id)
                 raise
-        self._complete(key, begun.id, parts, size)
+            self._complete(key, begun.id, parts, size)
         return digest
 
     def abort(self, prefix: str) -> int:
@@ -109,6 +111,19 @@ class Multipart:
         place = {"Bucket": self._bucket, "Key": f"{self._prefix}{key}"}
         signed = self._client.generate_presigned_url("get_object", Params=place, ExpiresIn=seconds)
         return str(signed)
+
+    @contextmanager
+    def _alone(self, key: str) -> Generator[None]:
+        """One thread a key: what another is sending is no unfinished upload to go on with."""
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._busy)
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.discard(key)
+                self._changed.notify_all()
 
     def call(self, operation: str, key: str, **arguments: Any) -> Any:
         return getattr(self._client, operation)(

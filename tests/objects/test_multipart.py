@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from hashlib import sha256
 
 import pytest
@@ -21,6 +22,7 @@ SIZE = (PARTS - 1) * PART + 4321
 
 UPLOAD = """
 import sys
+import time
 from pathlib import Path
 from prefect_bt.objects import open_store
 open_store(sys.argv[1]).upload_exact("x", Path(sys.argv[2]), sha256=sys.argv[3])
@@ -28,6 +30,7 @@ open_store(sys.argv[1]).upload_exact("x", Path(sys.argv[2]), sha256=sys.argv[3])
 
 MEASURED = """
 import sys
+import time
 from pathlib import Path
 from prefect_bt.objects import open_store
 from concurrent.futures import ThreadPoolExecutor
@@ -86,9 +89,13 @@ def interrupted(server, bucket, source):
         process.wait()
     server.clear()
     assert bucket.keys() == []
-    (parts,) = parts_of(bucket)
-    assert parts
-    return len(parts)
+    parts: list = []
+    while True:  # what was on its way at the kill still arrives
+        (found,) = parts_of(bucket)
+        if found and len(found) == len(parts):
+            return len(found)
+        parts = found
+        time.sleep(0.5)
 
 
 def test_a_killed_upload_goes_on_where_it_was(server, bucket, store, source):
