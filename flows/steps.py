@@ -67,5 +67,6 @@ def weights_of(site: JobSite) -> tuple[WeightsPlan, ...]:
 def mirror_weights(site: JobSite, source: WeightsPlan) -> str:
     """Fetch one source, once, before any node exists (§6.4); returns where it lies."""
     wanted = [source.secret] if source.secret else []
-    token = next(iter(resolve_secrets(wanted, site.secret_sources).values()), None)
-    return str(mirror_source(source, state_dir=site.settings.state_dir, token=token))
+    secret = next(iter(resolve_secrets(wanted, site.secret_sources).values()), None)
+    state_dir = site.settings.state_dir
+    return str(mirror_source(source, state_dir=state_dir, secret=secret, store=site.ledger.store))

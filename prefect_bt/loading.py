@@ -81,8 +81,10 @@ def _candidates(
     wanted = ledger.project(project_name).id if project_name else None
     if job_id:
         job = ledger.job(job_id)
-        if wanted in {None, job.project_id}:
-            yield job
+        if wanted not in {None, job.project_id}:
+            step = f"It belongs to project {job.project_name!r}, not {project_name!r}."
+            raise NotFoundError("job", job_id, next_step=step)
+        yield job
         return
     yield from reversed(ledger.jobs(project_id=wanted or project_id))
 

@@ -84,6 +84,20 @@ class LoadedCheckpoint:
 
 
 @dataclass(frozen=True)
+class WeightsAuthPlan:
+    """How a source is asked: the method's own fields as the definition has them, no secret.
+
+    `method` is empty when the source is read with what the machine has, or by anybody.
+    """
+
+    method: str = ""
+    role_arn: str = ""
+    region: str = ""
+    service_account: str = ""
+    identity_provider: str = ""
+
+
+@dataclass(frozen=True)
 class WeightsPlan:
     """One source: what to mirror, and where the node finds it."""
 
@@ -94,6 +108,7 @@ class WeightsPlan:
     ignore_patterns: tuple[str, ...] | None = None
     secret: str = ""
     """Name of the secret reference that authenticates the source; empty when none."""
+    auth: WeightsAuthPlan = field(default_factory=WeightsAuthPlan)
 
 
 @dataclass(frozen=True)

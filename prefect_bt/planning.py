@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import PurePosixPath
 
 from prefect_bt.contract import (
@@ -23,6 +23,7 @@ from prefect_bt.definitions import (
     SecretReference,
     TrainingJob,
     TrainingProject,
+    WeightsAuthMethod,
     WeightsSource,
     parse_memory,
 )
@@ -36,6 +37,7 @@ from prefect_bt.plan import (
     Resources,
     Volume,
     VolumeKind,
+    WeightsAuthPlan,
     WeightsPlan,
     WorkspacePlan,
 )
@@ -218,14 +220,31 @@ def _plan_checkpoints(job: TrainingJob, context: PlanContext) -> CheckpointPlan 
 
 def _plan_weights(source: WeightsSource) -> WeightsPlan:
     allow, ignore = source.allow_patterns, source.ignore_patterns
-    identity = json.dumps([source.source, allow, ignore])
+    auth, secret = _plan_auth(source), source.secret_name or ""
+    # Everything that decides which bytes may be seen (§6.4); where they are mounted does not.
+    identity = json.dumps([source.source, allow, ignore, astuple(auth), secret])
     return WeightsPlan(
         source=source.source,
         mount_location=clean_path(source.mount_location),
         key=hashlib.sha256(identity.encode()).hexdigest()[:32],
         allow_patterns=tuple(allow) if allow is not None else None,
         ignore_patterns=tuple(ignore) if ignore is not None else None,
-        secret=source.secret_name or "",
+        secret=secret,
+        auth=auth,
+    )
+
+
+def _plan_auth(source: WeightsSource) -> WeightsAuthPlan:
+    auth = source.auth
+    if auth is None:
+        method = WeightsAuthMethod.CUSTOM_SECRET if source.secret_name else ""
+        return WeightsAuthPlan(method=str(method))
+    return WeightsAuthPlan(
+        method=auth.auth_method.value,
+        role_arn=auth.aws_assume_role_arn or auth.aws_oidc_role_arn or "",
+        region=auth.aws_assume_role_region or auth.aws_oidc_region or "",
+        service_account=auth.gcp_oidc_service_account or "",
+        identity_provider=auth.gcp_oidc_workload_id_provider or "",
     )
 
 

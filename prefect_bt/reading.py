@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from typing import Final
 
 from prefect_bt.contract import (
     CHECKPOINT_DIR,
     HF_CACHE_DIR,
     PROJECT_CACHE_NAME,
     TEAM_CACHE_NAME,
+    quote_name,
 )
 from prefect_bt.definitions import TrainingJob
 from prefect_bt.plan import Volume, VolumeKind
+
+LONGEST_NAME: Final = 255
+"""Bytes that Linux takes as the name of a folder."""
 
 
 def clean_path(path: str) -> str:
@@ -56,6 +62,13 @@ def cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volu
         base = PurePosixPath(clean_path(cache.mount_base_path))
         yield Volume(VolumeKind.CACHE_BASE, str(base), project_id)
         yield Volume(VolumeKind.PROJECT_CACHE, str(base / PROJECT_CACHE_NAME), project_id)
-        yield Volume(VolumeKind.TEAM_CACHE, str(base / TEAM_CACHE_NAME), team or "default")
+        yield Volume(VolumeKind.TEAM_CACHE, str(base / TEAM_CACHE_NAME), _team_key(team))
         if cache.enable_legacy_hf_mount and not PurePosixPath(HF_CACHE_DIR).is_relative_to(base):
             yield Volume(VolumeKind.HF_CACHE, HF_CACHE_DIR, project_id)
+
+
+def _team_key(team: str) -> str:
+    """What tells one team's cache from another's, also where the name is too long for a folder."""
+    if len(quote_name(team)) <= LONGEST_NAME:
+        return team or "default"
+    return hashlib.sha256(team.encode()).hexdigest()

@@ -34,8 +34,19 @@ SYSTEM_ROOTS: Final = frozenset(
     | {"/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/share"}
 )
 """What no command can run without. Below them there is room."""
-WEIGHTS_SCHEMES: Final = ("hf", "file")
-"""What the mirror can fetch today."""
+_SECRET: Final = WeightsAuthMethod.CUSTOM_SECRET
+WEIGHTS_SCHEMES: Final[Mapping[str, tuple[WeightsAuthMethod, ...]]] = {
+    "hf": (_SECRET,),
+    "s3": (_SECRET, WeightsAuthMethod.AWS_ASSUME_ROLE, WeightsAuthMethod.AWS_OIDC),
+    "r2": (_SECRET,),
+    "cw": (_SECRET,),
+    "gs": (_SECRET, WeightsAuthMethod.GCP_OIDC),
+    "azure": (_SECRET,),
+    "https": (_SECRET,),
+    "file": (),
+    "bt": (),
+}
+"""What the mirror can fetch, and how each can be authenticated."""
 LONGEST_TEXT: Final = 128 * 1024 - 1
 """Bytes that Linux takes in one argument or variable, its end included."""
 FEWEST_LOCAL_NODES: Final = 256
@@ -181,32 +192,69 @@ def _session_problems(job: TrainingJob, substrate: str) -> Iterator[str]:
 
 def _weights_problems(job: TrainingJob) -> Iterator[str]:
     for index, source in enumerate(job.weights):
-        scheme = source.source.partition("://")[0]
+        scheme, _, rest = source.source.partition("://")
         field = f"weights[{index}]"
         if scheme not in WEIGHTS_SCHEMES:
-            known = " and ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
-            yield (
-                f"{field}.source {source.source!r}: this version mirrors {known} only; "
-                "fetch it in your start command, or use the training cache."
-            )
-        elif scheme == "hf" and source.source.endswith("@"):
-            yield (
-                f"{field}.source {source.source!r} has no revision after the @; write a branch, "
-                "a tag or a commit, or leave the @ out."
-            )
+            known = ", ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
+            yield f"{field}.source {source.source!r}: this version mirrors {known}."
+            continue
+        if why := _impossible_source(scheme, rest):
+            yield f"{field}.source {_without_secrets(source.source)!r} {why}"
         if source.allow_patterns == []:
             yield f"{field}.allow_patterns is [], which no file matches; leave it out for all."
         yield from _weights_auth_problems(source, scheme, field)
 
 
+def _without_secrets(source: str) -> str:
+    """Without what may be one in a URL: a password before the host, a signature after the ?."""
+    scheme, _, rest = source.partition("?")[0].partition("://")
+    host, slash, path = rest.partition("/")
+    if scheme == "https":
+        host = host.rpartition("@")[2]
+    return f"{scheme}://{host}{slash}{path}"
+
+
+def _impossible_source(scheme: str, rest: str) -> str:
+    """What is wrong with the part after `://`; "" when nothing is."""
+    host, _, path = rest.partition("?")[0].partition("/")
+    match scheme:
+        case "hf" if rest.endswith("@"):
+            why = "has no revision after the @; write a branch, a tag or a commit, or leave it out."
+        case "https" if "@" in host:
+            why = "has a name or password before the @; leave it out and give auth_secret_name."
+        case "https" if not path or path.endswith("/"):
+            why = "names no file; write the URL of one file: https://host/path/file."
+        case "r2" if not all(host.partition(".")[::2]):
+            why = "names no bucket; write r2://account_id.bucket/prefix."
+        case "azure" if not path.partition("/")[0]:
+            why = "names no container; write azure://account/container/path."
+        case "bt" if host.startswith("loops:"):
+            why = "is a Loops checkpoint, and those are not kept here."
+        case "bt" if "@" in path or host.startswith("@") or host.endswith("@"):
+            why = "is incomplete; write bt://project[@job][/checkpoint]."
+        case _:
+            why = ""
+    return why
+
+
 def _weights_auth_problems(source: WeightsSource, scheme: str, field: str) -> Iterator[str]:
-    if scheme == "file" and (source.auth or source.auth_secret_name):
-        yield f"{field}.source {source.source!r} is a folder and takes no auth; leave auth out."
-    method = source.auth.auth_method if source.auth else WeightsAuthMethod.CUSTOM_SECRET
-    if scheme == "hf" and method is not WeightsAuthMethod.CUSTOM_SECRET:
+    possible = WEIGHTS_SCHEMES[scheme]
+    if not possible:
+        if source.auth or source.auth_secret_name:
+            what = "is a folder" if scheme == "file" else "lies in this store"
+            yield f"{field}.source {source.source!r} {what} and takes no auth; leave auth out."
+        return
+    method = source.auth.auth_method if source.auth else _SECRET
+    if method not in possible:
         yield (
-            f"{field}.auth.auth_method is {method.value}; the Hugging Face Hub takes a token: "
-            "write CUSTOM_SECRET with auth_secret_name."
+            f"{field}.auth.auth_method is {method.value}; {scheme}:// takes "
+            f"{' or '.join(each.value for each in possible)}"
+            f"{': give auth_secret_name' if possible == (_SECRET,) else ''}."
+        )
+    elif method is not _SECRET and source.auth_secret_name:
+        yield (
+            f"{field}.auth_secret_name is given, but {method.value} takes no secret; "
+            "leave one of them out."
         )
 
 

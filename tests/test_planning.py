@@ -67,10 +67,6 @@ def problems(given: TrainingProject, context: PlanContext = CONTEXT) -> tuple[st
         ),
         ({"interactive_session": {"trigger": "on_startup"}}, ["interactive_session", "on_startup"]),
         (
-            {"weights": [{"source": "s3://b/p", "mount_location": "/w"}]},
-            ["weights[0].source", "s3://b/p", "hf://"],
-        ),
-        (
             {"weights": [{"source": "hf://a/b", "mount_location": "/proc/x"}]},
             ["weights[0].mount_location", "/proc"],
         ),
@@ -346,7 +342,6 @@ def test_secret_names_are_those_of_environment_and_weights() -> None:
 
 RECIPES = Path(__file__).parent / "fixtures" / "recipes"
 REFUSED = {
-    "direct_imports/config.py": "weights[1].source 's3://example-bucket/data': this version",
     "train_and_deploy/config.py": "interactive_session.trigger is on_failure",
 }
 """What this version cannot do yet, and nothing else."""

@@ -8,7 +8,7 @@ the script's affair (often rank 0 alone), so a part counts as missing only where
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,7 +16,7 @@ from typing import Any, Final
 from prefect_bt.checkpoints.committed import newest_refs
 from prefect_bt.checkpoints.layout import join, stem_of, step_of_name
 from prefect_bt.checkpoints.manifest import Manifest, load
-from prefect_bt.errors import ObjectNotFound
+from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.objects.protocols import Store
 
 _ID_LENGTH: Final = 8
@@ -109,6 +109,17 @@ def newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoint | 
     return (models or found or [None])[-1]
 
 
+def by_name(job_id: str, there: Collection[str], wanted: Collection[str]) -> list[str]:
+    """The names meant by `wanted`, names or ids; NotFoundError lists those that are `there`."""
+    ids = {id_of(job_id, name): name for name in there}
+    found = [one if one in there else ids.get(one, "") for one in wanted]
+    for one, name in zip(wanted, found, strict=True):
+        if not name:
+            listed = ", ".join(sorted(there)) or "none"
+            raise NotFoundError("checkpoint", one, next_step=f"Job {job_id} has: {listed}.")
+    return found
+
+
 def checkpoint_record(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
     """The JSON record of Baseten Training §8.3, with the step and attempt in addition."""
     return {
@@ -132,7 +143,7 @@ def _merge(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCheckpoi
     told = next((part for part in parts if part.type), first)
     steps = [part.step for part in parts if part.step is not None]
     return CommittedCheckpoint(
-        id=_short_id(first),
+        id=id_of(first.job_id, first.name),
         checkpoint_id=first.name,
         project_id=first.project_id,
         job_id=first.job_id,
@@ -164,9 +175,9 @@ def _missing(name: str, ranks: dict[str, set[int]]) -> tuple[int, ...]:
     return tuple(sorted(ranks[max(lower)[1]] - ranks[name])) if lower else ()
 
 
-def _short_id(manifest: Manifest) -> str:
+def id_of(job_id: str, name: str) -> str:
     """The same for every version and attempt of one name in one job."""
-    text = f"{manifest.job_id}/{manifest.name}".encode("utf-8", "surrogatepass")
+    text = f"{job_id}/{name}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:_ID_LENGTH]
 
 

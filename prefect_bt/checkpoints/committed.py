@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from prefect_bt.checkpoints.manifest import (
 from prefect_bt.checkpoints.stock import Stock
 from prefect_bt.checkpoints.withdrawal import half_withdrawn
 from prefect_bt.contract import manifests_prefix
-from prefect_bt.errors import ObjectExists
+from prefect_bt.errors import CheckpointError, ObjectExists
 from prefect_bt.objects.protocols import Store
 
 
@@ -56,7 +57,9 @@ class Committed:
         self._newest: dict[str, Manifest] = {}
         for ref in newest_refs(store, origin.project_id, origin.job_id).values():
             if ref.rank == origin.rank:
-                self._newest[ref.name] = load(store.get(ref.key), key=ref.key)
+                # One that is damaged is no commit, and no reason to commit nothing ever again.
+                with contextlib.suppress(CheckpointError):
+                    self._newest[ref.name] = load(store.get(ref.key), key=ref.key)
         self.stock = Stock(store, origin, self._newest.values(), own=own_objects)
 
     @property
@@ -118,11 +121,16 @@ class Committed:
                 self._store.create(manifest.key, dump(manifest))
             except ObjectExists:
                 # Ours, if only the answer was lost; else another uploader's of this rank.
-                there = load(self._store.get(manifest.key), key=manifest.key)
-                if there.content == manifest.content:
-                    manifest = there
-                else:
+                there = self._loaded(manifest.key)
+                if there is None or there.content != manifest.content:
                     manifest = manifest.next_version()
                     continue
+                manifest = there
             self._newest[manifest.name] = manifest
             return manifest
+
+    def _loaded(self, key: str) -> Manifest | None:
+        """None for one that is damaged."""
+        with contextlib.suppress(CheckpointError):
+            return load(self._store.get(key), key=key)
+        return None

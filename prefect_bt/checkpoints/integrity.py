@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -12,6 +12,7 @@ from typing import Final
 from prefect_bt.checkpoints.committed import manifest_refs
 from prefect_bt.checkpoints.layout import join
 from prefect_bt.checkpoints.manifest import Entry, ManifestRef, load
+from prefect_bt.checkpoints.materialise import chunks, silent, stoppable
 from prefect_bt.errors import CheckpointError, ObjectNotFound, StoreError
 from prefect_bt.objects.protocols import Store, Tick
 
@@ -99,10 +100,12 @@ class Promises:
 
         `tick` hears of the bytes read. An object that cannot be read is a fault as any other.
         """
-        told: Callable[[int], None] = tick or _ignore
-        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="verify") as pool:
+        promises = list(self._places)
+        with (
+            ThreadPoolExecutor(_WORKERS, thread_name_prefix="verify") as pool,
+            stoppable(tick or silent) as told,
+        ):
             try:
-                promises = list(self._places)
                 found = pool.map(_fault, repeat(self._store), promises, repeat(told))
                 for promise, what in zip(promises, found, strict=False):
                     if what:
@@ -141,13 +144,17 @@ def _promise(entry: Entry) -> _Promise:
     return _Promise(entry.key, entry.sha256, entry.size)
 
 
-def _fault(store: Store, promise: _Promise, tick: Callable[[int], None]) -> str:
+def _fault(store: Store, promise: _Promise, tick: Tick) -> str:
     digest, size = hashlib.sha256(), 0
     try:
-        while chunk := store.get_range(promise.key, start=size, length=_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-            tick(len(chunk))
+        for data in chunks(store, promise.key, size=promise.size):
+            digest.update(data)
+            size += len(data)
+            tick(len(data))
+        if size == promise.size:
+            while more := store.get_range(promise.key, start=size, length=_CHUNK):
+                size += len(more)
+                tick(0)
     except ObjectNotFound:
         return "is missing"
     except StoreError as error:
@@ -155,7 +162,3 @@ def _fault(store: Store, promise: _Promise, tick: Callable[[int], None]) -> str:
     if size != promise.size:
         return f"has {size} bytes, committed were {promise.size}"
     return "" if digest.hexdigest() == promise.sha256 else "has other bytes than were committed"
-
-
-def _ignore(size: int) -> None:
-    _ = size

@@ -43,7 +43,7 @@ _PIPELINES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileFact:
     """One file as last seen, through links. `size` in bytes, `link` the target of a symbolic link.
 

@@ -40,7 +40,7 @@ class Origin:
     group_size: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One file. `path` is relative to the checkpoint, `size` in bytes, `mode` permission bits."""
 

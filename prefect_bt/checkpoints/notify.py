@@ -17,10 +17,18 @@ from typing import Final, NamedTuple
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
-_OVERFLOW, _IGNORED, _FOLDER = 0x4000, 0x8000, 0x40000000
+_MOVE_SELF, _OVERFLOW, _IGNORED, _FOLDER = 0x800, 0x4000, 0x8000, 0x40000000
 _ONLY_FOLDERS: Final = 0x01000000
 _WATCHED: Final = (
-    _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_FOLDERS
+    _MODIFY
+    | _ATTRIB
+    | _CLOSE_WRITE
+    | _MOVED_FROM
+    | _MOVED_TO
+    | _CREATE
+    | _DELETE
+    | _MOVE_SELF
+    | _ONLY_FOLDERS
 )
 _FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _HEADER: Final = struct.Struct("iIII")
@@ -28,8 +36,8 @@ _BUFFER: Final = 256 * 1024
 
 
 class Happened(NamedTuple):
-    """Something about `name` in `folder`, as `add` was given it. A name is empty where everything
-    may have changed."""
+    """Something about `name` in `folder`, as `add` was given it, or about the folder itself where
+    the name is empty."""
 
     folder: str
     name: str
@@ -89,7 +97,8 @@ class Notifier:
             if mask & _OVERFLOW:
                 yield EVERYTHING
             elif mask & _IGNORED:
-                self._folders.pop(watch, None)
+                for folder in self._folders.pop(watch, ()):
+                    yield Happened(folder, "", is_folder=True)
             else:
                 is_folder = bool(mask & _FOLDER)
                 for folder in self._folders.get(watch, ()):

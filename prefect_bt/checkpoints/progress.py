@@ -61,7 +61,13 @@ class Progress:
         """What is not committed yet and why, and what the store says; reported when it is news."""
         news = {
             "waiting": tuple(f"{name}: {why}" for name, why in sorted(waiting.items())),
-            "trouble": "; ".join(sorted(set(failures.values()))),
+            "trouble": _in_short(sorted(set(failures.values()))),
         }
         if any(getattr(self.status, field) != value for field, value in news.items()):
             self.change(**news)
+
+
+def _in_short(sentences: list[str]) -> str:
+    """One stands for all: a store that is down is down for every checkpoint."""
+    more = f" (and {len(sentences) - 1} more like it)" if len(sentences) > 1 else ""
+    return f"{sentences[0]}{more}" if sentences else ""

@@ -95,7 +95,13 @@ class Inventory:
         if self.unreadable:
             return {}
         named = self.named(self.manifests)
-        return {key: size for key, size in self.objects.items() if key not in named}
+        # The receipt of a large object (stock.py) is worth as much as the object.
+        large = {key.removesuffix(".bytes") for key in named if key.endswith(".bytes")}
+        return {
+            key: size
+            for key, size in self.objects.items()
+            if key not in named and key.rpartition(".")[0] not in large
+        }
 
 
 def prune_rank(store: Store, origin: Origin, names: Collection[str]) -> Pruned:

@@ -22,6 +22,14 @@ _LONGEST: Final = 30.0
 _QUICK: Final = 0.5
 _DOUBT: Final = 20.0
 """How long a beginning that a finished writer might also leave is waited for."""
+_STARVED: Final = 120.0
+"""After so long without a rest of the length hoped for, an ordinary one has to do: else a writer
+that saves every half minute under one name is never taken."""
+_STATE: Final = re.compile(
+    r".*\.(?:pth?|bin|safetensors|ckpt|pkl|pickle|np[yz]|h5|hdf5|keras|weights|msgpack|gguf|onnx"
+    r"|distcp|zip|tar|joblib)",
+    re.DOTALL,
+)
 _LOGS: Final = re.compile(
     r"(?:.*/)?(?:.*\.(?:log|txt|jsonl|csv|tsv|out|err|wandb)|events\.out\.tfevents\..*)"
 )
@@ -45,6 +53,10 @@ class _Seen:
     since: float
     core_since: float
     """The same without what looks like a log."""
+    waits_since: float
+    """The first change after it was last taken; infinite where nothing has changed since."""
+    burst: frozenset[str] = frozenset()
+    """What changed between the last two times it was taken, or since the last."""
 
 
 class Settling:
@@ -76,7 +88,13 @@ class Settling:
         seen = self._seen.get(name)
         if seen is None:
             return None
-        needed = self._needed(name)
+        taken = self._quiet_part(seen, now=now, ask=ask)
+        if taken is not None:
+            seen.waits_since = float("inf")
+        return taken
+
+    def _quiet_part(self, seen: _Seen, *, now: float, ask: Questions) -> Found | None:
+        needed = self._needed(seen, now)
         quiet = now - seen.since
         if quiet >= self._quick and ask.finished():
             return seen.found
@@ -93,8 +111,8 @@ class Settling:
         """Seconds until something may be settled that is not yet; infinite if nothing may."""
         dues = [
             due
-            for name, seen in self._seen.items()
-            for due in (seen.since + wait for wait in self._waits(name))
+            for seen in self._seen.values()
+            for due in (seen.since + wait for wait in self._waits(seen, now))
             if due > now
         ]
         return min(dues, default=float("inf")) - now
@@ -103,31 +121,50 @@ class Settling:
         """Start over for a checkpoint that changed while it was read."""
         self._seen.pop(name, None)
 
-    def _waits(self, name: str) -> tuple[float, ...]:
-        needed = self._needed(name)
+    def _waits(self, seen: _Seen, now: float) -> tuple[float, ...]:
+        needed = self._needed(seen, now)
         return self._quick, needed, max(needed, _DOUBT)
 
-    def _needed(self, name: str) -> float:
-        return max(self._settle, 1.5 * self._pauses.get(stem_of(name), 0.0))
+    def _needed(self, seen: _Seen, now: float) -> float:
+        if now - seen.waits_since >= _STARVED:
+            return self._settle
+        return max(self._settle, 1.5 * self._pauses.get(stem_of(seen.found.name), 0.0))
 
     def _saw(self, found: Found, now: float) -> _Seen:
         seen = self._seen.get(found.name)
         if seen is None or seen.since > now:
-            return _Seen(found, now, now)
+            return _Seen(found, now, now, now, frozenset(found.files))
         if seen.found is found:
             return seen
         changed = _changed(seen.found, found)
         if not changed:
             return seen
         if all(map(is_log, changed)):
-            return _Seen(found, now, seen.core_since)
+            return _Seen(found, now, seen.core_since, seen.waits_since, seen.burst)
+        if _begins_anew(seen, found, changed):
+            return _Seen(found, now, now, now, frozenset(changed))
         self._learn(found.name, now - seen.core_since)
-        return _Seen(found, now, now)
+        return _Seen(found, now, now, min(seen.waits_since, now), seen.burst.union(changed))
 
     def _learn(self, name: str, pause: float) -> None:
         if pause <= _LONGEST:
             stem = stem_of(name)
             self._pauses[stem] = max(pause, self._pauses.get(stem, 0.0))
+
+
+def _begins_anew(seen: _Seen, found: Found, changed: list[str]) -> bool:
+    """Whether a writer writes what it had written once more: no pause lay in between, but a rest.
+
+    A file that only grows may be the same one, taken too early.
+    """
+    if seen.waits_since != float("inf"):
+        return False
+    for path in seen.burst.intersection(changed):
+        before, after = seen.found.files.get(path), found.files.get(path)
+        grew = before and after and before.inode == after.inode and before.size < after.size
+        if not grew:
+            return True
+    return False
 
 
 def _changed(before: Found, after: Found) -> list[str]:
@@ -145,3 +182,12 @@ def _changed(before: Found, after: Found) -> list[str]:
 def is_log(path: str) -> bool:
     """Whether a file of this name is written for as long as the training runs."""
     return _LOGS.fullmatch(path) is not None
+
+
+def has_new_state(found: Found, *, since: Found | None) -> bool:
+    """Whether a file that looks like a state of training came or changed."""
+    before = since.files if since is not None else {}
+    return any(
+        before.get(path) is not fact and before.get(path) != fact and _STATE.fullmatch(path)
+        for path, fact in found.files.items()
+    )

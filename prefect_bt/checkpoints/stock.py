@@ -7,7 +7,8 @@
 
 A large file is read once, hashed while it travels, so its digest is not known when its key is
 needed. The mark comes from the file itself: after a kill the same file goes on under the same key.
-Two files with one mark and different bytes get different numbers.
+Two files with one mark and different bytes get different numbers, and no key is used twice, even
+where its object is gone: a receipt that was left behind must not speak for other bytes.
 """
 
 from __future__ import annotations
@@ -49,11 +50,12 @@ class Stock:
         `own`: count on no object that another rank stored, because its uploader may take it away
         when it lets a checkpoint go.
         """
-        self._origin, self._lock = origin, threading.Lock()
+        self._origin, self._lock = origin, threading.Condition()
         self._known: dict[str, tuple[str, int]] = {}
         self._marks: dict[str, set[str]] = {}
         """Mark -> digests of the large objects that have it."""
         self._taken: set[str] = set()
+        self._sending: set[str] = set()
         found = {
             info.key: info
             for info in store.list(all_objects_prefix(origin))
@@ -94,7 +96,19 @@ class Stock:
         gone = set(keys)
         with self._lock:
             self._known = {d: place for d, place in self._known.items() if place[0] not in gone}
-            self._taken -= gone
+
+    @contextmanager
+    def alone(self, sha256: str) -> Generator[None]:
+        """Nobody else of this process sends these bytes meanwhile."""
+        with self._lock:
+            self._lock.wait_for(lambda: sha256 not in self._sending)
+            self._sending.add(sha256)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sending.discard(sha256)
+                self._lock.notify_all()
 
     @contextmanager
     def key_for(self, mark: str) -> Generator[str]:
@@ -124,11 +138,10 @@ class Stock:
         match = _LARGE.fullmatch(name)
         if match is None:
             return
-        if match[2] == "bytes":
-            self._taken.add(info.key)
-            return
-        large = found.get(f"{folder}/{name.removesuffix(match[2])}bytes")
-        if large is not None:
+        large_key = f"{folder}/{name.removesuffix(match[2])}bytes"
+        self._taken.add(large_key)
+        large = found.get(large_key)
+        if large is not None and match[2] != "bytes":
             self.remember(match[2], key=large.key, size=large.size)
 
 

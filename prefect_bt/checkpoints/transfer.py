@@ -8,12 +8,13 @@ costs only what was not sent yet.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -31,12 +32,10 @@ _TICK: Final = 0.5
 _SMALL: Final = 8 * 1024 * 1024
 """A file up to this size travels whole, through memory, once read."""
 _SMALL_BYTES: Final = 32 * 1024 * 1024
-_SMALL_LANES, _LARGE_LANES = 32, 2
+_SMALL_LANES: Final = 32
+_HUGE: Final = 64 * 1024 * 1024
+"""More than this is seconds of work, which the training's steps would feel."""
 _SAMPLES, _SAMPLE = 64, 4096
-
-
-class _Changed(Exception):
-    """The file is not what it was; never leaves this module."""
 
 
 class Lanes:
@@ -45,13 +44,20 @@ class Lanes:
     Small files take memory: all of them together at most `_SMALL_BYTES`.
     """
 
-    def __init__(self) -> None:
-        self._small = ThreadPoolExecutor(_SMALL_LANES, thread_name_prefix="small")
-        self._large = ThreadPoolExecutor(_LARGE_LANES, thread_name_prefix="large")
+    def __init__(self, *, hurry: bool = False) -> None:
+        """In no `hurry`, huge files get a core only when no other thread wants it."""
+        self._small = ThreadPoolExecutor(_SMALL_LANES, "small")
+        if hurry:
+            self._huge = self._large = ThreadPoolExecutor(2, "large")
+        else:
+            self._large = ThreadPoolExecutor(1, "large")
+            self._huge = ThreadPoolExecutor(1, "huge", initializer=_stand_back)
         self._room, self._free = threading.Condition(), _SMALL_BYTES
 
     def pool(self, size: int) -> ThreadPoolExecutor:
-        return self._small if size <= _SMALL else self._large
+        if size <= _SMALL:
+            return self._small
+        return self._large if size <= _HUGE else self._huge
 
     @contextmanager
     def memory(self, size: int) -> Generator[None]:
@@ -69,6 +75,13 @@ class Lanes:
     def close(self) -> None:
         self._small.shutdown(cancel_futures=True)
         self._large.shutdown(cancel_futures=True)
+        self._huge.shutdown(cancel_futures=True)
+
+
+def _stand_back() -> None:
+    """Linux's idle class, for this thread and those that it starts. Elsewhere niceness must do."""
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 class Meter:
@@ -206,45 +219,42 @@ def _store_large(
     key = sha256 and stock.key_of(sha256, fact.size)
     if key:
         return sha256, key
-    try:
-        with stock.key_for(mark) as key:
-            sha256 = _send_large(shop, relative, source, fact, key=key, sha256=sha256)
-    except _Changed:
+
+    def tick(size: int) -> None:
+        shop.moved(relative, fact, size)
+
+    with stock.key_for(mark) as key, _naming(shop, relative, key):
+        sha256 = shop.store.upload_exact(key, source, sha256=sha256, tick=tick)
+    if not _is(fact, source.stat()):
+        with contextlib.suppress(StoreError):
+            shop.store.delete(key)  # nobody will ever name it
         return None
+    # Only for an uploader after this one, if no manifest tells it: no reason to send all again.
+    with contextlib.suppress(StoreError):
+        shop.store.put(receipt_key(key, sha256), b"")
     shop.digests.put(relative, fact, sha256)
     stock.remember(sha256, key=key, size=fact.size)
     return sha256, key
 
 
-def _send_large(  # noqa: PLR0913 (one file's facts)
-    shop: Workshop, relative: str, source: Path, fact: FileFact, *, key: str, sha256: str
-) -> str:
-    def tick(size: int) -> None:
-        shop.moved(relative, fact, size)
-
-    with _naming(shop, relative, key):
-        sha256 = shop.store.upload_exact(key, source, sha256=sha256, tick=tick)
-        if not _is(fact, source.stat()):
-            raise _Changed
-        shop.store.put(receipt_key(key, sha256), b"")
-    return sha256
-
-
 def _store_small(
     shop: Workshop, relative: str, source: Path, fact: FileFact
 ) -> tuple[str, str] | None:
+    stock = shop.committed.stock
     with shop.lanes.memory(fact.size):
         data = read_whole(source, fact)
         if data is None:
             return None
         sha256 = hashlib.sha256(data).hexdigest()
         shop.digests.put(relative, fact, sha256)
-        key = shop.committed.stock.key_of(sha256, fact.size)
-        if not key:
-            key = small_key(shop.origin, sha256)
-            with _naming(shop, relative, key):
-                shop.store.put(key, data)
-            shop.committed.stock.remember(sha256, key=key, size=fact.size)
+        # A store takes back what did not arrive as it was: no two may send the same object.
+        with stock.alone(sha256):
+            key = stock.key_of(sha256, fact.size)
+            if not key:
+                key = small_key(shop.origin, sha256)
+                with _naming(shop, relative, key):
+                    shop.store.put(key, data)
+                stock.remember(sha256, key=key, size=fact.size)
     return sha256, key
 
 

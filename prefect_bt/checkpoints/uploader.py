@@ -4,14 +4,16 @@
 
 The manifest is written last, create-only, in the attempt's own name; before it nobody sees a thing,
 and after a kill at any point the objects already stored are not sent again. A store fault is tried
-again here and only here (an adapter repeats single requests): with growing pauses for as long as
-the training runs, and in the final flush until nothing has moved for `patience` seconds.
+again here and only here (an adapter repeats single requests): with growing pauses, of each
+checkpoint's own, for as long as the training runs, and in the final flush until nothing has moved
+for `patience` seconds.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,8 @@ from typing import Final
 from prefect_bt.checkpoints.layout import Found
 from prefect_bt.checkpoints.manifest import Origin
 from prefect_bt.checkpoints.progress import Progress
-from prefect_bt.checkpoints.settling import Settling, is_log
+from prefect_bt.checkpoints.retrying import Retries
+from prefect_bt.checkpoints.settling import Settling, has_new_state, is_log
 from prefect_bt.checkpoints.taking import CHANGING, Taker
 from prefect_bt.checkpoints.watching import Directory
 from prefect_bt.errors import CheckpointError, StoreError
@@ -32,7 +35,8 @@ _AWAKE: Final = 0.25
 """How often the loop sees whether the end was asked for."""
 _ROUNDS: Final = 10
 """How often the final flush looks again at what changes or cannot be read."""
-
+_ENOUGH: Final = 3
+"""Checkpoints in a row that the store refuses before the others are spared the waiting."""
 
 _Left = dict[str, str]
 _Failures = dict[str, StoreError | CheckpointError]
@@ -48,7 +52,7 @@ class UploadOptions:
     patience: float = 120.0
     """How long the final flush goes on without progress."""
     again: float = 60.0
-    """Least time between two versions of a folder that is no model (logs, event files)."""
+    """Least time between two versions of a folder in which no state changed (logs, results)."""
     retention: Retention = field(default_factory=Retention)
     hints: bool = True
     """Let the kernel tell where something changed."""
@@ -82,6 +86,9 @@ class Uploader:
         """What needs no look before it changes: committed, or judged not to be whole."""
         self._waiting: dict[str, str] = {}
         self._not_before: dict[str, float] = {}
+        """When the next version may be taken where only logs and the like have changed."""
+        self._retries = Retries(options.scan)
+        self._looked_aside, self._looked_at = False, 0.0
 
     def run(self, ending: threading.Event) -> UploadStatus:
         """Commit until `ending` is set, then flush: everything whole, settled or not.
@@ -91,46 +98,73 @@ class Uploader:
         """
         try:
             self._progress.change()
-            pause = 0.0
             while not ending.is_set():
-                failures = self._look_once()
-                pause = min(max(2 * pause, self._options.scan), _LONGEST_PAUSE) if failures else 0.0
-                self._rest(ending, pause)
+                if not self._look_once():
+                    ending.wait(self._options.scan)
+                elif not self._looked_aside:
+                    self._rest(ending)
             return self._flush()
         finally:
             self._taker.close()
             self._directory.close()
 
-    def _look_once(self) -> _Failures:
+    def _look_once(self) -> bool:
+        """Whether the directory could be read."""
         try:
             found = self._directory.look()
         except OSError as error:
-            return self._tell({".": self._unreadable(error)})
+            self._tell({".": self._unreadable(error)})
+            return False
         now, spent = time.monotonic(), time.thread_time()
+        self._looked_at = now
         self._settling.observe(found, now=now)
-        self._directory.rest(self._directory.cost + time.thread_time() - spent)
+        self._directory.rest(time.thread_time() - spent)
+        self._forget_gone(found)
         quiet: dict[str, Found] = {}
         for name, one in found.items():
-            if self._done.get(name) is one or now < self._not_before.get(name, 0.0):
-                continue
-            taken = self._settling.settled(name, now=now, ask=self._taker.ask(one))
-            if taken is not None:
-                quiet[name] = taken
-        for gone in self._waiting.keys() - found.keys():
-            del self._waiting[gone]
-        return self._tell(self._take_all(quiet)[1])
+            if self._may_take(one, now=now):
+                taken = self._settling.settled(name, now=now, ask=self._taker.ask(one))
+                if taken is not None and not self._is_done(taken, part=taken is not one):
+                    quiet[name] = taken
+        # Taking looks for itself, so what happened meanwhile will not be told again.
+        self._looked_aside = bool(quiet)
+        self._take_all(quiet)
+        self._tell(self._retries.errors)
+        return True
 
-    def _tell(self, failures: _Failures) -> _Failures:
+    def _may_take(self, one: Found, *, now: float) -> bool:
+        done = self._done.get(one.name)
+        if done is one or not self._retries.may(one.name, now=now):
+            return False
+        return now >= self._not_before.get(one.name, 0.0) or has_new_state(one, since=done)
+
+    def _is_done(self, taken: Found, *, part: bool) -> bool:
+        """A part, without its logs, is never the same object."""
+        done = self._done.get(taken.name)
+        return part and done is not None and done.files == taken.files
+
+    def _forget_gone(self, found: Mapping[str, Found]) -> None:
+        self._retries.keep_only(found)
+        for memory in (self._waiting, self._not_before):
+            for gone in memory.keys() - found.keys():
+                del memory[gone]
+        for gone in self._done.keys() - found.keys():
+            # Without files: what comes back under the name is not what was seen, and is read.
+            self._done[gone] = Found(gone)
+
+    def _tell(self, failures: _Failures) -> None:
         self._progress.trouble(self._waiting, {n: str(error) for n, error in failures.items()})
-        return failures
 
-    def _rest(self, ending: threading.Event, pause: float) -> None:
-        """Until something happens or is due, or the end is near; after a fault, for `pause`."""
-        if pause:
-            ending.wait(pause)
-            return
-        began = time.monotonic()
-        due = began + min(self._settling.next_due(now=began), self._later(began), _LONGEST_PAUSE)
+    def _rest(self, ending: threading.Event) -> None:
+        """Until something happens or is due, or the end is near."""
+        # Not from now: what came due while many files were looked into would be passed over.
+        began = self._looked_at
+        due = began + min(
+            self._settling.next_due(now=began),
+            self._retries.next_due(now=began),
+            self._later(began),
+            _LONGEST_PAUSE,
+        )
         while not ending.is_set():
             now = time.monotonic()
             if now >= due or self._directory.wait(min(_AWAKE, due - now)):
@@ -143,6 +177,7 @@ class Uploader:
         )
 
     def _flush(self) -> UploadStatus:
+        self._taker.hurry()
         deadline, moved, pause, rounds = 0.0, -1, 0.1, 0
         while True:
             left, failures = self._flush_once()
@@ -183,12 +218,23 @@ class Uploader:
         failures: _Failures = {}
         if wanted and self._directory.lost_files():
             self._taker.keep_only(self._directory.files)
-        for name, found in sorted(wanted.items(), key=lambda item: item[1].written_ns):
-            try:
-                why = self._take(found)
-            except (StoreError, CheckpointError) as error:
-                failures[name] = error
+        refused, spared = 0, None
+        for name, found in sorted(wanted.items(), key=self._in_turn):
+            if spared is not None:
+                failures[name] = spared
+                self._retries.failed(name, spared, now=time.monotonic(), tried=False)
                 continue
+            before = self._taker.moved
+            why, error = self._try(found)
+            if error is not None:
+                failures[name] = error
+                self._retries.failed(name, error, now=time.monotonic())
+                is_stuck = isinstance(error, StoreError) and self._taker.moved == before
+                refused = refused + 1 if is_stuck else 0
+                spared = error if refused >= _ENOUGH else None
+                continue
+            refused = 0
+            self._retries.succeeded(name)
             self._waiting.pop(name, None)
             if why:
                 left[name] = self._waiting[name] = why
@@ -198,10 +244,35 @@ class Uploader:
                 self._done[name] = found
         return left, failures
 
+    def _in_turn(self, item: tuple[str, Found]) -> tuple[int, int]:
+        """Oldest first; what failed lets the others pass."""
+        name, found = item
+        return self._retries.tries(name), found.written_ns
+
+    def _try(self, found: Found) -> tuple[str, StoreError | CheckpointError | None]:
+        """Why it is not committed, and what went wrong."""
+        try:
+            return self._named(found), None
+        except (StoreError, CheckpointError) as error:
+            return "", error
+
+    def _named(self, found: Found) -> str:
+        """What is odd about one checkpoint is a fault of that one, and costs no other."""
+        try:
+            return self._take(found)
+        except (StoreError, CheckpointError):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            what = f"it cannot be taken: {type(error).__name__}: {error}"
+            raise CheckpointError(what, rank=self._origin.rank, cause=str(error)) from error
+
     def _take(self, found: Found) -> str:
         if not self._directory.confirm(found):
             return CHANGING
         why, version = self._taker.take(found, seen=self._done.get(found.name))
+        if version is not None:
+            self._retries.hurry()
         is_part = found is not self._directory.found.get(found.name)
         is_model = version is None or bool(version.type) or version.step is not None
         if not why and (is_part or not is_model):

@@ -21,7 +21,9 @@ from prefect_bt.checkpoints.scanning import fact_at, scan, scan_path
 
 _EVERYTHING_EVERY: Final = 30.0
 _SHARE: Final = 150
-"""Looking takes at most one part in so many of the time."""
+"""Looking takes at most one part in so many of the time, in the long run."""
+_SAVED: Final = 1.0
+"""CPU seconds that may be spent at once: ten thousand new files are no reason to be late."""
 _LONGEST: Final = 60.0
 _COALESCE: Final = 0.2
 """Seconds between two looks at what happened: a writer causes thousands of events a second."""
@@ -37,8 +39,7 @@ class Directory:
         self._notifier = _notifier() if hints else None
         self._next_everything = 0.0
         self._not_before = 0.0
-        self.cost = 0.0
-        """CPU seconds of the last look; nothing where it was the rare one at everything."""
+        self._saved, self._counted = _SAVED, time.monotonic()
         self._gone = False
 
     @property
@@ -72,7 +73,7 @@ class Directory:
         """Bring `found` up to date and return it. PermissionError where nothing may be listed."""
         began, spent = time.monotonic(), time.thread_time()
         happened = self._notifier.happened() if self._notifier else {EVERYTHING}
-        if everything or EVERYTHING in happened or began >= self._next_everything:
+        if everything or self._is_lost(happened) or began >= self._next_everything:
             self._look_at_everything()
             took = time.thread_time() - spent
             rare = max(_EVERYTHING_EVERY, 2 * _SHARE * took)
@@ -82,14 +83,16 @@ class Directory:
         else:
             self._look_at(happened)
             took = time.thread_time() - spent
-        self.cost = took
         self.rest(took)
         return self.found
 
     def rest(self, spent: float) -> None:
-        """Let the next `wait` be long enough for a look that took `spent` seconds."""
+        """Let the next `wait` be long enough, after a look took `spent` CPU seconds (more)."""
+        now = time.monotonic()
+        self._saved = min(_SAVED, self._saved + (now - self._counted) / _SHARE) - spent
+        self._counted = now
         least = _COALESCE if self._notifier is not None else self._poll
-        self._not_before = time.monotonic() + max(least, min(_SHARE * spent, _LONGEST))
+        self._not_before = now + max(least, min(_SHARE * -self._saved, _LONGEST))
 
     def confirm(self, found: Found) -> bool:
         """Whether every file of `found` is as it was, by a look at each of them."""
@@ -106,6 +109,12 @@ class Directory:
     def close(self) -> None:
         if self._notifier is not None:
             self._notifier.close()
+
+    def _is_lost(self, happened: set[Happened]) -> bool:
+        """Whether no hint tells what changed: too much, or the directory itself was replaced."""
+        root = str(self._root)
+        itself = {Happened(root, ""), Happened(root, "", is_folder=True)}
+        return EVERYTHING in happened or not itself.isdisjoint(happened)
 
     def _look_at_everything(self) -> None:
         parts: dict[str, dict[str, FileFact]] = {}

@@ -138,7 +138,10 @@ def get_checkpoint_urls(
     with terminal.working("Reading the manifests"):
         found = catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
     if not found:
-        raise PrefectBtError("No checkpoints found for this training job.")
+        raise PrefectBtError(
+            f"No checkpoints found for training job {record.id}.",
+            next_step=f"How far its upload is: prefect-bt view --job-id {record.id}",
+        )
     with terminal.working("Signing addresses"):
         addresses = (plain_addresses if unsigned else open_addresses)(ledger.store)
         files = _files(found, addresses)

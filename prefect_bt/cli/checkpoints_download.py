@@ -51,13 +51,16 @@ def download_checkpoints(
             next_step="Give another --target-directory.",
             path=str(target),
         )
-    with terminal.working(f"Downloading checkpoints of job {record.id}"):
-        right = materialise.matching(target, wanted)
-        missing = {path: entry for path, entry in wanted.items() if path not in right}
-        materialise.fetch(ledger.store, missing, root=target)
-        materialise.date_folders(target, wanted)
+    here = {path: entry for path, entry in wanted.items() if (target / path).exists()}
+    with terminal.moving("Comparing", sum(entry.size for entry in here.values())) as tick:
+        right = materialise.matching(target, here, tick=tick)
+    missing = {path: entry for path, entry in wanted.items() if path not in right}
+    with terminal.moving("Downloading", sum(entry.size for entry in missing.values())) as tick:
+        materialise.fetch(ledger.store, missing, root=target, tick=tick)
+    materialise.date_folders(target, wanted)
     already = f" ({len(right)} were there already)" if right else ""
-    terminal.say(f"{len(wanted)} checkpoint files are in {target}{already}", style="green")
+    files = "1 checkpoint file is" if len(wanted) == 1 else f"{len(wanted)} checkpoint files are"
+    terminal.say(f"{files} in {target}{already}", style="green")
     return OK
 
 
@@ -65,7 +68,10 @@ def _chosen(
     found: list[CommittedCheckpoint], names: tuple[str, ...], job_id: str
 ) -> list[CommittedCheckpoint]:
     if not found:
-        raise PrefectBtError(f"Job {job_id} has no committed checkpoint.")
+        raise PrefectBtError(
+            f"Job {job_id} has no committed checkpoint.",
+            next_step=f"How far its upload is: prefect-bt view --job-id {job_id}",
+        )
     listed = ", ".join(checkpoint.checkpoint_id for checkpoint in found) or "none"
     for name in names:
         if all(name not in (one.checkpoint_id, one.id) for one in found):

@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output, Yes
 from prefect_bt.cli.selection import find_jobs, no_jobs, settled_state
-from prefect_bt.cli.terminal import FAILED, OK, Terminal
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
 from prefect_bt.errors import NotFoundError, PrefectBtError
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ class _Plan:
     """Objects that no checkpoint names, of a job that is over."""
 
     @property
+    def names(self) -> set[str]:
+        return {*self.going, *self.staying}
+
+    @property
     def empty(self) -> bool:
         return not self.going and not self.leftovers
 
@@ -49,7 +53,7 @@ def prune_checkpoints(
         Count, Parameter(help="Keep those whose step is a multiple of it as well.")
     ] = None,
     checkpoint_name: Annotated[
-        tuple[str, ...], Parameter(help="Delete this one; may be given several times.")
+        tuple[str, ...], Parameter(help="Delete this one (name or id); may be given several times.")
     ] = (),
     dry_run: Annotated[bool, Parameter(help="Only show what would go.")] = False,
     yes: Yes = False,
@@ -78,10 +82,12 @@ def prune_checkpoints(
     _check_names(plans, checkpoint_name)
     _show(beside, plans)
     going = [plan for plan in plans if not plan.empty]
+    if policy.keeps_all and not checkpoint_name:
+        beside.note("Which ones may go: --keep-last, --keep-every or --checkpoint-name.")
     if dry_run or not going:
         return _close(beside, plans, [], dry_run, output)
-    count = sum(len(plan.going) for plan in going)
-    question = f"Delete {count} checkpoints and what is left of others, for good?"
+    goes = counted(sum(len(plan.going) for plan in going), "checkpoint")
+    question = f"Delete {goes} and what is left of others, for good?"
     if not (yes or beside.confirm(question)):
         terminal.error("Nothing was deleted.")
         return FAILED
@@ -97,6 +103,7 @@ def _plan(
     named: tuple[str, ...],
     terminal: Terminal,
 ) -> _Plan:
+    from prefect_bt.checkpoints.catalogue import id_of
     from prefect_bt.checkpoints.pruning import Inventory
     from prefect_bt.checkpoints.retention import expendable
     from prefect_bt.checkpoints.withdrawal import pending
@@ -105,7 +112,8 @@ def _plan(
     inventory = Inventory(ledger.store, record.project_id, record.id)
     # What an earlier prune had begun with when it was killed is finished by this one.
     begun = {one.name for _, one in pending(ledger.store, record.project_id, record.id)}
-    wanted = {*named, *begun, *expendable(inventory.names, policy)}
+    asked = {name for name in inventory.names if {name, id_of(record.id, name)} & {*named}}
+    wanted = {*asked, *begun, *expendable(inventory.names, policy)}
     kept = _needed(ledger, inventory, live=live)
     plan = _Plan(record, live)
     for name in inventory.names:
@@ -151,9 +159,12 @@ def _why(name: str, policy: Retention) -> str:
 
 
 def _check_names(plans: list[_Plan], named: tuple[str, ...]) -> None:
-    there = {name for plan in plans for name in (*plan.going, *plan.staying)}
+    from prefect_bt.checkpoints.catalogue import id_of
+
+    there = {name for plan in plans for name in plan.names}
+    ids = {id_of(plan.record.id, name) for plan in plans for name in plan.names}
     for name in named:
-        if name not in there:
+        if name not in there | ids:
             which = ", ".join(plan.record.id for plan in plans)
             listed = ", ".join(sorted(there)) or "none"
             raise NotFoundError("checkpoint", name, next_step=f"Job {which} has: {listed}.")
@@ -188,7 +199,7 @@ def _show(terminal: Terminal, plans: list[_Plan]) -> None:
             ]
             show_table(terminal, f"Checkpoints for job: {plan.record.id}", columns, rows)
         if plan.leftovers:
-            terminal.say(f"{plan.leftovers} objects that no checkpoint names go as well.")
+            terminal.say(f"As well: {counted(plan.leftovers, 'object')} that no checkpoint names.")
         terminal.say(_freed(plan, plan.freed, "Would free"))
 
 
@@ -223,8 +234,7 @@ def _close(
                 "deleted. Restore it, or prune that checkpoint."
             )
         plan.freed = pruned.freed
-        count = len(pruned.names)
-        text = f"Job {plan.record.id}: {count} checkpoints deleted. "
+        text = f"Job {plan.record.id}: {counted(len(pruned.names), 'checkpoint')} deleted. "
         terminal.say(text + _freed(plan, pruned.freed, "Freed"), style="green")
     if output == "json":
         terminal.document(_document(plans, dry_run))

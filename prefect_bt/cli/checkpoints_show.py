@@ -63,8 +63,14 @@ def _chosen(checkpoint: CommittedCheckpoint, name: str | None, rank: int | None)
     step = f"Its .safetensors files: {listed}."
     if name is None and not wanted:
         whose = f"Checkpoint {checkpoint.checkpoint_id!r}"
+        if not tables:
+            raise PrefectBtError(
+                f"{whose} has no .safetensors file{'' if rank is None else f' of rank {rank}'}.",
+                next_step="Its files: prefect-bt checkpoints list --checkpoint-name "
+                f"{checkpoint.checkpoint_id} --non-interactive",
+            )
         raise PrefectBtError(
-            f"{whose} has not just one table to show.", next_step=f"{step} Use --file."
+            f"{whose} has several .safetensors files.", next_step=f"Say which: --file. {step}"
         )
     if not wanted:
         raise NotFoundError("file", name or "", next_step=step)

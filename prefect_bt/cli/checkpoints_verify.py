@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output
 from prefect_bt.cli.selection import newest_job
-from prefect_bt.cli.terminal import FAILED, OK, Terminal
-from prefect_bt.errors import NotFoundError
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
 
 if TYPE_CHECKING:
     from prefect_bt.checkpoints.integrity import Report
@@ -42,7 +38,7 @@ def verify_checkpoints(
     record = newest_job(ledger, which, beside)
     names = _names(ledger, record, checkpoint_name)
     promises = Promises(ledger.store, record.project_id, record.id, names=names)
-    with _bar(beside, promises.size) as tick:
+    with beside.moving("Verifying", promises.size) as tick:
         report = promises.check(tick=tick)
     if output == "json":
         beside.document(_document(record.id, report))
@@ -55,38 +51,11 @@ def _names(ledger: Ledger, record: JobRecord, wanted: tuple[str, ...]) -> set[st
     """Names of the wanted, which may be given by id; from keys, so that a broken one is found."""
     if not wanted:
         return set()
+    from prefect_bt.checkpoints.catalogue import by_name
     from prefect_bt.checkpoints.committed import manifest_refs
 
-    there = {ref.name for ref in manifest_refs(ledger.store, record.project_id, record.id)}
-    listed = ", ".join(sorted(there)) or "none"
-    for name in wanted:
-        if name not in there:
-            raise NotFoundError("checkpoint", name, next_step=f"Job {record.id} has: {listed}.")
-    return set(wanted)
-
-
-@contextmanager
-def _bar(terminal: Terminal, total: int) -> Generator[Callable[[int], None]]:
-    """Bytes, rate and time left, on a terminal."""
-    if not sys.stderr.isatty():
-        yield _silent
-        return
-    from rich import progress
-
-    columns = (
-        progress.TextColumn("Verifying"),
-        progress.BarColumn(),
-        progress.DownloadColumn(binary_units=True),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=terminal.err, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda size: bar.advance(task, size)
-
-
-def _silent(size: int) -> None:
-    _ = size
+    refs = manifest_refs(ledger.store, record.project_id, record.id)
+    return set(by_name(record.id, {ref.name for ref in refs}, wanted))
 
 
 def _tell(terminal: Terminal, job_id: str, report: Report) -> None:
@@ -94,16 +63,16 @@ def _tell(terminal: Terminal, job_id: str, report: Report) -> None:
 
     for fault in report.faults:
         terminal.error(fault.sentence)
-    counted = f"{report.checkpoints} checkpoints, {report.objects} objects, "
-    counted += format_bytes(report.size)
+    checkpoints = counted(report.checkpoints, "checkpoint")
+    read = f"{checkpoints}, {counted(report.objects, 'object')}, {format_bytes(report.size)}"
     if not report.checkpoints:
         terminal.warn(f"No checkpoints found for training job {job_id}.")
     elif report.faults:
         bad = {(fault.manifest, fault.path) for fault in report.faults}
         word = "1 file is" if len(bad) == 1 else f"{len(bad)} files are"
-        terminal.say(f"Job {job_id}: {word} not what was committed, of {counted}.", style="red")
+        terminal.say(f"Job {job_id}: {word} not what was committed, of {read}.", style="red")
     else:
-        terminal.say(f"Job {job_id}: {counted}: all as committed.", style="green")
+        terminal.say(f"Job {job_id}: {read}: all as committed.", style="green")
 
 
 def _document(job_id: str, report: Report) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Final
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from prefect_bt.cli.options import Here
 from prefect_bt.cli.terminal import OK
@@ -18,13 +19,20 @@ from prefect_bt.settings import Settings
 
 Say = Callable[[str], None]
 
+_LAST_PORT: Final = 65535
+
 
 def serve_checkpoints(
     *,
     host: Annotated[str, Parameter(help="Where to listen; 0.0.0.0 for other machines.")] = (
         running.HOST
     ),
-    port: Annotated[int | None, Parameter(help="The last one, or any, when left out.")] = None,
+    port: Annotated[
+        int | None,
+        Parameter(
+            help="The last one, or any, when left out.", validator=Number(gte=1, lte=_LAST_PORT)
+        ),
+    ] = None,
     address: Annotated[
         str, Parameter(help="What others call this, as http://box.example:8700.")
     ] = "",

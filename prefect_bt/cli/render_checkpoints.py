@@ -22,7 +22,7 @@ def show_checkpoints(terminal: Terminal, job_id: str, checkpoints: Sequence[Docu
         Column("Created At", lambda c: local_time(c["created_at"])),
     ]
     title = f"Checkpoints for job: {job_id}"
-    show_table(terminal, title, columns, checkpoints, spare=["Job ID", "Base Model"])
+    show_table(terminal, title, columns, checkpoints, spare=["Job ID", "Base Model", "Created At"])
 
 
 def show_files(terminal: Terminal, name: str, files: Sequence[Document]) -> None:

@@ -48,10 +48,21 @@ def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
     terminal.say(f"  Job:     {job_id} ({name}) of project {project}")
     terminal.say(f"  Logs:    prefect-bt logs --job-id {job_id} --tail")
     terminal.say(f"  Details: prefect-bt view --job-id {job_id}")
+    if _has_cache(document):
+        terminal.say(f'  Cache:   prefect-bt cache summarize "{project}"')
     page = document.get("flow_run_url") or _server_page()
     terminal.say(
         f"  UI:      {page or 'none; `prefect-bt up` starts one, and makes pushes faster'}"
     )
+
+
+def _has_cache(document: dict[str, Any]) -> bool:
+    """Whether the job was pushed with the training cache; the document of §13 does not say."""
+    from prefect_bt.jobs import load_definition, open_ledger
+
+    record = open_ledger(document.get("store")).job(str(document["id"]))
+    cache = load_definition(record).job.runtime.cache_config
+    return cache is not None and cache.enabled
 
 
 def _say_page(terminal: Terminal, ledger: Ledger, record: JobRecord, *, known: str | None) -> None:

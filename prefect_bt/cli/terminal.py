@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +25,8 @@ INTERRUPTED: Final = 130
 
 _PLAIN_WIDTH: Final = 10_000
 """Columns of output that goes to a file or a pipe: nothing is cut or wrapped there."""
+_ROOMY: Final = 100
+"""Columns from which on a bar may be long."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,28 @@ class Terminal:
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     @contextmanager
+    def moving(self, text: str, total: int) -> Generator[Callable[[int], None]]:
+        """A bar for work on `total` bytes on a terminal, nothing elsewhere; yields its tick.
+
+        Shows bytes, rate and time left. The tick may come from any thread.
+        """
+        if not sys.stderr.isatty() or not total:
+            yield _unheard
+            return
+        from rich import progress
+
+        columns = (
+            progress.TextColumn(text, markup=False),
+            progress.BarColumn(bar_width=24 if self.err.width >= _ROOMY else 8),
+            progress.DownloadColumn(binary_units=True),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(compact=True),
+        )
+        with progress.Progress(*columns, console=self.err, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda size: bar.advance(task, size)
+
+    @contextmanager
     def working(self, text: str) -> Generator[None]:
         """A spinner on a terminal, nothing elsewhere."""
         if not sys.stderr.isatty():
@@ -96,11 +120,20 @@ class Terminal:
             yield
 
 
+def _unheard(size: int) -> None:
+    _ = size
+
+
 def write(text: str, *, flush: bool = False) -> None:
     """Text as it is, on standard output."""
     sys.stdout.write(text)
     if flush:
         sys.stdout.flush()
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def open_terminal(*, interactive: bool, debug: bool) -> Terminal:

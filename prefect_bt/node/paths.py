@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -87,7 +88,7 @@ def _link_below(parent: str, mapped: dict[str, Path], folder: Path) -> None:
         if target != parent and is_below(target, parent):
             link = folder / PurePosixPath(target).relative_to(parent)
             link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.exists():
+            with suppress(FileExistsError):  # another node of this start was first
                 link.symlink_to(source)
 
 

@@ -204,7 +204,7 @@ class BucketStore:
                         tick(size)
                     return digest.hexdigest()
                 if multipart:
-                    return multipart.upload(path, source, sha256=sha256, tick=tick)
+                    return multipart.upload(path, reader, sha256=sha256, tick=tick)
                 return self._stream(path, reader.read, size, sha256=sha256, tick=tick)
 
     def _stream(

@@ -16,7 +16,6 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from prefect_bt.objects.protocols import Tick
@@ -79,14 +78,14 @@ class Multipart:
         self.faults: Any = client.exceptions.ClientError
         self._changed, self._busy = threading.Condition(), set[str]()
 
-    def upload(self, key: str, source: Path, *, sha256: str, tick: Tick | None) -> str:
+    def upload(self, key: str, stream: BinaryIO, *, sha256: str, tick: Tick | None) -> str:
         """The file's bytes under `key`, visible when the last part is acknowledged; their digest.
 
         Parts of an earlier, unfinished upload of the same key count if they hold the same bytes.
         Raises Mismatch where the file's digest is not `sha256` (unless that is empty), Corrupted,
         botocore's errors, and OSError of the file.
         """
-        with source.open("rb") as stream, self._alone(key):
+        with self._alone(key):
             size = stream.seek(0, io.SEEK_END)
             length = max(PART, -(-size // _MOST_PARTS))
             begun = self._begin(key, length if length < size else size)

@@ -17,45 +17,76 @@ from typing import NoReturn
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights.listing import ListedFile, Listing
+from prefect_bt.weights.source import READ_BYTES, SourceRequest
 
 
-def list_folder(source: str) -> Listing:
-    """The files as they are now; the revision follows their names, sizes and times."""
-    folder = _folder(source)
-    if not folder.is_dir():
-        raise WeightsError(
-            f"{source}: {str(folder)!r} is not a folder on this machine.",
-            source=source,
-            next_step="Check the path; for one file, name its folder and give allow_patterns.",
+class FolderSource:
+    """Implements weights.source.Source and Fetches."""
+
+    fixed = ""
+    pins = False
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._folder = Path(source.removeprefix("file://"))
+
+    @classmethod
+    def open(cls, request: SourceRequest) -> FolderSource:
+        return cls(request.plan.source)
+
+    def list(self) -> Listing:
+        """The files as they are now; the revision follows their names, sizes and times."""
+        if not self._folder.is_dir():
+            raise WeightsError(
+                f"{self._source}: {str(self._folder)!r} is not a folder on this machine.",
+                source=self._source,
+                next_step="Check the path; for one file, name its folder and give allow_patterns.",
+            )
+        try:
+            found = sorted(_walk(self._source, self._folder), key=lambda one: one[0])
+        except OSError as error:
+            self._unreadable(error)
+        seen = [(path, facts.st_size, facts.st_mtime_ns, facts.st_ino) for path, facts in found]
+        revision = hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:40]
+        files = tuple(
+            ListedFile(path, facts.st_size, tag=str(facts.st_mtime_ns)) for path, facts in found
         )
-    try:
-        found = sorted(_walk(source, folder))
-    except OSError as error:
-        _unreadable(source, error)
-    seen = [(path, facts.st_size, facts.st_mtime_ns, facts.st_ino) for path, facts in found]
-    revision = hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:40]
-    files = tuple(ListedFile(path, facts.st_size) for path, facts in found)
-    return Listing(source, revision, files)
+        return Listing(self._source, revision, files)
 
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+        """The bytes as they are now: whether the folder changed, a second `list` tells."""
+        try:
+            with (self._folder / file.path).open("rb") as reader:
+                reader.seek(start)
+                while length and (data := reader.read(_piece(length))):
+                    yield data
+                    length -= len(data) if length > 0 else 0
+        except OSError as error:
+            self._unreadable(error)
 
-def copy_files(listing: Listing, files: Sequence[ListedFile], target: Path) -> None:
-    """The files below `target`; WeightsError when the folder changed meanwhile."""
-    folder = _folder(listing.source)
-    try:
-        for file in files:
-            _copy(folder / file.path, target / file.path)
-    except OSError as error:
-        _unreadable(listing.source, error)
-    if list_folder(listing.source).revision != listing.revision:
+    def fetch(self, files: Sequence[ListedFile], target: Path) -> None:
+        try:
+            for file in files:
+                _copy(self._folder / file.path, target / file.path)
+        except OSError as error:
+            self._unreadable(error)
+
+    def forget(self, file: ListedFile, target: Path) -> None:
+        (target / file.path).unlink(missing_ok=True)
+
+    def finish(self, target: Path) -> None:
+        """Nothing lies beside the files."""
+
+    def _unreadable(self, error: OSError) -> NoReturn:
         raise WeightsError(
-            f"{listing.source} changed while it was copied.",
-            source=listing.source,
-            next_step="Push again when nothing writes there.",
-        )
+            f"{self._source} could not be copied ({error}).",
+            source=self._source,
+            next_step="Check that it can be read, and that the disk has room.",
+        ) from error
 
 
-def _folder(source: str) -> Path:
-    return Path(source.removeprefix("file://"))
+def _piece(length: int) -> int:
+    return READ_BYTES if length < 0 else min(READ_BYTES, length)
 
 
 def _walk(source: str, folder: Path) -> Iterator[tuple[str, os.stat_result]]:
@@ -92,11 +123,3 @@ def _copy(source: Path, target: Path) -> None:
 
 def _raise(error: OSError) -> NoReturn:
     raise error
-
-
-def _unreadable(source: str, error: OSError) -> NoReturn:
-    raise WeightsError(
-        f"{source} could not be copied ({error}).",
-        source=source,
-        next_step="Check that it can be read, and that the disk has room.",
-    ) from error

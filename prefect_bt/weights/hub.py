@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.weights.credentials import read_token
 from prefect_bt.weights.listing import ListedFile, Listing
+from prefect_bt.weights.source import READ_BYTES, STALL_SECONDS, Interrupted, SourceRequest
+from prefect_bt.weights.streams import BUSY, byte_range, cut
 
 SMALL_BYTES: Final = 16 * 1024**2
 """Files up to this size are fetched several at a time; a stop never waits for more of them."""
 SMALL_AT_ONCE: Final = 8
 LISTING_SECONDS: Final = 60.0
 """Without a byte, before the Hub is said not to answer; huggingface_hub alone would wait on."""
+_PARTIAL: Final = 206
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
@@ -33,82 +37,113 @@ def split_source(source: str) -> tuple[str, str]:
     return repo_id, revision
 
 
-def fixed_revision(source: str) -> str:
-    """The commit that the source itself names; "" when the Hub must be asked."""
-    revision = split_source(source)[1]
-    return revision if _COMMIT.fullmatch(revision) else ""
+class HubSource:
+    """Implements weights.source.Source and Fetches; `read` is the plain way beside Xet."""
 
+    pins = True
 
-def list_repo(source: str, *, token: str | None = None) -> Listing:
-    """The repository at the commit that its revision names now; WeightsError."""
-    from huggingface_hub import HfApi
+    def __init__(self, source: str, token: str | None) -> None:
+        self._source, self._token = source, token
+        self._repo_id, self._revision = split_source(source)
+        self._commit = self.fixed
 
-    repo_id, revision = split_source(source)
-    with _Explained(source, token):
-        info = HfApi().model_info(
-            repo_id,
-            revision=revision or None,
-            files_metadata=True,
-            token=token or False,
-            timeout=LISTING_SECONDS,
+    @classmethod
+    def open(cls, request: SourceRequest) -> HubSource:
+        secret = request.secret
+        return cls(request.plan.source, read_token(request.plan, secret) if secret else None)
+
+    @property
+    def fixed(self) -> str:
+        """The commit that the source itself names; "" when the Hub must be asked."""
+        return self._revision if _COMMIT.fullmatch(self._revision) else ""
+
+    def list(self) -> Listing:
+        """The repository at the commit that its revision names now; WeightsError."""
+        from huggingface_hub import HfApi
+
+        with _Explained(self._source, self._token):
+            info = HfApi().model_info(
+                self._repo_id,
+                revision=self._revision or None,
+                files_metadata=True,
+                token=self._token or False,
+                timeout=LISTING_SECONDS,
+            )
+        files = tuple(
+            ListedFile(
+                path=sibling.rfilename,
+                size=sibling.lfs.size if sibling.lfs else sibling.size,
+                sha256=sibling.lfs.sha256 if sibling.lfs else "",
+                git_sha1="" if sibling.lfs else sibling.blob_id or "",
+            )
+            for sibling in info.siblings or ()
         )
-    files = tuple(
-        ListedFile(
-            path=sibling.rfilename,
-            size=sibling.lfs.size if sibling.lfs else sibling.size,
-            sha256=sibling.lfs.sha256 if sibling.lfs else "",
-            git_sha1="" if sibling.lfs else sibling.blob_id or "",
-        )
-        for sibling in info.siblings or ()
-    )
-    if not info.sha:
-        raise WeightsError(
-            f"{source}: the Hub did not say which commit this is.",
-            source=source,
-            next_step="If HF_ENDPOINT is set, check that a Hub answers there.",
-        )
-    return Listing(source, info.sha, files)
+        if not info.sha:
+            raise WeightsError(
+                f"{self._source}: the Hub did not say which commit this is.",
+                source=self._source,
+                next_step="If HF_ENDPOINT is set, check that a Hub answers there.",
+            )
+        self._commit = info.sha
+        return Listing(self._source, info.sha, files)
 
-
-def fetch_repo_files(
-    listing: Listing, files: Sequence[ListedFile], target: Path, *, token: str | None = None
-) -> None:
-    """The files below `target`, in their folders; what is there whole is not fetched again."""
-    from huggingface_hub import hf_hub_download  # pyright: ignore[reportUnknownVariableType]
-
-    repo_id, _ = split_source(listing.source)
-
-    def fetch(file: ListedFile) -> None:
-        hf_hub_download(
-            repo_id,
-            file.path,
-            revision=listing.revision,
-            local_dir=target,
-            token=token or False,
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import (
+            build_hf_headers,  # pyright: ignore[reportUnknownVariableType]
+            get_session,
+            hf_raise_for_status,
         )
 
-    small = [file for file in files if (file.size or 0) <= SMALL_BYTES]
-    large = [file for file in files if (file.size or 0) > SMALL_BYTES]
-    with _Explained(listing.source, token):
-        _drop_halves(target)
-        with ThreadPoolExecutor(SMALL_AT_ONCE, "prefect-bt-weights") as pool:
-            for _ in pool.map(fetch, small):
-                pass
-        for file in large:
-            fetch(file)
+        url = hf_hub_url(self._repo_id, file.path, revision=self._commit)
+        headers = build_hf_headers(token=self._token or False)
+        headers |= {"Range": byte_range(start, length), "Accept-Encoding": "identity"}
+        if not length or file.size == 0:
+            return  # no server has a range of nothing
+        with (
+            _Explained(self._source, self._token),
+            get_session().stream(
+                "GET", url, headers=headers, follow_redirects=True, timeout=STALL_SECONDS
+            ) as answer,
+        ):
+            hf_raise_for_status(answer)
+            skip = start if answer.status_code != _PARTIAL else 0
+            yield from cut(answer.iter_raw(READ_BYTES), skip=skip, length=length)
 
+    def fetch(self, files: Sequence[ListedFile], target: Path) -> None:
+        """The files below `target`, in their folders; what is there whole is not fetched again."""
+        from huggingface_hub import (
+            hf_hub_download,  # pyright: ignore[reportUnknownVariableType]
+        )
 
-def forget_file(target: Path, file: ListedFile) -> None:
-    """So that it is fetched anew."""
-    (target / file.path).unlink(missing_ok=True)
-    (_bookkeeping(target) / "download" / f"{file.path}.metadata").unlink(missing_ok=True)
+        def bring(file: ListedFile) -> None:
+            hf_hub_download(
+                self._repo_id,
+                file.path,
+                revision=self._commit,
+                local_dir=target,
+                token=self._token or False,
+            )
 
+        small = [file for file in files if (file.size or 0) <= SMALL_BYTES]
+        large = [file for file in files if (file.size or 0) > SMALL_BYTES]
+        with _Explained(self._source, self._token):
+            _drop_halves(target)
+            with ThreadPoolExecutor(SMALL_AT_ONCE, "prefect-bt-weights") as pool:
+                for _ in pool.map(bring, small):
+                    pass
+            for file in large:
+                bring(file)
 
-def drop_bookkeeping(target: Path) -> None:
-    """Remove what huggingface_hub keeps beside the files."""
-    shutil.rmtree(_bookkeeping(target), ignore_errors=True)
-    with suppress(OSError):  # the repository has files of its own there, or no such folder
-        (target / ".cache").rmdir()
+    def forget(self, file: ListedFile, target: Path) -> None:
+        (target / file.path).unlink(missing_ok=True)
+        (_bookkeeping(target) / "download" / f"{file.path}.metadata").unlink(missing_ok=True)
+
+    def finish(self, target: Path) -> None:
+        """Remove what huggingface_hub keeps beside the files."""
+        shutil.rmtree(_bookkeeping(target), ignore_errors=True)
+        with suppress(OSError):  # the repository has files of its own there, or no such folder
+            (target / ".cache").rmdir()
 
 
 def _bookkeeping(target: Path) -> Path:
@@ -138,7 +173,8 @@ class _Explained:
         explained = self._explain(error)
         if explained is not None:
             what, next_step = explained
-            raise WeightsError(
+            kind_of_ours = Interrupted if _may_pass(error) else WeightsError
+            raise kind_of_ours(
                 f"{self._source} {what}.", source=self._source, next_step=next_step
             ) from error
 
@@ -183,6 +219,17 @@ class _Explained:
             ),
         ]
         return next(((what, step) for kind, what, step in table if isinstance(error, kind)), None)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the Hub may be well the next time it is asked."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+        return _may_pass(error.__cause__)
+    if isinstance(error, errors.HfHubHTTPError):
+        return _status(error) in BUSY
+    return isinstance(error, errors.HfHubHTTPError.__bases__[0])
 
 
 def _status(error: BaseException) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -22,6 +23,10 @@ class ListedFile:
     sha256: str = ""
     git_sha1: str = ""
     """Of git's blob object: a header with the length, then the bytes."""
+    tag: str = ""
+    """What else pins it upstream: ETag, version, time of the last write. Another: another file."""
+    md5: str = ""
+    """Where the tag looks like one. Encrypted buckets have tags that only look so."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Listing:
     files: tuple[ListedFile, ...]
 
 
-def check_names(source: str, paths: Iterable[str]) -> None:
+def check_names(source: str, paths: Collection[str]) -> None:
     """WeightsError for a name that would lead out of the mount, or that no file can have."""
     for path in paths:
         pure = PurePosixPath(path)
@@ -45,6 +50,24 @@ def check_names(source: str, paths: Iterable[str]) -> None:
                 next_step="Nothing was fetched. Leave the file out with ignore_patterns, or tell "
                 "whoever keeps the source.",
             )
+    _check_clashes(source, frozenset(paths))
+
+
+def _check_clashes(source: str, paths: frozenset[str]) -> None:
+    for path in sorted(paths):
+        for parent in PurePosixPath(path).parents:
+            if str(parent) in paths:
+                raise WeightsError(
+                    f"{source} lists {str(parent)!r} as a file and {path!r} as a file in it.",
+                    source=source,
+                    next_step="Leave one of them out with ignore_patterns.",
+                )
+
+
+def revision_of(files: Iterable[ListedFile]) -> str:
+    """A name for these files as they are, of a source that has none of its own."""
+    seen = sorted((file.path, file.size, file.sha256, file.tag) for file in files)
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:40]
 
 
 def find_fault(file: ListedFile, path: Path) -> str:
@@ -59,6 +82,9 @@ def find_fault(file: ListedFile, path: Path) -> str:
         head = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
         found = _digest(head, path)
         return "" if found == file.git_sha1 else f"its git id is {found}, not {file.git_sha1}"
+    if file.md5:
+        found = _digest(hashlib.md5(usedforsecurity=False), path)
+        return "" if found == file.md5 else f"its md5 is {found}, not {file.md5}"
     return ""
 
 

@@ -17,7 +17,7 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.objects.disk import DiskStore
 from prefect_bt.records import JobState
 
-from .folders import JOB, PROJECT, origin
+from .folders import JOB, PROJECT, flush, origin
 from .shelf import (
     Interrupted,
     Slow,
@@ -49,6 +49,21 @@ def test_what_only_they_name_goes_with_them(five):
     assert done.freed == sum(shared[key] for key in done.keys)
     check_whole(five)
     assert rest(five) == set()
+
+
+def test_a_large_files_receipt_stays_and_goes_with_it(store, ckpts):
+    for step in (20, 30):
+        folder = ckpts / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "large.dat").write_bytes(bytes([step]) * (9 << 20))
+    flush(store, ckpts)
+    before = Inventory(store, PROJECT, JOB)
+    assert sum(key.endswith(".bytes") for key in before.objects) == 2
+    assert before.unnamed() == {}
+    prune_job(store, PROJECT, JOB, names(20), live=False)
+    after = Inventory(store, PROJECT, JOB)
+    assert len(before.objects) - len(after.objects) == 2
+    assert after.unnamed() == {}
 
 
 def test_all_versions_and_attempts_go(store, ckpts):

@@ -1,5 +1,7 @@
+import hashlib
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -10,8 +12,11 @@ import pytest
 
 from prefect_bt.checkpoints import transfer
 from prefect_bt.checkpoints.catalogue import list_checkpoints
+from prefect_bt.checkpoints.manifest import Entry
+from prefect_bt.checkpoints.materialise import fetch, matching
 from prefect_bt.checkpoints.restore import Prepared, load_checkpoints, prepare_directory
 from prefect_bt.errors import CheckpointError
+from prefect_bt.objects import open_store
 from prefect_bt.plan import LoadedCheckpoint
 
 from . import folders
@@ -285,3 +290,81 @@ def test_loading_refuses_two_of_one_name(store, ckpts, tmp_path):
     with pytest.raises(CheckpointError, match="Two checkpoints"):
         load_checkpoints(store, [*first, *loaded(store)], directory=tmp_path / "l", group_size=1)
     load_checkpoints(store, [*first, *first], directory=tmp_path / "l", group_size=1)
+
+
+SIZES = {"empty": 0, "small": 7, "one range": 4 << 20, "many ranges": (33 << 20) + 5}
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    """A store that is no folder, with objects of several sizes, and what is wanted of it."""
+    bucket, wanted = open_store("memory://"), {}
+    for name, size in SIZES.items():
+        data = random.Random(size).randbytes(size)
+        bucket.put(f"objects/{name}", data)
+        wanted[name] = Entry(
+            path=name,
+            logical=name,
+            key=f"objects/{name}",
+            size=size,
+            sha256=hashlib.sha256(data).hexdigest(),
+            mtime_ns=10**18,
+        )
+    return bucket, wanted
+
+
+def test_a_large_object_arrives_in_ranges_and_every_byte_is_told(bucket, tmp_path):
+    store, wanted = bucket
+    told: list[int] = []
+    fetch(store, wanted, root=tmp_path / "here", tick=told.append)
+    assert sum(told) == sum(SIZES.values())
+    assert max(told) < SIZES["many ranges"]
+    for name in SIZES:
+        assert (tmp_path / "here" / name).read_bytes() == store.get(f"objects/{name}")
+    told.clear()
+    assert matching(tmp_path / "here", wanted, tick=told.append) == set(SIZES)
+    assert sum(told) == sum(SIZES.values())
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:-1] + b"?"])
+def test_a_large_object_that_is_not_what_was_committed_never_appears(bucket, tmp_path, change):
+    store, wanted = bucket
+    store.put("objects/many ranges", change(store.get("objects/many ranges")))
+    with pytest.raises(CheckpointError, match="does not hold the bytes"):
+        fetch(store, wanted, root=tmp_path)
+    assert not (tmp_path / "many ranges").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_ctrl_c_ends_what_is_on_its_way(bucket, tmp_path):
+    store, wanted = bucket
+    told: list[int] = []
+
+    def interrupt(size: int) -> None:
+        told.append(size)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(store, wanted, root=tmp_path, tick=interrupt)
+    assert len(told) <= len(SIZES)
+    assert not (tmp_path / "many ranges").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_a_disk_that_takes_no_more_is_named(bucket, tmp_path, kind):
+    store, wanted = bucket
+    if kind == "folder":
+        folder = open_store(str(tmp_path / "store"))
+        for entry in wanted.values():
+            folder.put(entry.key, store.get(entry.key))
+        store = folder
+    # The one way to a disk that takes no more which needs no rights.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(CheckpointError, match=f"cannot be written to {tmp_path / 'here'}: "):
+            fetch(store, wanted, root=tmp_path / "here")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "here").glob(".*"))

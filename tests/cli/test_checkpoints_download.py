@@ -103,7 +103,10 @@ def test_a_job_without_any(cli: Cli, shop: Shop, ended):
     record = shop.job("tiny", *ended)
     done = cli("checkpoints", "download", "--job-id", record.id)
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"error: Job {record.id} has no committed checkpoint.\n"
+    assert done.err == (
+        f"error: Job {record.id} has no committed checkpoint. "
+        f"How far its upload is: prefect-bt view --job-id {record.id}\n"
+    )
 
 
 def test_a_target_that_is_a_file(cli: Cli, job: JobRecord):
@@ -111,6 +114,13 @@ def test_a_target_that_is_a_file(cli: Cli, job: JobRecord):
     done = cli("checkpoints", "download", "--target-directory", "here")
     assert done.code == 1
     assert "is not a folder. Give another --target-directory." in done.err
+
+
+def test_a_target_that_cannot_be_made(cli: Cli, job: JobRecord):
+    (cli.folder / "file").write_text("")
+    done = cli("checkpoints", "download", "--target-directory", "file/here")
+    assert (done.code, done.out) == (1, "")
+    assert f"cannot be written to {cli.folder}/file/here: not a directory. Take a" in done.err
 
 
 def test_bytes_that_are_not_those_committed(cli: Cli, shop: Shop, job: JobRecord):

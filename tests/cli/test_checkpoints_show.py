@@ -89,10 +89,10 @@ def test_of_a_rank(cli: Cli, job):
     ("arguments", "said"),
     [
         (["whole", "--file", "nope"], "No file 'nope' in this store. Its .safetensors files: sub/"),
-        (["whole", "--rank", "7"], "Its .safetensors files: none"),
+        (["whole", "--rank", "7"], "Checkpoint 'whole' has no .safetensors file of rank 7."),
         (["text", "--file", "config.json"], "text/config.json is no .safetensors file."),
-        (["text"], "has not just one table to show"),
-        (["parts"], "Its .safetensors files: a.safetensors, b.safetensors. Use --file."),
+        (["text"], "has no .safetensors file"),
+        (["parts"], "Say which: --file. Its .safetensors files: a.safetensors, b.safetensors."),
         (["nope"], "has: whole, text, parts."),
     ],
 )

@@ -41,6 +41,8 @@ def test_no_store_yet(cli: Cli, verb: str):
         (["push", "c.py", "--nope"], "--nope"),
         (["push", "c.py", "extra"], "extra"),
         (["push", "c.py", "--node-count", "two"], "two"),
+        (["checkpoints", "serve", "--port", "99999"], "65535"),
+        (["checkpoints", "prune", "--keep-last", "0"], "--keep-last"),
         (["push", "c.py", "--interactive", "sometimes"], "sometimes"),
         (["push", "c.py", "--entrypoint"], "--entrypoint"),
         (["view", "-o", "yaml"], "yaml"),

@@ -62,7 +62,7 @@ def test_by_name_in_a_project(cli: Cli, shop: Shop, job):
     done = cli("checkpoints", "prune", "--project", "tiny", "--checkpoint-name", "checkpoint-40")
     assert done.code == 0
     assert listed(shop, job) == ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
-    assert f"Job {job.id}: 1 checkpoints deleted. Freed 3.91 KiB." in done.out
+    assert f"Job {job.id}: 1 checkpoint deleted. Freed 3.91 KiB." in done.out
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,15 @@ def test_a_running_job_keeps_what_it_would_go_on_from(cli: Cli, shop: Shop, runn
     ]
     assert listed(shop, job) == ["checkpoint-20"]
     assert {i.key for i in shop.ledger.store.list("") if "/objects/" in i.key} == before
+
+
+def test_by_id(cli: Cli, shop: Shop, job):
+    known = cli("checkpoints", "list", "--job-id", job.id, "-o", "json").json["checkpoints"]
+    ids = {one["checkpoint_id"]: one["id"] for one in known}
+    words = ["checkpoints", "prune", "--job-id", job.id, "--checkpoint-name", ids["checkpoint-20"]]
+    assert cli(*words).code == 0
+    assert "checkpoint-20" not in listed(shop, job)
+    assert len(listed(shop, job)) == len(ids) - 1
 
 
 def test_what_others_need_stays(cli: Cli, shop: Shop, job, running):

@@ -64,7 +64,7 @@ def test_what_is_left_out_is_named(cli: Cli, shop: Shop, running):
 def test_checkpoints_on_a_usual_terminal(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
     shop.checkpoint(job, "checkpoint-240", size=3 * 1024**2, at=1, type="full")
-    shown = on_terminal(cli, USUAL, "checkpoints", "list")
+    shown = on_terminal(cli, USUAL, "checkpoints", "list", "--non-interactive")
     assert "checkpoint-240" in shown
     assert "3.00 MiB" in shown
     assert max(map(len, shown.split("They are in")[0].splitlines())) <= USUAL

@@ -102,3 +102,10 @@ def test_nothing_committed(cli: Cli, shop: Shop, ended):
     job = shop.job("tiny", *ended)
     done = cli("checkpoints", "verify", "--job-id", job.id)
     assert (done.code, done.err) == (0, f"No checkpoints found for training job {job.id}.\n")
+
+
+def test_one_by_id(cli: Cli, job):
+    first = cli("checkpoints", "list", "--job-id", job.id, "-o", "json").json["checkpoints"][0]
+    done = cli("checkpoints", "verify", "--job-id", job.id, "--checkpoint-name", first["id"])
+    assert done.code == 0
+    assert done.out.startswith(f"Job {job.id}: 1 checkpoint, ")

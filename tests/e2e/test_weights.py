@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints.buckets import Bucket, s3_server
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
 from .conftest import Machine
@@ -17,6 +19,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
 
 MODEL = os.urandom(300_000)
 SECRET = "hf_pl4ntedT0kenOfWeights"
+
+KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "planted-key-of-s3-weights"}
 
 CONFIG = """
 from truss_train import WeightsSource, definitions as d
@@ -99,6 +103,32 @@ def test_read_only_at_its_place_and_fetched_once(
     machine.nothing_left(again["id"])
     where = machine.state_dir / "weights"
     assert len([p for p in where.iterdir() if p.is_symlink()]) >= 2
+
+
+def test_a_bucket_read_with_a_secret(machine: Machine, tmp_path: Path) -> None:
+    pushed = tmp_path / "pushed"
+    pushed.mkdir()
+    with s3_server(tmp_path) as address:
+        bucket = Bucket(address)
+        files = {"config.json": b"the config", "model.safetensors": MODEL, "sub/a.txt": b"a"}
+        for name, data in files.items():
+            bucket.client.put_object(Bucket=bucket.name, Key=f"base/{name}", Body=data)
+        given = 'auth={"auth_method": "custom_secret", "auth_secret_name": "keys"}'
+        path = config(pushed, SOURCE.format(f"s3://{bucket.name}/base", "/app/models/base", given))
+        code, job = machine.push_wait(
+            path, AWS_ENDPOINT_URL=address, PREFECT_BT_SECRET_KEYS=json.dumps(KEYS)
+        )
+        logs = machine.logs(job["id"])
+        assert code == 0, (job["error_message"], logs)
+    said = [
+        line.partition("(rank-0) ")[2]
+        for line in logs.splitlines()
+        if "(rank-0) " in line and "[prefect-bt]" not in line
+    ]
+    assert said[:3] == ["./config.json", "./model.safetensors", "./sub/a.txt"]
+    assert "Read-only file system" in said[4]
+    assert said[5:] == ["kept", "the config", "base"]
+    assert KEYS["aws_secret_access_key"] not in logs + json.dumps(job)
 
 
 @pytest.mark.parametrize(

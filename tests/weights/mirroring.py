@@ -23,7 +23,7 @@ if __name__ == "__main__":
     )
     try:
         folder = mirror_source(
-            plan, state_dir=Path(given["state_dir"]), token=given.get("token") or None
+            plan, state_dir=Path(given["state_dir"]), secret=given.get("token") or None
         )
         print(json.dumps({"folder": str(folder)}))
     except WeightsError as error:

@@ -12,6 +12,8 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights import folder as folders
 from prefect_bt.weights import mirror_source
+from prefect_bt.weights.listing import ListedFile
+from prefect_bt.weights.source import Interrupted
 
 from .conftest import tree
 
@@ -71,6 +73,45 @@ def test_where_blocks_cannot_be_shared(
 
     monkeypatch.setattr(os, "copy_file_range", refuse)
     assert tree(mirror_source(plan(source), state_dir=tmp_path / "state")) == FILES
+
+
+def test_a_folder_that_changes_while_it_is_copied(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = folders.FolderSource.fetch
+
+    def then_write(*given: object) -> None:
+        fetch(*given)
+        (source / "late").write_bytes(b"1")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folders.FolderSource, "fetch", then_write)
+        assert "changed while it was copied" in refused(source, tmp_path / "state")
+    found = mirror_source(plan(source), state_dir=tmp_path / "state")
+    assert tree(found) == {**FILES, "late": b"1"}
+
+
+def test_a_range(source: Path) -> None:
+    opened = folders.FolderSource(f"file://{source}")
+    [model] = [file for file in opened.list().files if file.path == "sub/model.bin"]
+    data = FILES["sub/model.bin"]
+    assert b"".join(opened.read(model, start=7, length=2_000_000)) == data[7:2_000_007]
+    assert b"".join(opened.read(model, start=2_999_000, length=-1)) == data[-1000:]
+
+
+def test_read_where_the_other_way_is_interrupted(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(self: folders.FolderSource, files: list[ListedFile], target: Path) -> None:
+        [first, *_] = files
+        (target / first.path).parent.mkdir(parents=True, exist_ok=True)
+        (target / first.path).write_bytes(FILES[first.path])
+        raise Interrupted("lost", source="x", next_step="y")
+
+    monkeypatch.setattr(folders.FolderSource, "fetch", break_off)
+    state = tmp_path / "state"
+    assert tree(mirror_source(plan(source), state_dir=state)) == FILES
+    assert not list((state / "weights").glob(".staging/*"))
 
 
 def test_refusals(source: Path, tmp_path: Path) -> None:

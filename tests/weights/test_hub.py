@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
+
+from prefect_bt.weights.hub import HubSource
+from prefect_bt.weights.listing import ListedFile
 
 from .conftest import Place, tree
 from .hub_server import Hub, Repo
 
 SECRET = "hf_pl4ntedT0ken"
+TEMPLATE = "%s/{repo_id}/resolve/{revision}/{filename}"
 FILES = {
     "config.json": b"{}",
     "model-1.safetensors": os.urandom(200_000),
@@ -139,6 +144,22 @@ def test_a_repository_with_folders_of_tools(hub: Hub, place: Place) -> None:
     files = {".cache/own": b"1", ".gitattributes": b"*", "a/.cache/b": b"2"}
     hub.repos["o/r"].commit(files)
     assert tree(place.mirror("hf://o/r")) == files
+
+
+def test_a_range_by_plain_http(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["o/r"] = Repo(token=SECRET)
+    hub.repos["o/r"].commit(FILES)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", TEMPLATE % hub.url)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
+    source = HubSource("hf://o/r", SECRET)
+    source._commit = hub.repos["o/r"].branches["main"]
+    for name in ("model-1.safetensors", "original/params.json"):
+        data = FILES[name]
+        file = ListedFile(name, len(data))
+        assert b"".join(source.read(file, start=3, length=-1)) == data[3:]
+        assert b"".join(source.read(file, start=3, length=4)) == data[3:7]
+    assert hub.tokens["cdn"].keys() == {""}
 
 
 # -- refusals -------------------------------------------------------------------------------

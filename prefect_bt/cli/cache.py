@@ -1,0 +1,213 @@
+"""`prefect-bt cache summarize`: what a project keeps in its training cache (§7.1)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.options import Here, Remote
+from prefect_bt.cli.printable import printable
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, write
+
+if TYPE_CHECKING:
+    from prefect_bt.cachesummary import CacheEntry, CacheSummary
+
+Row = dict[str, Any]
+SortBy = Literal["filepath", "size", "modified", "type", "permissions"]
+
+_SORT_KEYS: Final[dict[SortBy, Callable[[CacheEntry], Any]]] = {
+    "filepath": lambda entry: entry.path,
+    "size": lambda entry: entry.size,
+    "modified": lambda entry: entry.modified or 0.0,
+    "type": lambda entry: entry.file_type,
+    "permissions": lambda entry: entry.permissions,
+}
+_CSV_COLUMNS: Final = {
+    "File Path": "path",
+    "Size (bytes)": "size_bytes",
+    "Size (human readable)": "size_human_readable",
+    "Modified": "modified",
+    "Type": "type",
+    "Permissions": "permissions",
+}
+_TABLE_COLUMNS: Final = {
+    "File Path": "path",
+    "Size": "size_human_readable",
+    "Modified": "modified",
+    "Type": "type",
+    "Permissions": "permissions",
+}
+_UNITS: Final = ((1000**4, "TB"), (1000**3, "GB"), (1000**2, "MB"), (1000, "KB"))
+_LONG_PATH: Final = 60
+_MOST_BOXED: Final = 2000
+"""Rows of a table that is fitted to the terminal; a longer one comes as plain columns, at once."""
+_FEW: Final = 5
+
+
+def summarize(
+    project: Annotated[str, Parameter(help="The project, by its id or name.")],
+    /,
+    *,
+    sort: Annotated[SortBy, Parameter(help="What to sort by.")] = "filepath",
+    order: Annotated[Literal["asc", "desc"], Parameter(help="Up or down.")] = "asc",
+    output: Annotated[
+        Literal["cli-table", "csv", "json"],
+        Parameter(name=["--output-format", "-o", "--output"], help="How to print the list."),
+    ] = "cli-table",
+    remote: Remote = None,
+    terminal: Here,
+) -> int:
+    """List the files in a project's training cache on this machine, with their sizes.
+
+    Folders are entries too; the size of one is that of all the files below it.
+
+    `prefect-bt cache summarize my-project --sort size --order desc`
+    """
+    from prefect_bt.cachesummary import summarize_cache
+    from prefect_bt.jobs import open_ledger
+    from prefect_bt.settings import Settings
+
+    _ = remote
+    beside = terminal.beside(output)
+    known = open_ledger().project(project)
+    with _counting(beside) as tick:
+        summary = summarize_cache(Settings().state_dir, known.id, tick=tick)
+    summary.entries.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
+    rows = [_row(entry) for entry in summary.entries]
+    if output == "csv":
+        write(_csv(rows))
+    elif output == "json":
+        beside.document(_document(summary, rows))
+    else:
+        _show(beside, summary, rows)
+    return _tell_unreadable(beside, summary)
+
+
+def format_size(count: int) -> str:
+    """`count` bytes in powers of 1000, exactly as truss has them: a unit begins above its value.
+
+    >>> format_size(1000), format_size(1001)
+    ('1000 B', '1.00 KB')
+    """
+    for size, unit in _UNITS:
+        if count > size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"
+
+
+def _row(entry: CacheEntry) -> Row:
+    """A file of the JSON document; its keys are truss's."""
+    return {
+        "path": entry.path,
+        "size_bytes": entry.size,
+        "size_human_readable": format_size(entry.size),
+        "modified": _local_time(entry.modified),
+        "type": entry.file_type or "Unknown",
+        "permissions": entry.permissions or "Unknown",
+    }
+
+
+def _local_time(at: float | None) -> str:
+    try:
+        return "" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):  # a year that no calendar has
+        return ""
+
+
+def _document(summary: CacheSummary, rows: list[Row]) -> dict[str, Any]:
+    return {
+        "timestamp": summary.timestamp,
+        "project_id": summary.project_id,
+        "total_files": len(rows),
+        "total_size_bytes": summary.total_size,
+        "total_size_human_readable": format_size(summary.total_size),
+        "files": rows,
+    }
+
+
+def _csv(rows: list[Row]) -> str:
+    """Lines end in CR LF, as truss writes them and RFC 4180 wants them."""
+    text = io.StringIO()
+    lines = csv.writer(text)
+    lines.writerow(_CSV_COLUMNS)
+    lines.writerows([row[name] for name in _CSV_COLUMNS.values()] for row in rows)
+    return text.getvalue()
+
+
+def _show(terminal: Terminal, summary: CacheSummary, rows: list[Row]) -> None:
+    if not rows:
+        terminal.say("No cache summary found for this project.", style="yellow")
+        return
+    terminal.say(f"Cache captured at: {summary.timestamp}", style="bold blue")
+    terminal.say(f"Project ID: {summary.project_id}", style="bold blue")
+    terminal.say()
+    terminal.say(f"Total files: {len(rows)}", style="bold green")
+    terminal.say(f"Total size: {format_size(summary.total_size)}", style="bold green")
+    terminal.say()
+    if any(len(row["path"]) > _LONG_PATH for row in rows):
+        words = "Tip: -o csv and -o json have every path on one line, to copy it from."
+        terminal.say(words, style="dim")
+        terminal.say()
+    title = f"Cache summary for project: {summary.project_id}"
+    shown = [{**row, "path": printable(row["path"])} for row in rows]
+    if len(rows) > _MOST_BOXED:
+        _show_plain(title, shown)
+    else:
+        _show_table(terminal, title, shown)
+
+
+def _show_table(terminal: Terminal, title: str, rows: list[Row]) -> None:
+    from prefect_bt.cli.tables import Column, show_table
+
+    columns = [
+        Column(name, lambda row, key=key: row[key], solid=key != "path")
+        for name, key in _TABLE_COLUMNS.items()
+    ]
+    show_table(terminal, title, columns, rows, spare=["Permissions", "Type", "Modified"])
+
+
+def _show_plain(title: str, rows: list[Row]) -> None:
+    """The same columns without borders, at no cost a row."""
+    from rich.cells import cell_len
+
+    table = [list(_TABLE_COLUMNS), *([row[key] for key in _TABLE_COLUMNS.values()] for row in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    lines = (
+        "".join(
+            f"{cell}{' ' * (width - cell_len(cell) + 2)}"
+            for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in table
+    )
+    write("\n".join([title, *lines]) + "\n")
+
+
+def _tell_unreadable(terminal: Terminal, summary: CacheSummary) -> int:
+    places = sorted(summary.unreadable)
+    if not places:
+        return OK
+    first = ", ".join(repr(place) for place in places[:_FEW])
+    more = f" and {len(places) - _FEW} more" if len(places) > _FEW else ""
+    terminal.error(
+        f"What is in {first}{more} may not be read, so it is not counted. "
+        "Ask whoever wrote it, or run this as the user who did."
+    )
+    return FAILED
+
+
+@contextmanager
+def _counting(terminal: Terminal) -> Generator[Callable[[int], None] | None]:
+    """A line that counts on a terminal, nothing elsewhere."""
+    text = "Listing the cache"
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with terminal.err.status(text) as line:
+        yield lambda count: line.update(f"{text}: {count} files so far")

@@ -1,0 +1,261 @@
+"""Objects below a prefix of a bucket as a weights source: s3, r2, cw, gs, azure.
+
+`s3://bucket/models/llama` is every object below `models/llama/`, or the one object of that name.
+What is read is pinned by its ETag: an object that is replaced meanwhile is an error.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.weights.access import Way, find_place, ways_in
+from prefect_bt.weights.listing import ListedFile, Listing, revision_of
+from prefect_bt.weights.patterns import choose_files
+from prefect_bt.weights.source import (
+    CONNECT_SECONDS,
+    READ_BYTES,
+    STALL_SECONDS,
+    Interrupted,
+    SourceRequest,
+)
+
+_MD5: Final = re.compile(r'"([0-9a-f]{32})"')
+_SIGNED_FOR: Final = timedelta(minutes=5)
+_REFUSALS: Final = frozenset(
+    {
+        *("AccessDenied", "ExpiredToken", "Forbidden", "InvalidAccessKeyId", "InvalidToken"),
+        *("AuthenticationFailed", "AuthorizationFailure", "SignatureDoesNotMatch"),
+        *("AuthorizationPermissionMismatch", "NoAuthenticationInformation"),
+        *("PublicAccessNotPermitted", "InvalidAuthenticationInfo"),
+    }
+)
+_ABSENT: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "NoSuchKey"})
+_ELSEWHERE: Final = frozenset(
+    {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+)
+
+
+class _Refused(Exception):
+    """These credentials may not read it."""
+
+
+class BucketSource:
+    """Implements weights.source.Source and TellsTags."""
+
+    fixed = ""
+    pins = True
+
+    def __init__(self, request: SourceRequest) -> None:
+        self._plan = request.plan
+        self._place = find_place(request.plan)
+        self._ways = ways_in(request.plan, self._place, request.secret)
+        self._store: Any = None
+        self._base = ""
+        self._sdk: Any = import_module("obstore")
+        self._faults: Any = import_module("obstore.exceptions")
+
+    @classmethod
+    def open(cls, request: SourceRequest) -> BucketSource:
+        return cls(request)
+
+    # -- listing ------------------------------------------------------------------------------
+
+    def list(self) -> Listing:
+        """By the first way in that is not refused; it is kept for reading."""
+        tried: list[str] = []
+        for way in self._ways:
+            try:
+                return self._list_by(way)
+            except _Refused:
+                tried.append(way.name)
+            except Interrupted:
+                if way.certain:
+                    raise
+                tried.append(way.name)
+        raise self._refusal(tried) from None
+
+    def _list_by(self, way: Way) -> Listing:
+        store = self._open(way)
+        with self._explained():
+            files, base = self._below(store)
+        self._store, self._base = store, base
+        plan = self._plan
+        chosen = set(
+            choose_files(
+                (file.path for file in files),
+                allow=plan.allow_patterns,
+                ignore=plan.ignore_patterns,
+            )
+        )
+        # What is not wanted may change without a new mirror.
+        revision = revision_of(file for file in files if file.path in chosen)
+        return Listing(plan.source, revision, tuple(files))
+
+    def _open(self, way: Way) -> Any:
+        try:
+            return way.open()
+        except (self._faults.BaseError, ValueError, TypeError):
+            # Its text may hold a part of what could not be read.
+            raise WeightsError(
+                f"{self._plan.source} cannot be opened with {way.name}.",
+                source=self._plan.source,
+                next_step="Check the form of the secret and of the address.",
+            ) from None
+
+    def _below(self, store: Any) -> tuple[list[ListedFile], str]:
+        """What lies below the prefix, and what its paths begin with in the bucket."""
+        prefix = self._place.prefix
+        base = f"{prefix}/" if prefix else ""
+        batches = self._sdk.list(store, prefix or None, chunk_size=1000)
+        found = [item for batch in batches for item in batch]
+        folders = {parent for item in found for parent in _parents(str(item["path"]))}
+        files = [
+            _listed_file(str(item["path"]).removeprefix(base), item)
+            for item in found
+            # Consoles make empty objects to show a folder.
+            if item["size"] or str(item["path"]) not in folders
+        ]
+        if files or not prefix:
+            return files, base
+        folder, slash, name = prefix.rpartition("/")
+        try:
+            return [_listed_file(name, self._sdk.head(store, prefix))], folder + slash
+        except FileNotFoundError:
+            return [], base
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+        end = (file.size or 0) if length < 0 else start + length
+        if end <= start:
+            return
+        with self._explained(file):
+            options: dict[str, Any] = {"range": (start, end)}
+            if file.tag.startswith('"'):
+                options["if_match"] = file.tag
+            answer = self._sdk.get(self._store, self._base + file.path, options=options)
+            if _tag(answer.meta) != file.tag:
+                self._changed(file)
+            for piece in answer.stream(min_chunk_size=READ_BYTES):
+                yield bytes(piece)
+
+    def is_md5(self, file: ListedFile) -> bool:
+        """Whether the object is not encrypted in a way that makes its tag something else.
+
+        Asked with a signed URL, because obstore keeps the headers that tell to itself. Who cannot
+        be asked is believed.
+        """
+        try:
+            signed = self._sdk.sign(self._store, "HEAD", self._base + file.path, _SIGNED_FOR)
+            request = urllib.request.Request(str(signed), method="HEAD")
+            with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer:
+                kind = answer.headers.get("x-amz-server-side-encryption", "AES256")
+                own = answer.headers.get("x-amz-server-side-encryption-customer-algorithm")
+                return kind == "AES256" and not own
+        except (self._faults.BaseError, OSError, ValueError):
+            return True
+
+    # -- faults -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _explained(self, file: ListedFile | None = None) -> Generator[None]:
+        """The libraries' exceptions in, ours out: without their texts, which may hold a URL."""
+        began = time.monotonic()
+        faults = self._faults
+        try:
+            yield
+        except (faults.PermissionDeniedError, faults.UnauthenticatedError, PermissionError):
+            self._denied(file)
+        except (faults.PreconditionError, FileNotFoundError):
+            if file is None:
+                self._absent()
+            self._changed(file)
+        except faults.InvalidPathError:
+            raise self._error(
+                "holds an object whose name could not lie below the mount",
+                "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
+            ) from None
+        except (faults.BaseError, OSError) as error:
+            self._other(error, file, time.monotonic() - began)
+
+    def _other(self, error: Exception, file: ListedFile | None, seconds: float) -> NoReturn:
+        code = _code_in(error)
+        if code in _REFUSALS:
+            self._denied(file)
+        if code in _ABSENT:
+            self._absent()
+        if code in _ELSEWHERE or "redirect without LOCATION" in str(error):
+            raise self._error(
+                "is a bucket of another region",
+                "Give aws_region in the secret, or set AWS_REGION.",
+            ) from None
+        where = f"{file.path} " if file else ""
+        why = code or f"no usable answer in {seconds:.0f} s"
+        raise Interrupted(
+            f"{self._plan.source}: {where}could not be read ({why}; a connection without a byte "
+            f"for {STALL_SECONDS:.0f} s is given up).",
+            source=self._plan.source,
+            next_step="Check the network, and push again: what is here already is kept.",
+        ) from None
+
+    def _denied(self, file: ListedFile | None) -> NoReturn:
+        if file is None:
+            raise _Refused from None
+        raise self._error(
+            f"lists {file.path}, but it may not be read",
+            "Give auth that may read the objects, not only list them.",
+        ) from None
+
+    def _absent(self) -> NoReturn:
+        raise self._error(
+            f"does not exist: there is no bucket {self._place.bucket!r}", "Check its name."
+        ) from None
+
+    def _changed(self, file: ListedFile) -> NoReturn:
+        raise self._error(
+            f"changed while it was read: {file.path} is another object now",
+            "Push again when nothing writes there.",
+        ) from None
+
+    def _refusal(self, tried: list[str]) -> WeightsError:
+        plan = self._plan
+        if plan.auth.method:
+            what = f"may not be read with {tried[0]}"
+            step = "Check that it is valid, and that it may list and read there."
+        else:
+            what = f"may not be read with {' or with '.join(tried)}"
+            step = "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket."
+        return self._error(what, step)
+
+    def _error(self, what: str, next_step: str) -> WeightsError:
+        source = self._plan.source
+        return WeightsError(f"{source} {what}.", source=source, next_step=next_step)
+
+
+def _listed_file(path: str, item: Any) -> ListedFile:
+    tag = _tag(item)
+    found = _MD5.fullmatch(tag)
+    return ListedFile(path, int(item["size"]), tag=tag, md5=found[1] if found else "")
+
+
+def _tag(item: Any) -> str:
+    return str(item.get("e_tag") or item.get("version") or item.get("last_modified") or "")
+
+
+def _parents(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
+
+
+def _code_in(error: BaseException) -> str:
+    """The code of an error document, which obstore hands on as text."""
+    found = re.search(r"<Code>(\w+)</Code>", str(error))
+    return found[1] if found else ""

@@ -1,0 +1,111 @@
+"""What a source of weights offers, and which adapter answers for which scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Protocol, cast, runtime_checkable
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.objects.protocols import Store
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.weights.listing import ListedFile, Listing
+
+STALL_SECONDS: Final = 30.0
+"""Without a byte for so long, a connection is given up and made again."""
+CONNECT_SECONDS: Final = 10.0
+READ_BYTES: Final = 1 << 20
+
+SOURCES: Final[dict[str, str]] = {
+    "hf": "prefect_bt.weights.hub:HubSource",
+    **dict.fromkeys(("s3", "r2", "cw", "gs", "azure"), "prefect_bt.weights.bucket:BucketSource"),
+    "https": "prefect_bt.weights.web:WebSource",
+    "file": "prefect_bt.weights.folder:FolderSource",
+    "bt": "prefect_bt.weights.stored:CheckpointSource",
+}
+"""Scheme -> `module:class`, imported on use. A class has `open(request) -> Source`."""
+
+
+class Interrupted(WeightsError):
+    """May go well the next time: a connection lost, a server busy, a body that ended early."""
+
+
+@dataclass(frozen=True)
+class SourceRequest:
+    """What a source is opened with. `secret` is the value that `plan.secret` names."""
+
+    plan: WeightsPlan
+    secret: str | None = None
+    store: Store | None = None
+    """Where checkpoints of jobs lie; for bt:// alone."""
+
+    def __repr__(self) -> str:
+        return f"SourceRequest({self.plan.source!r})"
+
+
+class Source(Protocol):
+    """One source; every verb blocks. Opened without reaching anything; used by several threads."""
+
+    @property
+    def fixed(self) -> str:
+        """The revision that the source's own text names; "" when upstream must be asked."""
+        ...
+
+    @property
+    def pins(self) -> bool:
+        """Whether `read` itself notices that a file is not the listed one any more."""
+        ...
+
+    def list(self) -> Listing:
+        """Every file at the revision of this moment. WeightsError; Interrupted when it may pass."""
+        ...
+
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+        """`length` bytes from `start` (-1: to the end), in pieces.
+
+        After `list`, or with a `fixed` revision. Interrupted when the bytes stop coming, for
+        STALL_SECONDS or for good; WeightsError when asking again would not help.
+        """
+        ...
+
+
+@runtime_checkable
+class Fetches(Protocol):
+    """A source with a way of its own to bring whole files: Xet, blocks shared on one disk."""
+
+    def fetch(self, files: Sequence[ListedFile], target: Path) -> None:
+        """The files below `target`, each whole or not at all. Interrupted: `read` may do better."""
+        ...
+
+    def forget(self, file: ListedFile, target: Path) -> None:
+        """So that it is fetched anew."""
+        ...
+
+    def finish(self, target: Path) -> None:
+        """Remove what `fetch` keeps beside the files."""
+        ...
+
+
+@runtime_checkable
+class TellsTags(Protocol):
+    """A source whose tags look like an MD5, but are one only where nothing is encrypted."""
+
+    def is_md5(self, file: ListedFile) -> bool:
+        """Asked of files whose bytes have another MD5 than their tag."""
+        ...
+
+
+def open_source(request: SourceRequest) -> Source:
+    """Nothing is reached yet. WeightsError for a scheme, an address or a secret that cannot be."""
+    source = request.plan.source
+    target = SOURCES.get(source.partition("://")[0])
+    if target is None:
+        raise WeightsError(
+            f"Nothing mirrors {source!r}.",
+            source=source,
+            next_step=f"Use one of {', '.join(f'{scheme}://' for scheme in SOURCES)}.",
+        )
+    module, _, name = target.partition(":")
+    return cast("Source", getattr(import_module(module), name).open(request))

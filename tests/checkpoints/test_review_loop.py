@@ -1,0 +1,352 @@
+"""What one checkpoint, one manifest or one moment could do to all the others."""
+
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from prefect_bt.checkpoints import integrity, transfer, watching
+from prefect_bt.checkpoints.committed import manifest_refs
+from prefect_bt.checkpoints.layout import FileFact, Found
+from prefect_bt.checkpoints.retrying import Retries
+from prefect_bt.checkpoints.settling import Settling
+from prefect_bt.checkpoints.uploader import UploadOptions
+from prefect_bt.checkpoints.watching import Directory
+from prefect_bt.errors import StoreError
+from prefect_bt.records import Retention
+
+from . import folders
+from .folders import FAST, JOB, PROJECT, flush
+from .running import Counting, Running, listed, wait_for
+from .test_settling import Told
+
+SIZE = transfer._SMALL + 1000
+
+
+class Picky(Counting):
+    """Refuses what holds certain bytes, with an error of a certain kind."""
+
+    def __init__(self, root, error, bad=b"bad"):
+        super().__init__(root)
+        self.error, self.bad, self.tries = error, bad, 0
+
+    def put(self, key, data):
+        if "/objects/" in key and data == self.bad:
+            self.tries += 1
+            raise self.error
+        super().put(key, data)
+
+
+@pytest.mark.parametrize("error", [StoreError("never this one"), RuntimeError("odd")])
+def test_one_that_fails_for_ever_delays_nobody(tmp_path, ckpts, error):
+    store = Picky(tmp_path / "store", error)
+    folders.write(ckpts / "a-bad", {"x": b"bad"})
+    options = UploadOptions(settle=0.05, scan=60, patience=0.1)
+    with Running(store, ckpts, options) as running:
+        wait_for(lambda: store.tries)
+        folders.write(ckpts / "good", {"x": b"good"})
+        wait_for(lambda: running.done("good"))
+        assert "a-bad" not in listed(store)
+        assert running.reports[-1].trouble
+        shutil.rmtree(ckpts / "a-bad")
+    assert not running.status.error
+
+
+@pytest.mark.parametrize("meanwhile", ["another", "the same"])
+def test_what_is_written_while_one_is_sent_is_seen_at_once(tmp_path, ckpts, meanwhile):
+    store = Counting(tmp_path / "store")
+    sending, go_on, put = threading.Event(), threading.Event(), store.put
+
+    def slow(key, data):
+        if data == b"first":
+            sending.set()
+            go_on.wait(30)
+        put(key, data)
+
+    store.put = slow
+    folders.write(ckpts / "one", {"x": b"first"})
+    name = "two" if meanwhile == "another" else "one"
+    with Running(store, ckpts) as running:
+        assert sending.wait(20)
+        folders.write(ckpts / name, {"y": b"second"})
+        time.sleep(0.2)
+        go_on.set()
+        wait_for(lambda: name in listed(store) and f"{name}/y" in _paths(listed(store)[name]))
+        assert running.done(name)
+
+
+def test_what_comes_due_during_a_long_look_is_not_passed_over(store, ckpts, monkeypatch):
+    settled = Settling.settled
+
+    def slow(self, name, *, now, ask):
+        taken = settled(self, name, now=now, ask=ask)
+        time.sleep(0.4)
+        return taken
+
+    monkeypatch.setattr(Settling, "settled", slow)
+    with Running(store, ckpts, UploadOptions(settle=0.3, scan=0.02)) as running:
+        folders.write(ckpts / "one", {"x": b"1"})
+        wait_for(lambda: running.done("one"), seconds=10)
+
+
+def _paths(checkpoint):
+    return {file.path for file in checkpoint.files()}
+
+
+def test_a_store_that_is_down_is_not_asked_for_each_of_many(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    asked = []
+
+    def down(key, data):
+        asked.append(key)
+        raise StoreError("The bucket answers 503")
+
+    store.put = down
+    for number in range(40):
+        folders.write(ckpts / f"checkpoint-{number}", {"x": b"%d" % number})
+    options = UploadOptions(settle=0.05, scan=0.02, patience=0.01)
+    status = flush(store, ckpts, options=options)
+    assert len(status.uncommitted) == 40
+    assert len(asked) < 20
+
+
+def test_of_many_that_fail_the_last_is_tried_too(tmp_path, ckpts):
+    store = Picky(tmp_path / "store", StoreError("not these"))
+    for number in range(8):
+        folders.write(ckpts / f"checkpoint-{number}", {"x": b"bad", "y": b"%d" % number})
+        folders.touch_back(ckpts / f"checkpoint-{number}/x", 0)
+    folders.write(ckpts / "last", {"x": b"good"})
+    status = flush(store, ckpts)
+    assert set(listed(store)) == {"last"}
+    assert len(status.uncommitted) == 8
+
+
+def test_pauses_are_of_each_name_alone():
+    retries = Retries(1.0)
+    error = StoreError("no")
+    for now, pause in ((0, 1), (1, 2), (3, 4), (7, 8)):
+        retries.failed("a", error, now=now)
+        assert not retries.may("a", now=now + pause - 0.1)
+        assert retries.may("a", now=now + pause)
+        assert retries.may("b", now=now)
+    for _ in range(9):
+        retries.failed("a", error, now=100)
+    assert retries.next_due(now=100) == 30
+    retries.hurry()
+    assert retries.may("a", now=100)
+    retries.succeeded("a")
+    assert retries.next_due(now=100) == float("inf")
+
+
+def test_a_damaged_manifest_costs_its_own_checkpoint_only(store, ckpts):
+    folders.write(ckpts / "a", {"x": b"1"})
+    flush(store, ckpts)
+    (ref,) = manifest_refs(store, PROJECT, JOB)
+    store.put(ref.key, b"{ cut")
+    folders.write(ckpts / "b", {"x": b"2"})
+    for attempt in (1, 2):
+        assert not flush(store, ckpts, attempt=attempt).error
+        assert {ref.name for ref in manifest_refs(store, PROJECT, JOB)} == {"a", "b"}
+    newest = max((ref for ref in manifest_refs(store, PROJECT, JOB) if ref.name == "a"), key=_order)
+    assert newest.key != ref.key
+
+
+def _order(ref):
+    return ref.order
+
+
+def test_a_name_that_comes_back_with_other_bytes_of_the_same_size_and_time(store, ckpts):
+    with Running(store, ckpts) as running:
+        folders.write(ckpts / "best", {"x": b"11"})
+        wait_for(lambda: running.done("best"))
+        seen = (ckpts / "best/x").stat()
+        (ckpts / "best").rename(ckpts.parent / "away")
+        time.sleep(0.5)
+        new = ckpts.parent / "new"
+        folders.write(new, {"x": b"22"})
+        os.utime(new / "x", ns=(seen.st_atime_ns, seen.st_mtime_ns))
+        new.rename(ckpts / "best")
+    assert listed(store)["best"].manifests[0].content == folders.contents(ckpts / "best")
+
+
+def test_a_state_beside_a_growing_log_is_not_kept_waiting(store, ckpts):
+    """A root with ckpt.pt, written anew, and a log that never rests."""
+    over = threading.Event()
+
+    def log():
+        with (ckpts / "train.log").open("ab", buffering=0) as stream:
+            while not over.wait(0.05):
+                stream.write(b"step\n")
+
+    (ckpts / "ckpt.pt").write_bytes(folders.torch_zip(b"1"))
+    writer = threading.Thread(target=log)
+    writer.start()
+    try:
+        options = UploadOptions(settle=0.3, scan=0.02, again=600)
+        with Running(store, ckpts, options) as running:
+            wait_for(lambda: running.done("."))
+            for state in (b"2", b"3"):
+                before = len(versions(store))
+                (ckpts / "ckpt.pt").write_bytes(folders.torch_zip(state))
+                wait_for(lambda before=before: len(versions(store)) > before)
+            over.set()
+            writer.join()
+            assert len(versions(store)) < 8
+    finally:
+        over.set()
+        writer.join()
+
+
+def versions(store):
+    return [info for info in store.list("") if "/manifests/" in info.key]
+
+
+@pytest.mark.parametrize("grows", [0, 1])
+def test_saved_every_half_minute_under_one_name_is_taken_nevertheless(grows):
+    settling, found, taken = Settling(1.5), {}, []
+    for now in range(600):
+        if now % 20 == 0:
+            fact = FileFact(9 + grows * now, now)
+            found = {".": Found(".", {"config.json": FileFact(1, 1), "ckpt.pt": fact})}
+        settling.observe(found, now=now)
+        if settling.settled(".", now=now, ask=Told()) is not None:
+            taken.append(now)
+    assert max(taken) > 450
+
+
+def test_written_anew_is_a_new_version_and_written_on_is_the_same():
+    def at(now, size, version, *, more=()):
+        files = {"ckpt": FileFact(size, version), "static": FileFact(1, 1)}
+        files |= {path: FileFact(1, now) for path in more}
+        settling.observe({".": Found(".", files)}, now=now)
+        return settling.settled(".", now=now, ask=Told()) is not None
+
+    settling = Settling(2)
+    assert not at(0, 9, 1) and at(2, 9, 1)
+    assert not at(10, 9, 2) and at(12, 9, 2)  # anew
+    assert not at(20, 9, 3) and at(22, 9, 3)
+    assert not at(24, 12, 4)  # it grew: taken too early, at a pause of 4 seconds
+    assert not at(29, 12, 4) and at(30, 12, 4)
+    assert not at(40, 9, 5) and not at(45, 9, 5) and at(46, 9, 5)
+    assert not at(54, 9, 5, more=["later"])  # so was this one, at a pause of 14 seconds
+    assert not at(74, 9, 5, more=["later"])
+    assert at(75, 9, 5, more=["later"]) is False
+
+
+def test_many_new_files_are_no_reason_to_be_late(ckpts):
+    directory = Directory(ckpts)
+    directory.look()
+    (ckpts / "a").mkdir()
+    for number in range(5000):
+        (ckpts / "a" / f"{number}").touch()
+    directory.look()
+    (ckpts / "b").touch()
+    deadline = time.monotonic() + 3
+    while not directory.wait(0.25):
+        assert time.monotonic() < deadline
+    directory.close()
+
+
+def test_looking_costs_a_small_share_in_the_long_run(ckpts):
+    directory = Directory(ckpts)
+    for _ in range(10):
+        directory.rest(watching._SAVED)
+    pause = directory._not_before - time.monotonic()
+    directory.close()
+    assert pause > watching._LONGEST - 5
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved away"])
+def test_a_directory_that_is_replaced(store, ckpts, how):
+    options = UploadOptions(settle=0.05, scan=0.1)
+    with Running(store, ckpts, options) as running:
+        folders.write(ckpts / "a", {"x": b"1"})
+        wait_for(lambda: running.done("a"))
+        if how == "deleted":
+            shutil.rmtree(ckpts)
+        else:
+            ckpts.rename(ckpts.with_name("away"))
+        folders.write(ckpts / "b", {"x": b"2"})
+        wait_for(lambda: running.done("b"))
+        folders.write(ckpts / "c", {"x": b"3"})
+        wait_for(lambda: running.done("c"))
+
+
+# -- where bytes lie ----------------------------------------------------------------------------
+
+
+def test_a_receipt_that_was_left_behind_speaks_for_no_other_bytes(tmp_path, ckpts):
+    """Two large files alike in every sample, one of them let go, and an uploader anew."""
+    store = Counting(tmp_path / "store")
+    one = bytearray(os.urandom(SIZE))
+    other = bytearray(one)
+    other[SIZE // transfer._SAMPLES // 2 + transfer._SAMPLE] ^= 1
+    folders.write(ckpts / "step-1", {"x": bytes(one)})
+    keep = UploadOptions(settle=0.05, scan=0.02, patience=0.5, retention=Retention(keep_last=1))
+    flush(store, ckpts, options=keep)
+    folders.write(ckpts / "step-2", {"x": b"small"})
+    flush(store, ckpts, options=keep)
+    assert set(listed(store)) == {"step-2"}
+    shutil.rmtree(ckpts / "step-1")
+    folders.write(ckpts / "step-3", {"x": bytes(other)})
+    flush(store, ckpts, options=keep)
+    folders.write(ckpts / "step-4", {"x": bytes(one)})
+    flush(store, ckpts)
+    assert integrity.verify(store, PROJECT, JOB) == []
+    for name in ("step-3", "step-4"):
+        assert listed(store)[name].manifests[0].content == folders.contents(ckpts / name)
+
+
+def test_a_receipt_that_cannot_be_left_is_no_reason_to_send_all_again(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    put = store.put
+
+    def no_receipts(key, data):
+        if "/objects/" in key and not data:
+            raise StoreError("not now")
+        put(key, data)
+
+    store.put = no_receipts
+    folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
+    assert not flush(store, ckpts).error
+    assert len(store.sent) == 1
+    assert integrity.verify(store, PROJECT, JOB) == []
+
+
+def test_what_changed_on_its_way_leaves_nothing(tmp_path, ckpts):
+    store = Counting(tmp_path / "store")
+    folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
+    upload, rounds = store.upload_exact, []
+
+    def changing(key, source, **more):
+        sent = upload(key, source, **more)
+        if not rounds:
+            rounds.append(key)
+            with source.open("r+b") as stream:  # in no sample
+                stream.seek(SIZE // transfer._SAMPLES // 2 + transfer._SAMPLE)
+                stream.write(os.urandom(8))
+        return sent
+
+    store.upload_exact = changing
+    assert not flush(store, ckpts).error
+    objects = [info.key for info in store.list("") if info.key.endswith(".bytes")]
+    assert objects == [next(listed(store)["a"].files()).key] != rounds
+    assert integrity.verify(store, PROJECT, JOB) == []
+
+
+def test_the_same_small_bytes_are_sent_by_one_thread_alone(tmp_path, ckpts):
+    """A store takes back an object that arrived damaged, also under another thread's feet."""
+    store = Counting(tmp_path / "store")
+    put = store.put
+
+    def slow(key, data):
+        time.sleep(0.05)
+        put(key, data)
+
+    store.put = slow
+    folders.write(ckpts / "a", {f"{number}": b"same" for number in range(100)})
+    assert not flush(store, ckpts, options=FAST).error
+    assert len(store.sent) == 1
+    assert len(listed(store)["a"].manifests[0].entries) == 100
