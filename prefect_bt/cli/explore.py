@@ -150,8 +150,12 @@ class Explorer:
         self._rows = self._pick_rows()
 
     def _matches(self) -> list[int]:
-        texts = [f"{one.checkpoint_id} {one.id} {_label(one)}" for one in self._all]
-        return rank_matches(self._typed, texts)
+        texts = [f"{one.checkpoint_id} {_label(one)}" for one in self._all]
+        found = rank_matches(self._typed, texts)
+        # Ids are random letters: spread over them, anything would be found.
+        typed = self._typed.strip().casefold()
+        by_id = [index for index, one in enumerate(self._all) if typed and one.id.startswith(typed)]
+        return found + [index for index in by_id if index not in found]
 
     def _pick_rows(self) -> list[Row]:
         return [_checkpoint_row(self._all[index]) for index in self._matches()]
