@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects.disk_copy import copy, copy_hashed
-from prefect_bt.objects.disk_private import Filling, PrivateFolder
+from prefect_bt.objects.disk_private import Filling, PrivateFolder, in_folder
 from prefect_bt.objects.keys import check_key
 from prefect_bt.objects.protocols import ObjectInfo, Tick
 
@@ -41,7 +42,7 @@ _NEXT: Final = {
 
 
 class DiskStore:
-    """Implements objects.protocols.Store on a local or shared folder."""
+    """Implements objects.protocols.Store and Adopt on a local or shared folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
@@ -105,6 +106,26 @@ class DiskStore:
 
         self._upload(key, source, copy_exactly)
         return digest
+
+    def adopt(self, key: str, source: Path) -> bool:
+        path = self._path(key)
+        # A link to a symbolic link would be one too: of bytes that somebody else may change.
+        if not stat.S_ISREG(source.lstat().st_mode):
+            return False
+        try:
+            in_folder(path, lambda: os.link(source, path))
+        except FileExistsError:
+            return path.is_file()
+        except OSError:
+            # Another file system, one without links, too many of them, no right to: copying
+            # works, or says what is wrong.
+            return False
+        return True
+
+    def lend(self, key: str) -> Path | None:
+        path = self._path(key)
+        with self._mapped(key):
+            return path if path.is_file() else None
 
     def abort_uploads(self, prefix: str) -> int:
         """Nothing: what a kill leaves here has no name, or is swept by age."""

@@ -29,13 +29,13 @@ class Filling:
 
     def create(self, target: Path) -> None:
         """Becomes `target`; FileExistsError when something is there: one of many racers wins."""
-        _in_folder(target, lambda: self._link(target))
+        in_folder(target, lambda: self._link(target))
 
     def replace(self, target: Path) -> None:
         """Becomes `target`, whatever is there."""
         if self.path is not None:
             named = self.path
-            _in_folder(target, lambda: named.replace(target))
+            in_folder(target, lambda: named.replace(target))
             return
         try:
             self.create(target)
@@ -43,7 +43,7 @@ class Filling:
             named = self.folder / uuid.uuid4().hex
             self._link(named)
             try:
-                _in_folder(target, lambda: named.replace(target))
+                in_folder(target, lambda: named.replace(target))
             finally:
                 named.unlink(missing_ok=True)
 
@@ -116,7 +116,7 @@ class PrivateFolder:
         return True
 
 
-def _in_folder(target: Path, step: Callable[[], object]) -> None:
+def in_folder(target: Path, step: Callable[[], object]) -> None:
     """`step`, in a folder that may have to be made first, or again."""
     for _ in range(_TURNS):
         with contextlib.suppress(FileNotFoundError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,24 @@ class List(Protocol):
 class Delete(Protocol):
     def delete(self, key: str) -> None:
         """Idempotent: a missing object is no error."""
+        ...
+
+
+@runtime_checkable
+class Adopt(Protocol):
+    """A store whose objects are files of this machine; what has no such files lacks this verb."""
+
+    def adopt(self, key: str, source: Path) -> bool:
+        """Make the file's own bytes the object, by a hard link: nothing is copied or read.
+
+        For a file whose bytes are on the disk (synced) and that nobody writes to any more. True:
+        there is an object, this one or the one that was there before, which stays. False where that
+        cannot be, for whatever reason: upload it. An OSError of the source itself passes through.
+        """
+        ...
+
+    def lend(self, key: str) -> Path | None:
+        """The object's file, to be read or linked, never written; None where there is none."""
         ...
 
 

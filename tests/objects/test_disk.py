@@ -12,6 +12,7 @@ import pytest
 
 from prefect_bt.errors import ObjectExists, StoreError
 from prefect_bt.objects.disk import DiskStore
+from prefect_bt.objects.protocols import Adopt
 
 RACER = """
 import sys, time
@@ -208,3 +209,71 @@ def test_no_right_to_write(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="write access"):
         DiskStore(tmp_path).put("a", b"")
+
+
+def test_an_adopted_file_is_the_object(tmp_path):
+    source, store = tmp_path / "source", DiskStore(tmp_path / "store")
+    source.write_bytes(b"0123456789")
+    assert isinstance(store, Adopt)
+    assert store.lend("a/b") is None
+    assert store.adopt("a/b%2Fc ü", source)
+    lent = store.lend("a/b%2Fc ü")
+    assert lent is not None and lent.samefile(source)
+    assert store.get("a/b%2Fc ü") == b"0123456789"
+    assert [(info.key, info.size) for info in store.list("")] == [("a/b%2Fc ü", 10)]
+    store.put("a/b%2Fc ü", b"other")
+    assert (lent.read_bytes(), source.read_bytes()) == (b"other", b"0123456789")
+    store.delete("a/b%2Fc ü")
+    assert source.read_bytes() == b"0123456789"
+
+
+def test_an_object_that_is_there_is_kept_by_adoption(tmp_path):
+    source, store = tmp_path / "source", DiskStore(tmp_path / "store")
+    source.write_bytes(b"new")
+    store.put("x", b"old")
+    assert store.adopt("x", source)
+    assert store.get("x") == b"old"
+    store.put("folder/x", b"")
+    assert not store.adopt("folder", source)
+    assert store.lend("folder") is None
+    assert not store.adopt("x/y", source)
+
+
+def test_what_cannot_be_adopted(tmp_path):
+    source, link, store = tmp_path / "source", tmp_path / "link", DiskStore(tmp_path / "store")
+    with pytest.raises(FileNotFoundError):
+        store.adopt("x", source)
+    source.write_bytes(b"x")
+    link.symlink_to(source)
+    assert not store.adopt("x", link)
+    assert not store.adopt("x", tmp_path)
+    with pytest.raises(StoreError):
+        store.adopt("../x", source)
+    with pytest.raises(StoreError):
+        store.lend("../source")
+    assert list(store.list("")) == []
+
+
+def test_no_adoption_from_another_disk(tiny_disk, tmp_path):
+    source, store = tmp_path / "source", DiskStore(tiny_disk)
+    source.write_bytes(b"x")
+    assert not store.adopt("a/x", source)
+    assert list(store.list("")) == []
+
+
+def test_adoption_beside_deletion(tmp_path):
+    """A folder that was found empty may go while a file is to be linked into it."""
+    (tmp_path / "source").write_bytes(b"x")
+    code = (
+        "import sys; from pathlib import Path; from prefect_bt.objects.disk import DiskStore\n"
+        "root = Path(sys.argv[1]); s, key = DiskStore(root / 'store'), f'x/y/{sys.argv[2]}'\n"
+        "for n in range(400):\n"
+        "    assert s.adopt(key, root / 'source')\n"
+        "    s.delete(key)\n"
+    )
+    two = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], stderr=subprocess.PIPE)
+        for name in "ab"
+    ]
+    assert [process.communicate(timeout=60)[1] for process in two] == [b"", b""]
+    assert (tmp_path / "source").stat().st_nlink == 1
