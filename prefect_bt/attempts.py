@@ -96,6 +96,7 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         grace=settings.grace,
         settle=settings.settle,
         retention=record.retention,
+        revisions={key: pin.revision for key, pin in site.ledger.pinned_weights(record.id).items()},
     )
     return plan_gang(site.project, context)
 

@@ -8,6 +8,9 @@ checkpoint paths: §8.2. What lies in a store:
                                               with "deleted" once the job is: an id comes only once
     index/projects/<quoted name>              -> {"project_id"}
     index/runs/<Prefect flow run id>          -> {"job_id"}
+    weights/manifests/<key>-<revision>.json   what a source holds; after all of its blobs
+    weights/blobs/<xx>/<sha256>               contents that manifests name
+    weights/claims/<key>-<revision>/<n>.json  who fetches it, for all hosts
     training_projects/<project id>/
         project.json
         names/job-<n>                         the counter behind automatic job names
@@ -17,6 +20,8 @@ checkpoint paths: §8.2. What lies in a store:
             events/<seq>.json                 what happened, create-only, in order
             runs/<Prefect flow run id>.json   which runs of Prefect were this job
             stop.json                         somebody asked for the job to stop
+            weights/<key>.json                the revision of a weights source that the job uses:
+                                              that of its first mirror; create-only
             holds/<holder>.json               who needs which manifests to stay where they are
             withdrawn/<uuid>.json             manifests on their way out: written before they go
             deleting.json                     the job is being deleted: written before anything goes
@@ -115,6 +120,11 @@ def objects_prefix(project_id: str, job_id: str, attempt: int) -> str:
 def job_objects_prefix(project_id: str, job_id: str) -> str:
     """The folder over the objects of every attempt."""
     return f"{job_prefix(project_id, job_id)}/objects"
+
+
+def weights_tree(key: str, revision: str) -> str:
+    """The name of a mirrored source (plan.WeightsPlan.key) at one revision, here and in a store."""
+    return f"{key}-{revision}"
 
 
 def holds_prefix(project_id: str, job_id: str) -> str:

@@ -9,11 +9,12 @@ from prefect_bt import codec
 from prefect_bt.checkpoints.announcing import Uploads
 from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints
 from prefect_bt.checkpoints.telling import told
-from prefect_bt.definitions import TrainingProject, training_project_from_json
+from prefect_bt.definitions import TrainingJob, TrainingProject, training_project_from_json
 from prefect_bt.definitions import parse_memory as _memory
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
+from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome
 from prefect_bt.settings import Settings
 
@@ -54,6 +55,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "attempts": _attempts(ledger, record.id),
         "checkpoints": [checkpoint_record(checkpoint) for checkpoint in found],
         "uploads": [] if last.state.terminal else _uploads(ledger, record),
+        "weights": _weights(ledger, record.id, job),
         "events": [{**codec.encode(event), "at": iso(event.at)} for event in events],
         "retries": codec.encode(record.retries),
         "substrate": record.substrate,
@@ -110,6 +112,21 @@ def _uploads(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]:
             "summary": told(one),
         }
         for one in newest.look()
+    ]
+
+
+def _weights(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:
+    """Every source with the revision that the job mounts; None for both before its mirror."""
+    pins = ledger.pinned_weights(job_id) if job.weights else {}
+    return [
+        {
+            "source": source.source,
+            "mount_location": source.mount_location,
+            "revision": pin.revision if pin else None,
+            "bytes": pin.bytes if pin else None,
+        }
+        for source in plan_weights(job)
+        for pin in [pins.get(source.key)]
     ]
 
 

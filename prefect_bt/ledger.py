@@ -47,6 +47,16 @@ class StopRequest:
     by: str
 
 
+@dataclass(frozen=True)
+class PinnedWeights:
+    """What a job mounts of a weights source, whatever becomes of its upstream. Sizes in bytes."""
+
+    revision: str
+    files: int
+    bytes: int
+    at: float
+
+
 class Ledger:
     """Reads and writes the records of one store."""
 
@@ -264,6 +274,32 @@ class Ledger:
     def outcomes(self, job_id: str) -> list[Outcome]:
         """Outcomes of the attempts that are over, oldest first."""
         return list(self._attempt_files(job_id, "outcome.json", Outcome))
+
+    # -- weights ----------------------------------------------------------------------------
+
+    def pin_weights(
+        self, job_id: str, key: str, revision: str, *, files: int = 0, size: int = 0
+    ) -> PinnedWeights:
+        """The revision that the job uses of the source `key` from now on: that pinned first."""
+        pin = PinnedWeights(revision, files, size, self._clock())
+        try:
+            self.store.create(self._pin_key(job_id, key), codec.dumps(pin).encode())
+        except ObjectExists:
+            return codec.loads(PinnedWeights, self.store.get(self._pin_key(job_id, key)))
+        return pin
+
+    def pinned_weights(self, job_id: str) -> dict[str, PinnedWeights]:
+        """By the key of the source."""
+        prefix = self._pin_key(job_id, "").rpartition("/")[0]
+        return {
+            info.key.rsplit("/", 1)[-1].removesuffix(".json"): codec.loads(
+                PinnedWeights, self.store.get(info.key)
+            )
+            for info in self.store.list(prefix)
+        }
+
+    def _pin_key(self, job_id: str, key: str) -> str:
+        return f"{self._prefix(job_id)}/weights/{key}.json"
 
     # -- inside -----------------------------------------------------------------------------
 

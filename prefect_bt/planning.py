@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import PurePosixPath
 
@@ -17,6 +17,7 @@ from prefect_bt.contract import (
     SCRATCH_DIR,
     TEAM_CACHE_NAME,
     WORKSPACE_DIR,
+    weights_tree,
 )
 from prefect_bt.definitions import (
     AvailabilityModel,
@@ -26,6 +27,7 @@ from prefect_bt.definitions import (
     WeightsAuthMethod,
     WeightsSource,
     parse_memory,
+    training_project_from_json,
 )
 from prefect_bt.errors import PlanError
 from prefect_bt.plan import (
@@ -74,6 +76,8 @@ class PlanContext:
     grace: float = 30.0
     settle: float = 1.5
     retention: Retention = field(default_factory=Retention)
+    revisions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Key of a weights source -> the revision that the job mounts; filled once it is mirrored."""
 
 
 def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
@@ -106,6 +110,25 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
 def plan_weights(job: TrainingJob) -> tuple[WeightsPlan, ...]:
     """What is to be mirrored before any node exists, in the definition's order."""
     return tuple(_plan_weights(source) for source in job.weights)
+
+
+def plan_sources(sources: Sequence[str | Mapping[str, object]]) -> tuple[WeightsPlan, ...]:
+    """For sources outside of any job, each a URI or an entry of a definition's `weights`.
+
+    `mount_location` may be left out. The same source has the same key as in a job. DefinitionError.
+    """
+    given = ({"source": one} if isinstance(one, str) else one for one in sources)
+    project = training_project_from_json(
+        {
+            "name": "weights",
+            "job": {
+                "image": {"base_image": "none"},
+                "runtime": {"start_commands": ["true"]},
+                "weights": [{"mount_location": "/weights", **one} for one in given],
+            },
+        }
+    )
+    return plan_weights(project.job)
 
 
 def secret_names(job: TrainingJob) -> tuple[str, ...]:
@@ -207,8 +230,14 @@ def _volumes(
         *checkpoint_volumes(job),
         *load_volumes(job),
         *cache_volumes(job, context.project_id, project.team_name or ""),
-        *(Volume(VolumeKind.WEIGHTS, w.mount_location, w.key, read_only=True) for w in weights),
+        *(_weights_volume(source, context) for source in weights),
     )
+
+
+def _weights_volume(source: WeightsPlan, context: PlanContext) -> Volume:
+    revision = context.revisions.get(source.key)
+    key = weights_tree(source.key, revision) if revision else source.key
+    return Volume(VolumeKind.WEIGHTS, source.mount_location, key, read_only=True)
 
 
 def _plan_checkpoints(job: TrainingJob, context: PlanContext) -> CheckpointPlan | None:

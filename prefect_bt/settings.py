@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -44,6 +44,19 @@ class Settings(BaseSettings):
     """Seconds a node goes on without anybody owning its job."""
     server_port: int = Field(default=4200, ge=1, le=65535)
     """Port of `prefect-bt up`."""
+
+    weights_bytes: ByteSize | None = Field(default=None, gt=0)
+    """What weights may take on this machine, such as 500GB (PREFECT_BT_WEIGHTS_BYTES); None: what
+    the disk has. Trees that no job uses go first, the longest unused before all."""
+    mirror_to_store: bool = True
+    """Whether the store keeps a copy of weights for other machines."""
+    stall_seconds: float = Field(default=30.0, gt=0)
+    """Without a byte for so long, a source is asked anew, then in another way."""
+
+    @property
+    def weights_dir(self) -> Path:
+        """The root of this machine's node cache (weights.cache.NodeCache)."""
+        return self.state_dir / "weights"
 
     def substrate_options(self) -> dict[str, Any]:
         """What `open_substrate` is given."""

@@ -132,3 +132,16 @@ def test_an_id_reserved_without_a_job_is_no_job(ledger: Ledger) -> None:
     ledger.release_job_id(reserved)
     with pytest.raises(NotFoundError):
         ledger.state(reserved)
+
+
+def test_the_first_revision_of_a_source_is_the_jobs(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    assert ledger.pinned_weights(job.id) == {}
+    first = ledger.pin_weights(job.id, "k1", "rev-a", files=3, size=100)
+    assert ledger.pin_weights(job.id, "k1", "rev-b", files=4, size=200) == first
+    ledger.pin_weights(job.id, "k2", "rev-c")
+    pins = ledger.pinned_weights(job.id)
+    assert pins["k1"] == first
+    assert (first.revision, first.files, first.bytes) == ("rev-a", 3, 100)
+    assert {key: pin.revision for key, pin in pins.items()} == {"k1": "rev-a", "k2": "rev-c"}
+    assert ledger.pinned_weights(make_job(ledger).id) == {}

@@ -13,9 +13,15 @@ from prefect_bt.definitions import (
     load_training_project,
     training_project_from_json,
 )
-from prefect_bt.errors import PlanError
+from prefect_bt.errors import DefinitionError, PlanError
 from prefect_bt.plan import GangPlan, VolumeKind
-from prefect_bt.planning import PlanContext, plan_gang, secret_names
+from prefect_bt.planning import (
+    PlanContext,
+    plan_gang,
+    plan_sources,
+    plan_weights,
+    secret_names,
+)
 from prefect_bt.substrates.protocol import Capacity
 
 GIB = 1024**3
@@ -313,6 +319,33 @@ def test_a_plan_survives_its_json() -> None:
     assert [node.rank for node in plan.nodes] == [0, 1, 2]
     weights = [v for v in plan.nodes[0].volumes if v.kind is VolumeKind.WEIGHTS]
     assert [(v.target, v.read_only) for v in weights] == [("/w", True)]
+
+
+def test_a_node_mounts_the_revision_that_was_mirrored() -> None:
+    given = project(
+        weights=[
+            {"source": "hf://a/b", "mount_location": "/w"},
+            {"source": "hf://a/c", "mount_location": "/x"},
+        ]
+    )
+    one, two = (weights.key for weights in plan_weights(given.job))
+    plan = plan_gang(given, replace(CONTEXT, revisions={one: "rev-1"}))
+    volumes = [v.key for v in plan.nodes[0].volumes if v.kind is VolumeKind.WEIGHTS]
+    assert volumes == [f"{one}-rev-1", two]
+
+
+def test_a_source_outside_of_a_job_has_the_key_that_it_has_in_one() -> None:
+    source = {
+        "source": "s3://bucket/prefix",
+        "allow_patterns": ["*.bin"],
+        "auth_secret_name": "keys",
+    }
+    [inside] = plan_weights(project(weights=[{**source, "mount_location": "/w"}]).job)
+    [outside, plain] = plan_sources([source, "s3://bucket/prefix"])
+    assert replace(inside, mount_location=outside.mount_location) == outside
+    assert plain.key != outside.key
+    with pytest.raises(DefinitionError, match="write gs://"):
+        plan_sources(["gcs://bucket/prefix"])
 
 
 def test_mapped_paths_refuse_only_what_the_definition_pins() -> None:

@@ -19,8 +19,28 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "size"), [("", None), ("500GB", 500 * 10**9), ("1GiB", 2**30), ("12345", 12345)]
+)
+def test_the_budget_of_weights(
+    monkeypatch: pytest.MonkeyPatch, text: str, size: int | None
+) -> None:
+    monkeypatch.setenv("PREFECT_BT_WEIGHTS_BYTES", text)
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", "/state")
+    settings = Settings()
+    assert settings.weights_bytes == size
+    assert (settings.weights_dir, settings.mirror_to_store) == (Path("/state/weights"), True)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
-    [("GRACE", "-1"), ("SETTLE", "soon"), ("ORPHAN_DEADLINE", "0"), ("SERVER_PORT", "70000")],
+    [
+        ("GRACE", "-1"),
+        ("SETTLE", "soon"),
+        ("ORPHAN_DEADLINE", "0"),
+        ("SERVER_PORT", "70000"),
+        ("WEIGHTS_BYTES", "lots"),
+        ("STALL_SECONDS", "0"),
+    ],
 )
 def test_a_wrong_variable_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str

@@ -16,8 +16,9 @@
             root/  mirrors/         the private root of the view: mount points, nothing more
             mapped/                 stand-ins for parent folders when paths are mapped
     cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>
-    cache/huggingface/<project id>
-    weights/<key>                   published read-only folders, made by prefect_bt.weights
+    cache/bases/<project id>/huggingface    also what /root/.cache/huggingface is, wherever the
+                                    base is mounted
+    weights/trees/<name>/files      read-only: a source at one revision, made by prefect_bt.weights
     gpus/<i>.lock                   flock held while a node uses the device
 """
 
@@ -133,6 +134,6 @@ def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: Node
         VolumeKind.CACHE_BASE: state_dir / "cache" / "bases" / key,
         VolumeKind.PROJECT_CACHE: state_dir / "cache" / "projects" / key,
         VolumeKind.TEAM_CACHE: state_dir / "cache" / "teams" / key,
-        VolumeKind.HF_CACHE: state_dir / "cache" / "huggingface" / key,
-        VolumeKind.WEIGHTS: state_dir / "weights" / key,
+        VolumeKind.HF_CACHE: state_dir / "cache" / "bases" / key / "huggingface",
+        VolumeKind.WEIGHTS: state_dir / "weights" / "trees" / key / "files",
     }[volume.kind]

@@ -66,14 +66,26 @@ def test_every_volume_is_at_its_path_and_the_host_is_untouched(rig: Rig) -> None
     assert host_mounts() == mounts
     assert (rig.state / "cache/projects/k/file").read_text() == "x\n"
     assert (rig.state / "cache/teams/k/file").read_text() == "x\n"
-    assert (rig.state / "cache/huggingface/k/file").read_text() == "x\n"
+    assert (rig.state / "cache/bases/k/huggingface/file").read_text() == "x\n"
     assert (handle.job.checkpoints(0) / "file").exists()
     assert (handle.folder.root / "app/a").exists()
 
 
 @exact
+def test_the_legacy_cache_of_hugging_face_is_that_in_the_base(rig: Rig) -> None:
+    _, lines = rig.run(
+        "echo old > /root/.cache/huggingface/file; cat /mnt/cache/huggingface/file",
+        volumes=volumes(
+            (VolumeKind.CACHE_BASE, "/mnt/cache"),
+            (VolumeKind.HF_CACHE, "/root/.cache/huggingface"),
+        ),
+    )
+    assert lines == ["old"]
+
+
+@exact
 def test_weights_are_read_only_even_for_root(rig: Rig) -> None:
-    weights = rig.state / "weights" / "k"
+    weights = rig.state / "weights/trees/k/files"
     weights.mkdir(parents=True)
     (weights / "config.json").write_text("{}")
     plan_volumes = (
@@ -280,7 +292,7 @@ def test_mapped_mode_leads_the_variables_to_folders(mapped_rig: Rig) -> None:
 
 
 def test_mapped_mode_refuses_what_is_pinned(mapped_rig: Rig) -> None:
-    (mapped_rig.state / "weights/k").mkdir(parents=True)
+    (mapped_rig.state / "weights/trees/k/files").mkdir(parents=True)
     for volume in (
         Volume(VolumeKind.WEIGHTS, "/models/x", "k", read_only=True),
         Volume(VolumeKind.CHECKPOINTS, "/data/ckpts"),

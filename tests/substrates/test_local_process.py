@@ -175,7 +175,7 @@ from prefect_bt.plan import Volume, VolumeKind
 from prefect_bt.substrates.local_process import LocalSubstrate
 from tests.node.rig import Rig, all_lines, make_plan, own_lines, wait_over
 state = Path(sys.argv[1]) / "state"
-weights = state / "weights" / "k"
+weights = state / "weights" / "trees" / "k" / "files"
 weights.mkdir(parents=True)
 (weights / "w").touch()
 rig = Rig(state, LocalSubstrate(state, orphan_deadline=None))
