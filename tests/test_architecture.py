@@ -94,6 +94,7 @@ ONLY_IN: dict[str, set[str]] = {
     "botocore": {"objects", "weights"},
     "obstore": {"objects", "weights"},
     "huggingface_hub": {"objects", "weights"},
+    "urllib3": {"weights"},
     "cyclopts": {"cli"},
     "rich": {"cli"},
     "prompt_toolkit": {"cli"},
@@ -127,9 +128,10 @@ ENVIRON_READERS: dict[str, str] = {
 BROAD_EXCEPTS: dict[str, str] = {
     "cli.app:main": "whatever arrives there must be told to the user",
     "node.agent:Agent._prepare": "whatever fails in staging is the node's reason",
+    "weights.crew:work.run": "it raises again, in the thread that waits for all of them",
     "node.upload:main": "whatever ends the uploader must be in its status",
 }
-MOST_BROAD_EXCEPTS = 3
+MOST_BROAD_EXCEPTS = 4
 
 NOT_A_SUBJECT = {"common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
 MOST_LINES = 400

@@ -1,15 +1,18 @@
-"""Weights: resolve a source, mirror it once, publish it read-only for nodes.
+"""Weights: a source resolved, mirrored once, kept on this machine, published read-only for nodes.
 
-    <state dir>/weights/<key>                 link to the published folder; what nodes mount
-    <state dir>/weights/.published/<key>-<revision>/   the files, complete and verified
-    <state dir>/weights/.staging/<key>-<revision>/     being filled; continued by the next run
-    <state dir>/weights/.staging/<key>-<revision>.halves/   files that are not whole yet
-    <state dir>/weights/.locks/<key>          one filler at a time on this machine
+cache.py draws the folders of a machine, shared.py the keys of the store. From the outside in:
 
-source.py holds the protocol of a source and the table of its adapters; fetching.py tries again what
-may pass; mirror.py verifies and publishes.
+    mirror.py     one call: who fetches, what is here, the lease
+    claims.py     one host at a time; origins.py: the store's copy before upstream
+    filling.py    a tree on its way, published by one rename
+    bringing.py   small files whole (wholes.py), large ones in blocks (blocks.py, parts.py)
+    source.py     the protocol of a source, and the table of its adapters
+    room.py       eviction (eviction.py decides) to make room and to keep a budget
+    why.py        what a job would fetch; integrity.py: whether what is here is what it was
 """
 
-from prefect_bt.weights.mirror import mirror_source
+from prefect_bt.weights.cache import NodeCache, Tree
+from prefect_bt.weights.mirror import Mirrored, mirror_source
+from prefect_bt.weights.progress import Phase, Progress
 
-__all__ = ["mirror_source"]
+__all__ = ["Mirrored", "NodeCache", "Phase", "Progress", "Tree", "mirror_source"]

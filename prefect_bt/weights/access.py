@@ -8,14 +8,13 @@ that was opened here is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
 
 from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import source as limits
 from prefect_bt.weights.credentials import (
     DEFAULT_REGION,
     read_azure_secret,
@@ -28,6 +27,7 @@ from prefect_bt.weights.identity import (
     exchange_google_token,
     use_web_identity,
 )
+from prefect_bt.weights.source import CONNECT_SECONDS, STALL_SECONDS
 
 NOBODY: Final = "no credentials"
 REGIONS: Final = {"r2": "auto"}
@@ -56,6 +56,7 @@ class Place:
     account: str
     endpoint: str
     in_host: bool
+    stall: float = STALL_SECONDS
 
 
 def find_place(plan: WeightsPlan) -> Place:
@@ -70,8 +71,14 @@ def find_place(plan: WeightsPlan) -> Place:
     )
 
 
-def ways_in(plan: WeightsPlan, place: Place, secret: str | None) -> list[Way]:
-    """In the order to try. WeightsError for a secret that is not what its kind is to be."""
+def ways_in(
+    plan: WeightsPlan, place: Place, secret: str | None, *, stall: float = STALL_SECONDS
+) -> list[Way]:
+    """In the order to try. WeightsError for a secret that is not what its kind is to be.
+
+    `stall` in seconds: what is opened gives up a connection that is silent for so long.
+    """
+    place = replace(place, stall=stall)
     region = {"region": plan.auth.region}
     match plan.auth.method:
         case "AWS_ASSUME_ROLE":
@@ -150,13 +157,13 @@ def _connect(place: Place, options: dict[str, Any]) -> Any:
     options = {
         "client_options": {
             "allow_http": True,
-            "connect_timeout": timedelta(seconds=limits.CONNECT_SECONDS),
-            "read_timeout": timedelta(seconds=limits.STALL_SECONDS),
+            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+            "read_timeout": timedelta(seconds=place.stall),
             "timeout": timedelta(days=7),
         },
         "retry_config": {
             "max_retries": TRIES,
-            "retry_timeout": timedelta(seconds=2 * limits.STALL_SECONDS),
+            "retry_timeout": timedelta(seconds=2 * place.stall),
         },
         **options,
     }

@@ -22,8 +22,8 @@ from prefect_bt.weights.patterns import choose_files
 from prefect_bt.weights.source import (
     CONNECT_SECONDS,
     READ_BYTES,
-    STALL_SECONDS,
     Interrupted,
+    NoRanges,
     SourceRequest,
 )
 
@@ -37,6 +37,8 @@ _REFUSALS: Final = frozenset(
         *("PublicAccessNotPermitted", "InvalidAuthenticationInfo"),
     }
 )
+_NOT_PARTIAL: Final = "non-partial response"
+"""obstore's words for an answer to a range that is not one."""
 _ABSENT: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "NoSuchKey"})
 _ELSEWHERE: Final = frozenset(
     {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
@@ -56,7 +58,8 @@ class BucketSource:
     def __init__(self, request: SourceRequest) -> None:
         self._plan = request.plan
         self._place = find_place(request.plan)
-        self._ways = ways_in(request.plan, self._place, request.secret)
+        self._stall = request.stall
+        self._ways = ways_in(request.plan, self._place, request.secret, stall=request.stall)
         self._store: Any = None
         self._base = ""
         self._sdk: Any = import_module("obstore")
@@ -138,7 +141,9 @@ class BucketSource:
         if end <= start:
             return
         with self._explained(file):
-            options: dict[str, Any] = {"range": (start, end)}
+            # Not every server of buckets knows ranges; all of it can be had from any.
+            part = start > 0 or end < (file.size or 0)
+            options: dict[str, Any] = {"range": (start, end)} if part else {}
             if file.tag.startswith('"'):
                 options["if_match"] = file.tag
             answer = self._sdk.get(self._store, self._base + file.path, options=options)
@@ -197,11 +202,17 @@ class BucketSource:
                 "is a bucket of another region",
                 "Give aws_region in the secret, or set AWS_REGION.",
             ) from None
+        if _NOT_PARTIAL in str(error):
+            raise NoRanges(
+                f"{self._plan.source}: the server sends whole objects only.",
+                source=self._plan.source,
+                next_step="Ask who runs it for support of the Range header.",
+            ) from None
         where = f"{file.path} " if file else ""
         why = code or f"no usable answer in {seconds:.0f} s"
         raise Interrupted(
             f"{self._plan.source}: {where}could not be read ({why}; a connection without a byte "
-            f"for {STALL_SECONDS:.0f} s is given up).",
+            f"for {self._stall:.0f} s is given up).",
             source=self._plan.source,
             next_step="Check the network, and push again: what is here already is kept.",
         ) from None
@@ -247,7 +258,11 @@ def _listed_file(path: str, item: Any) -> ListedFile:
 
 
 def _tag(item: Any) -> str:
-    return str(item.get("e_tag") or item.get("version") or item.get("last_modified") or "")
+    """Some servers quote an ETag where they send the object and not where they list it."""
+    tag = str(item.get("e_tag") or "")
+    if tag:
+        return tag if tag.startswith(('"', "W/")) else f'"{tag}"'
+    return str(item.get("version") or item.get("last_modified") or "")
 
 
 def _parents(path: str) -> Iterator[str]:

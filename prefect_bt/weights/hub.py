@@ -1,34 +1,36 @@
-"""The Hugging Face Hub as a weights source: revision to commit, listing, download.
+"""The Hugging Face Hub as a weights source: revision to commit, listing, ranges, Xet.
 
-The files are fetched by huggingface_hub into a folder: over Xet where the Hub offers it
-(`HF_HUB_DISABLE_XET` turns that off), by plain HTTP where not; a file that its own cache on this
-machine has is copied from there. Whole files survive an interruption, a half one is fetched again.
-The token goes to the Hub alone, and no token of the environment is ever used.
+Large files come over Xet where the Hub offers it (`HF_HUB_DISABLE_XET` turns that off), until Xet
+fails once; everything else, and then these too, by plain HTTP. The token goes to the Hub alone, and
+no token of the environment is ever used.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import shutil
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import quote, urljoin
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.weights.connections import Answer, Connections, LeavesHttps, Lost, Untrusted
 from prefect_bt.weights.credentials import read_token
 from prefect_bt.weights.listing import ListedFile, Listing
-from prefect_bt.weights.source import READ_BYTES, STALL_SECONDS, Interrupted, SourceRequest
+from prefect_bt.weights.source import STALL_SECONDS, Interrupted, SourceRequest
 from prefect_bt.weights.streams import BUSY, byte_range, cut
+from prefect_bt.weights.xet import XetDownload, XetFault, xet_is_here
 
-SMALL_BYTES: Final = 16 * 1024**2
-"""Files up to this size are fetched several at a time; a stop never waits for more of them."""
-SMALL_AT_ONCE: Final = 8
-LISTING_SECONDS: Final = 60.0
-"""Without a byte, before the Hub is said not to answer; huggingface_hub alone would wait on."""
-_PARTIAL: Final = 206
+XET_FROM: Final = 16 * 1024**2
+"""Bytes; smaller files are here before Xet has been asked where they lie."""
+TARGET_SECONDS: Final = 300.0
+"""For so long a redirect's target is asked without asking the Hub; CDNs sign for an hour."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_NEXT: Final = re.compile(r'<([^>]+)>;\s*rel="?next"?')
+_KEEPS: Final = "push again: what is here already is kept."
 
 
 def split_source(source: str) -> tuple[str, str]:
@@ -38,24 +40,32 @@ def split_source(source: str) -> tuple[str, str]:
 
 
 class HubSource:
-    """Implements weights.source.Source and Fetches; `read` is the plain way beside Xet."""
+    """Implements weights.source.Source and Fetches."""
 
     pins = True
 
-    def __init__(self, source: str, token: str | None) -> None:
-        self._source, self._token = source, token
+    def __init__(self, source: str, token: str | None, *, stall: float = STALL_SECONDS) -> None:
+        self._source, self._token, self._stall = source, token, stall
         self._repo_id, self._revision = split_source(source)
         self._commit = self.fixed
+        self._connections = Connections(stall=stall)
+        self._targets: dict[str, tuple[str, float]] = {}
+        """Path -> where its redirect led, and until when that is believed."""
+        self._without_xet = threading.Event()
+        self._given: dict[str, str] = {}
 
     @classmethod
     def open(cls, request: SourceRequest) -> HubSource:
         secret = request.secret
-        return cls(request.plan.source, read_token(request.plan, secret) if secret else None)
+        token = read_token(request.plan, secret) if secret else None
+        return cls(request.plan.source, token, stall=request.stall)
 
     @property
     def fixed(self) -> str:
         """The commit that the source itself names; "" when the Hub must be asked."""
         return self._revision if _COMMIT.fullmatch(self._revision) else ""
+
+    # -- listing ------------------------------------------------------------------------------
 
     def list(self) -> Listing:
         """The repository at the commit that its revision names now; WeightsError."""
@@ -65,102 +75,161 @@ class HubSource:
             info = HfApi().model_info(
                 self._repo_id,
                 revision=self._revision or None,
-                files_metadata=True,
+                expand=["sha"],
                 token=self._token or False,
-                timeout=LISTING_SECONDS,
+                timeout=self._stall,
             )
-        files = tuple(
-            ListedFile(
-                path=sibling.rfilename,
-                size=sibling.lfs.size if sibling.lfs else sibling.size,
-                sha256=sibling.lfs.sha256 if sibling.lfs else "",
-                git_sha1="" if sibling.lfs else sibling.blob_id or "",
-            )
-            for sibling in info.siblings or ()
-        )
-        if not info.sha:
-            raise WeightsError(
-                f"{self._source}: the Hub did not say which commit this is.",
-                source=self._source,
-                next_step="If HF_ENDPOINT is set, check that a Hub answers there.",
-            )
+            if not info.sha:
+                raise WeightsError(
+                    f"{self._source}: the Hub did not say which commit this is.",
+                    source=self._source,
+                    next_step="If HF_ENDPOINT is set, check that a Hub answers there.",
+                )
+            files = tuple(_listed_file(entry) for entry in self._tree(info.sha))
         self._commit = info.sha
         return Listing(self._source, info.sha, files)
 
-    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
-        from huggingface_hub import hf_hub_url
-        from huggingface_hub.utils import (
-            build_hf_headers,  # pyright: ignore[reportUnknownVariableType]
-            get_session,
-            hf_raise_for_status,
-        )
+    def _tree(self, commit: str) -> Iterator[Mapping[str, Any]]:
+        """Every file's entry: 1000 an answer. HfApi.list_repo_tree would wait for ever for one."""
+        from huggingface_hub import constants
 
-        url = hf_hub_url(self._repo_id, file.path, revision=self._commit)
-        headers = build_hf_headers(token=self._token or False)
-        headers |= {"Range": byte_range(start, length), "Accept-Encoding": "identity"}
+        url = f"{constants.ENDPOINT}/api/models/{self._repo_id}/tree/{commit}?recursive=true"
+        while url:
+            answer = self._ask(url)
+            try:
+                entries: Any = json.loads(b"".join(answer.pieces()))
+            except ValueError:
+                raise Lost("the listing is no JSON") from None
+            finally:
+                answer.close()
+            yield from (entry for entry in entries if entry.get("type") == "file")
+            following = _NEXT.search(answer.headers.get("Link", ""))
+            url = urljoin(url, following[1]) if following else ""
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         if not length or file.size == 0:
             return  # no server has a range of nothing
-        with (
-            _Explained(self._source, self._token),
-            get_session().stream(
-                "GET", url, headers=headers, follow_redirects=True, timeout=STALL_SECONDS
-            ) as answer,
-        ):
-            hf_raise_for_status(answer)
-            skip = start if answer.status_code != _PARTIAL else 0
-            yield from cut(answer.iter_raw(READ_BYTES), skip=skip, length=length)
+        with _Explained(self._source, self._token, file.path):
+            answer = self._open(file.path, {"Range": byte_range(start, length)})
+            try:
+                if answer.start > start:
+                    raise Lost("it sent another range")
+                yield from cut(answer.pieces(), skip=start - answer.start, length=length)
+            finally:
+                answer.close()
 
-    def fetch(self, files: Sequence[ListedFile], target: Path) -> None:
-        """The files below `target`, in their folders; what is there whole is not fetched again."""
-        from huggingface_hub import (
-            hf_hub_download,  # pyright: ignore[reportUnknownVariableType]
+    def _open(self, path: str, headers: Mapping[str, str]) -> Answer:
+        """From where the Hub redirected to before, as long as that is answered."""
+        from huggingface_hub import constants, hf_hub_url
+
+        target, until = self._targets.get(path, ("", 0.0))
+        if time.monotonic() < until and not constants.is_offline_mode():
+            answer = self._connections.get(target, {**headers, **_PLAIN})
+            if answer.status in {200, 206}:
+                return answer
+            answer.close()
+            self._targets.pop(path, None)
+        url = hf_hub_url(self._repo_id, path, revision=self._commit)
+        answer = self._ask(url, headers)
+        if answer.url != url:
+            self._targets[path] = (answer.url, time.monotonic() + TARGET_SECONDS)
+        return answer
+
+    def _ask(self, url: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """The Hub's answer when it is one of success; _Refused."""
+        from huggingface_hub import constants, errors
+
+        if constants.is_offline_mode():
+            raise errors.OfflineModeIsEnabled
+        given = dict(self._headers())
+        private = {name: given.pop(name) for name in [*given] if name.lower() == "authorization"}
+        answer = self._connections.get(url, {**given, **(headers or {}), **_PLAIN}, private)
+        if answer.status not in {200, 206}:
+            answer.close()
+            raise _Refused(str(answer.status), _code(answer), answer.wait)
+        return answer
+
+    def _headers(self) -> dict[str, str]:
+        from huggingface_hub.utils import (
+            build_hf_headers,  # pyright: ignore[reportUnknownVariableType]
         )
 
-        def bring(file: ListedFile) -> None:
-            hf_hub_download(
-                self._repo_id,
-                file.path,
-                revision=self._commit,
-                local_dir=target,
-                token=self._token or False,
-            )
+        if not self._given:  # made once: huggingface_hub may ask the Hub which programs it knows
+            self._given = build_hf_headers(token=self._token or False)
+        return self._given
 
-        small = [file for file in files if (file.size or 0) <= SMALL_BYTES]
-        large = [file for file in files if (file.size or 0) > SMALL_BYTES]
-        with _Explained(self._source, self._token):
-            _drop_halves(target)
-            with ThreadPoolExecutor(SMALL_AT_ONCE, "prefect-bt-weights") as pool:
-                for _ in pool.map(bring, small):
-                    pass
-            for file in large:
-                bring(file)
+    # -- Xet ----------------------------------------------------------------------------------
 
-    def forget(self, file: ListedFile, target: Path) -> None:
-        (target / file.path).unlink(missing_ok=True)
-        (_bookkeeping(target) / "download" / f"{file.path}.metadata").unlink(missing_ok=True)
+    def fetch(
+        self, file: ListedFile, target: Path, tick: Callable[[int], None] | None = None
+    ) -> bool:
+        from huggingface_hub import constants
 
-    def finish(self, target: Path) -> None:
-        """Remove what huggingface_hub keeps beside the files."""
-        shutil.rmtree(_bookkeeping(target), ignore_errors=True)
-        with suppress(OSError):  # the repository has files of its own there, or no such folder
-            (target / ".cache").rmdir()
+        if not file.xet or file.size is None or file.size <= XET_FROM:
+            return False
+        off = constants.HF_HUB_DISABLE_XET or constants.is_offline_mode()
+        if off or self._without_xet.is_set() or not xet_is_here():
+            return False
+        commit = quote(self._commit, safe="")
+        download = XetDownload(
+            url=f"{constants.ENDPOINT}/api/models/{self._repo_id}/xet-read-token/{commit}",
+            headers=self._headers(),
+            file=file.xet,
+            size=file.size,
+            target=target,
+        )
+        try:
+            download.run(self._stall, tick or _nobody, self._without_xet)
+        except XetFault as error:
+            self._without_xet.set()
+            raise Interrupted(
+                f"{self._source}: {file.path}: {error.why}; going on over plain HTTP.",
+                source=self._source,
+                next_step="Set HF_HUB_DISABLE_XET=1 to do without Xet from the beginning.",
+            ) from None
+        return True
 
 
-def _bookkeeping(target: Path) -> Path:
-    return target / ".cache" / "huggingface"
+_PLAIN: Final = {"Accept-Encoding": "identity"}
 
 
-def _drop_halves(target: Path) -> None:
-    """huggingface_hub gives a download a name of its own each time, so nobody continues these."""
-    for half in _bookkeeping(target).rglob("*.incomplete"):
-        half.unlink(missing_ok=True)
+def _nobody(_: int) -> None:
+    """Nobody wants to know."""
+
+
+def _listed_file(entry: Mapping[str, Any]) -> ListedFile:
+    lfs: Mapping[str, Any] = entry.get("lfs") or {}
+    return ListedFile(
+        path=str(entry["path"]),
+        size=lfs.get("size", entry.get("size")),
+        sha256=str(lfs.get("oid") or ""),
+        git_sha1="" if lfs else str(entry.get("oid") or ""),
+        xet=str(entry.get("xetHash") or ""),
+    )
+
+
+def _code(answer: Answer) -> str:
+    """A 401 without a code is how the Hub hides that a repository is private."""
+    told = answer.headers.get("X-Error-Code", "")
+    wrong_token = "Invalid credentials" in answer.headers.get("X-Error-Message", "")
+    return told or ("RepoNotFound" if answer.status == 401 and not wrong_token else "")
+
+
+class _Refused(Exception):
+    """The Hub, or where it led, answered something else than the file."""
+
+    def __init__(self, status: str, code: str, wait: float) -> None:
+        self.status, self.code, self.wait = status, code, wait
+        super().__init__(f"{status} {code}")
 
 
 class _Explained:
     """Turns the Hub's errors into ours: one sentence, the next step, never a URL or a header."""
 
-    def __init__(self, source: str, token: str | None) -> None:
-        self._source, self._has_token = source, bool(token)
+    def __init__(self, source: str, token: str | None, path: str = "") -> None:
+        self._source, self._has_token, self._path = source, bool(token), path
 
     def __enter__(self) -> None:
         return None
@@ -168,34 +237,43 @@ class _Explained:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if error is None:
+        if error is None or isinstance(error, WeightsError):
             return
         explained = self._explain(error)
-        if explained is not None:
-            what, next_step = explained
-            kind_of_ours = Interrupted if _may_pass(error) else WeightsError
-            raise kind_of_ours(
-                f"{self._source} {what}.", source=self._source, next_step=next_step
-            ) from error
+        if explained is None:
+            return
+        what, step = explained
+        if not _may_pass(error):
+            sentence = f"{self._source} {what}."
+            raise WeightsError(sentence, source=self._source, next_step=step) from error
+        which = f"{self._source}: {self._path}" if self._path else self._source
+        passing = Interrupted(f"{which} {what}.", source=self._source, next_step=step)
+        passing.after = error.wait if isinstance(error, _Refused) else 0.0
+        raise passing from error
 
     def _explain(self, error: BaseException) -> tuple[str, str] | None:
         from huggingface_hub import constants, errors
 
-        if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
-            return self._explain(error.__cause__)  # its own text is about its cache
         hub = constants.ENDPOINT
         give = "Give auth with a token that may read it."
         if self._has_token:
             give = "Check that its token is valid and may read it."
+        if refusal := _refusal(error):
+            status, code = refusal
+            known = {
+                "GatedRepo": ("is gated", f"Accept its terms on the Hub. {give}"),
+                "RevisionNotFound": ("has no such revision", "Check what follows the @."),
+                "RepoNotFound": (
+                    f"does not exist at {hub}, or is private",
+                    f"Check its name. {give}",
+                ),
+            }
+            step = give if status in {"401", "403"} else "Push again when it is well."
+            return known.get(code, (f"could not be read: {hub} answered {status}", step))
+        lost = f"could not be fetched from {hub}"
+        check = f"Check the network and HF_ENDPOINT, and {_KEEPS}"
         transport = errors.HfHubHTTPError.__bases__[0]  # of whichever httpx huggingface_hub uses
         table: list[tuple[type[BaseException], str, str]] = [
-            (errors.GatedRepoError, "is gated", f"Accept its terms on the Hub. {give}"),
-            (errors.RevisionNotFoundError, "has no such revision", "Check what follows the @."),
-            (
-                errors.RepositoryNotFoundError,
-                f"does not exist at {hub}, or is private",
-                f"Check its name. {give}",
-            ),
             (errors.HFValidationError, "is no repository", "Write hf://owner/repo[@revision]."),
             (
                 errors.OfflineModeIsEnabled,
@@ -203,35 +281,41 @@ class _Explained:
                 "Unset it, or name a commit that was mirrored before: hf://owner/repo@<commit>.",
             ),
             (
-                errors.HfHubHTTPError,
-                f"could not be read: {hub} answered {_status(error)}",
-                give if _status(error) in {"401", "403"} else "Push again when it is well.",
+                Untrusted,
+                f"cannot be fetched: {hub}, or where it led, cannot be trusted ({error})",
+                "Set SSL_CERT_FILE if its certificate is of your own authority.",
             ),
-            (
-                transport,
-                f"could not be fetched from {hub} ({type(error).__name__}: {error})",
-                "Check the network and HF_ENDPOINT, and push again: what is here already is kept.",
-            ),
-            (
-                OSError,
-                f"could not be fetched ({error})",
-                "Check the disk and the network, and push again: what is here already is kept.",
-            ),
+            (LeavesHttps, "is redirected to a URL without https", "Check HF_ENDPOINT."),
+            (Lost, f"{lost} ({error})", check),
+            (transport, f"{lost} ({type(error).__name__}: {error})", check),
+            (ValueError, f"{lost}: that is no URL", "Check HF_ENDPOINT."),
+            (OSError, f"could not be fetched ({error})", f"Check the network, and {_KEEPS}"),
         ]
         return next(((what, step) for kind, what, step in table if isinstance(error, kind)), None)
+
+
+def _refusal(error: BaseException) -> tuple[str, str] | None:
+    """Status and the Hub's code, of its answer to us or to huggingface_hub."""
+    from huggingface_hub import errors
+
+    if isinstance(error, _Refused):
+        return error.status, error.code
+    if not isinstance(error, errors.HfHubHTTPError):
+        return None
+    codes: list[tuple[type[BaseException], str]] = [
+        (errors.GatedRepoError, "GatedRepo"),
+        (errors.RevisionNotFoundError, "RevisionNotFound"),
+        (errors.RepositoryNotFoundError, "RepoNotFound"),
+    ]
+    response: Any = getattr(error, "response", None)
+    status = str(getattr(response, "status_code", "with an error"))
+    return status, next((code for kind, code in codes if isinstance(error, kind)), "")
 
 
 def _may_pass(error: BaseException) -> bool:
     """Whether the Hub may be well the next time it is asked."""
     from huggingface_hub import errors
 
-    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
-        return _may_pass(error.__cause__)
-    if isinstance(error, errors.HfHubHTTPError):
-        return _status(error) in BUSY
-    return isinstance(error, errors.HfHubHTTPError.__bases__[0])
-
-
-def _status(error: BaseException) -> str:
-    response = getattr(error, "response", None)
-    return str(getattr(response, "status_code", "with an error"))
+    if refusal := _refusal(error):
+        return refusal[0] in BUSY
+    return isinstance(error, Lost | errors.HfHubHTTPError.__bases__[0])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Final
+from pathlib import PurePosixPath
+from typing import Any
 
 from prefect_bt.errors import WeightsError
-
-READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,10 @@ class ListedFile:
     """What else pins it upstream: ETag, version, time of the last write. Another: another file."""
     md5: str = ""
     """Where the tag looks like one. Encrypted buckets have tags that only look so."""
+    xet: str = ""
+    """Its name in the Hub's chunked storage, where it lies there."""
+    whole: bool = False
+    """It can only be read from the beginning to the end: the server knows no ranges."""
 
 
 @dataclass(frozen=True)
@@ -70,26 +72,27 @@ def revision_of(files: Iterable[ListedFile]) -> str:
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:40]
 
 
-def find_fault(file: ListedFile, path: Path) -> str:
-    """Why the file at `path` is not the listed one; "" when it is. Reads it once."""
-    size = path.stat().st_size
+def digests_for(file: ListedFile, size: int) -> dict[str, Any]:
+    """Name -> hashlib object: what tells whether `size` bytes are the listed file.
+
+    Always sha256, by which the content is kept; others where the source tells nothing better.
+    """
+    digests: dict[str, Any] = {"sha256": hashlib.sha256()}
+    if file.git_sha1 and not file.sha256:
+        head = b"blob %d\0" % size
+        digests["git_sha1"] = hashlib.sha1(head, usedforsecurity=False)
+    elif file.md5 and not file.sha256:
+        digests["md5"] = hashlib.md5(usedforsecurity=False)
+    return digests
+
+
+def fault_of(file: ListedFile, size: int, found: Mapping[str, str]) -> str:
+    """Why `size` bytes with these digests are not the listed file; "" when they are."""
     if file.size is not None and size != file.size:
         return f"it has {size} bytes, not {file.size}"
-    if file.sha256:
-        found = _digest(hashlib.sha256(), path)
-        return "" if found == file.sha256 else f"its sha256 is {found}, not {file.sha256}"
-    if file.git_sha1:
-        head = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-        found = _digest(head, path)
-        return "" if found == file.git_sha1 else f"its git id is {found}, not {file.git_sha1}"
-    if file.md5:
-        found = _digest(hashlib.md5(usedforsecurity=False), path)
-        return "" if found == file.md5 else f"its md5 is {found}, not {file.md5}"
+    told = {"sha256": file.sha256, "git_sha1": file.git_sha1, "md5": file.md5}
+    names = {"sha256": "sha256", "git_sha1": "git id", "md5": "md5"}
+    for kind, digest in found.items():
+        if told[kind] and digest != told[kind]:
+            return f"its {names[kind]} is {digest}, not {told[kind]}"
     return ""
-
-
-def _digest(digest: hashlib._Hash, path: Path) -> str:  # pyright: ignore[reportPrivateUsage]
-    with path.open("rb") as file:
-        while chunk := file.read(READ_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

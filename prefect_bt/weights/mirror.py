@@ -1,172 +1,338 @@
-"""Mirror one source on this machine: pin, stage, verify, publish, switch the link.
+"""One source onto this machine: pinned, fetched once, verified, published, leased.
 
-Safe to run again after any interruption, and from any number of processes.
+Safe to run again after any interruption, and from any number of processes and hosts: one of them
+fetches, the others wait for what it gets.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
-from prefect_bt.errors import WeightsError
+from prefect_bt.contract import weights_tree
+from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights.fetching import fetch_files, halves_of, list_source
-from prefect_bt.weights.listing import ListedFile, Listing, check_names, find_fault
+from prefect_bt.weights.bringing import bring
+from prefect_bt.weights.cache import NodeCache, Tree
+from prefect_bt.weights.claims import fly_alone
+from prefect_bt.weights.crew import Stop
+from prefect_bt.weights.fetching import Fetching, check_stop
+from prefect_bt.weights.filling import Fill
+from prefect_bt.weights.listing import ListedFile, Listing, check_names
+from prefect_bt.weights.manifest import Manifest
+from prefect_bt.weights.origins import Origins
 from prefect_bt.weights.patterns import choose_files
-from prefect_bt.weights.source import Fetches, Source, SourceRequest, TellsTags, open_source
+from prefect_bt.weights.progress import Meter, Phase, Tell
+from prefect_bt.weights.retrying import LISTING_PAUSES, again
+from prefect_bt.weights.room import keep_budget, make_room
+from prefect_bt.weights.shared import StoreMirror
+from prefect_bt.weights.source import (
+    STALL_SECONDS,
+    Source,
+    SourceRequest,
+    open_source,
+)
+
+_LOOK = 0.1
+"""Seconds between two looks at a tree that another process fills."""
 
 
-def mirror_source(
-    plan: WeightsPlan, *, state_dir: Path, secret: str | None = None, store: Store | None = None
-) -> Path:
-    """The published folder of the source, fetched unless it is here already.
+@dataclass(frozen=True)
+class Mirrored:
+    """`folder` holds the files, read-only; sizes in bytes. `hit`: nothing had to be done."""
 
-    A branch is pinned to its commit on every call, so a moved branch is fetched anew; running jobs
-    keep the folder they have. `secret` is the value that `plan.secret` names, `store` where
-    checkpoints lie (for bt://). WeightsError names the source and what to do.
+    name: str
+    source: str
+    revision: str
+    folder: Path
+    files: int
+    bytes: int
+    fetched: int
+    from_store: int
+    seconds: float
+    hit: bool
+
+
+def mirror_source(  # noqa: PLR0913 (what a run of a job knows)
+    plan: WeightsPlan,
+    *,
+    cache: NodeCache,
+    secret: str | None = None,
+    store: Store | None = None,
+    revision: str = "",
+    holder: str = "",
+    to_store: bool = True,
+    stall: float = STALL_SECONDS,
+    tell: Tell | None = None,
+    stop: threading.Event | None = None,
+) -> Mirrored:
+    """The source's published tree, fetched unless it is here already.
+
+    A branch is pinned to its commit on every call, so a moved branch is fetched anew; trees that
+    are in use stay. WeightsError names the source and what to do.
+
+    Args:
+        plan: The source, its patterns and auth.
+        cache: Where it is kept on this machine.
+        secret: The value that `plan.secret` names.
+        store: Where our copy for other hosts lies, and checkpoints (for bt://).
+        revision: The one to have, as an earlier attempt of a job had it.
+        holder: A job that needs the tree for as long as it lives.
+        to_store: Whether the store gets a copy.
+        stall: Seconds without a byte after which a connection is given up.
+        tell: Called about twice a second with how far it is.
+        stop: Set by another thread to give it up; what is here is kept.
     """
-    root = state_dir.absolute() / "weights"
-    source = open_source(SourceRequest(plan, secret, store))
-    if source.fixed and (known := _published(root, plan, source.fixed)).is_dir():
-        with _single_flight(root, plan):
-            _point(root / plan.key, known)
-        return known
-    listing = list_source(source)
-    published = _published(root, plan, listing.revision)
-    with _single_flight(root, plan):
-        if not published.is_dir():
-            _fill(source, plan, listing, published)
-        _point(root / plan.key, published)
-    return published
-
-
-def _fill(source: Source, plan: WeightsPlan, listing: Listing, published: Path) -> None:
-    wanted = _choose(plan, listing)
-    staging = published.parents[1] / ".staging" / published.name
-    staging.mkdir(parents=True, exist_ok=True)
-    _check_room(plan.source, wanted, staging)
-    fetch_files(source, wanted, staging, name=plan.source)
-    _verify(source, plan, wanted, staging)
-    if not source.pins and source.list().revision != listing.revision:
-        _refuse_changed(plan.source, staging)
-    if isinstance(source, Fetches):
-        source.finish(staging)
-    published.parent.mkdir(parents=True, exist_ok=True)
-    staging.rename(published)
-    for left in staging.parent.glob(f"{plan.key}-*"):
-        shutil.rmtree(left, ignore_errors=True)  # of a revision that nobody finished
-
-
-def _choose(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
-    files = {file.path: file for file in listing.files}
-    wanted = choose_files(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
-    if not wanted:
-        why = f"the patterns match none of its {len(files)} files" if files else "it has no files"
-        raise WeightsError(
-            f"{plan.source}: {why}.",
-            source=plan.source,
-            next_step="`*` matches the top level only; `**/*` matches every folder."
-            if files
-            else "Check the source.",
-        )
-    check_names(plan.source, wanted)
-    return [files[path] for path in wanted]
-
-
-def _check_room(source: str, files: Sequence[ListedFile], staging: Path) -> None:
-    missing = sum(file.size or 0 for file in files if not (staging / file.path).is_file())
-    halves = halves_of(staging)
-    here = sum(half.stat().st_size for half in halves.iterdir()) if halves.is_dir() else 0
-    free = shutil.disk_usage(staging).free
-    if missing - here > free:
-        raise WeightsError(
-            f"{source} needs {(missing - here) / 1e9:.1f} GB more in {str(staging.parents[1])!r}, "
-            f"and {free / 1e9:.1f} GB are free there.",
-            source=source,
-            next_step="Make room, give patterns, or set PREFECT_BT_STATE_DIR to another disk.",
-        )
-
-
-# -- verifying ------------------------------------------------------------------------------
-
-
-def _verify(source: Source, plan: WeightsPlan, files: Sequence[ListedFile], staging: Path) -> None:
-    """WeightsError for files that are not what was listed, also when they are fetched anew."""
-    bad = _faults(source, files, staging)
-    if not bad:
-        return
-    _forget(source, bad, staging)
-    fetch_files(source, list(bad), staging, name=plan.source)
-    bad = _faults(source, list(bad), staging)
-    if not bad:
-        return
-    _forget(source, bad, staging)
-    file, fault = next(iter(bad.items()))
-    more = f" (and {len(bad) - 1} other files)" if len(bad) > 1 else ""
-    raise WeightsError(
-        f"{plan.source}: {file.path}{more} arrived damaged twice: {fault}.",
-        source=plan.source,
-        next_step="Push again; if it stays so, a proxy or mirror on the way changes the bytes.",
+    request = SourceRequest(_at(plan, revision), secret, store, stall)
+    meter = Meter(plan.source, tell)
+    if plan.source.startswith("bt://"):
+        to_store = False  # it lies there
+    mirror = StoreMirror(store) if store is not None and to_store else None
+    flight = _Flight(
+        plan, cache, open_source(request), mirror, meter, stop or threading.Event(), holder
     )
+    with meter.running():
+        return flight.run(revision)
 
 
-def _faults(source: Source, files: Sequence[ListedFile], staging: Path) -> dict[ListedFile, str]:
-    found = {file: find_fault(file, staging / file.path) for file in files}
-    bad = {file: fault for file, fault in found.items() if fault}
-    if isinstance(source, TellsTags):
-        return {
-            file: fault
-            for file, fault in bad.items()
-            if _missized(file, staging) or source.is_md5(file)
-        }
-    return bad
+@dataclass
+class _Flight:
+    """One call. The store's copy is for others: no fault of it goes further than a note."""
+
+    plan: WeightsPlan
+    cache: NodeCache
+    source: Source
+    mirror: StoreMirror | None
+    meter: Meter
+    stop: threading.Event
+    holder: str
+
+    def run(self, pin: str) -> Mirrored:
+        began = time.monotonic()
+        pinned = pin or self.source.fixed
+        tree = self._here(weights_tree(self.plan.key, pinned)) if pinned else None
+        if tree is not None:
+            return self._hit(tree, began)
+        listing, origins = self._list(pin)
+        name = weights_tree(self.plan.key, listing.revision)
+        tree = self._here(name)
+        if tree is not None:
+            return self._hit(tree, began)
+        tree = self._filled(name, listing, origins)
+        keep_budget(self.cache, self.mirror, keep=name)
+        done = self._done(tree, began)
+        return replace(done, fetched=origins.fetched, from_store=origins.from_store, hit=False)
+
+    def _hit(self, tree: Tree, began: float) -> Mirrored:
+        with self.cache.filling(tree.name) as alone:
+            if alone:  # else whoever filled it is about to
+                self._share(tree)
+        return self._done(tree, began)
+
+    def _here(self, name: str) -> Tree | None:
+        return self.cache.use(name, holder=self.holder)
+
+    def _done(self, tree: Tree, began: float) -> Mirrored:
+        facts = tree.summary
+        self.meter.expect(files=facts.files, size=facts.bytes)
+        self.meter.here(facts.bytes, files=facts.files)
+        self.meter.enter(Phase.DONE)
+        return Mirrored(
+            name=tree.name,
+            source=facts.source,
+            revision=facts.revision,
+            folder=tree.files,
+            files=facts.files,
+            bytes=facts.bytes,
+            fetched=0,
+            from_store=0,
+            seconds=time.monotonic() - began,
+            hit=True,
+        )
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def _list(self, pin: str) -> tuple[Listing, Origins]:
+        """What to have, and where its bytes are."""
+        pinned = pin or self.source.fixed
+        manifest = self._stored(weights_tree(self.plan.key, pinned)) if pinned else None
+        if manifest is not None:
+            return _listing_of(manifest), Origins(self.source, self.mirror, manifest)
+        listing = self._ask(pin)
+        manifest = self._stored(weights_tree(self.plan.key, listing.revision))
+        listed = {file.path: file for file in listing.files}
+        origins = Origins(self.source, self.mirror, manifest, listed)
+        return _listing_of(manifest) if manifest else listing, origins
+
+    def _ask(self, pin: str) -> Listing:
+        plan = self.plan
+        listing = again(self.source.list, LISTING_PAUSES, Stop(self.stop), self.meter.note)
+        if pin and listing.revision != pin:
+            raise WeightsError(
+                f"{plan.source} is another than the job began with ({listing.revision[:12]} "
+                f"instead of {pin[:12]}), and what it began with is neither on this machine nor "
+                "in the store any more.",
+                source=plan.source,
+                next_step="Push a new job, which takes what is there now.",
+            )
+        return Listing(listing.source, listing.revision, tuple(self._choose(listing)))
+
+    def _choose(self, listing: Listing) -> list[ListedFile]:
+        plan = self.plan
+        files = {file.path: file for file in listing.files}
+        wanted = choose_files(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
+        if not wanted:
+            why = f"the patterns match none of its {len(files)} files" if files else "it is empty"
+            raise WeightsError(
+                f"{plan.source}: {why}.",
+                source=plan.source,
+                next_step="`*` matches the top level only; `**/*` matches every folder."
+                if files
+                else "Check the source.",
+            )
+        check_names(plan.source, wanted)
+        return [files[path] for path in wanted]
+
+    def _stored(self, name: str) -> Manifest | None:
+        if self.mirror is None:
+            return None
+        try:
+            return self.mirror.manifest(name)
+        except StoreError as error:
+            self._unshared(error)
+            return None
+
+    # -- filling ------------------------------------------------------------------------------
+
+    def _filled(self, name: str, listing: Listing, origins: Origins) -> Tree:
+        """The tree, by this process or by another one of this machine."""
+        noted = False
+        while not self.stop.is_set():
+            with self.cache.filling(name) as alone:
+                tree = self._here(name)
+                if tree is None and alone:
+                    tree = self._fly(name, listing, origins)
+            if tree is not None:
+                return tree
+            if not noted:
+                self.meter.enter(Phase.WAITING)
+                self.meter.note("another process of this machine fetches it")
+                noted = True
+            self.stop.wait(_LOOK)
+        raise _stopped(self.plan.source)
+
+    def _fly(self, name: str, listing: Listing, origins: Origins) -> Tree:
+        if self.mirror is None:
+            return self._fill(listing, origins)
+        if origins.manifest is not None:
+            tree = self._fill(listing, origins)
+            if origins.lost:  # made good from upstream
+                self._share(tree)
+            else:
+                tree.mark_stored(self.mirror.store.url)
+            return tree
+        with ExitStack() as held:
+            try:
+                manifest = held.enter_context(self._alone(name))
+            except StoreError as error:
+                self._unshared(error)
+                manifest = None
+            origins.manifest = manifest
+            tree = self._fill(_listing_of(manifest) if manifest else listing, origins)
+            self._share(tree)
+            return tree
+
+    def _alone(self, name: str) -> AbstractContextManager[Manifest | None]:
+        """One host at a time."""
+        assert self.mirror is not None
+        asked = self.mirror.manifest
+        return fly_alone(self.mirror.store, name, self.meter, lambda: asked(name), stop=self.stop)
+
+    def _fill(self, listing: Listing, origins: Origins) -> Tree:
+        fill = Fill(self.cache, self.plan.source, self.plan.key, listing)
+        try:
+            fetching = Fetching(fill, origins, self.meter, Stop(self.stop))
+            missing = self._missing(fetching, listing.files)
+            make_room(fetching, missing, self.mirror)
+            self.meter.enter(Phase.FETCHING)
+            bring(fetching, missing)
+            self._check_still(fetching)
+            self.meter.enter(Phase.PUBLISHING)
+            return fill.publish(listing.files, holder=self.holder)
+        finally:
+            fill.close()
+
+    def _missing(self, fetching: Fetching, files: Sequence[ListedFile]) -> list[ListedFile]:
+        """What has to be read; what is here, or lies in a store of this disk, is linked."""
+        fill, meter = fetching.fill, self.meter
+        meter.expect(files=len(files), size=sum(file.size or 0 for file in files))
+        missing: list[ListedFile] = []
+        for file in files:
+            check_stop(fetching)
+            if fill.has(file) or fill.link_known(file) or _lent(fetching, file):
+                meter.here(file.size or 0, files=1)
+            else:
+                missing.append(file)
+        return missing
+
+    def _check_still(self, fetching: Fetching) -> None:
+        """Of a source that cannot tell while it is read: whether it is still the same."""
+        source, fill = self.source, fetching.fill
+        if source.pins or fetching.origins.manifest is not None:
+            return
+        if again(source.list, LISTING_PAUSES, fetching.stop).revision != fill.listing.revision:
+            fill.drop()
+            raise WeightsError(
+                f"{fill.source} changed while it was copied.",
+                source=fill.source,
+                next_step="Push again when nothing writes there.",
+            )
+
+    # -- the store's copy ---------------------------------------------------------------------
+
+    def _share(self, tree: Tree) -> None:
+        """The store has it too, afterwards; asked once a tree."""
+        if self.mirror is None or tree.is_stored(self.mirror.store.url):
+            return
+        self.meter.enter(Phase.STORING)
+        try:
+            manifest = tree.manifest()
+            paths = {entry.sha256: tree.files / entry.path for entry in manifest.entries}
+            self.meter.expect(files=len(manifest.entries), size=manifest.bytes)
+            self.mirror.publish(manifest, paths.__getitem__, tick=self.meter.moved, stop=self.stop)
+            tree.mark_stored(self.mirror.store.url)
+        except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
+            self._unshared(error)
+
+    def _unshared(self, error: Exception) -> None:
+        self.meter.note(f"the store's copy could not be used: {error}")
 
 
-def _missized(file: ListedFile, staging: Path) -> bool:
-    return file.size != (staging / file.path).stat().st_size
+def _at(plan: WeightsPlan, revision: str) -> WeightsPlan:
+    """Asked for by its commit, where a source can be: a branch may have moved since."""
+    if not revision or not plan.source.startswith("hf://"):
+        return plan
+    return replace(plan, source=f"{plan.source.partition('@')[0]}@{revision}")
 
 
-def _forget(source: Source, files: Iterable[ListedFile], staging: Path) -> None:
-    for file in files:
-        if isinstance(source, Fetches):
-            source.forget(file, staging)
-        else:
-            (staging / file.path).unlink(missing_ok=True)
+def _lent(fetching: Fetching, file: ListedFile) -> bool:
+    path = fetching.origins.lent(file)
+    return path is not None and fetching.fill.lend(file, path)
 
 
-def _refuse_changed(source: str, staging: Path) -> NoReturn:
-    shutil.rmtree(staging, ignore_errors=True)
-    raise WeightsError(
-        f"{source} changed while it was copied.",
+def _listing_of(manifest: Manifest) -> Listing:
+    files = (ListedFile(e.path, e.size, sha256=e.sha256) for e in manifest.entries)
+    return Listing(manifest.source, manifest.revision, tuple(files))
+
+
+def _stopped(source: str) -> WeightsError:
+    return WeightsError(
+        f"{source}: the mirror was stopped.",
         source=source,
-        next_step="Push again when nothing writes there.",
+        next_step="What is here already is kept for the next time.",
     )
-
-
-# -- publishing -----------------------------------------------------------------------------
-
-
-def _published(root: Path, plan: WeightsPlan, revision: str) -> Path:
-    return root / ".published" / f"{plan.key}-{revision}"
-
-
-def _point(link: Path, target: Path) -> None:
-    fresh = link.with_name(f".{link.name}.{os.getpid()}")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target)
-    fresh.replace(link)
-
-
-@contextmanager
-def _single_flight(root: Path, plan: WeightsPlan) -> Generator[None]:
-    path = root / ".locks" / plan.key
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +31,13 @@ SOURCES: Final[dict[str, str]] = {
 class Interrupted(WeightsError):
     """May go well the next time: a connection lost, a server busy, a body that ended early."""
 
+    after: float = 0.0
+    """Seconds to wait at least before asking again, as the server said."""
+
+
+class NoRanges(WeightsError):
+    """The server sends whole files only, whatever part of one is asked for."""
+
 
 @dataclass(frozen=True)
 class SourceRequest:
@@ -40,6 +47,8 @@ class SourceRequest:
     secret: str | None = None
     store: Store | None = None
     """Where checkpoints of jobs lie; for bt:// alone."""
+    stall: float = STALL_SECONDS
+    """Seconds without a byte after which a connection is given up."""
 
     def __repr__(self) -> str:
         return f"SourceRequest({self.plan.source!r})"
@@ -66,7 +75,8 @@ class Source(Protocol):
         """`length` bytes from `start` (-1: to the end), in pieces.
 
         After `list`, or with a `fixed` revision. Interrupted when the bytes stop coming, for
-        STALL_SECONDS or for good; WeightsError when asking again would not help.
+        STALL_SECONDS or for good; NoRanges when only `start=0` and all of it would do; WeightsError
+        when asking again would not help.
         """
         ...
 
@@ -75,16 +85,15 @@ class Source(Protocol):
 class Fetches(Protocol):
     """A source with a way of its own to bring whole files: Xet, blocks shared on one disk."""
 
-    def fetch(self, files: Sequence[ListedFile], target: Path) -> None:
-        """The files below `target`, each whole or not at all. Interrupted: `read` may do better."""
-        ...
+    def fetch(
+        self, file: ListedFile, target: Path, tick: Callable[[int], None] | None = None
+    ) -> bool:
+        """The whole file to `target`; False: not this file, `read` it.
 
-    def forget(self, file: ListedFile, target: Path) -> None:
-        """So that it is fetched anew."""
-        ...
-
-    def finish(self, target: Path) -> None:
-        """Remove what `fetch` keeps beside the files."""
+        What `target` holds is the file's beginning, and is continued. `tick` hears how many bytes
+        have come, a negative number when they are to come again; what it raises ends the fetch.
+        Interrupted: not any more; `read` may do better.
+        """
         ...
 
 

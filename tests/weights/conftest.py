@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.weights import NodeCache, mirror_source
+
 from .hub_server import Hub, Repo, serving_hub
 
 MIRRORING = Path(__file__).with_name("mirroring.py")
@@ -53,7 +56,7 @@ class Place:
         assert done.get("source") == source, done
         assert done["next"], done
         assert "\n" not in done["error"], done
-        assert not [p for p in (self.state_dir / "weights").glob(".published/*") if p.exists()]
+        assert not [*(self.state_dir / "weights").glob("trees/*")]
         return done["error"]
 
 
@@ -77,6 +80,11 @@ def place(tmp_path: Path, hub: Hub) -> Place:
         "PYTHONPATH": str(REPOSITORY),
     }
     return Place(tmp_path / "state", environment)
+
+
+def mirror(plan: WeightsPlan, state_dir: Path, **given: Any) -> Path:
+    """The published folder."""
+    return mirror_source(plan, cache=NodeCache(state_dir / "weights"), **given).folder
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """One file behind HTTPS on a port of this machine, which can misbehave on demand.
 
-Understands Range and tells an ETag. `certificate` is the file to trust (SSL_CERT_FILE).
+Understands Range and If-Range, tells an ETag. `certificate` is the file to trust (SSL_CERT_FILE).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import ssl
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,12 +33,18 @@ class Files:
     ranges: bool = True
     headers: dict[str, str | None] = field(default_factory=dict)
     """Replaced in every answer; None leaves one out."""
+    retry_after: str = ""
+    """Sent with `statuses`."""
     statuses: list[int] = field(default_factory=list)
     truncate: int = 0
     hang: int = 0
     flip: int = 0
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """(path with query, Range, Authorization) in order of arrival."""
+    connections: int = 0
+    drop: bool = False
+    """The next request over a connection that had one before is answered by closing it."""
+    dropped: int = 0
     release: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -68,12 +74,24 @@ def serving_files(folder: Path) -> Generator[tuple[Files, Path]]:
 class _Handler(BaseHTTPRequestHandler):
     served: Files
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    used = False
+
+    def setup(self) -> None:
+        self.served.connections += 1
+        super().setup()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
     def do_GET(self) -> None:
         served, path = self.served, self.path.partition("?")[0]
+        if served.drop and self.used:
+            served.drop, self.close_connection = False, True
+            served.dropped += 1
+            return None
+        self.used = True
         wanted = self.headers.get("Range", "")
         served.asked.append((self.path, wanted, self.headers.get("Authorization", "")))
         if path in served.redirects:
@@ -85,9 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(404, b"", {})
         first = wanted == "bytes=0-0"
         if served.statuses and not first:
-            return self._send(served.statuses.pop(0), b"", {})
+            busy = {"Retry-After": served.retry_after or None}
+            return self._send(served.statuses.pop(0), b"", busy)
         headers: dict[str, str | None] = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
-        found = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted) if served.ranges else None
+        same = self.headers.get("If-Range", headers["ETag"]) == headers["ETag"]
+        ranges = served.ranges and same
+        found = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted) if ranges else None
         if found is None:
             return self._send(200, data, {**headers, **served.headers}, spoil=not first)
         start, end = int(found[1]), min(int(found[2] or len(data)), len(data) - 1)
@@ -105,7 +126,6 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             if value is not None:
                 self.send_header(name, value)
-        self.close_connection = True
         self.end_headers()
         served = self.served
         if spoil and served.flip > 0:
@@ -114,13 +134,16 @@ class _Handler(BaseHTTPRequestHandler):
         if spoil and served.truncate > 0:
             served.truncate -= 1
             body = body[: len(body) // 2]
+            self.close_connection = True
         if spoil and served.hang > 0:
             served.hang -= 1
             self.wfile.write(body[: len(body) // 3])
             self.wfile.flush()
+            self.close_connection = True
             served.release.wait(60)
             return
-        self.wfile.write(body)
+        with suppress(OSError):  # who does not want it all hangs up
+            self.wfile.write(body)
 
 
 def _certificate(folder: Path) -> tuple[Path, Path]:

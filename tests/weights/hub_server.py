@@ -1,14 +1,15 @@
 """A small Hugging Face Hub on a port of this machine, which can misbehave on demand.
 
-What huggingface_hub asks for: `/api/models/<repo>[/revision/<rev>]`, and HEAD and GET (also of a
-range) of `/<repo>/resolve/<rev>/<file>`. LFS files are answered with a redirect to a second server,
-as the real Hub's are with one to its CDN, which must never see a token.
+What is asked of it: `/api/models/<repo>[/revision/<rev>]`, `…/tree/<rev>` in pages, tokens for Xet,
+and HEAD and GET (also of a range) of `/<repo>/resolve/<rev>/<file>`. LFS files are answered with a
+redirect to a second server, as the real Hub's are with one to its CDN, which must never see tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 LFS = (".safetensors", ".bin")
 
@@ -30,6 +31,10 @@ class Repo:
     branches: dict[str, str] = field(default_factory=dict)
     token: str = ""
     gated: bool = False
+    xet: dict[str, str] = field(default_factory=dict)
+    """File -> its name in Xet storage, for those that are offered so."""
+    cas: str = ""
+    """URL of that storage."""
 
     def commit(self, files: dict[str, bytes], *, branch: str = "main") -> str:
         text = repr(sorted(files.items())) + branch
@@ -46,9 +51,20 @@ class Misbehaviour:
     truncate: int = 0
     corrupt: int = 0
     hang: int = 0
+    half: int = 0
+    """As hang, after half of the body."""
+    refuse: int = 0
+    """Answered by the second server with 403, as when a link of the first has expired."""
+    only: str = ""
+    """How a path ends whose bodies are spoilt."""
     status: int = 0
     """Answered to everything but HEAD while it is set."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Sent with that status."""
     seconds_a_chunk: float = 0.0
+    ranges: bool = True
+    page: int = 1000
+    """Entries an answer of a listing."""
 
 
 class Hub:
@@ -60,17 +76,18 @@ class Hub:
         """Which of the two servers -> token -> the paths that were asked for with it."""
         self.sent = 0
         """Bytes of files."""
+        self.sent_of: Counter[str] = Counter()
+        """The same, by the file's path in its repository."""
+        self.ranges: list[tuple[str, int, int]] = []
+        """(path in the repository, first byte, bytes) of every body."""
         self.bad = Misbehaviour()
         self.url = self.cdn_url = ""
         self.lock = threading.Lock()
+        self.over = threading.Event()
 
     def bodies(self, name: str = "") -> int:
-        """How many bodies of files were asked for; of those whose path ends with `name`."""
-        return sum(
-            n
-            for (method, path), n in self.asked.items()
-            if method == "GET" and "/resolve/" in path and path.endswith(name)
-        )
+        """How many bodies of files were sent; of those whose path ends with `name`."""
+        return sum(path.endswith(name) for path, _, _ in self.ranges)
 
     def find(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         repo = self.repos[repo_id]
@@ -92,6 +109,7 @@ def serving_hub() -> Generator[Hub]:
     try:
         yield hub
     finally:
+        hub.over.set()
         for server in servers:
             server.shutdown()
             server.server_close()
@@ -101,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     role: str
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -117,10 +136,14 @@ class _Handler(BaseHTTPRequestHandler):
         with self.hub.lock:
             self.hub.asked[self.command, path] += 1
             self.hub.tokens[self.role].setdefault(token, set()).add(path)
-        if self.hub.bad.status and self.command == "GET":
-            return self._error(self.hub.bad.status, "Trouble")
+        bad = self.hub.bad
+        if bad.status and self.command == "GET":
+            return self._send(bad.status, b"{}", bad.headers)
+        name = tail = ""
         if path.startswith("/api/models/"):
-            repo_id, _, revision = path.removeprefix("/api/models/").partition("/revision/")
+            parts = path.removeprefix("/api/models/").split("/", 3)
+            repo_id = "/".join(parts[:2])
+            tail, revision = (*parts[2:], "", "")[:2]
         else:
             repo_id, _, rest = path.removeprefix("/").partition("/resolve/")
             revision, _, name = rest.partition("/")
@@ -135,62 +158,86 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return self._error(404, "RevisionNotFound")
         commit, files = found
+        if tail == "tree":
+            return self._tree(repo, files)
+        if tail == "xet-read-token":
+            body = {"accessToken": "xet-token", "exp": int(time.time()) + 3600, "casUrl": repo.cas}
+            return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if path.startswith("/api/"):
-            return self._list(repo_id, commit, files)
+            body = {"id": repo_id, "sha": commit}
+            return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if name not in files:
             return self._error(404, "EntryNotFound")
         return self._file(commit, name, files[name])
 
-    def _list(self, repo_id: str, commit: str, files: dict[str, bytes]) -> None:
-        siblings = [_sibling(name, data) for name, data in files.items()]
-        body = json.dumps({"id": repo_id, "sha": commit, "siblings": siblings}).encode()
-        self._send(200, body, {"Content-Type": "application/json"})
+    def _tree(self, repo: Repo, files: dict[str, bytes]) -> None:
+        query = parse_qs(urlsplit(self.path).query)
+        first = int(query.get("cursor", ["0"])[0])
+        page = list(files.items())[first : first + self.hub.bad.page]
+        entries: list[dict[str, Any]] = [{"type": "directory", "oid": "0" * 40, "path": "a-folder"}]
+        entries += [_entry(name, data, repo.xet.get(name, "")) for name, data in page]
+        headers = {"Content-Type": "application/json"}
+        if first + len(page) < len(files):
+            url = f"{self.hub.url}{self.path.partition('?')[0]}?recursive=true"
+            headers["Link"] = f'<{url}&cursor={first + len(page)}>; rel="next"'
+        self._send(200, json.dumps(entries).encode(), headers)
 
     def _file(self, commit: str, name: str, data: bytes) -> None:
-        lfs = name.endswith(LFS)
+        bad = self.hub.bad
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
-        if lfs and self.role == "hub":
+        if name.endswith(LFS) and self.role == "hub":
             headers |= {
                 "X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"',
                 "X-Linked-Size": str(len(data)),
                 "Location": self.hub.cdn_url + self.path,
             }
             return self._send(302, b"", headers)
+        if self.role == "cdn" and bad.refuse > 0:
+            bad.refuse -= 1
+            return self._send(403, b"expired", {})
         headers["ETag"] = f'"{_git_id(data)}"'
-        start, status = 0, 200
-        wanted = self.headers.get("Range")
-        if wanted:
-            start = int(wanted.removeprefix("bytes=").partition("-")[0])
-            status = 206
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        return self._send(status, data[start:], headers, spoil=True)
+        start, end, status = 0, len(data), 200
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if wanted and bad.ranges:
+            start, status = int(wanted[1]), 206
+            end = min(int(wanted[2]) + 1, len(data)) if wanted[2] else len(data)
+            if start >= len(data):
+                return self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+        return self._send(status, data[start:end], headers, spoilt=name, start=start)
 
     def _error(self, status: int, code: str) -> None:
         self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
 
     def _send(
-        self, status: int, body: bytes, headers: dict[str, str], *, spoil: bool = False
+        self, status: int, body: bytes, headers: dict[str, str], *, spoilt: str = "", start: int = 0
     ) -> None:
+        """`spoilt`: the file whose body it is, from byte `start`."""
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":
             return
-        if spoil:
-            body = self._spoil(body)
-        pace = self.hub.bad.seconds_a_chunk if spoil else 0.0
-        step = 1 << 16
+        hub, pause, step = self.hub, 0.0, 1 << 20
+        if spoilt:
+            with hub.lock:
+                hub.ranges.append((spoilt, start, len(body)))
+            body = self._spoil(spoilt, body)
+            pause = hub.bad.seconds_a_chunk
+            step = 1 << 16 if pause else step
         for at in range(0, len(body), step):
             self.wfile.write(body[at : at + step])
-            if spoil:
-                self.hub.sent += len(body[at : at + step])
-            if pace:
-                self.wfile.flush()
-                time.sleep(pace)
+            if spoilt:
+                with hub.lock:
+                    hub.sent += len(body[at : at + step])
+                    hub.sent_of[spoilt] += len(body[at : at + step])
+            time.sleep(pause)
 
-    def _spoil(self, body: bytes) -> bytes:
+    def _spoil(self, name: str, body: bytes) -> bytes:
         bad = self.hub.bad
+        if not name.endswith(bad.only):
+            return body
         with self.hub.lock:
             if bad.truncate > 0:
                 bad.truncate -= 1
@@ -199,19 +246,24 @@ class _Handler(BaseHTTPRequestHandler):
             if bad.corrupt > 0:
                 bad.corrupt -= 1
                 return bytes([body[0] ^ 1]) + body[1:]
-            hang = bad.hang > 0
+            hang, half = bad.hang > 0, not bad.hang and bad.half > 0
             bad.hang -= hang
-        if hang:
-            time.sleep(30)
+            bad.half -= half
+        if half:
+            self.wfile.write(body[: len(body) // 2])
+        if hang or half:
+            self.hub.over.wait(30)
+            self.close_connection = True
+            return b""
         return body
 
 
-def _sibling(name: str, data: bytes) -> dict[str, Any]:
-    entry: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": _git_id(data)}
+def _entry(name: str, data: bytes, xet: str) -> dict[str, Any]:
+    entry = {"type": "file", "path": name, "size": len(data), "oid": _git_id(data)}
     if name.endswith(LFS):
         sha256 = hashlib.sha256(data).hexdigest()
-        entry["lfs"] = {"sha256": sha256, "size": len(data), "pointerSize": 134}
-    return entry
+        entry["lfs"] = {"oid": sha256, "size": len(data), "pointerSize": 134}
+    return entry | ({"xetHash": xet} if xet else {})
 
 
 def _git_id(data: bytes) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
+from dataclasses import asdict
 from pathlib import Path
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.objects import open_store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import mirror_source
+from prefect_bt.weights import NodeCache, Progress, mirror_source
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
@@ -21,10 +24,27 @@ if __name__ == "__main__":
         allow_patterns=tuple(given["allow"]) if given.get("allow") is not None else None,
         ignore_patterns=tuple(given["ignore"]) if given.get("ignore") is not None else None,
     )
+    notes: list[str] = []
+    stop = threading.Event()
+
+    def tell(progress: Progress) -> None:
+        notes.append(progress.note)
+        if progress.bytes_done > given.get("stop_after", float("inf")):
+            stop.set()
+
     try:
-        folder = mirror_source(
-            plan, state_dir=Path(given["state_dir"]), secret=given.get("token") or None
+        done = mirror_source(
+            plan,
+            cache=NodeCache(Path(given["state_dir"]) / "weights", given.get("budget")),
+            secret=given.get("token") or None,
+            store=open_store(given["store"]) if given.get("store") else None,
+            revision=given.get("revision", ""),
+            holder=given.get("holder", ""),
+            stall=given.get("stall", 1.0),
+            tell=tell,
+            stop=stop,
         )
-        print(json.dumps({"folder": str(folder)}))
+        facts = {**asdict(done), "folder": str(done.folder), "notes": [*dict.fromkeys(notes)]}
+        print(json.dumps(facts))
     except WeightsError as error:
         print(json.dumps({"error": str(error), "source": error.source, "next": error.next_step}))

@@ -7,19 +7,21 @@ import os
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsAuthPlan, WeightsPlan
-from prefect_bt.weights import access, bucket, fetching, mirror_source
-from prefect_bt.weights import source as limits
+from prefect_bt.weights import access, blocks, bucket, wholes
+from prefect_bt.weights import mirror as mirrors
+from prefect_bt.weights.listing import Listing
 from prefect_bt.weights.source import SourceRequest, open_source
 from tests.checkpoints.buckets import Bucket, s3_server, use
 from tests.objects.faulty import Answer, FaultyServer, FlipAnswer, Hang, Rule, SetHeader, Truncate
 
-from .conftest import tree
+from .conftest import mirror, tree
 
 pytestmark = pytest.mark.integration
 
@@ -40,8 +42,9 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def server(upstream: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
     """The environment points at it; nothing waits for long."""
-    monkeypatch.setattr(fetching, "PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(fetching, "LISTING_PAUSES", (0.01,))
+    monkeypatch.setattr(blocks, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(wholes, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(mirrors, "LISTING_PAUSES", (0.01,))
     monkeypatch.setattr(access, "TRIES", 0)
     with FaultyServer(upstream) as faulty:
         use(monkeypatch, faulty.url)
@@ -66,17 +69,19 @@ def plan(made: Bucket, prefix: str = "models/base", **given: object) -> WeightsP
     return WeightsPlan(f"s3://{made.name}/{prefix}", "/w", "k1", **given)
 
 
-def mirrored(plan: WeightsPlan, state: Path, secret: str | None = None) -> dict[str, bytes]:
-    return tree(mirror_source(plan, state_dir=state, secret=secret))
+def mirrored(
+    plan: WeightsPlan, state: Path, secret: str | None = None, **given: Any
+) -> dict[str, bytes]:
+    return tree(mirror(plan, state, secret=secret, **given))
 
 
-def refused(plan: WeightsPlan, state: Path, secret: str | None = None) -> str:
+def refused(plan: WeightsPlan, state: Path, secret: str | None = None, **given: Any) -> str:
     with pytest.raises(WeightsError) as caught:
-        mirror_source(plan, state_dir=state, secret=secret)
+        mirror(plan, state, secret=secret, **given)
     assert caught.value.source == plan.source
     assert caught.value.next_step
     assert "\n" not in str(caught.value)
-    assert not list((state / "weights").glob(".published/*"))
+    assert not list((state / "weights").glob("trees/*"))
     return str(caught.value)
 
 
@@ -276,16 +281,14 @@ def test_a_fault_that_passes(
 
 
 def test_a_connection_without_a_byte_is_made_again(
-    server: FaultyServer, made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FaultyServer, made: Bucket, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(limits, "STALL_SECONDS", 0.5)
-    monkeypatch.setattr(bucket, "STALL_SECONDS", 0.5)
     silent = server.on(Hang(), method="GET", path="model.bin")
     middle = server.on(Hang(after=2_000_000), method="GET", path="model.bin")
-    assert mirrored(plan(made), tmp_path) == FILES
+    assert mirrored(plan(made), tmp_path, stall=0.5) == FILES
     assert (silent.hits, middle.hits) == (1, 1)
     server.on(Hang(), method="GET", path="model.bin", times=None)
-    assert "without a byte" in refused(plan(made), tmp_path / "2")
+    assert "without a byte" in refused(plan(made), tmp_path / "2", stall=0.5)
 
 
 @pytest.mark.parametrize(
@@ -313,14 +316,14 @@ def test_a_fault_that_stays_is_a_sentence_and_the_next_run_goes_on(
 def test_an_object_that_is_replaced_while_it_is_read(
     server: FaultyServer, made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listing = fetching.list_source
+    listing = bucket.BucketSource.list
 
-    def then_replaced(source: object) -> object:
+    def then_replaced(source: bucket.BucketSource) -> Listing:
         found = listing(source)
         put(made, "models/base/sub/model.bin", b"x" * 3_000_000)
         return found
 
-    monkeypatch.setattr("prefect_bt.weights.mirror.list_source", then_replaced)
+    monkeypatch.setattr(bucket.BucketSource, "list", then_replaced)
     assert "changed while it was read: sub/model.bin" in refused(plan(made), tmp_path)
 
 
@@ -344,7 +347,7 @@ def test_tags_of_encrypted_objects_are_no_digests(
 def test_sentences_about_addresses(server: FaultyServer, made: Bucket, tmp_path: Path) -> None:
     nowhere = WeightsPlan("s3://no-such-bucket-of-ours/x", "/w", "k1")
     assert "there is no bucket 'no-such-bucket-of-ours'" in refused(nowhere, tmp_path)
-    assert "it has no files" in refused(plan(made, "models/none"), tmp_path)
+    assert "it is empty" in refused(plan(made, "models/none"), tmp_path)
     assert "match none" in refused(plan(made, allow_patterns=("*.gguf",)), tmp_path)
     put(made, "models/base/config.json/inner", b"1")
     assert "as a file and 'config.json/inner' as a file in it" in refused(plan(made), tmp_path)
@@ -365,7 +368,7 @@ def test_the_secret_is_nowhere(
 ) -> None:
     caplog.set_level("DEBUG")
     keyed = plan(made, secret="keys", auth=WeightsAuthPlan("CUSTOM_SECRET"))
-    mirror_source(keyed, state_dir=tmp_path, secret=guarded["good"])
+    mirror(keyed, tmp_path, secret=guarded["good"])
     wrong = guarded["good"].replace(guarded["key"], "wr0ng-secret-of-s3")
     told = refused(keyed, tmp_path / "2", wrong)
     assert "wr0ng" not in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,9 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights import folder as folders
-from prefect_bt.weights import mirror_source
 from prefect_bt.weights.listing import ListedFile
-from prefect_bt.weights.source import Interrupted
 
-from .conftest import tree
+from .conftest import mirror, tree
 
 FILES = {"config.json": b"{}", "sub/model.bin": os.urandom(3_000_000), "empty": b""}
 
@@ -35,60 +34,33 @@ def plan(folder: Path, **patterns: tuple[str, ...]) -> WeightsPlan:
 
 def refused(folder: Path, state_dir: Path, **patterns: tuple[str, ...]) -> str:
     with pytest.raises(WeightsError) as caught:
-        mirror_source(plan(folder, **patterns), state_dir=state_dir)
+        mirror(plan(folder, **patterns), state_dir)
     assert caught.value.source == f"file://{folder}"
     assert caught.value.next_step
-    assert not list((state_dir / "weights").glob(".published/*"))
+    assert not list((state_dir / "weights").glob("trees/*"))
     return str(caught.value)
 
 
 def test_copied_once_and_again_when_it_changed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = mirror_source(plan(source), state_dir=tmp_path / "state")
+    first = mirror(plan(source), tmp_path / "state")
     assert tree(first) == FILES
     with monkeypatch.context() as patched:
-        patched.setattr(folders, "_copy", None)
-        assert mirror_source(plan(source), state_dir=tmp_path / "state") == first
+        patched.setattr(folders.FolderSource, "read", None)
+        assert mirror(plan(source), tmp_path / "state") == first
     with (source / "config.json").open("wb") as file:
         file.write(b"[]")
-    second = mirror_source(plan(source), state_dir=tmp_path / "state")
+    second = mirror(plan(source), tmp_path / "state")
     assert tree(second) == {**FILES, "config.json": b"[]"}
     assert tree(first) == FILES
-    assert tree(tmp_path / "state" / "weights" / "k1") == tree(second)
 
 
 def test_links_to_files_are_files_and_patterns_count(source: Path, tmp_path: Path) -> None:
     (source / "linked.bin").symlink_to(source / "sub" / "model.bin")
-    found = mirror_source(plan(source, allow_patterns=("*.bin",)), state_dir=tmp_path / "state")
+    found = mirror(plan(source, allow_patterns=("*.bin",)), tmp_path / "state")
     assert tree(found) == {"linked.bin": FILES["sub/model.bin"]}
     assert not (found / "linked.bin").is_symlink()
-
-
-def test_where_blocks_cannot_be_shared(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: int) -> int:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-    assert tree(mirror_source(plan(source), state_dir=tmp_path / "state")) == FILES
-
-
-def test_a_folder_that_changes_while_it_is_copied(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetch = folders.FolderSource.fetch
-
-    def then_write(*given: object) -> None:
-        fetch(*given)
-        (source / "late").write_bytes(b"1")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(folders.FolderSource, "fetch", then_write)
-        assert "changed while it was copied" in refused(source, tmp_path / "state")
-    found = mirror_source(plan(source), state_dir=tmp_path / "state")
-    assert tree(found) == {**FILES, "late": b"1"}
 
 
 def test_a_range(source: Path) -> None:
@@ -99,27 +71,12 @@ def test_a_range(source: Path) -> None:
     assert b"".join(opened.read(model, start=2_999_000, length=-1)) == data[-1000:]
 
 
-def test_read_where_the_other_way_is_interrupted(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def break_off(self: folders.FolderSource, files: list[ListedFile], target: Path) -> None:
-        [first, *_] = files
-        (target / first.path).parent.mkdir(parents=True, exist_ok=True)
-        (target / first.path).write_bytes(FILES[first.path])
-        raise Interrupted("lost", source="x", next_step="y")
-
-    monkeypatch.setattr(folders.FolderSource, "fetch", break_off)
-    state = tmp_path / "state"
-    assert tree(mirror_source(plan(source), state_dir=state)) == FILES
-    assert not list((state / "weights").glob(".staging/*"))
-
-
 def test_refusals(source: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert "is not a folder on this machine" in refused(tmp_path / "none", state)
     assert "give allow_patterns" in refused(source / "config.json", state)
     (tmp_path / "void").mkdir()
-    assert "it has no files" in refused(tmp_path / "void", state)
+    assert "it is empty" in refused(tmp_path / "void", state)
     assert "match none of its 3 files" in refused(source, state, allow_patterns=("*.gguf",))
     (source / "loop").symlink_to(source)
     assert "neither a file nor a folder of it" in refused(source, state)
@@ -131,17 +88,19 @@ def test_refusals(source: Path, tmp_path: Path) -> None:
 def test_a_folder_that_changes_meanwhile(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = folders._copy
+    read = folders.FolderSource.read
 
-    def meddle(one: Path, other: Path) -> None:
-        copy(one, other)
+    def then_write(
+        self: folders.FolderSource, file: ListedFile, *, start: int, length: int
+    ) -> Iterator[bytes]:
+        yield from read(self, file, start=start, length=length)
         (source / "late").write_bytes(b"x")
 
     with monkeypatch.context() as patched:
-        patched.setattr(folders, "_copy", meddle)
+        patched.setattr(folders.FolderSource, "read", then_write)
         assert "changed while it was copied" in refused(source, tmp_path / "state")
-    assert "late" in tree(mirror_source(plan(source), state_dir=tmp_path / "state"))
-    assert not list((tmp_path / "state" / "weights" / ".staging").iterdir())
+    assert not list((tmp_path / "state" / "weights" / "fills").iterdir())
+    assert "late" in tree(mirror(plan(source), tmp_path / "state"))
 
 
 def test_a_disk_too_small_is_seen_before_the_first_byte(
@@ -152,4 +111,4 @@ def test_a_disk_too_small_is_seen_before_the_first_byte(
     error = refused(source, tmp_path / "state")
     assert "0.0 GB more" in error
     assert "PREFECT_BT_STATE_DIR" in error
-    assert not tree(tmp_path / "state" / "weights" / ".staging")
+    assert not tree(tmp_path / "state" / "weights" / "trees")

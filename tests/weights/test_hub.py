@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from prefect_bt.errors import WeightsError
 from prefect_bt.weights.hub import HubSource
 from prefect_bt.weights.listing import ListedFile
+from prefect_bt.weights.source import Interrupted
 
 from .conftest import Place, tree
 from .hub_server import Hub, Repo
@@ -30,13 +35,12 @@ def test_a_branch_is_pinned_and_fetched_once(hub: Hub, place: Place) -> None:
     commit = hub.repos["o/r"].commit(FILES)
     folder = place.mirror("hf://o/r")
     assert tree(folder) == FILES
-    assert folder.name == f"k1-{commit}"
-    assert (place.state_dir / "weights" / "k1").resolve() == folder.resolve()
+    assert folder == place.state_dir / "weights" / "trees" / f"k1-{commit}" / "files"
     asked = hub.bodies()
     assert asked == 4, "and nothing for the empty file"
     assert place.mirror("hf://o/r") == folder
     assert hub.bodies() == asked
-    assert not list((place.state_dir / "weights" / ".staging").iterdir())
+    assert not list((place.state_dir / "weights").glob("fills/*"))
 
 
 def test_a_moved_branch_is_fetched_anew_and_the_old_folder_stays(hub: Hub, place: Place) -> None:
@@ -47,7 +51,6 @@ def test_a_moved_branch_is_fetched_anew_and_the_old_folder_stays(hub: Hub, place
     new = place.mirror("hf://o/r@main")
     assert tree(new) == moved
     assert tree(old) == FILES
-    assert (place.state_dir / "weights" / "k1").resolve() == new.resolve()
 
 
 def test_a_tag_and_a_commit(hub: Hub, place: Place) -> None:
@@ -57,7 +60,8 @@ def test_a_tag_and_a_commit(hub: Hub, place: Place) -> None:
     assert tree(place.mirror("hf://o/r@v1")) == FILES
     assert tree(place.mirror(f"hf://o/r@{first}")) == FILES
     hub.bad.status = 503
-    assert place.mirror(f"hf://o/r@{first}").name.endswith(first), "a known commit needs no hub"
+    again = place.mirror(f"hf://o/r@{first}")
+    assert again.parent.name.endswith(first), "a known commit needs no hub"
 
 
 @pytest.mark.parametrize(
@@ -74,9 +78,8 @@ def test_patterns(
 ) -> None:
     hub.repos["o/r"].commit(FILES)
     assert set(tree(place.mirror("hf://o/r", allow=allow, ignore=ignore))) == expected
-    assert {path.rpartition("/")[2] for _, path in hub.asked if "/resolve/" in path} == {
-        name.rpartition("/")[2] for name in expected
-    }
+    wanted = {name.rpartition("/")[2] for name in expected if FILES[name]}
+    assert {path.rpartition("/")[2] for _, path in hub.asked if "/resolve/" in path} == wanted
 
 
 def test_four_processes_fetch_each_file_once(hub: Hub, place: Place) -> None:
@@ -84,8 +87,8 @@ def test_four_processes_fetch_each_file_once(hub: Hub, place: Place) -> None:
     hub.bad.seconds_a_chunk = 0.1
     processes = [place.start("hf://o/r") for _ in range(4)]
     folders = {place.finish(process)["folder"] for process in processes}
-    assert len(folders) == 1
-    assert tree(place.state_dir / "weights" / "k1") == FILES
+    [folder] = folders
+    assert tree(Path(folder)) == FILES
     assert hub.sent == sum(map(len, FILES.values()))
 
 
@@ -96,20 +99,21 @@ def test_killed_in_the_middle(hub: Hub, place: Place) -> None:
     hub.bad.seconds_a_chunk = 0.02
     process = place.start("hf://o/r")
     deadline = time.monotonic() + 60
-    while not hub.bodies("big.bin") and time.monotonic() < deadline:
+    while hub.sent_of["big.bin"] < 5 << 20 and time.monotonic() < deadline:
         time.sleep(0.02)
-    time.sleep(0.3)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     weights = place.state_dir / "weights"
-    assert not list(weights.glob(".published/*"))
-    assert not (weights / "k1").exists()
+    assert not list(weights.glob("trees/*"))
     before = {name: hub.bodies(name) for name in files}
     hub.bad.seconds_a_chunk = 0
+    time.sleep(0.1)  # the server notices that nobody listens
+    sent = hub.sent_of["big.bin"]
     assert tree(place.mirror("hf://o/r")) == files
     again = {name for name in files if hub.bodies(name) > before[name]}
     assert again == {"big.bin"}
-    assert not list(weights.glob(".staging/*"))
+    assert hub.sent_of["big.bin"] - sent < len(files["big.bin"]) - (2 << 20)
+    assert not list(weights.glob("fills/*"))
 
 
 def test_a_truncated_body_is_continued(hub: Hub, place: Place) -> None:
@@ -146,20 +150,128 @@ def test_a_repository_with_folders_of_tools(hub: Hub, place: Place) -> None:
     assert tree(place.mirror("hf://o/r")) == files
 
 
-def test_a_range_by_plain_http(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.repos["o/r"] = Repo(token=SECRET)
-    hub.repos["o/r"].commit(FILES)
+# -- the adapter itself ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub is asked from this process."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", TEMPLATE % hub.url)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
-    source = HubSource("hf://o/r", SECRET)
-    source._commit = hub.repos["o/r"].branches["main"]
-    for name in ("model-1.safetensors", "original/params.json"):
-        data = FILES[name]
-        file = ListedFile(name, len(data))
-        assert b"".join(source.read(file, start=3, length=-1)) == data[3:]
-        assert b"".join(source.read(file, start=3, length=4)) == data[3:7]
-    assert hub.tokens["cdn"].keys() == {""}
+    return hub
+
+
+def opened(hub: Hub, files: dict[str, bytes], **given: Any) -> tuple[HubSource, list[ListedFile]]:
+    """A source whose commit is known, and its files."""
+    commit = hub.repos["o/r"].commit(files)
+    source = HubSource(f"hf://o/r@{commit}", hub.repos["o/r"].token or None, **given)
+    return source, [ListedFile(name, len(data)) for name, data in files.items()]
+
+
+def test_ten_thousand_files_in_pages(here: Hub) -> None:
+    files = {f"d/{n}.json": b"%d" % n for n in range(10_000)} | {"m.bin": b"m"}
+    here.repos["o/r"] = Repo(token=SECRET, xet={"m.bin": "f" * 64})
+    commit = here.repos["o/r"].commit(files)
+    listing = HubSource("hf://o/r", SECRET).list()
+    assert listing.revision == commit
+    assert len(listing.files) == len(files)
+    found = {file.path: file for file in listing.files}
+    small = b"blob 4\x001234"
+    assert found["d/1234.json"] == ListedFile(
+        "d/1234.json", 4, git_sha1=hashlib.sha1(small).hexdigest()
+    )
+    digest = hashlib.sha256(b"m").hexdigest()
+    assert found["m.bin"] == ListedFile("m.bin", 1, sha256=digest, xet="f" * 64)
+    assert here.asked["GET", f"/api/models/o/r/tree/{commit}"] == 11
+
+
+def test_ranges_cost_one_redirect_a_file(here: Hub) -> None:
+    here.repos["o/r"] = Repo(token=SECRET)
+    source, files = opened(here, FILES)
+    data = FILES["model-1.safetensors"]
+    starts = range(0, len(data), 10_000)
+
+    def read(file: ListedFile, start: int, length: int) -> bytes:
+        return b"".join(source.read(file, start=start, length=length))
+
+    assert read(files[3], 3, -1) == FILES["original/params.json"][3:]
+    assert read(files[4], 0, -1) == b""
+    assert read(files[1], 3, 4) == data[3:7]
+    with ThreadPoolExecutor(8) as pool:
+        assert b"".join(pool.map(lambda at: read(files[1], at, 10_000), starts)) == data
+    [path] = {path for _, path in here.asked if path.endswith("model-1.safetensors")}
+    assert here.asked["GET", path] == 1 + 1 + len(starts), "the hub once, then the CDN"
+    assert here.tokens["cdn"].keys() == {""}
+    here.bad.refuse = 1
+    assert read(files[1], 5, 5) == data[5:10], "a link that has expired is asked for again"
+    assert here.tokens["cdn"].keys() == {""}
+
+
+def test_a_cdn_without_ranges(here: Hub) -> None:
+    source, files = opened(here, FILES)
+    here.bad.ranges = False
+    data = FILES["model-1.safetensors"]
+    assert b"".join(source.read(files[1], start=150_000, length=1000)) == data[150_000:151_000]
+    assert b"".join(source.read(files[1], start=0, length=-1)) == data
+
+
+def test_a_hub_without_a_byte(here: Hub) -> None:
+    source, files = opened(here, FILES, stall=0.3)
+    here.bad.half = 1
+    got: list[bytes] = []
+    with pytest.raises(Interrupted) as caught:
+        for piece in source.read(files[1], start=0, length=-1):
+            got.append(piece)
+    data = FILES["model-1.safetensors"]
+    assert b"".join(got) == data[: len(data) // 2], "what came is handed on"
+    told = (
+        f"hf://o/r@{here.repos['o/r'].branches['main']}: model-1.safetensors could not be fetched"
+    )
+    assert told in str(caught.value)
+    assert "(no byte for 0.3 s)" in str(caught.value)
+    here.bad.truncate = 1
+    with pytest.raises(Interrupted, match="the body ended early"):
+        list(source.read(files[1], start=0, length=-1))
+
+
+def test_a_busy_hub_says_when(here: Hub) -> None:
+    source, files = opened(here, FILES)
+    here.bad.status = 429
+    for headers, after in (
+        ({"Retry-After": "9"}, 9.0),
+        ({"RateLimit": '"resolvers";r=0;t=31'}, 31.0),
+        ({"RateLimit": '"resolvers";r=0;t=300'}, 60.0),
+        ({}, 0.0),
+    ):
+        here.bad.headers = headers
+        with pytest.raises(Interrupted, match="answered 429") as caught:
+            list(source.read(files[0], start=0, length=-1))
+        assert caught.value.after == after
+
+
+def test_what_the_hub_refuses_while_it_is_read(here: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, files = opened(here, FILES)
+    here.repos["o/r"].token, here.repos["o/r"].gated = SECRET, True
+    with pytest.raises(WeightsError, match="is gated") as caught:
+        list(source.read(files[0], start=0, length=-1))
+    assert not isinstance(caught.value, Interrupted)
+    here.repos["o/r"].gated = False
+    with pytest.raises(WeightsError, match="does not exist at"):
+        list(source.read(files[0], start=0, length=-1))
+    here.repos["o/r"].token = ""
+    here.bad.status = 401
+    with pytest.raises(WeightsError, match="does not exist at"):
+        list(source.read(files[0], start=0, length=-1))
+    here.bad.headers = {"X-Error-Message": "Invalid credentials in Authorization header"}
+    with pytest.raises(WeightsError, match=r"answered 401\. Give auth with a token"):
+        list(source.read(files[0], start=0, length=-1))
+    here.bad.status = 0
+    with pytest.raises(WeightsError, match="answered 404"):
+        list(source.read(ListedFile("other", 3), start=0, length=-1))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError, match="HF_HUB_OFFLINE is set"):
+        list(source.read(files[0], start=0, length=-1))
 
 
 # -- refusals -------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.records import JobRecord
-from prefect_bt.weights import mirror_source
 
-from .conftest import tree
+from .conftest import mirror, tree
 
 FILES = {"config.json": b"{}", "sub/model.bin": bytes(range(256)) * 50_000}
 
@@ -78,7 +77,7 @@ def jobs(tmp_path: Path) -> Jobs:
 
 def mirrored(jobs: Jobs, source: str, state: Path) -> dict[str, bytes]:
     plan = WeightsPlan(source, "/w", "k1")
-    return tree(mirror_source(plan, state_dir=state, store=jobs.store))
+    return tree(mirror(plan, state, store=jobs.store))
 
 
 def refused(jobs: Jobs, source: str, state: Path) -> str:
@@ -129,4 +128,4 @@ def test_sentences(jobs: Jobs, tmp_path: Path) -> None:
     jobs.store.delete(key)
     assert "sub/model.bin is gone" in refused(jobs, "bt://My Project", tmp_path)
     with pytest.raises(WeightsError, match="none is known here"):
-        mirror_source(WeightsPlan("bt://My Project", "/w", "k1"), state_dir=tmp_path)
+        mirror(WeightsPlan("bt://My Project", "/w", "k1"), tmp_path)

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsAuthPlan, WeightsPlan
-from prefect_bt.weights import fetching, mirror_source, web
+from prefect_bt.weights import blocks, wholes
+from prefect_bt.weights import mirror as mirrors
+from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.web import WebSource
 
-from .conftest import tree
+from .conftest import mirror, tree
 
 pytest.importorskip("cryptography", reason="cryptography comes with moto[server]")
 from .file_server import Files, serving_files
 
-DATA = os.urandom(3_000_000)
+DATA = os.urandom(6_000_000)
 PATH = "/dir/my%20model.bin"
 TOKEN = "planted-bearer-token"
 
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
-    monkeypatch.setattr(fetching, "PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(fetching, "LISTING_PAUSES", (0.01,))
+    monkeypatch.setattr(blocks, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(wholes, "PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(mirrors, "LISTING_PAUSES", (0.01,))
     with serving_files(tmp_path) as (served, certificate):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         served.files[PATH] = DATA
@@ -36,17 +42,19 @@ def plan(served: Files, path: str = PATH, **given: object) -> WeightsPlan:
     return WeightsPlan(f"{served.url}{path}", "/w", "k1", **given)
 
 
-def mirrored(plan: WeightsPlan, state: Path, secret: str | None = None) -> dict[str, bytes]:
-    return tree(mirror_source(plan, state_dir=state / "state", secret=secret))
+def mirrored(
+    plan: WeightsPlan, state: Path, secret: str | None = None, **given: Any
+) -> dict[str, bytes]:
+    return tree(mirror(plan, state / "state", secret=secret, **given))
 
 
-def refused(plan: WeightsPlan, state: Path, secret: str | None = None) -> str:
+def refused(plan: WeightsPlan, state: Path, secret: str | None = None, **given: Any) -> str:
     with pytest.raises(WeightsError) as caught:
-        mirror_source(plan, state_dir=state / "state", secret=secret)
+        mirror(plan, state / "state", secret=secret, **given)
     assert caught.value.source == plan.source
     assert caught.value.next_step
     assert "\n" not in str(caught.value)
-    assert not list((state / "state" / "weights").glob(".published/*"))
+    assert not list((state / "state" / "weights").glob("trees/*"))
     return str(caught.value)
 
 
@@ -93,12 +101,12 @@ def test_an_empty_file_and_a_query(served: Files, tmp_path: Path) -> None:
 def test_a_body_that_was_cut_off_is_continued(served: Files, tmp_path: Path) -> None:
     served.truncate = 1
     assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA}
-    assert served.asked[-1][1] == "bytes=1500000-2999999"
+    assert served.asked[-1][1] == "bytes=3000000-5999999"
 
 
 def test_the_next_run_goes_on_in_the_middle_of_a_file(served: Files, tmp_path: Path) -> None:
     served.truncate = 99
-    assert "ended after" in refused(plan(served), tmp_path)
+    assert "the body ended early" in refused(plan(served), tmp_path)
     had = int(served.asked[-1][1].removeprefix("bytes=").partition("-")[0])
     served.truncate = 0
     assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA}
@@ -114,15 +122,13 @@ def test_a_busy_server_is_asked_again(served: Files, tmp_path: Path, status: int
     assert f"the server answered {status}" in told
 
 
-def test_a_connection_without_a_byte(
-    served: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(web, "STALL_SECONDS", 0.4)
+def test_a_connection_without_a_byte(served: Files, tmp_path: Path) -> None:
     served.hang = 1
-    assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA}
-    assert served.asked[-1][1].startswith("bytes=1"), "what came before it is kept"
+    assert mirrored(plan(served), tmp_path, stall=0.4) == {"my model.bin": DATA}
+    assert served.asked[-1][1].startswith("bytes=2000000-"), "what came before it is kept"
     served.files[PATH], served.hang = DATA[:300_000], 99
-    assert "could not be read (no byte for 0 s)" in refused(plan(served), tmp_path / "2")
+    told = refused(plan(served), tmp_path / "2", stall=0.4)
+    assert "could not be read (no byte for 0.4 s)" in told
 
 
 def test_a_file_that_changes_while_it_is_read(served: Files, tmp_path: Path) -> None:
@@ -135,6 +141,62 @@ def test_a_file_that_changes_while_it_is_read(served: Files, tmp_path: Path) -> 
 
     served.files = Changing()
     assert "changed while it was read" in refused(plan(served), tmp_path)
+
+
+def test_a_busy_server_says_when(served: Files) -> None:
+    source = WebSource(f"{served.url}{PATH}", None)
+    [file] = source.list().files
+    for told, after in (("7", 7.0), ("3600", 60.0), ("soon", 0.0), ("", 0.0)):
+        served.statuses, served.retry_after = [429], told
+        with pytest.raises(Interrupted) as caught:
+            list(source.read(file, start=0, length=-1))
+        assert caught.value.after == after
+    far, past = "Sat, 21 Nov 2099 05:00:00 GMT", "Sat, 21 Nov 1998 05:00:00 GMT"
+    for told, after in ((far, 60.0), (past, 0.0)):
+        served.statuses, served.retry_after = [503], told
+        with pytest.raises(Interrupted) as caught:
+            list(source.read(file, start=0, length=-1))
+        assert caught.value.after == after
+
+
+def test_ranges_from_many_threads_over_kept_connections(served: Files) -> None:
+    source = WebSource(f"{served.url}{PATH}", None)
+    [file] = source.list().files
+    assert not file.whole
+    spans = [(at, min(70_001, len(DATA) - at)) for at in range(0, len(DATA), 70_001)]
+
+    def read(span: tuple[int, int]) -> bytes:
+        return b"".join(source.read(file, start=span[0], length=span[1]))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert b"".join(pool.map(read, spans)) == DATA
+    assert len(served.asked) == len(spans) + 1
+    assert served.connections <= 9
+    served.files[PATH] = DATA[:-1] + b"x"
+    with pytest.raises(WeightsError, match="changed while it was read"):
+        read(spans[0])
+
+
+def test_a_server_without_ranges_is_read_in_one_go(served: Files, tmp_path: Path) -> None:
+    served.ranges = False
+    source = WebSource(f"{served.url}{PATH}", None)
+    [file] = source.list().files
+    assert (file.whole, file.size) == (True, len(DATA))
+    assert b"".join(source.read(file, start=7, length=9)) == DATA[7:16]
+    served.asked.clear()
+    served.files[PATH] = DATA * 4
+    assert mirrored(plan(served), tmp_path) == {"my model.bin": DATA * 4}
+    assert bodies(served) == 1
+
+
+def test_a_connection_that_the_server_closed_meanwhile(served: Files) -> None:
+    source = WebSource(f"{served.url}{PATH}", None)
+    [file] = source.list().files
+    assert b"".join(source.read(file, start=0, length=10)) == DATA[:10]
+    served.drop = True
+    assert b"".join(source.read(file, start=0, length=10)) == DATA[:10]
+    assert b"".join(source.read(file, start=5, length=10)) == DATA[5:15]
+    assert served.dropped == 1
 
 
 def test_a_token_goes_to_the_named_host_alone(

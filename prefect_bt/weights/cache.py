@@ -1,0 +1,332 @@
+"""The node cache: what this machine keeps of sources, each content once, ready to be mounted.
+
+    <state dir>/weights/
+        blobs/<xx>/<sha256>     a content; nobody writes to it any more
+        trees/<name>/           one source at one revision: <key>-<revision>
+            files/              hard links to blobs: what nodes mount
+            manifest.json  summary.json
+            used                its time is that of the last use
+            stored              URLs of the stores that have a copy
+            leases/<job id>     a job that needs it
+        fills/<name>/           a tree that is not whole yet (filling.py)
+        parts/<id>/             a large file that is not whole yet (parts.py)
+        index/<place>           which content a source's file had (index.py)
+        locks/<name>  lock      one filler a tree; leases against evictions
+        trash/                  on its way out
+
+A tree appears by one rename and goes by one rename. Hard links keep a tree's bytes, whoever removes
+a blob's own name meanwhile; so nothing here has to be locked for longer than a rename takes, but
+the filling of one and the same tree.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.host.layout import JobFolder
+from prefect_bt.ownership import is_owned, try_lock
+from prefect_bt.weights.manifest import Manifest, Summary, load_manifest, load_summary
+
+_TREES: Final = "trees"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A published source. `used` in epoch seconds; `leases` are ids of jobs that live."""
+
+    name: str
+    path: Path
+    summary: Summary
+    used: float
+    leases: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> Path:
+        """What nodes mount."""
+        return self.path / "files"
+
+    def is_stored(self, url: str) -> bool:
+        """Whether the store at `url` was given a copy."""
+        try:
+            return url in (self.path / "stored").read_text().splitlines()
+        except OSError:
+            return False
+
+    def mark_stored(self, url: str) -> None:
+        with (self.path / "stored").open("a") as writer:
+            writer.write(f"{url}\n")
+
+    def unmark_stored(self) -> None:
+        """No store has a copy any more, as far as is known."""
+        (self.path / "stored").unlink(missing_ok=True)
+
+    def manifest(self) -> Manifest:
+        """ValueError, KeyError, TypeError or OSError when it cannot be read."""
+        return load_manifest((self.path / "manifest.json").read_bytes())
+
+
+class NodeCache:
+    """`budget` in bytes; None: as much as the disk has. Safe with many processes at once."""
+
+    def __init__(self, root: Path, budget: int | None = None) -> None:
+        self.root, self.budget = root.absolute(), budget
+
+    # -- places -------------------------------------------------------------------------------
+
+    def blob(self, sha256: str) -> Path:
+        return self.root / "blobs" / sha256[:2] / sha256
+
+    def fill(self, name: str) -> Path:
+        return self.root / "fills" / name
+
+    def part(self, part_id: str) -> Path:
+        return self.root / "parts" / part_id
+
+    def index(self, place: str) -> Path:
+        return self.root / "index" / place
+
+    def tree_path(self, name: str) -> Path:
+        return self.root / _TREES / name
+
+    # -- trees --------------------------------------------------------------------------------
+
+    def trees(self) -> list[Tree]:
+        """All that are published, the least recently used first."""
+        found = [self.find(name) for name in _names(self.root / _TREES)]
+        return sorted((tree for tree in found if tree), key=lambda tree: (tree.used, tree.name))
+
+    def find(self, name: str) -> Tree | None:
+        tree = self._read(name)
+        return replace(tree, leases=self.leases(name)) if tree else None
+
+    def use(self, name: str, *, holder: str = "") -> Tree | None:
+        """The tree, used now, and leased to the job `holder`; None when it is not published.
+
+        Its leases are not looked up: a hit costs the same however many jobs had it.
+        """
+        path = self.tree_path(name)
+        if not path.is_dir():
+            return None
+        with self._settled():
+            try:
+                os.utime(path / "used")
+                if holder:
+                    (path / "leases").mkdir(exist_ok=True)
+                    (path / "leases" / holder).touch()
+            except FileNotFoundError:
+                return None
+        return self._read(name)
+
+    def publish(self, fill: Path, name: str, *, holder: str = "") -> Tree:
+        """Rename a fill that is whole and synced; it may have been published meanwhile."""
+        (fill / "leases").mkdir(exist_ok=True)
+        (fill / "used").touch()
+        if holder:
+            (fill / "leases" / holder).touch()
+        target = self.tree_path(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with self._settled():
+            if target.exists() and self._read(name):
+                self._discard(fill)
+            else:
+                if target.exists():  # somebody broke it
+                    self._discard(target)
+                fill.rename(target)
+                _sync_folder(target.parent)
+        tree = self._read(name)
+        if tree is None:
+            raise FileNotFoundError(f"{target} was removed as soon as it was there")
+        return tree
+
+    def leases(self, name: str) -> tuple[str, ...]:
+        """Ids of the jobs that need the tree and have a living process on this machine."""
+        holders = _names(self.tree_path(name) / "leases")
+        return tuple(job for job in holders if job_lives(self.root.parent, job))
+
+    def evict(self, name: str) -> int:
+        """Remove a tree that no living job needs, and the blobs only it had; bytes freed."""
+        with self._settled():
+            tree = self.find(name)
+            if tree is None or tree.leases:
+                return 0
+            gone = self.root / "trash" / f"{name}.{uuid.uuid4().hex[:8]}"
+            gone.parent.mkdir(parents=True, exist_ok=True)
+            tree.path.rename(gone)
+        freed = self._drop_blobs(_digests(gone))
+        _remove(gone)
+        return freed
+
+    def withdraw(self, name: str) -> tuple[str, ...]:
+        """Publish the tree no more; its contents stay. Ids of living jobs that keep it there."""
+        with self._settled():
+            holders = self.leases(name)
+            if not holders and self.tree_path(name).exists():
+                self._discard(self.tree_path(name))
+        return holders
+
+    def _read(self, name: str) -> Tree | None:
+        path = self.tree_path(name)
+        try:
+            summary = load_summary((path / "summary.json").read_bytes())
+            used = (path / "used").stat().st_mtime
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return Tree(name, path, summary, used)
+
+    # -- blobs --------------------------------------------------------------------------------
+
+    def has(self, sha256: str, size: int) -> bool:
+        try:
+            return self.blob(sha256).stat().st_size == size
+        except OSError:
+            return False
+
+    def usage(self) -> int:
+        """Bytes of all blobs and of all that is on its way."""
+        sizes = (entry.stat().st_blocks * 512 for entry in self._kept())
+        return sum(sizes)
+
+    def sweep(self, *, older: float) -> int:
+        """Remove what nobody will ask for again; bytes freed.
+
+        Blobs that no tree names, and fills and parts that nobody works on and that are older than
+        `older` seconds.
+        """
+        for path in (self.root / "trash").glob("*"):
+            _remove(path)
+        before = time.time() - older
+        freed = sum(self._forget_unfinished("fills", before, self.fill_lock))
+        freed += sum(self._forget_unfinished("parts", before, lambda part: part / "lock"))
+        named = {digest for tree in self.trees() for digest in _digests(tree.path)}
+        loose = (
+            blob.name
+            for blob in (self.root / "blobs").glob("*/*")
+            if blob.name not in named and blob.stat().st_ctime < before
+        )
+        return freed + self._unlink(loose)
+
+    def _drop_blobs(self, digests: Iterable[str]) -> int:
+        named = {digest for tree in self.trees() for digest in _digests(tree.path)}
+        return self._unlink(digest for digest in digests if digest not in named)
+
+    def _unlink(self, digests: Iterable[str]) -> int:
+        freed = 0
+        for digest in digests:
+            with suppress(OSError):
+                size = self.blob(digest).stat().st_size
+                self.blob(digest).unlink()
+                freed += size
+        return freed
+
+    def _kept(self) -> Generator[os.DirEntry[str]]:
+        for folder in ("blobs", "parts"):
+            for name in _names(self.root / folder):
+                with suppress(FileNotFoundError), os.scandir(self.root / folder / name) as found:
+                    yield from found
+
+    # -- locks --------------------------------------------------------------------------------
+
+    def fill_lock(self, fill: Path) -> Path:
+        return self.root / "locks" / fill.name
+
+    @contextmanager
+    def filling(self, name: str) -> Generator[bool]:
+        """Whether this process alone fills the tree now, on this machine. Never waits."""
+        path = self.fill_lock(self.fill(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            yield try_lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _settled(self) -> Generator[None]:
+        """Nobody takes a lease, evicts or publishes meanwhile."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    # -- what was left behind -----------------------------------------------------------------
+
+    def _forget_unfinished(
+        self, folder: str, before: float, lock: Callable[[Path], Path]
+    ) -> Generator[int]:
+        for name in _names(self.root / folder):
+            path = self.root / folder / name
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before and _is_free(lock(path)):
+                    size = _size_of(path)
+                    self._discard(path)
+                    yield size
+
+    def _discard(self, path: Path) -> None:
+        gone = self.root / "trash" / f"{path.name}.{uuid.uuid4().hex[:8]}"
+        gone.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(gone)
+        _remove(gone)
+
+
+def job_lives(state_dir: Path, job_id: str) -> bool:
+    """Whether any process of the job lives on this machine: its owner, or a node."""
+    if is_owned(state_dir, job_id):
+        return True
+    locks = JobFolder(state_dir, job_id).path.glob("attempt-*/rank-*/lock")
+    return any(not _is_free(lock) for lock in locks)
+
+
+def _is_free(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        return try_lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _digests(tree: Path) -> list[str]:
+    try:
+        manifest = load_manifest((tree / "manifest.json").read_bytes())
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [entry.sha256 for entry in manifest.entries]
+
+
+def _size_of(path: Path) -> int:
+    """Bytes that go with it: those of files that have no other name."""
+    facts = (file.stat() for file in path.rglob("*") if file.is_file())
+    return sum(fact.st_blocks * 512 for fact in facts if fact.st_nlink == 1)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,318 @@
+"""Single flight across hosts: one fetches a source for the store, the others wait for it.
+
+    weights/claims/<name>/<n>.json      numbered and create-only: one of many takers gets a number
+
+The highest number holds. Its holder replaces the document every few seconds; who waits calls a
+holder dead when the document has not changed for half a minute by its own clock, and takes the next
+number. Clocks of two hosts are never compared. A holder that was only slow finds the higher number
+and has lost; that both fetch is harmless, for blobs are named by their content.
+
+A claim that is given back says so and stays, so that no number is used twice; the next taker
+removes it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from prefect_bt import codec
+from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
+from prefect_bt.objects.protocols import Store
+from prefect_bt.weights.holders import Holder, this_process
+from prefect_bt.weights.manifest import Manifest
+from prefect_bt.weights.progress import Meter, Phase, Progress
+from prefect_bt.weights.shared import claims_folder
+
+_NUMBER: Final = re.compile(r"(\d{1,18})\.json")
+_GIVEN_BACK: Final = 5.0
+"""Seconds that giving a claim back may take; else the others find out by themselves."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """In seconds: between a holder's words, until it is dead without one, between two looks."""
+
+    beat: float = 5.0
+    dead: float = 30.0
+    look: float = 2.0
+
+
+TIMES: Final = Times()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a holder says. `token` tells claims apart, `beats` makes each word another one."""
+
+    holder: Holder
+    token: str
+    beats: int = 0
+    files_done: int = 0
+    files_total: int = 0
+    bytes_done: int = 0
+    bytes_total: int = 0
+    released: bool = False
+
+
+class Claim:
+    """Held until `release`, with a thread that says so; a context manager."""
+
+    def __init__(
+        self, store: Store, key: str, standing: Standing, says: Callable[[], Progress], beat: float
+    ) -> None:
+        self._store, self._key, self._standing = store, key, standing
+        self._says, self._beat = says, beat
+        self._lost, self._over = False, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weights-claim", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody took over, because we said nothing for too long."""
+        return self._lost
+
+    def release(self) -> None:
+        """Idempotent. Where the store cannot be reached, the others see us as dead in time."""
+        self._over.set()
+        self._thread.join(_GIVEN_BACK)
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _run(self) -> None:
+        """Also the last word is this thread's, so that no earlier one comes after it."""
+        while not self._lost and not self._over.wait(self._beat):
+            # A store that fails now is asked again with the next beat; the fetch goes on.
+            with suppress(StoreError):
+                self._say()
+        with suppress(StoreError):
+            if not self._lost:
+                self._say(released=True)
+
+    def _say(self, *, released: bool = False) -> None:
+        folder, _, name = self._key.rpartition("/")
+        own = int(name.removesuffix(".json"))
+        self._lost = any(number > own for number in _numbers(self._store, folder))
+        if not self._lost:
+            self._lost = self._is_anothers()
+        if self._lost:
+            return
+        now = self._says()
+        self._standing = replace(
+            self._standing,
+            beats=self._standing.beats + 1,
+            files_done=now.files_done,
+            files_total=now.files_total,
+            bytes_done=now.bytes_done,
+            bytes_total=now.bytes_total,
+            released=released,
+        )
+        self._store.put(self._key, codec.dumps(self._standing).encode())
+
+    def _is_anothers(self) -> bool:
+        """Numbers begin again when the mirror was deleted."""
+        try:
+            there = _read(self._store.get(self._key))
+        except ObjectNotFound:
+            return False
+        return there is not None and there.token != self._standing.token
+
+
+class Claims:
+    """Of one mirror, as one who may want it sees them. `says`: what we tell others once we hold."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        says: Callable[[], Progress],
+        times: Times = TIMES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._folder, self._says = store, claims_folder(name), says
+        self._times, self._clock = times, clock
+        self._seen: tuple[int, bytes] = (0, b"")
+        self._since = clock()
+        self.present: Standing | None = None
+        """What the holder said when `take` last found one; None when that cannot be read."""
+
+    def take(self) -> Claim | None:
+        """None: somebody holds it who lives as far as we know; ask again. Raises StoreError."""
+        numbers = _numbers(self._store, self._folder)
+        top = max(numbers, default=0)
+        if top and self._lives(top):
+            return None
+        key = f"{self._folder}/{top + 1}.json"
+        own = Standing(this_process(), uuid.uuid4().hex)
+        if not self._create(key, own) or not self._is_highest(key, top + 1):
+            return None
+        claim = Claim(self._store, key, own, self._says, self._times.beat)
+        with suppress(StoreError):
+            for number in numbers:
+                self._store.delete(f"{self._folder}/{number}.json")
+        return claim
+
+    def _create(self, key: str, own: Standing) -> bool:
+        try:
+            self._store.create(key, codec.dumps(own).encode())
+        except StoreError as error:
+            # It is ours when only the answer was lost.
+            there = self._look(key)
+            found = _read(there) if there is not None else None
+            if found is not None and found.token == own.token:
+                return True
+            if isinstance(error, ObjectExists):
+                return False
+            raise
+        return True
+
+    def _is_highest(self, key: str, own: int) -> bool:
+        """A number is free again once its follower was taken: we had looked before that."""
+        try:
+            if max(_numbers(self._store, self._folder), default=0) <= own:
+                return True
+        except StoreError:
+            with suppress(StoreError):
+                self._store.delete(key)
+            raise
+        self._store.delete(key)
+        return False
+
+    def _lives(self, number: int) -> bool:
+        data = self._look(f"{self._folder}/{number}.json")
+        if data is None:  # removed by the taker of a higher number
+            return True
+        if (number, data) != self._seen:
+            self._seen, self._since = (number, data), self._clock()
+        self.present = _read(data)
+        if self.present and (self.present.released or self.present.holder.is_dead()):
+            return False
+        return self._clock() - self._since < self._times.dead
+
+    def _look(self, key: str) -> bytes | None:
+        try:
+            return self._store.get(key)
+        except ObjectNotFound:
+            return None
+
+
+@contextmanager
+def fly_alone(  # noqa: PLR0913 (times and stop are seldom given)
+    store: Store,
+    name: str,
+    meter: Meter,
+    manifest: Callable[[], Manifest | None],
+    *,
+    times: Times = TIMES,
+    stop: threading.Event | None = None,
+) -> Generator[Manifest | None]:
+    """Yields None once we hold the claim, and shall fetch and publish; it is given back at the end.
+
+    Yields the manifest when somebody published it meanwhile: then nothing is held. `manifest` asks
+    the store. Once `stop` is set it yields None too, and nothing may be held. Raises StoreError
+    when the store cannot be used: at once, or, once it could, for as long as a holder may be
+    silent.
+    """
+    stop = stop or threading.Event()
+    claims = Claims(store, name, says=meter.look, times=times)
+    waiting, well = _Waiting(meter, times.look, stop), None
+    with ExitStack() as held:
+        while True:
+            try:
+                mine, found = _turn(claims, manifest, held)
+                well = time.monotonic()
+            except StoreError:
+                held.close()
+                if well is None or time.monotonic() - well > times.dead:
+                    raise
+                mine, found = False, None
+            if found is not None:
+                held.close()
+            if mine or found is not None or stop.is_set():
+                break
+            waiting.once(claims.present)
+        waiting.over()
+        yield found
+
+
+def _turn(
+    claims: Claims, manifest: Callable[[], Manifest | None], held: ExitStack
+) -> tuple[bool, Manifest | None]:
+    """Whether the claim is ours now, and what is published."""
+    claim = claims.take()
+    if claim is not None:
+        held.enter_context(claim)
+    # Asked after the claim: who had it before may have published.
+    return claim is not None, manifest()
+
+
+class _Waiting:
+    """What the user sees meanwhile. Looks are a little irregular, so that many hosts part."""
+
+    def __init__(self, meter: Meter, look: float, stop: threading.Event) -> None:
+        self._meter, self._look, self._pause = meter, look, min(0.2, look)
+        self._stop = stop
+        self._note = ""
+        self._waited = False
+
+    def once(self, present: Standing | None) -> None:
+        if not self._waited:
+            self._waited = True
+            self._meter.enter(Phase.WAITING)
+        if present is not None:
+            self._meter.set(files=present.files_done, size=present.bytes_done)
+            if (note := _sentence(present)) != self._note:
+                self._note = note
+                self._meter.note(note)
+        self._stop.wait(self._pause * random.uniform(0.7, 1.0))
+        self._pause = min(self._look, 1.5 * self._pause)
+
+    def over(self) -> None:
+        """What another one did is not what we have done."""
+        if self._waited:
+            self._meter.set(files=0, size=0)
+            self._meter.note("")
+
+
+def _sentence(present: Standing) -> str:
+    """
+    >>> holder = Holder("a", 1)
+    >>> _sentence(Standing(holder, "", bytes_done=3_100_000_000, bytes_total=9_870_000_000))
+    'host a fetches it: 3.1 of 9.9 GB'
+    >>> _sentence(Standing(holder, "", bytes_done=0, bytes_total=0))
+    'host a fetches it'
+    """
+    said = f"host {present.holder.host} fetches it"
+    if not present.bytes_total:
+        return said
+    unit, name = (1e9, "GB") if present.bytes_total >= 1e9 else (1e6, "MB")
+    return f"{said}: {present.bytes_done / unit:.1f} of {present.bytes_total / unit:.1f} {name}"
+
+
+def _numbers(store: Store, folder: str) -> list[int]:
+    names = (info.key.rpartition("/")[2] for info in store.list(folder))
+    return [int(found[1]) for name in names if (found := _NUMBER.fullmatch(name))]
+
+
+def _read(data: bytes) -> Standing | None:
+    """None for what no release that we know writes: it may still be a holder's, who changes it."""
+    try:
+        found: Any = codec.loads(Standing, data)
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(found.holder, Holder):
+        return None
+    counts = (found.holder.pid, found.files_done, found.bytes_done, found.bytes_total)
+    return found if all(isinstance(count, int) for count in counts) else None

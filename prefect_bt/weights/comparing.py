@@ -1,0 +1,86 @@
+"""A source as it is now beside what was mirrored of it before: why something is fetched again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.weights.cache import NodeCache, Tree
+from prefect_bt.weights.index import place_of
+from prefect_bt.weights.telling import files, shown
+
+_SHORT = 12
+_UNTOLD = frozenset({"tag:", "git:"})
+"""How identities begin (weights.index) of files whose source tells no sha256."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file of the mirror. `sha256` and `identity` (weights.index) are empty where unknown."""
+
+    path: str
+    size: int
+    sha256: str = ""
+    identity: str = ""
+
+
+@dataclass(frozen=True)
+class Now:
+    """What a mirror would have. `seen`: this machine knows contents of it from before."""
+
+    revision: str
+    wanted: Sequence[Wanted]
+    seen: bool
+    in_store: bool
+
+
+def why_again(plan: WeightsPlan, now: Now, cache: NodeCache) -> str:
+    """One sentence beside the newest tree of the same source; "" when nothing was here before."""
+    place = place_of(plan.source)
+    trees = [tree for tree in cache.trees() if place_of(tree.summary.source) == place]
+    ours = [tree for tree in trees if tree.summary.key == plan.key]
+    newest = max(ours or trees, key=lambda tree: tree.summary.created_at, default=None)
+    if newest is None:
+        return _without_tree(now)
+    before = _entries(newest)
+    changes = _changes(before, now.wanted)
+    old = newest.summary
+    if old.key == plan.key:
+        moved = f"The revision moved from {old.revision[:_SHORT]} to {now.revision[:_SHORT]}"
+        return f"{moved}: {changes}."
+    if old.source != plan.source:
+        return f"Here is {shown(old.source)}, which is another revision: {changes}."
+    if old.revision == now.revision and set(before) != {file.path for file in now.wanted}:
+        return f"Here it is with other patterns: {changes}."
+    spelled = "patterns, auth or the secret's name were others"
+    return f"Here it is under another key ({spelled}): {changes}."
+
+
+def was_seen(wanted: Sequence[Wanted]) -> bool:
+    """Whether a digest is known that the source did not tell: from an earlier mirror, then."""
+    return any(file.sha256 and file.identity[:4] in _UNTOLD for file in wanted)
+
+
+def _without_tree(now: Now) -> str:
+    if now.seen:
+        return f"It was here before and was evicted{'; the store has it' if now.in_store else ''}."
+    return "The store has it, from another machine or from before." if now.in_store else ""
+
+
+def _changes(before: Mapping[str, str], wanted: Sequence[Wanted]) -> str:
+    new = [file for file in wanted if file.path not in before]
+    changed = [file for file in wanted if file.path in before and before[file.path] != file.sha256]
+    gone = len(before) - (len(wanted) - len(new))
+    counts = [f"{files(len(changed))} changed"] if changed else []
+    counts += [f"{len(new)} new"] if new else []
+    counts += [f"{gone} gone"] if gone else []
+    return ", ".join(counts) or "the same files, which are linked"
+
+
+def _entries(tree: Tree) -> dict[str, str]:
+    """Path -> sha256; empty for a tree that went in this moment."""
+    try:
+        return {entry.path: entry.sha256 for entry in tree.manifest().entries}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,264 @@
+"""Bodies over HTTP: kept connections, redirects, and an end to those that send nothing.
+
+A token goes to the host that was asked first, never to where that redirects; from https nothing
+leads back to http. Proxies and certificates are the environment's: HTTPS_PROXY, NO_PROXY,
+SSL_CERT_FILE. Nothing is tried again here, but for a kept connection that the server had closed.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3.exceptions import HTTPError, IncompleteRead, ProtocolError, ReadTimeoutError
+from urllib3.exceptions import TimeoutError as HTTPTimeout
+
+from prefect_bt.weights.source import CONNECT_SECONDS, READ_BYTES, STALL_SECONDS
+
+AT_ONCE: Final = 32
+"""Connections to one host that are kept for the next request."""
+LONGEST_WAIT: Final = 60.0
+"""Seconds; a server that asks for more is asked again nevertheless."""
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_MOST_REDIRECTS: Final = 10
+_TOLD_EVERY: Final = 0.5
+"""Seconds after which bytes are handed on although they are few."""
+_TOTAL: Final = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+_RESET: Final = re.compile(r"\bt=(\d+)")
+
+
+class Lost(Exception):
+    """The connection was not to be had, or ended. `why` is a part of a sentence, without a URL."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(why)
+
+
+class Untrusted(Exception):
+    """The server's certificate is not trusted; `why` is OpenSSL's reason."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(why)
+
+
+class LeavesHttps(Exception):
+    """Redirected from https to a URL of another scheme."""
+
+
+class Answer:
+    """An answer whose body may be read once. `url` is where it came from, after redirects."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, url: str, stall: float) -> None:
+        self._response, self._stall = response, stall
+        self._fault: Lost | None = None
+        self.url = url
+        self.status: int = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    @property
+    def start(self) -> int:
+        """Which byte of the file the body begins with."""
+        told = _TOTAL.fullmatch(self.headers.get("Content-Range", ""))
+        return int(told[1]) if self.status == 206 and told and told[1] else 0
+
+    @property
+    def total(self) -> int | None:
+        """The whole file's length, as far as the answer tells."""
+        told = _TOTAL.fullmatch(self.headers.get("Content-Range", ""))
+        if told:
+            return int(told[2]) if told[2] != "*" else None
+        length = self.headers.get("Content-Length", "")
+        return int(length) if self.status == 200 and length.isdecimal() else None
+
+    @property
+    def wait(self) -> float:
+        """Seconds for which the server asks to be left alone; at most LONGEST_WAIT."""
+        told = self.headers.get("Retry-After", "").strip()
+        seconds = 0.0
+        if told.isdecimal():
+            seconds = float(told)
+        elif told:
+            with suppress(ValueError):
+                seconds = parsedate_to_datetime(told).timestamp() - time.time()
+        elif self.status == 429 and (reset := _RESET.search(self.headers.get("RateLimit", ""))):
+            seconds = float(reset[1])
+        return min(max(seconds, 0.0), LONGEST_WAIT)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The body in pieces of about READ_BYTES, smaller ones where it comes slowly. Lost."""
+        while piece := self._piece():
+            yield piece
+
+    def _piece(self) -> bytes:
+        """What came before a fault is handed on; the next call raises it."""
+        parts: list[bytes] = []
+        size, since = 0, time.monotonic()
+        while self._fault is None and size < READ_BYTES and time.monotonic() - since < _TOLD_EVERY:
+            try:
+                part = self._response.read1(READ_BYTES - size, decode_content=False)
+            except (HTTPError, OSError) as error:
+                self._fault = Lost(_reason(error, self._stall))
+                break
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+        if self._fault is not None and not parts:
+            raise self._fault
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def close(self) -> None:
+        """The connection is kept when the body was read to its end."""
+        response = self._response
+        if response.length_remaining == 0:
+            with suppress(HTTPError, OSError):
+                response.read1(1)  # so that http.client notices
+                response.release_conn()
+                return
+        response.close()
+
+
+class Connections:
+    """To whatever hosts one source leads; used by several threads."""
+
+    def __init__(self, *, stall: float = STALL_SECONDS) -> None:
+        self.stall = stall
+        self._managers: dict[tuple[str, str], urllib3.PoolManager] = {}
+        """By scheme and host, and by scheme and proxy."""
+        self._lock = threading.Lock()
+
+    def get(
+        self, url: str, headers: Mapping[str, str], private: Mapping[str, str] | None = None
+    ) -> Answer:
+        """The answer, whatever its status, after redirects. Close it.
+
+        `private` headers go to the host of `url` alone. Lost, Untrusted, LeavesHttps; ValueError
+        for what is no URL.
+        """
+        first = _origin(url)
+        for _ in range(_MOST_REDIRECTS):
+            private = private if private and _origin(url) == first else {}
+            answer = Answer(self._ask(url, {**headers, **private}), url, self.stall)
+            target = answer.headers.get("Location")
+            if answer.status not in _REDIRECTS or not target:
+                return answer
+            answer.close()
+            url, before = urljoin(url, target), url
+            if urlsplit(before).scheme == "https" != urlsplit(url).scheme:
+                raise LeavesHttps
+        raise Lost("redirected without an end")
+
+    def _ask(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{parts.scheme}:// is not fetched")
+        try:
+            manager = self._manager(parts)
+            try:
+                return self._request(manager, url, headers)
+            except ProtocolError:  # closed between two requests, most often
+                return self._request(manager, url, headers)
+        except (HTTPError, OSError) as error:
+            if isinstance(reason := _innermost(error), ssl.SSLCertVerificationError):
+                raise Untrusted(reason.verify_message) from None
+            raise Lost(_reason(error, self.stall)) from None
+
+    def _request(
+        self, manager: urllib3.PoolManager, url: str, headers: Mapping[str, str]
+    ) -> urllib3.BaseHTTPResponse:
+        return manager.request(
+            "GET",
+            url,
+            headers=headers,
+            redirect=False,
+            retries=False,
+            preload_content=False,
+            decode_content=False,
+            timeout=urllib3.Timeout(connect=min(CONNECT_SECONDS, self.stall), read=self.stall),
+        )
+
+    def _manager(self, parts: SplitResult) -> urllib3.PoolManager:
+        where = (parts.scheme, parts.netloc)
+        with self._lock:
+            if where not in self._managers:
+                key = (parts.scheme, _proxy_for(parts))
+                if key not in self._managers:
+                    self._managers[key] = _new_manager(key[1], parts.scheme)
+                self._managers[where] = self._managers[key]
+            return self._managers[where]
+
+
+def _new_manager(proxy: str, scheme: str) -> urllib3.PoolManager:
+    options: dict[str, Any] = {"num_pools": 8, "maxsize": AT_ONCE}
+    if scheme == "https":
+        options["ssl_context"] = _trust()
+    if not proxy:
+        return urllib3.PoolManager(**options)
+    parts = urlsplit(proxy)
+    if parts.username:
+        given = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        options["proxy_headers"] = urllib3.make_headers(proxy_basic_auth=given)
+        proxy = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return urllib3.ProxyManager(proxy, **options)
+
+
+def _trust() -> ssl.SSLContext:
+    """The system's authorities, or SSL_CERT_FILE's; certifi's where the system has none."""
+    context = ssl.create_default_context()
+    paths = ssl.get_default_verify_paths()
+    if not (paths.cafile or paths.capath or context.cert_store_stats()["x509_ca"]):
+        with suppress(ImportError):
+            import certifi
+
+            context.load_verify_locations(certifi.where())
+    return context
+
+
+def _proxy_for(parts: SplitResult) -> str:
+    """The proxy's URL; "" for none."""
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all") or ""
+    if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return parts.scheme, parts.hostname or "", port
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What urllib3 wraps, sometimes twice."""
+    while True:
+        inner = next((a for a in error.args if isinstance(a, BaseException)), None)
+        if inner is None:
+            inner = error.__cause__
+        if inner is None:
+            return error
+        error = inner
+
+
+def _reason(error: BaseException, stall: float) -> str:
+    inner = _innermost(error)
+    if isinstance(error, ReadTimeoutError):
+        return f"no byte for {stall:g} s"
+    if isinstance(inner, IncompleteRead):
+        return "the body ended early"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    if isinstance(error, HTTPTimeout) or isinstance(inner, TimeoutError):
+        return f"no connection within {min(CONNECT_SECONDS, stall):g} s"
+    return type(inner).__name__

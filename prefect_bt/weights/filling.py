@@ -1,0 +1,246 @@
+"""A tree on its way: what is here is linked, what comes is written, the whole is published at once.
+
+    fills/<name>/journal     which boot, then a line a file: `{"path", "sha256", "size"}`
+    fills/<name>/files/…     those files
+
+A file counts when the journal says so. Small files get their blob's name only after everything is
+on the disk, all with one sync: a name made of a digest must not outlive its bytes when power is
+lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt import codec
+from prefect_bt.contract import weights_tree
+from prefect_bt.host.writeback import sync_file_system
+from prefect_bt.weights.cache import NodeCache, Tree
+from prefect_bt.weights.index import Index, identity, place_of
+from prefect_bt.weights.listing import ListedFile, Listing
+from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest, summarize
+from prefect_bt.weights.parts import boot_id
+
+_NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP})
+
+
+class Fill:
+    """One tree; the caller holds its lock. Threads add different files."""
+
+    def __init__(self, cache: NodeCache, source: str, key: str, listing: Listing) -> None:
+        self.cache, self.source, self.key, self.listing = cache, source, key, listing
+        self.name = weights_tree(key, listing.revision)
+        self.path = cache.fill(self.name)
+        self.files = self.path / "files"
+        self.index = Index(cache.index(place_of(source)))
+        self._made: set[Path] = set()
+        self._lock = threading.Lock()
+        self.files.mkdir(parents=True, exist_ok=True)
+        self._done = self._resume()
+        self._journal = os.open(
+            self.path / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+
+    def close(self) -> None:
+        os.close(self._journal)
+
+    # -- files --------------------------------------------------------------------------------
+
+    def has(self, file: ListedFile) -> bool:
+        return file.path in self._done
+
+    def sha256_of(self, file: ListedFile) -> str:
+        """As far as the source or an earlier fetch tells."""
+        return file.sha256 or self.index.get(identity(self.source, file))
+
+    def link_known(self, file: ListedFile) -> bool:
+        """Whether the file's content is here already; then it is in the tree now."""
+        sha256 = self.sha256_of(file)
+        if not sha256 or file.size is None or not self.cache.has(sha256, file.size):
+            return False
+        try:
+            self._link(self.cache.blob(sha256), self._place(file.path))
+        except FileNotFoundError:  # evicted in this moment
+            return False
+        self._record(file.path, sha256, file.size)
+        return True
+
+    def write(self, file: ListedFile, data: bytes | bytearray, sha256: str) -> None:
+        """A small file, verified by the caller."""
+        place = self._place(file.path)
+        try:
+            descriptor = _create(place)
+        except FileExistsError:  # written by a process that did not live to say so
+            place.unlink()
+            descriptor = _create(place)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        finally:
+            os.close(descriptor)
+        self._record(file.path, sha256, len(data))
+
+    def adopt(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
+        """As `write`, for a file of this file system that is whole: it is moved."""
+        path.chmod(0o444)
+        path.replace(self._place(file.path))
+        self._record(file.path, sha256, size)
+
+    def lend(self, file: ListedFile, path: Path) -> bool:
+        """As `write`, for a file that somebody keeps on this file system: a hard link to it."""
+        try:
+            self._link(path, self._place(file.path), copy=False)
+        except OSError:
+            return False
+        self._record(file.path, file.sha256, file.size or 0)
+        return True
+
+    def settle(self, file: ListedFile, sha256: str) -> None:
+        """A large file has become a blob: into the tree with it."""
+        size = self.cache.blob(sha256).stat().st_size
+        self._link(self.cache.blob(sha256), self._place(file.path))
+        self._record(file.path, sha256, size)
+
+    def drop(self) -> None:
+        """Nothing of it may be used."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    # -- publishing ---------------------------------------------------------------------------
+
+    def publish(self, wanted: Sequence[ListedFile], *, holder: str = "") -> Tree:
+        """The tree, whole, on the disk, and under its name."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            sync_file_system(descriptor)
+            for file in wanted:
+                self._name_blob(file.path)
+            self.remember({file.path: self._done[file.path] for file in wanted})
+            self._write_manifest(wanted)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        (self.path / "journal").unlink(missing_ok=True)
+        return self.cache.publish(self.path, self.name, holder=holder)
+
+    def _write_manifest(self, wanted: Sequence[ListedFile]) -> None:
+        rows = ((file.path, *self._done[file.path]) for file in wanted)
+        entries = (Entry(path, size, sha256) for path, sha256, size in rows)
+        manifest = Manifest(
+            source=self.source,
+            key=self.key,
+            revision=self.listing.revision,
+            entries=tuple(sorted(entries, key=lambda entry: entry.path)),
+            created_at=time.time(),
+        )
+        summary = codec.dumps(summarize(manifest), indent=1).encode()
+        for name, data in (("manifest.json", dump_manifest(manifest)), ("summary.json", summary)):
+            with (self.path / name).open("wb") as writer:
+                writer.write(data)
+                writer.flush()
+                os.fsync(writer.fileno())
+
+    def _name_blob(self, path: str) -> None:
+        """The content under its own name too; one that has it already is used instead."""
+        place, blob = self.files / path, self.cache.blob(self._done[path][0])
+        try:
+            os.link(place, blob)
+        except FileNotFoundError:
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            os.link(place, blob)
+        except FileExistsError:
+            if place.stat().st_ino != blob.stat().st_ino:
+                self._link(blob, place)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+
+    def remember(self, found: dict[str, tuple[str, int]]) -> None:
+        """Path -> (sha256, size), verified: for the next time that the source lists these files."""
+        listed = (file for file in self.listing.files if file.path in found and not file.sha256)
+        known = {identity(self.source, file): found[file.path] for file in listed}
+        known.pop("", None)
+        with self._lock:
+            self.index.add(known)
+
+    # -- places -------------------------------------------------------------------------------
+
+    def _place(self, path: str) -> Path:
+        place = self.files / path
+        if place.parent not in self._made:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            self._made.add(place.parent)
+        return place
+
+    def _link(self, source: Path, place: Path, *, copy: bool = True) -> None:
+        """`place` becomes a name of these bytes, or a copy where there can be no more names."""
+        fresh = place
+        if place.exists():
+            fresh = self.path / f"link-{threading.get_ident()}"
+            fresh.unlink(missing_ok=True)
+        try:
+            os.link(source, fresh)
+        except OSError as error:
+            if error.errno not in _NO_LINK or not copy:
+                raise
+            shutil.copyfile(source, fresh)
+            fresh.chmod(0o444)
+        if fresh is not place:
+            fresh.replace(place)
+
+    # -- the journal --------------------------------------------------------------------------
+
+    def _record(self, path: str, sha256: str, size: int) -> None:
+        line = json.dumps({"path": path, "sha256": sha256, "size": size})
+        with self._lock:
+            self._done[path] = (sha256, size)
+            os.write(self._journal, line.encode() + b"\n")
+
+    def _resume(self) -> dict[str, tuple[str, int]]:
+        journal = self.path / "journal"
+        lines = [line for line in _read_lines(journal) if line]
+        first: Any = lines[0] if lines else {}
+        same_boot = first.get("boot") == boot_id() and bool(boot_id())
+        done: dict[str, tuple[str, int]] = {}
+        for line in lines[1:]:
+            with suppress(KeyError, OSError):
+                path, sha256, size = line["path"], line["sha256"], line["size"]
+                place = self.files / path
+                if place.stat().st_size == size and (same_boot or _digest(place) == sha256):
+                    done[path] = (sha256, size)
+        fresh = journal.with_name("journal.new")
+        rows = [
+            {"boot": boot_id()},
+            *({"path": path, "sha256": d, "size": n} for path, (d, n) in done.items()),
+        ]
+        fresh.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        fresh.replace(journal)
+        return done
+
+
+def _create(place: Path) -> int:
+    return os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+
+
+def _read_lines(journal: Path) -> list[Any]:
+    found: list[Any] = []
+    with suppress(FileNotFoundError):
+        for line in journal.read_bytes().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return found
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as reader:
+        return hashlib.file_digest(reader, "sha256").hexdigest()

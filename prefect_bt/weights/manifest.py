@@ -1,0 +1,103 @@
+"""One source at one revision as an immutable list of files: what is mirrored and mounted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from prefect_bt import codec
+from prefect_bt.contract import weights_tree
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`path` is relative to the mount."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`entries` are sorted by path."""
+
+    source: str
+    key: str
+    revision: str
+    entries: tuple[Entry, ...]
+    created_at: float
+
+    @property
+    def name(self) -> str:
+        return weights_tree(self.key, self.revision)
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.size for entry in self.entries)
+
+    @property
+    def content_id(self) -> str:
+        """The same for the same files at the same paths, wherever they came from."""
+        rows = [[entry.path, entry.size, entry.sha256] for entry in self.entries]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is told of a manifest without reading it."""
+
+    source: str
+    key: str
+    revision: str
+    content_id: str
+    files: int
+    bytes: int
+    created_at: float
+
+
+def summarize(manifest: Manifest) -> Summary:
+    return Summary(
+        source=manifest.source,
+        key=manifest.key,
+        revision=manifest.revision,
+        content_id=manifest.content_id,
+        files=len(manifest.entries),
+        bytes=manifest.bytes,
+        created_at=manifest.created_at,
+    )
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Compact: an entry is a row of three."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "source": manifest.source,
+        "key": manifest.key,
+        "revision": manifest.revision,
+        "created_at": manifest.created_at,
+        "entries": [[entry.path, entry.size, entry.sha256] for entry in manifest.entries],
+    }
+    return json.dumps(document, ensure_ascii=False).encode()
+
+
+def load_manifest(data: bytes) -> Manifest:
+    """ValueError, KeyError or TypeError for what is no manifest of a format that we know."""
+    document: Any = json.loads(data)
+    if document["format"] != FORMAT:
+        raise ValueError(f"a manifest of format {document['format']}")
+    return Manifest(
+        source=str(document["source"]),
+        key=str(document["key"]),
+        revision=str(document["revision"]),
+        entries=tuple(Entry(str(p), int(s), str(d)) for p, s, d in document["entries"]),
+        created_at=float(document["created_at"]),
+    )
+
+
+def load_summary(data: bytes) -> Summary:
+    return codec.loads(Summary, data)

@@ -1,0 +1,284 @@
+"""A large file on its way, block by block, in any order, continued by whoever comes next.
+
+    parts/<id>/lock    flock of the process that works on it
+    parts/<id>/data    the file at its full length, with holes
+    parts/<id>/map     a header, then how many bytes of each block have arrived (4 bytes a block)
+
+Bytes are written before the map says so: a process that is killed leaves bytes that the map does
+not know, never the other way round. A machine that lost its power may: what another boot left
+counts only where the source tells a digest of the whole file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt.host.writeback import begin_writing
+from prefect_bt.ownership import try_lock
+
+BLOCK: Final = 16 << 20
+"""Bytes that are asked for at once."""
+_HEADER: Final = struct.Struct("<8sQQ40s")
+_MAGIC: Final = b"pbtpart1"
+_COUNT: Final = struct.Struct("<I")
+_READ: Final = 1 << 20
+
+
+@cache
+def boot_id() -> str:
+    """Which boot of this machine this is; "" where nobody tells."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def part_id(identity: str) -> str:
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+class Busy(Exception):
+    """Somebody works on this part."""
+
+
+@dataclass(frozen=True)
+class PartFolder:
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def map(self) -> Path:
+        return self.path / "map"
+
+    def is_busy(self) -> bool:
+        """Whether a living process works on it."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            return not try_lock(descriptor, shared=True)
+        finally:
+            os.close(descriptor)
+
+    def arrived(self) -> int:
+        """Bytes that are here, as far as the map says; for those who only look."""
+        try:
+            raw = self.map.read_bytes()[_HEADER.size :]
+        except OSError:
+            return 0
+        return sum(n for (n,) in _COUNT.iter_unpack(raw[: len(raw) // _COUNT.size * _COUNT.size]))
+
+
+class Part:
+    """Open while this process works on it. Threads write to different blocks."""
+
+    def __init__(self, folder: PartFolder, size: int, *, checked: bool) -> None:
+        """`checked`: the bytes will be compared with a digest that the source told. Busy."""
+        self.folder, self.size = folder, size
+        self._lock = _lock(folder.lock)
+        self.data = os.open(folder.data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._map = os.open(folder.map, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.grown = threading.Condition()
+        self.over = False
+        self._prefix_block = 0
+        self.done = self._read_map(checked)
+
+    # -- blocks -------------------------------------------------------------------------------
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.size // BLOCK)
+
+    def span(self, block: int) -> tuple[int, int]:
+        """Where the block begins and ends."""
+        return block * BLOCK, min(self.size, (block + 1) * BLOCK)
+
+    def missing(self) -> list[int]:
+        """Blocks that are not whole."""
+        return [n for n in range(self.blocks) if self.done[n] < _length(self.span(n))]
+
+    @property
+    def arrived(self) -> int:
+        return sum(self.done)
+
+    def write(self, block: int, piece: bytes | memoryview) -> int:
+        """The next bytes of the block; how many of them belong to it."""
+        begin, end = self.span(block)
+        at = begin + self.done[block]
+        view = memoryview(piece)[: end - at]
+        size = len(view)
+        while view:
+            count = os.pwrite(self.data, view, at)
+            view, at = view[count:], at + count
+        self._set(block, self.done[block] + size)
+        with self.grown:
+            self.grown.notify_all()
+        return size
+
+    def read(self, at: int, buffer: memoryview) -> memoryview:
+        """What is at that place, as far as the buffer goes."""
+        count = os.preadv(self.data, [buffer], at)
+        if not count:
+            raise OSError(f"{self.folder.data} ended at byte {at}")
+        return buffer[:count]
+
+    def prefix(self) -> int:
+        """Bytes from the beginning that are there without a gap."""
+        while self._prefix_block < self.blocks:
+            begin, end = self.span(self._prefix_block)
+            if self.done[self._prefix_block] < end - begin:
+                return begin + self.done[self._prefix_block]
+            self._prefix_block += 1
+        return self.size
+
+    def begin_with(self, other: Path) -> None:
+        """What came another way: a file that is this one, or the beginning of it."""
+        arrived = min(other.stat().st_size, self.size)
+        os.close(self.data)
+        other.replace(self.folder.data)
+        self.data = os.open(self.folder.data, os.O_RDWR | os.O_CLOEXEC)
+        os.ftruncate(self.data, self.size)
+        for block in range(self.blocks):
+            begin, end = self.span(block)
+            self._set(block, max(0, min(end, arrived) - begin))
+
+    def forget(self) -> None:
+        """All of it is to be fetched again."""
+        for block in range(self.blocks):
+            self._set(block, 0)
+        self._prefix_block = 0
+        os.ftruncate(self.data, 0)
+        os.ftruncate(self.data, self.size)
+
+    def give_up(self) -> None:
+        """Those who wait for more bytes wait no longer."""
+        with self.grown:
+            self.over = True
+            self.grown.notify_all()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def become(self, blob: Path) -> None:
+        """Its bytes are right: under the blob's name once they are on the disk."""
+        os.fchmod(self.data, 0o444)
+        os.fdatasync(self.data)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.data.replace(blob)
+
+    def remove(self) -> None:
+        """Nobody needs it any more."""
+        shutil.rmtree(self.folder.path, ignore_errors=True)
+
+    def close(self) -> None:
+        self.give_up()
+        for descriptor in (self.data, self._map, self._lock):
+            with suppress(OSError):
+                os.close(descriptor)
+
+    # -- the map ------------------------------------------------------------------------------
+
+    def _read_map(self, checked: bool) -> list[int]:
+        header = _HEADER.pack(_MAGIC, self.size, BLOCK, boot_id().encode())
+        raw = self.folder.map.read_bytes()
+        same = len(raw) == _HEADER.size + self.blocks * _COUNT.size
+        same = same and raw[: _HEADER.size - 40] == header[:-40]
+        ours = raw[_HEADER.size - 40 : _HEADER.size] == header[-40:]
+        if same and (ours or checked) and os.fstat(self.data).st_size == self.size:
+            done = [n for (n,) in _COUNT.iter_unpack(raw[_HEADER.size :])]
+            if all(done[n] <= _length(self.span(n)) for n in range(self.blocks)):
+                os.pwrite(self._map, header, 0)
+                return done
+        os.ftruncate(self._map, 0)
+        os.ftruncate(self.data, 0)
+        os.ftruncate(self.data, self.size)
+        os.pwrite(self._map, header + bytes(self.blocks * _COUNT.size), 0)
+        return [0] * self.blocks
+
+    def _set(self, block: int, count: int) -> None:
+        self.done[block] = count
+        os.pwrite(self._map, _COUNT.pack(count), _HEADER.size + block * _COUNT.size)
+
+
+class Following:
+    """Digests of a part's bytes, computed behind those who write them, each by a thread."""
+
+    def __init__(self, part: Part, digests: dict[str, Any], stopped: Callable[[], bool]) -> None:
+        """`digests`: name -> hashlib object."""
+        self._part, self._digests, self._stopped = part, digests, stopped
+        self._errors: list[OSError] = []
+        self._threads = [
+            threading.Thread(target=self._follow, args=(digest, not n), daemon=True)
+            for n, digest in enumerate(digests.values())
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def result(self) -> dict[str, str]:
+        """After the last byte was written. OSError when it could not be read back."""
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return {name: digest.hexdigest() for name, digest in self._digests.items()}
+
+    def _follow(self, digest: Any, first: bool) -> None:
+        part, at = self._part, 0
+        buffer = memoryview(bytearray(_READ))
+        while at < part.size:
+            with part.grown:
+                part.grown.wait_for(
+                    lambda at=at: part.over or part.prefix() >= min(at + _READ, part.size)
+                )
+                end = part.prefix()
+            if part.over or self._stopped():
+                return
+            begin = at
+            try:
+                while at < end:
+                    piece = part.read(at, buffer[: min(_READ, end - at)])
+                    digest.update(piece)
+                    at += len(piece)
+                if first:
+                    begin_writing(part.data, begin, at - begin)
+            except OSError as error:
+                self._errors.append(error)
+                return
+
+
+def _length(span: tuple[int, int]) -> int:
+    return span[1] - span[0]
+
+
+def _lock(path: Path) -> int:
+    """Locked, and still the file of that name: who finishes a part takes its folder away."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            continue
+        if not try_lock(descriptor):
+            os.close(descriptor)
+            raise Busy
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)

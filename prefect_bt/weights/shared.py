@@ -1,0 +1,222 @@
+"""The store's copy of sources, for every host that uses the store.
+
+    weights/manifests/<name>.json      what a source holds at one revision; create-only, last
+    weights/blobs/<xx>/<sha256>        a content, whichever manifests name it
+    weights/claims/<name>/<n>.json     who fetches it (claims.py)
+
+A manifest appears after all of its blobs. Whoever deletes another one meanwhile may still take a
+blob away: readers get ObjectNotFound, ask upstream, and publishing again sends what is missing.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsError
+from prefect_bt.objects.protocols import Adopt, Store
+from prefect_bt.weights.manifest import Manifest, dump_manifest, load_manifest
+from prefect_bt.weights.sending import Sending, Stopped, Tick
+
+PIECE: Final = 8 * 1024 * 1024
+_MANIFESTS: Final = "weights/manifests"
+_LISTERS: Final = 16
+_ROUNDS: Final = 3
+"""How often is looked whether a blob that was counted on is still there."""
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def manifest_key(name: str) -> str:
+    return f"{_MANIFESTS}/{name}.json"
+
+
+def blob_key(sha256: str) -> str:
+    return f"weights/blobs/{sha256[:2]}/{sha256}"
+
+
+def claims_folder(name: str) -> str:
+    return f"weights/claims/{name}"
+
+
+class StoreMirror:
+    """Published sources in a store. Every verb may raise StoreError; any thread, any host."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    def is_beside(self, name: str, root: Path) -> bool:
+        """Whether its files share their bytes with those below `root`: one file system, links."""
+        lent = self._store.lend(manifest_key(name)) if isinstance(self._store, Adopt) else None
+        try:
+            return lent is not None and lent.stat().st_dev == root.stat().st_dev
+        except OSError:
+            return False
+
+    def names(self) -> list[str]:
+        """Of the manifests, sorted."""
+        keys = (info.key for info in self._store.list(_MANIFESTS))
+        return [
+            key.removeprefix(f"{_MANIFESTS}/").removesuffix(".json")
+            for key in keys
+            if key.endswith(".json")
+        ]
+
+    def manifest(self, name: str) -> Manifest | None:
+        """None when there is none that can be used."""
+        try:
+            found = load_manifest(self._store.get(manifest_key(name)))
+        except ObjectNotFound:
+            return None
+        except (ValueError, KeyError, TypeError, OverflowError):
+            return None
+        return found if _is_sound(found, name) else None
+
+    def read(self, sha256: str, *, start: int, length: int) -> Iterator[bytes]:
+        """`length` bytes from `start`, fewer at the end, in pieces. ObjectNotFound passes through.
+
+        The bytes are what the store has: the caller verifies them.
+        """
+        key, end = blob_key(sha256), start + length
+        while start < end:
+            piece = self._store.get_range(key, start=start, length=min(PIECE, end - start))
+            if not piece:
+                return
+            yield piece
+            start += len(piece)
+
+    def lend(self, sha256: str) -> Path | None:
+        """The blob's own file, where the store is a folder of this machine; never to be written."""
+        return self._store.lend(blob_key(sha256)) if isinstance(self._store, Adopt) else None
+
+    def discard(self, sha256: str) -> None:
+        """Its bytes are not what its name says: away with it, so that publishing sends it anew."""
+        self._store.delete(blob_key(sha256))
+
+    # -- publishing ---------------------------------------------------------------------------
+
+    def publish(
+        self,
+        manifest: Manifest,
+        blob: Callable[[str], Path],
+        *,
+        tick: Tick | None = None,
+        stop: threading.Event | None = None,
+    ) -> int:
+        """Store what is missing, then the manifest; returns how many bytes were missing.
+
+        `blob` gives the file of a digest on this machine, whose bytes are on the disk. `tick` hears
+        of every byte once it is safe, of those that were there too, and of a negative number when
+        some are sent again. Safe to run again after a kill, and on several hosts at once.
+        WeightsError once `stop` is set; what was sent is kept. OSError of a file of this machine.
+        """
+        sending = Sending(self._store, blob, stop=stop or threading.Event(), tick=tick)
+        try:
+            return self._publish(manifest, sending)
+        except Stopped:
+            raise WeightsError(
+                f"{manifest.source}: it was stopped before the store had all of it.",
+                source=manifest.source,
+                next_step="What is there already is kept for the next time.",
+            ) from None
+
+    def _publish(self, manifest: Manifest, sending: Sending) -> int:
+        sizes = {entry.sha256: entry.size for entry in manifest.entries}
+        there, sent = self._sizes(sizes), 0
+        for _ in range(_ROUNDS):
+            kept = {digest for digest, size in sizes.items() if there.get(digest) == size}
+            for digest in (there.keys() & sizes.keys()) - kept:
+                self.discard(digest)
+            sending.here(sizes[digest] for digest in kept)
+            sent += sending.send(
+                {d: (blob_key(d), size) for d, size in sizes.items() if d not in kept}
+            )
+            self._create(manifest)
+            # Whoever deleted another mirror meanwhile did not know that we count on its blobs.
+            there = self._sizes(kept)
+            sizes = {digest: sizes[digest] for digest in kept if digest not in there}
+            if not sizes:
+                break
+            sending.back(sizes.values())
+        return sent
+
+    def _create(self, manifest: Manifest) -> None:
+        key, data = manifest_key(manifest.name), dump_manifest(manifest)
+        try:
+            self._store.create(key, data)
+        except ObjectExists:
+            # One that nobody can use must not stay in the way for ever.
+            if self.manifest(manifest.name) is None:
+                self._store.put(key, data)
+        except StoreError:
+            # It is there when only the answer was lost.
+            if self.manifest(manifest.name) is None:
+                raise
+
+    def _sizes(self, digests: Collection[str]) -> dict[str, int]:
+        """Of those blobs that are there: one request for many of them, whatever else is there."""
+        folders = sorted({blob_key(digest).rpartition("/")[0] for digest in digests})
+
+        def look(folder: str) -> dict[str, int]:
+            found = ((info.key.rpartition("/")[2], info.size) for info in self._store.list(folder))
+            return {digest: size for digest, size in found if digest in digests}
+
+        sizes: dict[str, int] = {}
+        with ThreadPoolExecutor(_LISTERS, "weights-list") as pool:
+            for found in pool.map(look, folders):
+                sizes |= found
+        return sizes
+
+    # -- deleting -----------------------------------------------------------------------------
+
+    def delete(self, name: str) -> int:
+        """Remove the manifest, then the blobs that no other one names; bytes freed.
+
+        After a kill in between, blobs that nobody names are left: sweep().
+        """
+        gone = self.manifest(name)
+        self._store.delete(manifest_key(name))
+        for claim in list(self._store.list(claims_folder(name))):
+            self._store.delete(claim.key)
+        if gone is None:
+            return 0
+        return self._remove({entry.sha256 for entry in gone.entries} - self._named())
+
+    def sweep(self) -> int:
+        """Remove every blob that no manifest names; bytes freed. Only while nobody publishes."""
+        blobs = {info.key.rpartition("/")[2] for info in self._store.list("weights/blobs")}
+        return self._remove(blobs - self._named())
+
+    def _named(self) -> set[str]:
+        with ThreadPoolExecutor(_LISTERS, "weights-manifests") as pool:
+            found = pool.map(self.manifest, self.names())
+            return {entry.sha256 for one in found if one for entry in one.entries}
+
+    def _remove(self, digests: Collection[str]) -> int:
+        sizes = self._sizes(digests)
+        with ThreadPoolExecutor(_LISTERS, "weights-delete") as pool:
+            _exhaust(pool.map(self.discard, sizes))
+        return sum(sizes.values())
+
+
+def _is_sound(manifest: Manifest, name: str) -> bool:
+    """Whether its paths stay below the mount, and its digests are names of blobs."""
+    return manifest.name == name and all(
+        _DIGEST.fullmatch(entry.sha256)
+        and entry.size >= 0
+        and "\0" not in entry.path
+        and not {"", ".", ".."}.intersection(entry.path.split("/"))
+        for entry in manifest.entries
+    )
+
+
+def _exhaust(items: Iterable[object]) -> None:
+    for _ in items:
+        pass

@@ -1,0 +1,154 @@
+"""kill -9 at any moment: nothing wrong is ever visible, nothing that arrived is asked for again.
+
+KILLS=100 for the full run; in the gate a few of each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.weights.cache import NodeCache
+from prefect_bt.weights.index import identity
+from prefect_bt.weights.listing import ListedFile
+from prefect_bt.weights.parts import BLOCK, PartFolder, part_id
+
+from .conftest import REPOSITORY, tree
+from .ranged import PIECE, Ranges, serving_ranges
+
+KILLS = int(os.environ.get("KILLS", "8"))
+SCRIPT = Path(__file__).with_name("ranged.py")
+SIZES = {"model-1.bin": 2 * BLOCK + 12_345, "sub/model-2.bin": BLOCK + 1, "sub/same.bin": 0}
+SMALL = 40
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def make_source(folder: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    (folder / "sub").mkdir(parents=True)
+    for name, size in SIZES.items():
+        (folder / name).write_bytes(chance.randbytes(size))
+    (folder / "sub" / "same.bin").write_bytes((folder / "model-1.bin").read_bytes())
+    for n in range(SMALL):
+        (folder / "sub" / f"{n}.json").write_bytes(chance.randbytes(chance.randrange(200_000)))
+
+
+def start(ranges: Ranges, root: Path) -> subprocess.Popen[str]:
+    given = json.dumps({"url": ranges.url, "root": str(root)})
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT), given],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def arrived(ranges: Ranges, root: Path) -> dict[str, list[tuple[int, int]]]:
+    """Which bytes of the source's files this machine has, as the maps and journals say."""
+    cache, found = NodeCache(root), dict[str, list[tuple[int, int]]]()
+    for row in ranges.listing():
+        file = ListedFile(row["path"], row["size"], sha256=row["sha256"], tag=row["tag"])
+        folder = PartFolder(cache.part(part_id(identity(ranges.url, file))))
+        if folder.map.exists():
+            raw = folder.map.read_bytes()
+            counts = [int.from_bytes(raw[at : at + 4], "little") for at in range(64, len(raw), 4)]
+            found[file.path] = [(n * BLOCK, n * BLOCK + count) for n, count in enumerate(counts)]
+    for journal in root.glob("fills/*/journal"):
+        for line in journal.read_text().splitlines()[1:]:
+            row = json.loads(line)
+            found[row["path"]] = [(0, row["size"])]
+    return found
+
+
+def asked_again(
+    asked: list[tuple[str, int, int]], before: dict[str, list[tuple[int, int]]]
+) -> dict[str, int]:
+    """Bytes that were here and were asked for once more."""
+    twice: dict[str, int] = {}
+    for name, begin, end in asked:
+        for has, until in before.get(name, []):
+            overlap = min(end, until) - max(begin, has)
+            if overlap > 0:
+                twice[name] = twice.get(name, 0) + overlap
+    return twice
+
+
+@pytest.mark.parametrize("tells_digests", [True, False], ids=["sha256", "etag"])
+def test_killed_at_random(tmp_path: Path, tells_digests: bool) -> None:
+    chance = random.Random(20261121)
+    make_source(tmp_path / "source", 7)
+    wanted = tree(tmp_path / "source")
+    root, kills, turn = tmp_path / "state" / "weights", 0, 0
+    with serving_ranges(tmp_path / "source") as ranges:
+        ranges.tells_digests = tells_digests
+        ranges.pause = 0.0005
+        while kills < KILLS:
+            before = arrived(ranges, root)
+            process, since = start(ranges, root), len(ranges.asked)
+            try:
+                out, _ = process.communicate(timeout=chance.uniform(0.02, 0.7))
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                kills += 1
+            else:
+                assert process.returncode == 0
+                assert tree(Path(json.loads(out)["folder"])) == wanted
+                turn += 1
+                root = tmp_path / f"state-{turn}" / "weights"  # and once more from nothing
+                continue
+            # A file that was half here cannot become anything but itself, and is not lost.
+            assert asked_again(ranges.asked[since:], before) == {}
+            for published in root.glob("trees/*/files"):
+                assert tree(published) == wanted
+            for blob in root.glob("blobs/*/*"):
+                assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
+        ranges.pause = 0.0
+        final = start(ranges, root)
+        out, _ = final.communicate(timeout=60)
+        assert tree(Path(json.loads(out)["folder"])) == wanted
+        assert not [*root.glob("fills/*"), *root.glob("parts/*")]
+
+
+def test_what_a_kill_costs(tmp_path: Path) -> None:
+    """Over all kills together, no more is sent than the pieces on their way at each."""
+    chance = random.Random(3)
+    make_source(tmp_path / "source", 8)
+    rows = Ranges(tmp_path / "source").listing()
+    size = sum(row["size"] for row in rows)
+    same = next(row["size"] for row in rows if row["path"] == "sub/same.bin")
+    root, kills = tmp_path / "state" / "weights", 0
+    with serving_ranges(tmp_path / "source") as ranges:
+        ranges.pause = 0.006
+        done: dict[str, Any] = {}
+        while not done:
+            process = start(ranges, root)
+            try:
+                out, _ = process.communicate(timeout=chance.uniform(0.3, 0.9))
+                done = json.loads(out)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                kills += 1
+                ranges.pause = 0.006 if kills < 6 else 0.0
+        time.sleep(0.2)
+        sent = sum(ranges.sent.values())
+    assert kills >= 3
+    # 8 blocks or 16 small files at a time; what the sockets hold counts as sent.
+    on_the_way = 16 * (PIECE + (5 << 20))
+    assert sent <= size - same + kills * on_the_way
+    assert sent <= 1.6 * size

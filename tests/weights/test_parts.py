@@ -1,0 +1,126 @@
+"""A large file on its way: what a map promises is there, whoever wrote it and died."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.weights import parts
+from prefect_bt.weights.parts import BLOCK, Busy, Following, Part, PartFolder, part_id
+
+DATA = os.urandom(2 * BLOCK + 1000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> PartFolder:
+    return PartFolder(tmp_path / "parts" / part_id("something"))
+
+
+def write(part: Part, block: int, size: int) -> None:
+    begin, end = part.span(block)
+    at = begin + part.done[block]
+    part.write(block, DATA[at : min(end, at + size)])
+
+
+def test_blocks_in_any_order_become_the_file(folder: PartFolder, tmp_path: Path) -> None:
+    part = Part(folder, len(DATA), checked=False)
+    digests: dict[str, Any] = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
+    following = Following(part, digests, lambda: False)
+    for block in (2, 0, 1):
+        write(part, block, 1000)
+        write(part, block, BLOCK)
+    assert part.missing() == []
+    assert following.result() == {
+        "sha256": hashlib.sha256(DATA).hexdigest(),
+        "md5": hashlib.md5(DATA).hexdigest(),
+    }
+    part.become(tmp_path / "blobs" / "blob")
+    part.remove()
+    part.close()
+    assert (tmp_path / "blobs" / "blob").read_bytes() == DATA
+    assert (tmp_path / "blobs" / "blob").stat().st_mode & 0o777 == 0o444
+    assert not folder.path.exists()
+
+
+def test_continued_in_mid_block(folder: PartFolder) -> None:
+    first = Part(folder, len(DATA), checked=False)
+    write(first, 1, 5000)
+    write(first, 0, BLOCK)
+    first.close()
+    assert folder.arrived() == BLOCK + 5000
+    second = Part(folder, len(DATA), checked=False)
+    assert second.done == [BLOCK, 5000, 0]
+    assert second.missing() == [1, 2]
+    assert second.prefix() == BLOCK + 5000
+    second.close()
+
+
+def test_one_process_at_a_time(folder: PartFolder) -> None:
+    part = Part(folder, 10, checked=False)
+    assert folder.is_busy()
+    with pytest.raises(Busy):
+        Part(folder, 10, checked=False)
+    part.close()
+    assert not folder.is_busy()
+
+
+def test_another_length_begins_anew(folder: PartFolder) -> None:
+    part = Part(folder, len(DATA), checked=True)
+    write(part, 0, 5000)
+    part.close()
+    other = Part(folder, len(DATA) + 1, checked=True)
+    assert other.arrived == 0
+    other.close()
+
+
+@pytest.mark.parametrize("damage", ["cut", "long", "foreign", "too much", "no data"])
+def test_a_map_that_cannot_be_is_not_believed(folder: PartFolder, damage: str) -> None:
+    part = Part(folder, len(DATA), checked=True)
+    write(part, 0, 5000)
+    part.close()
+    raw = bytearray(folder.map.read_bytes())
+    match damage:
+        case "cut":
+            raw = raw[:-1]
+        case "long":
+            raw += b"1234"
+        case "foreign":
+            raw[0] ^= 1
+        case "too much":
+            raw[-4:] = (BLOCK).to_bytes(4, "little")  # of a last block of 1,000 bytes
+        case _:
+            folder.data.unlink()
+    folder.map.write_bytes(raw)
+    again = Part(folder, len(DATA), checked=True)
+    assert again.done == [0, 0, 0]
+    again.close()
+
+
+@pytest.mark.parametrize(("checked", "kept"), [(True, 5000), (False, 0)])
+def test_what_another_boot_left_counts_where_it_will_be_checked(
+    folder: PartFolder, monkeypatch: pytest.MonkeyPatch, checked: bool, kept: int
+) -> None:
+    part = Part(folder, len(DATA), checked=checked)
+    write(part, 0, 5000)
+    part.close()
+    monkeypatch.setattr(parts, "boot_id", lambda: "00000000-another-boot")
+    again = Part(folder, len(DATA), checked=checked)
+    assert again.arrived == kept
+    again.close()
+    monkeypatch.undo()
+    once_more = Part(folder, len(DATA), checked=checked)
+    assert once_more.arrived == kept, "it is a boot ago, and was written down as such"
+    once_more.close()
+
+
+def test_those_who_follow_are_let_go(folder: PartFolder) -> None:
+    part = Part(folder, len(DATA), checked=False)
+    following = Following(part, {"sha256": hashlib.sha256()}, lambda: False)
+    write(part, 0, 5000)
+    part.give_up()
+    following.result()  # returns
+    part.close()

@@ -1,0 +1,222 @@
+"""`weights why`: what a mirror would find, told before, and true of the mirror that comes after."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.ownership import Claim
+from prefect_bt.plan import WeightsAuthPlan, WeightsPlan
+from prefect_bt.weights.inventory import list_kept
+from prefect_bt.weights.room import evict
+from prefect_bt.weights.shared import StoreMirror
+from prefect_bt.weights.why import Answer, Share, Status, auth_of, explain
+
+from .kept import LARGE, Shelf
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+def why(shelf: Shelf, source: str, **given: Any) -> Answer:
+    return explain(shelf.plan(source, **given), cache=shelf.cache, store=shelf.store)
+
+
+def test_nothing_is_here_and_asking_leaves_nothing_behind(shelf: Shelf) -> None:
+    source = shelf.folder("model", a_bin=LARGE, b_txt=100)
+    answer = why(shelf, source)
+    assert answer.status is Status.UPSTREAM
+    assert (answer.files, answer.bytes) == (2, LARGE + 100)
+    assert answer.upstream == Share(2, LARGE + 100)
+    assert (answer.here, answer.store, answer.again, answer.error) == (Share(), Share(), "", "")
+    assert answer.largest == (("a.bin", LARGE), ("b.txt", 100))
+    assert (answer.disk.needed, answer.disk.fits) == (LARGE + 100, True)
+    assert not shelf.state_dir.exists()
+    done = shelf.mirror(source)
+    assert (done.name, done.revision) == (answer.name, answer.revision)
+    assert done.fetched == answer.upstream.bytes
+
+
+def test_what_is_published_is_staged(shelf: Shelf) -> None:
+    source = shelf.folder("model", a_bin=1000)
+    shelf.mirror(source)
+    answer = why(shelf, source)
+    assert (answer.status, answer.here) == (Status.STAGED, Share(1, 1000))
+    assert (answer.again, answer.disk.needed) == ("", 0)
+
+
+def test_a_source_that_changed(shelf: Shelf) -> None:
+    source = shelf.folder("model", same_bin=5000, other_bin=3000, gone_txt=10)
+    old = shelf.mirror(source)
+    shelf.folder("model", other_bin=2000, new_txt=7)
+    (shelf.root / "model" / "gone.txt").unlink()
+    answer = why(shelf, source)
+    assert answer.status is Status.PARTIAL
+    assert (answer.here, answer.upstream) == (Share(1, 5000), Share(2, 2007))
+    moved = f"The revision moved from {old.revision[:12]} to {answer.revision[:12]}"
+    assert answer.again == f"{moved}: 1 file changed, 1 new, 1 gone."
+    assert shelf.mirror(source).fetched == answer.upstream.bytes
+
+
+def test_other_patterns_are_another_key_with_the_same_contents(shelf: Shelf) -> None:
+    source = shelf.folder("model", a_bin=5000, b_txt=10)
+    shelf.mirror(source, allow_patterns=["*.bin"])
+    answer = why(shelf, source)
+    assert (answer.status, answer.here, answer.upstream) == (
+        Status.PARTIAL,
+        Share(1, 5000),
+        Share(1, 10),
+    )
+    assert answer.again == "Here it is with other patterns: 1 new."
+    narrower = why(shelf, source, ignore_patterns=["*.txt"])
+    assert (narrower.status, narrower.again) == (Status.CACHED, "")
+
+
+def test_another_secrets_name_is_another_key(shelf: Shelf) -> None:
+    source = shelf.folder("model", a_bin=5000, b_txt=10)
+    shelf.mirror(source)
+    shelf.folder("model", a_bin=4000)
+    renamed = replace(shelf.plan(source), key="another", secret="renamed")
+    answer = explain(renamed, cache=shelf.cache, store=shelf.store)
+    assert answer.here == Share(1, 10)
+    spelled = "patterns, auth or the secret's name were others"
+    assert answer.again == f"Here it is under another key ({spelled}): 1 file changed."
+
+
+def test_the_stores_copy_of_what_was_evicted(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    source = shelf.folder("model", a_bin=LARGE)
+    done = shelf.mirror(source)
+    assert shelf.cache.evict(done.name)
+    answer = why(shelf, source)
+    assert (answer.status, answer.store) == (Status.IN_STORE, Share(1, LARGE))
+    assert answer.upstream == answer.here == Share()
+    assert answer.again == "It was here before and was evicted; the store has it."
+    assert answer.disk.needed == 0  # the store is on the same disk: it is linked
+    assert shelf.mirror(source).fetched == 0
+
+
+def test_another_machines_copy_and_what_is_nowhere_any_more(tmp_path: Path) -> None:
+    one, other = Shelf(tmp_path), Shelf(tmp_path, state="other")
+    source = one.folder("model", a_bin=1000)
+    done = one.mirror(source)
+    answer = why(other, source)
+    assert answer.status is Status.IN_STORE
+    assert answer.again == "The store has it, from another machine or from before."
+    copied = other.mirror(source)
+    assert (copied.fetched, answer.disk.needed) == (0, 0)
+    assert other.cache.evict(copied.name)
+    evict(one.cache, StoreMirror(one.store), done.name)
+    assert why(Shelf(tmp_path, state="third"), source).again == ""
+    assert why(one, source).again == "It was here before and was evicted."
+    assert why(one, source).status is Status.UPSTREAM
+
+
+def test_what_the_budget_lets_go(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, budget=LARGE + LARGE // 2)
+    first = shelf.mirror(shelf.folder("first", a_bin=LARGE))
+    second = shelf.folder("second", a_bin=LARGE)
+    answer = why(shelf, second)
+    assert (answer.evicts, answer.disk.fits) == ((first.name,), True)
+    shelf.mirror(second)
+    assert [tree.name for tree in shelf.cache.trees()] == [answer.name]
+
+
+def test_what_a_living_job_uses_is_never_counted_on(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, budget=LARGE)
+    claim = Claim(shelf.state_dir)
+    claim.take("abc1234")
+    try:
+        shelf.mirror(shelf.folder("first", a_bin=LARGE), holder="abc1234")
+        assert why(shelf, shelf.folder("second", a_bin=LARGE)).evicts == ()
+    finally:
+        claim.release()
+    assert len(why(shelf, shelf.folder("second", a_bin=LARGE)).evicts) == 1
+
+
+def test_more_than_the_disk_has(shelf: Shelf) -> None:
+    source = shelf.folder("model", a_bin=10)
+    os.truncate(shelf.root / "model" / "a.bin", 1 << 43)
+    answer = why(shelf, source)
+    assert (answer.status, answer.disk.fits) == (Status.REFUSED, False)
+    assert "needs 8796.1 GB more" in answer.error
+    assert "weights prune" in answer.next_step
+    assert answer.files == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "words"),
+    [
+        ("file:///no/such/folder", {}, "is not a folder"),
+        ("MODEL", {"allow_patterns": ["*.gguf"]}, "the patterns match none of its 1 files"),
+        ("bt://nothing", {}, "No project 'nothing'"),
+    ],
+)
+def test_what_a_job_would_fail_with(shelf: Shelf, source: str, given: Any, words: str) -> None:
+    model = shelf.folder("model", a_bin=10)
+    answer = why(shelf, source.replace("MODEL", model), **given)
+    assert answer.status is Status.REFUSED
+    assert words in answer.error
+    assert answer.next_step
+    assert answer.files == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "auth", "secret", "words"),
+    [
+        ("hf://o/r", WeightsAuthPlan(), "", "nobody"),
+        ("hf://o/r", WeightsAuthPlan("CUSTOM_SECRET"), "token", "the secret 'token'"),
+        ("file:///x", WeightsAuthPlan(), "", "this machine"),
+        ("bt://p", WeightsAuthPlan(), "", "this store"),
+        ("s3://b", WeightsAuthPlan(), "", "no credentials"),
+        ("s3://b", WeightsAuthPlan("AWS_OIDC", role_arn="arn:x"), "", "the role arn:x"),
+    ],
+)
+def test_with_what_it_is_read(
+    source: str,
+    auth: WeightsAuthPlan,
+    secret: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    assert words in auth_of(WeightsPlan(source, "/w", "k", secret=secret, auth=auth))
+
+
+def test_credentials_of_the_machine_come_before_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    said = auth_of(WeightsPlan("s3://b", "/w", "k"))
+    assert said == "the credentials of this machine, then no credentials"
+
+
+def test_the_signature_of_a_url_is_not_shown(shelf: Shelf) -> None:
+    answer = why(shelf, "https://127.0.0.1:1/file?sig=planted")
+    assert answer.status is Status.REFUSED
+    assert "planted" not in repr(answer)
+
+
+def test_where_a_source_is_kept(shelf: Shelf) -> None:
+    source = shelf.folder("model", a_bin=1000)
+    done = shelf.mirror(source)
+    mirror = StoreMirror(shelf.store)
+    assert [(one.name, one.where) for one in list_kept(shelf.cache, mirror)] == [
+        (done.name, "both")
+    ]
+    assert [one.where for one in list_kept(shelf.cache, None)] == ["here"]
+    shelf.cache.evict(done.name)
+    assert [one.where for one in list_kept(shelf.cache, mirror)] == ["store"]
+    shelf.mirror(source)
+    evict(shelf.cache, mirror, done.name)  # a store on the same disk holds the same bytes
+    assert list_kept(shelf.cache, mirror) == []

@@ -1,0 +1,256 @@
+"""Xet with the real hf_xet, against storage of our own: what it brings, and what is done without.
+
+The process that fetches is a real one, and so are its ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from prefect_bt.weights import xet
+from prefect_bt.weights.hub import XET_FROM, HubSource
+from prefect_bt.weights.listing import ListedFile
+from prefect_bt.weights.source import Interrupted
+
+from .cas_server import XORB, Cas, serving_cas
+from .conftest import REPOSITORY, Place, tree
+from .hub_server import Hub, Repo
+
+pytest.importorskip("hf_xet", reason="hf_xet comes with huggingface_hub")
+
+SECRET = "hf_pl4ntedT0ken"
+DATA = os.urandom(XET_FROM + 5_000_000)
+FILES = {"config.json": b"{}", "model.safetensors": DATA}
+STALL = 3.0
+
+
+@pytest.fixture
+def cas(hub: Hub) -> Iterator[Cas]:
+    """Where the hub says that its large file lies."""
+    with serving_cas() as cas:
+        hub.repos["o/r"] = Repo(token=SECRET, cas=cas.url, xet={"model.safetensors": cas.add(DATA)})
+        hub.repos["o/r"].commit(FILES)
+        yield cas
+
+
+@pytest.fixture
+def source(cas: Cas, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> HubSource:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    return HubSource("hf://o/r", SECRET, stall=20.0)
+
+
+@pytest.fixture
+def impatient(source: HubSource) -> HubSource:
+    return HubSource("hf://o/r", SECRET, stall=STALL)
+
+
+def large(source: HubSource) -> ListedFile:
+    [file] = [file for file in source.list().files if file.path == "model.safetensors"]
+    return file
+
+
+def of_us() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if xet.__name__ in p.cmdline()]
+
+
+# -- what it brings -------------------------------------------------------------------------
+
+
+def test_a_file_over_xet(source: HubSource, cas: Cas, tmp_path: Path) -> None:
+    target, ticks = tmp_path / "whole", list[int]()
+    assert source.fetch(large(source), target, ticks.append) is True
+    assert target.read_bytes() == DATA
+    assert sum(ticks) == len(DATA)
+    assert [*tmp_path.iterdir()] == [target], "nothing of hf_xet's stays"
+    assert not of_us()
+    assert cas.tokens == {"Bearer xet-token"}, "and not the Hub's"
+
+
+def test_what_is_here_is_not_fetched_again(source: HubSource, cas: Cas, tmp_path: Path) -> None:
+    target = tmp_path / "whole"
+    target.write_bytes(DATA[: 4 * XORB])
+    assert source.fetch(large(source), target)
+    assert target.read_bytes() == DATA
+    assert cas.blocks <= 2
+    cas.hang = True
+    assert source.fetch(large(source), target), "it was whole"
+    target.write_bytes(DATA + b"more")
+    cas.hang = False
+    assert source.fetch(large(source), target)
+    assert target.read_bytes() == DATA
+
+
+def test_bytes_that_come_slowly_are_waited_for(
+    impatient: HubSource, cas: Cas, tmp_path: Path
+) -> None:
+    """No block is whole within the time that a stall takes."""
+    cas.pause = 2 * STALL / (XORB >> 16)
+    target = tmp_path / "whole"
+    assert impatient.fetch(large(impatient), target)
+    assert target.read_bytes() == DATA
+
+
+def test_the_second_start_goes_on_where_the_first_hung(
+    impatient: HubSource, cas: Cas, tmp_path: Path
+) -> None:
+    cas.hang_at, cas.hangs = 2, 4
+    target, ticks = tmp_path / "whole", list[int]()
+    assert impatient.fetch(large(impatient), target, ticks.append)
+    assert target.read_bytes() == DATA
+    assert sum(ticks) == len(DATA)
+    assert len([path for path in cas.asked if path.startswith("/v1/")]) == 2
+
+
+def test_what_is_not_fetched_so(
+    source: HubSource, cas: Cas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "whole"
+    file = large(source)
+    assert not source.fetch(ListedFile("config.json", 2, xet="a" * 64), target), "too small"
+    assert not source.fetch(ListedFile("model.safetensors", len(DATA)), target), "not offered"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    assert not source.fetch(file, target)
+    assert not target.exists()
+    assert not cas.asked
+
+
+# -- what it does not ------------------------------------------------------------------------
+
+
+def test_an_error_gives_it_up_for_good(source: HubSource, cas: Cas, tmp_path: Path) -> None:
+    file = large(source)
+    cas.status = 404
+    ticks = list[int]()
+    with pytest.raises(Interrupted) as caught:
+        source.fetch(file, tmp_path / "whole", ticks.append)
+    assert "hf://o/r: model.safetensors: Xet failed (" in str(caught.value)
+    assert "going on over plain HTTP" in str(caught.value)
+    assert SECRET not in str(caught.value)
+    cas.status = 0
+    asked = len(cas.asked)
+    assert source.fetch(file, tmp_path / "other") is False, "not tried again"
+    assert len(cas.asked) == asked
+    assert not of_us()
+
+
+def test_a_hang_in_the_middle_takes_back_what_it_told(
+    impatient: HubSource, cas: Cas, tmp_path: Path
+) -> None:
+    file = large(impatient)
+    cas.hang_at, cas.hangs = 2, 1000
+    ticks = list[int]()
+    with pytest.raises(Interrupted, match="Xet sent no byte for 3 s twice; going on over plain"):
+        impatient.fetch(file, tmp_path / "whole", ticks.append)
+    assert sum(ticks) == 0
+    assert max(ticks) > 0
+    assert not of_us()
+
+
+def test_one_that_is_killed_ends_the_others(source: HubSource, cas: Cas, tmp_path: Path) -> None:
+    file = large(source)
+    cas.hang = True
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [pool.submit(source.fetch, file, tmp_path / f"whole-{n}") for n in range(2)]
+        deadline = time.monotonic() + 60
+        while len(cas.asked) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        one, _ = of_us()
+        one.kill()
+        told = sorted(str(task.exception()) for task in tasks)
+    assert "Xet failed (ended with code -9 after 0 of" in told[0]
+    assert "Xet failed for another file" in told[1]
+    assert not of_us()
+
+
+def test_who_watches_may_end_it(source: HubSource, cas: Cas, tmp_path: Path) -> None:
+    file = large(source)
+    cas.hang = True
+
+    def stop(_: int) -> None:
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        source.fetch(file, tmp_path / "whole", stop)
+    assert not of_us()
+
+
+def test_it_ends_with_the_process_that_started_it(
+    source: HubSource, cas: Cas, hub: Hub, tmp_path: Path
+) -> None:
+    commit = source.list().revision
+    name = hub.repos["o/r"].xet["model.safetensors"]
+    cas.hang = True
+    text = (
+        "from pathlib import Path; from prefect_bt.weights.hub import HubSource;"
+        "from prefect_bt.weights.listing import ListedFile;"
+        f"HubSource('hf://o/r@{commit}', '{SECRET}').fetch("
+        f"ListedFile('model.safetensors', {len(DATA)}, xet='{name}'), Path('{tmp_path}/whole'))"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([sys.executable, "-c", text], env=environment)
+    deadline = time.monotonic() + 60
+    while not cas.asked and time.monotonic() < deadline:
+        time.sleep(0.05)
+    [child] = of_us()
+    assert SECRET not in " ".join(child.cmdline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    child.wait(10)
+    assert not child.is_running()
+
+
+# -- as a job has it ------------------------------------------------------------------------
+
+
+def test_a_mirror_over_xet(cas: Cas, hub: Hub, place: Place) -> None:
+    assert tree(place.mirror("hf://o/r", token=SECRET, stall=20)) == FILES
+    assert hub.bodies("model.safetensors") == 0
+    assert SECRET not in "".join(place.printed)
+    assert not Path(place.environment["HF_HOME"]).exists()
+
+
+@pytest.mark.parametrize("fault", ["hang", "500", "404", "half", "damaged"])
+def test_a_mirror_in_spite_of_xet(cas: Cas, hub: Hub, place: Place, fault: str) -> None:
+    cas.hang = fault == "hang"
+    cas.status = int(fault) if fault.isdecimal() else 0
+    cas.hang_at, cas.hangs = (2, 1000) if fault == "half" else (0, 0)
+    if fault == "damaged":
+        [name] = cas.files
+        cas.files[name] = DATA[:-1] + bytes([DATA[-1] ^ 1])
+    done = place.finish(place.start("hf://o/r", token=SECRET, stall=STALL))
+    assert tree(Path(done["folder"])) == FILES
+    by_xet = 8 << 20 if fault == "half" else 0  # which is not fetched again
+    assert hub.sent_of["model.safetensors"] == len(DATA) - by_xet
+    told = "arrived damaged" if fault == "damaged" else "going on over plain HTTP"
+    assert any(told in note for note in done["notes"]), done["notes"]
+    assert not list((place.state_dir / "weights").glob("parts/*/*"))
+
+
+def test_a_mirror_killed_in_the_middle_of_xet(cas: Cas, hub: Hub, place: Place) -> None:
+    cas.hang_at, cas.hangs = 3, 1000
+    process = place.start("hf://o/r", token=SECRET, stall=60)
+    weights = place.state_dir / "weights"
+    deadline = time.monotonic() + 60
+    while not any(p.stat().st_size for p in weights.glob("parts/*/whole")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    here = sum(p.stat().st_size for p in weights.glob("parts/*/whole"))
+    assert here >= XORB
+    cas.hangs, cas.blocks = 0, 0
+    assert tree(place.mirror("hf://o/r", token=SECRET, stall=20)) == FILES
+    assert cas.blocks <= -(-(len(DATA) - here) // XORB) + 1, "it went on where that had come to"
+    assert hub.bodies("model.safetensors") == 0
