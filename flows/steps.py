@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
+from prefect.states import Cancelled
 
 from prefect_bt.attempts import JobSite
 from prefect_bt.cli.prefect_api import run_url
+from prefect_bt.errors import WeightsError
 from prefect_bt.flows.ending import TakenJob
+from prefect_bt.flows.mirroring import MirrorSite, mirror_all, mirror_on_run, run_name
 from prefect_bt.flows.reporting import UNREACHABLE, move_job
 from prefect_bt.flows.request import JobRequest
+from prefect_bt.flows.stopping import StopWatcher
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobState
 from prefect_bt.secrets import resolve_secrets
-from prefect_bt.weights import mirror_source
 
 
 @task(name="accept-job", cache_policy=NO_CACHE, persist_result=False)
@@ -53,20 +60,43 @@ def name_run(site: JobSite) -> None:
         )
 
 
-def weights_of(site: JobSite) -> tuple[WeightsPlan, ...]:
-    """The job's weights sources, in the definition's order."""
-    return plan_weights(site.project.job)
+def mirror_sources(site: JobSite) -> bool:
+    """Mirror all weights of the job; False when somebody asked for the job to stop meanwhile."""
+    plans = list({plan.key: plan for plan in plan_weights(site.project.job)}.values())
+    if not plans:
+        return True
+    stopped = StopWatcher(site)
+
+    def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:
+        future: Any = mirror_weights.submit(site, plan, stop)  # pyright: ignore[reportUnknownMemberType]
+        return future
+
+    mirror_all(plans, submit, stopped=stopped)
+    if stopped():
+        move_job(site, JobState.STOPPED, message="Stopped while its weights were mirrored.")
+        return False
+    return True
 
 
-@task(
-    name="mirror-weights",
-    task_run_name="mirror-weights {source.source}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
-def mirror_weights(site: JobSite, source: WeightsPlan) -> str:
-    """Fetch one source, once, before any node exists (§6.4); returns where it lies."""
+@task(name="mirror-weights", task_run_name=run_name, cache_policy=NO_CACHE, persist_result=False)
+def mirror_weights(site: JobSite, source: WeightsPlan, stop: threading.Event) -> str | State[Any]:
+    """Fetch one source, once, before any node exists (§6.4); returns where it lies.
+
+    What the first mirror found is what the job has from then on, in all its attempts.
+    """
+    pin = site.ledger.pinned_weights(site.job_id).get(source.key)
     wanted = [source.secret] if source.secret else []
     secret = next(iter(resolve_secrets(wanted, site.secret_sources).values()), None)
-    state_dir = site.settings.state_dir
-    return str(mirror_source(source, state_dir=state_dir, secret=secret, store=site.ledger.store))
+    where = MirrorSite(site.settings, site.ledger.store, site.job_id)
+    try:
+        mirrored = mirror_on_run(
+            where, source, secret=secret, stop=stop, revision=pin.revision if pin else ""
+        )
+    except WeightsError:
+        if stop.is_set():
+            return Cancelled(message="Stopped; what is here already is kept.")
+        raise
+    site.ledger.pin_weights(
+        site.job_id, source.key, mirrored.revision, files=mirrored.files, size=mirrored.bytes
+    )
+    return str(mirrored.folder)

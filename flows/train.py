@@ -28,7 +28,7 @@ from prefect_bt.blocks import (
 from prefect_bt.flows.attempt import attempt_until_done
 from prefect_bt.flows.ending import closing_job, final_state, finish_cancelled, finish_crashed
 from prefect_bt.flows.request import JobRequest
-from prefect_bt.flows.steps import accept_job, mirror_weights, name_run, weights_of
+from prefect_bt.flows.steps import accept_job, mirror_sources, name_run
 
 
 @flow(
@@ -95,8 +95,6 @@ def train(
     with closing_job() as job:
         site = accept_job(request, job)
         name_run(site)
-        if not site.ledger.state(site.job_id).terminal:
-            for source in weights_of(site):
-                mirror_weights(site, source)
+        if not site.ledger.state(site.job_id).terminal and mirror_sources(site):
             attempt_until_done(site)
     return final_state(job)

@@ -101,6 +101,14 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Error Message", Text(error, style="red") if error else None),
         ("Checkpoints", checkpoints or None),
         *(
+            (
+                f"Weights, {weights['mount_location']}",
+                f"{weights['source'].partition('?')[0]} at "
+                f"{weights['revision'] or 'no revision yet'}",
+            )
+            for weights in job.get("weights") or ()
+        ),
+        *(
             (f"Upload, rank {upload['rank']}", str(upload["summary"]))
             for upload in job.get("uploads") or ()
         ),

@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect_bt.definitions import load_training_project
 from prefect_bt.jobs import open_ledger
 from prefect_bt.records import JobState
+from prefect_bt.weights import NodeCache
 
 if TYPE_CHECKING:
     from tests.prefect_server import PrefectServer
@@ -84,15 +85,16 @@ def worker(environment: dict[str, str], tmp_path: Path) -> Generator[Path]:
         process.wait()
 
 
-def deployment(name: str) -> Any:
+def deployment(name: str, flow: str = "train") -> Any:
     with get_client(sync_client=True) as client:
-        return client.read_deployment_by_name(f"train/{name}")
+        return client.read_deployment_by_name(f"{flow}/{name}")
 
 
-def run_to_the_end(name: str, parameters: dict[str, Any]) -> FlowRun:
+def run_to_the_end(name: str, parameters: dict[str, Any], flow: str = "train") -> FlowRun:
     deadline = time.monotonic() + PATIENCE
     with get_client(sync_client=True) as client:
-        run = client.create_flow_run_from_deployment(deployment(name).id, parameters=parameters)
+        made = deployment(name, flow)
+        run = client.create_flow_run_from_deployment(made.id, parameters=parameters)
         while time.monotonic() < deadline:
             run = client.read_flow_run(run.id)
             if run.state is not None and run.state.is_final():
@@ -114,6 +116,22 @@ def test_the_file_says_what_is_deployed():
     config = Path(nightly.parameters["config"])
     assert config == ROOT / "examples/tiny-lm/config.py"
     assert load_training_project(config).name == "tiny-lm"
+
+
+@pytest.mark.usefixtures("deployed")
+def test_weights_are_mirrored_on_a_schedule_that_is_off(worker: Path, tmp_path: Path):
+    made = deployment("nightly", "mirror-weights")
+    assert made.entrypoint == "prefect_bt.flows.mirror_weights.mirror_weights"
+    assert made.parameters == {"sources": ["hf://sshleifer/tiny-gpt2@main"]}
+    assert [(s.schedule.cron, s.active) for s in made.schedules] == [("0 1 * * *", False)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    source = f"file://{tmp_path}/data"
+    run = run_to_the_end("nightly", {"sources": [source]}, "mirror-weights")
+    assert run.state is not None
+    assert run.state.is_completed(), f"{run.state}\n{worker.read_text()[-6000:]}"
+    [tree] = NodeCache(Path(os.environ["PREFECT_BT_STATE_DIR"]) / "weights").trees()
+    assert tree.summary.source == source
 
 
 @pytest.mark.usefixtures("deployed")

@@ -7,13 +7,16 @@ import os
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from prefect_bt.planning import plan_sources
 from tests.checkpoints.buckets import Bucket, s3_server
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
-from .conftest import Machine
+from .conftest import Machine, until
+from .test_prefect_sees import ask
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
 
@@ -95,14 +98,21 @@ def test_read_only_at_its_place_and_fetched_once(
     assert SECRET not in logs
     assert not Path("/app").exists()
     fetched = hub.bodies()
-    assert fetched == 3
+    assert hub.sent == len(MODEL) + len(b"the config") + len(b"a")
 
     code, again = machine.push_wait(path, **extra)
     assert code == 0, again["error_message"]
     assert hub.bodies() == fetched
     machine.nothing_left(again["id"])
-    where = machine.state_dir / "weights"
-    assert len([p for p in where.iterdir() if p.is_symlink()]) >= 2
+    trees = [tree.name for tree in (machine.state_dir / "weights" / "trees").iterdir()]
+    mounted = [one["revision"] for one in again["weights"]]
+    assert [one["mount_location"] for one in again["weights"]] == [
+        "/app/models/base",
+        "/app/models/data",
+    ]
+    assert mounted[0] == hub.repos["o/base"].branches["main"]
+    assert all(any(tree.endswith(f"-{revision}") for tree in trees) for revision in mounted)
+    assert again["weights"] == job["weights"]
 
 
 def test_a_bucket_read_with_a_secret(machine: Machine, tmp_path: Path) -> None:
@@ -151,3 +161,71 @@ def test_a_mirror_that_fails_launches_nothing(
     assert job["attempts"] == []
     assert hub.bodies() == 0
     machine.nothing_left(job["id"])
+
+
+def test_the_mirror_is_seen_on_the_run(machine: Machine, hub: Hub, tmp_path: Path) -> None:
+    hub.repos["o/seen"] = Repo()
+    hub.repos["o/seen"].commit({"config.json": b"c", "model.safetensors": MODEL[:70_000]})
+    path = config(tmp_path, SOURCE.format("hf://o/seen", "/app/models/base", ""))
+    code, job = machine.push_wait(path, HF_ENDPOINT=hub.url)
+    assert code == 0, job["error_message"]
+    key = plan_sources(["hf://o/seen"])[0].key
+
+    def bar() -> Any:
+        wanted = {"key": {"any_": [f"weights-{job['id']}-{key[:12]}"]}}
+        found = ask(machine, "artifacts/latest/filter", artifacts=wanted)
+        return found[0] if found and found[0]["data"] == 100.0 else None
+
+    assert "hf://o/seen: " in until(bar, seconds=30, what="the bar on the run")["description"]
+    of_run = {"flow_run_id": {"any_": [job["flow_run_id"]]}}
+
+    def line() -> str:
+        messages = [log["message"] for log in ask(machine, "logs/filter", logs=of_run, limit=200)]
+        return next((m for m in messages if "from the source (" in m), "")
+
+    assert "hf://o/seen: 2 files, 70.0 KB in" in until(line, seconds=30, what="the line of the end")
+    tasks = ask(machine, "task_runs/filter", flow_runs={"id": {"any_": [job["flow_run_id"]]}})
+    assert "mirror-weights hf://o/seen" in [task["name"] for task in tasks]
+
+
+def test_a_stop_during_the_mirror_acts_and_keeps_what_has_come(
+    machine: Machine, hub: Hub, tmp_path: Path
+) -> None:
+    size = 64 << 20  # an hour at the speed of the server
+    hub.repos["o/slow"] = Repo()
+    hub.repos["o/slow"].commit({"model.safetensors": os.urandom(size)})
+    hub.bad.seconds_a_chunk = 10.0
+    path = config(tmp_path, SOURCE.format("hf://o/slow", "/app/models/base", ""))
+    job = machine.push(path, HF_ENDPOINT=hub.url, HF_HUB_DISABLE_XET="1")
+    until(lambda: hub.sent, seconds=60, what="the first bytes")
+    machine.run("stop", "--job-id", job["id"])
+    machine.wait(job["id"], "STOPPED", seconds=60)
+    machine.nothing_left(job["id"])
+    assert machine.view(job["id"])["attempts"] == []
+    listed = json.loads(machine.run("weights", "list", "-o", "json").stdout)
+    assert listed["unfinished_bytes"] > 0
+    assert "hf://o/slow" not in [tree["source"] for tree in listed["trees"]]
+
+
+def test_a_job_keeps_the_revision_that_it_began_with(
+    machine: Machine, hub: Hub, tmp_path: Path
+) -> None:
+    repo = hub.repos["o/moving"] = Repo()
+    first = repo.commit({"config.json": b"of the first"})
+    path = config(tmp_path, SOURCE.format("hf://o/moving@main", "/app/models/base", ""))
+    (tmp_path / "run.sh").write_text("cat /app/models/base/config.json; test $BT_RETRY_COUNT = 1")
+    extra = {"HF_ENDPOINT": hub.url}
+    code, job = machine.push_wait(path, **extra)
+    assert code == 1
+    assert [one["revision"] for one in job["weights"]] == [first]
+
+    second = repo.commit({"config.json": b"of the second"})
+    machine.run("retry", "--job-id", job["id"], **extra)
+    machine.wait(job["id"], "COMPLETED")
+    assert machine.logs(job["id"]).count("of the first") == 2
+    assert "of the second" not in machine.logs(job["id"])
+    assert [one["revision"] for one in machine.view(job["id"])["weights"]] == [first]
+
+    _, fresh = machine.push_wait(path, **extra)
+    assert [one["revision"] for one in fresh["weights"]] == [second]
+    assert "of the second" in machine.logs(fresh["id"])

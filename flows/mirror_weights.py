@@ -1,0 +1,174 @@
+"""The `mirror-weights` flow: sources onto a machine and into the store before any job needs them.
+
+    mirror-weights (one a source, two at a time) -> a table of what is there now
+
+Run it on a schedule (deployments/prefect.yaml), on the machines that train: a job that names the
+same sources then starts with what is here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from prefect import flow, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
+
+from prefect_bt.blocks import LocalSubstrate, TrainingSecrets, TrainingStore
+from prefect_bt.checkpoints.telling import size
+from prefect_bt.cli.prefect_api import SecretBlocks
+from prefect_bt.definitions import load_training_project, training_project_from_json
+from prefect_bt.errors import DefinitionError, PrefectBtError, WeightsError
+from prefect_bt.flows.mirroring import MirrorSite, mirror_all, mirror_on_run, run_name
+from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.flows.request import JobRequest
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.planning import plan_sources, plan_weights
+from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
+from prefect_bt.weights import Mirrored
+from prefect_bt.weights.telling import shown
+
+ARTIFACT = "mirrored-weights"
+
+
+@flow(name="mirror-weights", persist_result=False)
+def mirror_weights(
+    config: str | None = None,
+    *,
+    definition: dict[str, Any] | None = None,
+    sources: list[str] | None = None,
+    allow_patterns: list[str] | None = None,
+    ignore_patterns: list[str] | None = None,
+    auth_secret_name: str | None = None,
+    secrets: TrainingSecrets | None = None,
+    store: TrainingStore | None = None,
+    substrate: LocalSubstrate | None = None,
+) -> list[dict[str, Any]]:
+    """Mirror weights before jobs need them, so that those start at once.
+
+    Give one of `config`, `definition` and `sources`. A source that fails does not keep the others
+    from being mirrored; the run fails at its end.
+
+    Args:
+        config: Path of a config.py on the machine that runs the flow: all sources of its job.
+        definition: Instead of a path: a training project as JSON.
+        sources: Instead of both: URIs, such as hf://owner/repo@main.
+        allow_patterns: For `sources`, all of them: which files.
+        ignore_patterns: For `sources`: which files not.
+        auth_secret_name: For `sources`: the secret that they are read with.
+        secrets: Looked up before Prefect's Secret blocks and the environment.
+        store: Where other machines find the copy; by default PREFECT_BT_STORE.
+        substrate: Whose state folder keeps them on this machine; by default the usual one.
+
+    Returns:
+        A document a source: name, revision, files, bytes, fetched, from_store, seconds, hit.
+    """
+    patterns = {
+        "allow_patterns": allow_patterns,
+        "ignore_patterns": ignore_patterns,
+        "auth_secret_name": auth_secret_name,
+    }
+    plans = _plans(config, definition, sources, patterns)
+    request = JobRequest(store=store, substrate=substrate)
+    site = MirrorSite(request.settings(), request.ledger().store)
+    looked_in = (*((secrets.build(),) if secrets else ()), SecretBlocks(), EnvironmentSecrets())
+
+    def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:
+        future: Any = mirror_one.submit(site, plan, looked_in, stop)  # pyright: ignore[reportUnknownMemberType]
+        return future
+
+    futures = mirror_all(plans, submit, stopped=lambda: "", keep_going=True)
+    outcomes = [_outcome(futures[plan.key]) for plan in plans]
+    rows = [_row(plan, one) for plan, one in zip(plans, outcomes, strict=True)]
+    _show(rows)
+    failed = [one for one in outcomes if not isinstance(one, Mirrored)]
+    if failed:
+        raise failed[0]
+    return rows
+
+
+@task(name="mirror-weights", task_run_name=run_name, cache_policy=NO_CACHE, persist_result=False)
+def mirror_one(
+    site: MirrorSite,
+    source: WeightsPlan,
+    looked_in: Sequence[SecretSource],
+    stop: threading.Event,
+) -> Mirrored:
+    """Fetch one source, unless it is here."""
+    wanted = [source.secret] if source.secret else []
+    secret = next(iter(resolve_secrets(wanted, looked_in).values()), None)
+    return mirror_on_run(site, source, secret=secret, stop=stop)
+
+
+def _plans(
+    config: str | None,
+    definition: dict[str, Any] | None,
+    sources: list[str] | None,
+    patterns: dict[str, Any],
+) -> list[WeightsPlan]:
+    if sum(given is not None for given in (config, definition, sources)) != 1:
+        raise DefinitionError(
+            "mirror-weights needs exactly one of `config`, `definition` and `sources`.",
+            next_step="For example: sources=['hf://owner/repo@main'].",
+        )
+    if sources is not None:
+        said = {name: value for name, value in patterns.items() if value is not None}
+        plans = plan_sources([{"source": source, **said} for source in sources])
+    elif config is not None:
+        plans = plan_weights(load_training_project(Path(config).expanduser()).job)
+    else:
+        plans = plan_weights(training_project_from_json(definition or {}).job)
+    if not plans:
+        raise DefinitionError("There is no weights source.", next_step="Name one to mirror.")
+    return list({plan.key: plan for plan in plans}.values())
+
+
+def _outcome(future: PrefectFuture[Any]) -> Mirrored | Exception:
+    found: Any = future.result(raise_on_failure=False)
+    if isinstance(found, Mirrored | PrefectBtError):
+        return found
+    if isinstance(found, State):
+        found = cast("State[Any]", found).message
+    return found if isinstance(found, Exception) else WeightsError(f"{found}", source="")
+
+
+def _row(plan: WeightsPlan, one: Mirrored | Exception) -> dict[str, Any]:
+    if not isinstance(one, Mirrored):
+        return {"source": shown(plan.source), "error": str(one)}
+    return {
+        "source": shown(plan.source),
+        "name": one.name,
+        "revision": one.revision,
+        "files": one.files,
+        "bytes": one.bytes,
+        "fetched": one.fetched,
+        "from_store": one.from_store,
+        "seconds": round(one.seconds, 1),
+        "hit": one.hit,
+    }
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    table = [
+        {
+            "source": row["source"],
+            "revision": row.get("revision", "")[:12],
+            "files": row.get("files", ""),
+            "size": size(row["bytes"]) if "bytes" in row else "",
+            "fetched": size(row["fetched"]) if "fetched" in row else "",
+            "from the store": size(row["from_store"]) if "from_store" in row else "",
+            "seconds": row.get("seconds", ""),
+            "error": row.get("error", ""),
+        }
+        for row in rows
+    ]
+    try:
+        create_table_artifact(table=table, key=ARTIFACT, description="Mirrored weights")
+    except UNREACHABLE as error:
+        get_run_logger().warning("The table of what was mirrored cannot be shown: %s", error)

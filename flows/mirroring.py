@@ -1,0 +1,213 @@
+"""Mirrors as people see them on a Prefect run: a bar a source, a line at both ends and for trouble.
+
+Two sources at once, each in a task of its own; the flow's main thread waits for them, because that
+is where Prefect's cancellation, Ctrl-C and SIGTERM arrive, and tells them to stop. Prefect hears of
+every tenth of the way and of each phase, never by the clock alone.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Final, cast
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.futures import PrefectFuture, wait
+from prefect.logging import get_run_logger
+
+from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.objects.protocols import Store
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.settings import Settings
+from prefect_bt.weights import Mirrored, NodeCache, Phase, Progress, mirror_source
+from prefect_bt.weights.telling import shown, told, told_result
+
+AT_ONCE: Final = 2
+"""One source alone fills a line; a second one fills the pauses of the first."""
+LOOK: Final = 0.25
+"""Seconds between two looks at whether somebody asked to stop."""
+PATIENCE: Final = 20.0
+"""Seconds in which those who were told to stop put away what they hold."""
+_PART: Final = 10.0
+"""Per cent of the way between two words to Prefect."""
+
+Submit = Callable[[WeightsPlan, threading.Event], PrefectFuture[Any]]
+
+
+@dataclass(frozen=True)
+class MirrorSite:
+    """What the mirrors of one run share. `holder`: the job that needs them, "" for none."""
+
+    settings: Settings
+    store: Store
+    holder: str = ""
+
+    def artifact_key(self, plan: WeightsPlan) -> str:
+        """A run of a job shows its own bars; without a job a source has one."""
+        return f"weights-{self.holder}-{plan.key[:12]}" if self.holder else f"weights-{plan.key}"
+
+
+def _run_name(parameters: dict[str, Any]) -> str:
+    return f"mirror-weights {shown(parameters['source'].source)}"
+
+
+run_name: Any = _run_name  # the stubs know no function with parameters here
+"""The task run's name, from its parameter `source`: without what may be a signature."""
+
+
+def mirror_on_run(
+    site: MirrorSite,
+    plan: WeightsPlan,
+    *,
+    secret: str | None,
+    stop: threading.Event,
+    revision: str = "",
+) -> Mirrored:
+    """Mirror one source inside a task, and show how far it is. WeightsError."""
+    settings = site.settings
+    with shown_on_run(plan, site.artifact_key(plan)) as show:
+        mirrored = mirror_source(
+            plan,
+            cache=NodeCache(settings.weights_dir, settings.weights_bytes),
+            secret=secret,
+            store=site.store,
+            revision=revision,
+            holder=site.holder,
+            to_store=settings.mirror_to_store,
+            stall=settings.stall_seconds,
+            tell=show.hear,
+            stop=stop,
+        )
+        show.ended(mirrored)
+        return mirrored
+
+
+def mirror_all(
+    plans: Sequence[WeightsPlan],
+    submit: Submit,
+    *,
+    stopped: Callable[[], str],
+    keep_going: bool = False,
+) -> dict[str, PrefectFuture[Any]]:
+    """All sources, two at a time; the tasks by key, without those that never began.
+
+    The first that fails ends the others and is raised, unless `keep_going`. Once `stopped` says so,
+    all end soon, and nothing is raised.
+    """
+    stop, waiting = threading.Event(), deque(plans)
+    futures: dict[str, PrefectFuture[Any]] = {}
+    over: SimpleQueue[PrefectFuture[Any]] = SimpleQueue()
+    going = 0
+    try:
+        while going or (waiting and not stop.is_set()):
+            while waiting and going < AT_ONCE and not stop.is_set():
+                plan = waiting.popleft()
+                futures[plan.key] = future = submit(plan, stop)
+                future.add_done_callback(over.put)
+                going += 1
+            try:
+                ended = over.get(timeout=LOOK)
+            except Empty:
+                if not stop.is_set() and stopped():
+                    stop.set()
+                continue
+            going -= 1
+            if not (keep_going or stop.is_set()):
+                ended.result()
+    except BaseException:
+        stop.set()
+        wait(list(futures.values()), timeout=PATIENCE)
+        raise
+    return futures
+
+
+@contextmanager
+def shown_on_run(plan: WeightsPlan, key: str) -> Generator[SourceOnRun]:
+    """Show the source's progress on the task run until the block ends."""
+    show = SourceOnRun(plan, key)
+    # The run's context: artifacts and log lines belong to it.
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(show.until_over,), daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        show.close()
+        thread.join(PATIENCE)
+
+
+class SourceOnRun:
+    """One source. Only for show: a slow API keeps no byte waiting, and no fault of it matters."""
+
+    def __init__(self, plan: WeightsPlan, key: str) -> None:
+        self._name, self._key = shown(plan.source), key
+        self._heard = threading.Condition()
+        self._progress: Progress | None = None
+        self._notes: deque[str] = deque()
+        self._note = ""
+        self._over = False
+        self._artifact: UUID | None = None
+        self._shown: tuple[float, str] = (-_PART, "")
+        self._begun = False
+        self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
+
+    def hear(self, progress: Progress) -> None:
+        """From the mirror's threads; never blocks."""
+        with self._heard:
+            if progress.note and progress.note != self._note:
+                self._note = progress.note
+                self._notes.append(progress.note)
+            self._progress = progress
+            self._heard.notify()
+
+    def ended(self, mirrored: Mirrored) -> None:
+        self._logger.info("%s: %s", self._name, told_result(mirrored))
+
+    def close(self) -> None:
+        with self._heard:
+            self._over = True
+            self._heard.notify()
+
+    def until_over(self) -> None:
+        over = False
+        while not over:
+            with self._heard:
+                if not self._over:
+                    self._heard.wait()
+                over, progress = self._over, self._progress
+                notes, self._notes = list(self._notes), deque()
+            for note in notes:
+                self._logger.warning("%s: %s", self._name, note)
+            if progress is not None:
+                self._show(progress)
+
+    def _show(self, progress: Progress) -> None:
+        if progress.phase is Phase.FETCHING and not self._begun:
+            self._begun = True
+            self._logger.info("%s: %s", self._name, told(progress))
+        if not progress.files_total:
+            return  # it is not known yet how much there is
+        before, phase = self._shown
+        if progress.phase.value == phase and progress.percent - before < _PART:
+            return
+        self._shown = progress.percent, progress.phase.value
+        try:
+            self._bar(progress)
+        except UNREACHABLE as error:
+            self._logger.debug("The mirror cannot be shown: %s", error)
+
+    def _bar(self, progress: Progress) -> None:
+        text = f"{self._name}: {told(progress)}"
+        if self._artifact is None:
+            made = create_progress_artifact(progress.percent, key=self._key, description=text)
+            # In a thread without a loop it answers at once, whatever its type says.
+            self._artifact = cast("UUID", made)
+        else:
+            update_progress_artifact(self._artifact, progress.percent, description=text)

@@ -1,0 +1,111 @@
+"""Which weights sources a command is about, and what it opens to look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from prefect_bt.errors import PrefectBtError, SecretError
+
+if TYPE_CHECKING:
+    from prefect_bt.objects.protocols import Store
+    from prefect_bt.plan import WeightsPlan
+    from prefect_bt.settings import Settings
+    from prefect_bt.weights.cache import NodeCache
+
+Config = Annotated[
+    Path | None, Parameter(help="Python file with one TrainingProject: all of its sources.")
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class SourceOptions:
+    """Sources without a config file. The patterns and the secret are those of all of them."""
+
+    source: Annotated[
+        tuple[str, ...], Parameter(help="A source instead, such as hf://owner/repo@main.")
+    ] = ()
+    allow: Annotated[
+        tuple[str, ...], Parameter(help="As allow_patterns; may be given several times.")
+    ] = ()
+    ignore: Annotated[
+        tuple[str, ...], Parameter(help="As ignore_patterns; may be given several times.")
+    ] = ()
+    auth_secret_name: Annotated[
+        str | None, Parameter(help="The secret that the source is read with.")
+    ] = None
+
+
+NO_SOURCES = SourceOptions()
+
+
+def find_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan]:
+    """The sources that were asked for; PrefectBtError when there are none."""
+    from prefect_bt.definitions import load_training_project
+    from prefect_bt.planning import plan_sources, plan_weights
+
+    if (config is None) == (not given.source):
+        raise PrefectBtError(
+            "Name either a config file or sources.",
+            next_step="Give config.py, or --source hf://owner/repo.",
+        )
+    if config is not None:
+        if given != NO_SOURCES:
+            raise PrefectBtError(
+                "--allow, --ignore and --auth-secret-name belong to --source.",
+                next_step="The config file says them for each of its sources.",
+            )
+        plans = plan_weights(load_training_project(config).job)
+        if not plans:
+            raise PrefectBtError(
+                f"The job of {str(config)!r} has no weights.",
+                next_step="Add WeightsSource(...) to its `weights`, or give --source.",
+            )
+        return list(plans)
+    return list(plan_sources([_document(one, given) for one in given.source]))
+
+
+def _document(source: str, given: SourceOptions) -> dict[str, object]:
+    document: dict[str, object] = {"source": source}
+    if given.allow:
+        document["allow_patterns"] = list(given.allow)
+    if given.ignore:
+        document["ignore_patterns"] = list(given.ignore)
+    if given.auth_secret_name:
+        document["auth_secret_name"] = given.auth_secret_name
+    return document
+
+
+def find_secret(plan: WeightsPlan) -> str | None:
+    """The value that the plan names, None when it names none. SecretError.
+
+    What this command's environment has is taken first: Prefect is asked only when it must be.
+    """
+    from prefect_bt.secrets import EnvironmentSecrets, resolve_secrets
+
+    if not plan.secret:
+        return None
+    try:
+        return resolve_secrets([plan.secret], [EnvironmentSecrets()])[plan.secret]
+    except SecretError:
+        from prefect_bt.starting import secret_sources
+
+        return resolve_secrets([plan.secret], secret_sources())[plan.secret]
+
+
+def open_cache(settings: Settings) -> NodeCache:
+    """What this machine keeps of weights."""
+    from prefect_bt.weights.cache import NodeCache
+
+    return NodeCache(settings.weights_dir, settings.weights_bytes)
+
+
+def open_weights_store(settings: Settings) -> Store:
+    """Where checkpoints lie and where the copies for other machines are kept."""
+    from prefect_bt.objects import open_store
+
+    return open_store(settings.store)

@@ -1,0 +1,130 @@
+"""`prefect-bt weights why`: what a job would fetch, from where, and why again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from prefect_bt.cli.options import Here, Output
+from prefect_bt.cli.terminal import FAILED, OK, Terminal
+from prefect_bt.cli.weights_sources import (
+    NO_SOURCES,
+    Config,
+    SourceOptions,
+    find_plans,
+    find_secret,
+    open_cache,
+    open_weights_store,
+)
+from prefect_bt.errors import PrefectBtError
+
+if TYPE_CHECKING:
+    from prefect_bt.objects.protocols import Store
+    from prefect_bt.plan import WeightsPlan
+    from prefect_bt.weights.cache import NodeCache
+    from prefect_bt.weights.why import Answer
+
+_SAYS: Final = {
+    "staged": "here: a job mounts it at once",
+    "cached": "all of its content is here: a job links it",
+    "in_store": "the store has it; the source sends nothing",
+    "partial": "some of it is here; the rest comes from the source",
+    "upstream": "nothing of it is here; all of it comes from the source",
+    "refused": "refused: a job would fail",
+}
+_STYLES: Final = {"refused": "red", "staged": "green", "cached": "green"}
+
+
+def why_weights(
+    config: Config = None,
+    /,
+    *,
+    given: SourceOptions = NO_SOURCES,
+    output: Output = "cli-table",
+    terminal: Here,
+) -> int:
+    """Show what a job would fetch of each source: how much, from where, and why again.
+
+    Asks the sources what they hold; fetches nothing and writes nothing. Ends with 1 when a source
+    would be refused.
+
+    `prefect-bt weights why config.py`
+
+    `prefect-bt weights why --source hf://owner/repo@main --allow "*.safetensors" -o json`
+    """
+    from prefect_bt import codec
+    from prefect_bt.settings import Settings
+    from prefect_bt.weights.why import Status
+
+    settings, beside = Settings(), terminal.beside(output)
+    plans = find_plans(config, given)
+    cache, store = open_cache(settings), open_weights_store(settings)
+    with beside.working("Asking the sources"):
+        answers = [_answer(plan, cache, store, settings.mirror_to_store) for plan in plans]
+    if output == "json":
+        beside.document({"weights": [_row(codec.encode(one)) for one in answers]})
+    else:
+        for answer in answers:
+            _show(beside, answer)
+        _show_total(beside, answers)
+    return FAILED if any(one.status is Status.REFUSED for one in answers) else OK
+
+
+def _answer(plan: WeightsPlan, cache: NodeCache, store: Store, to_store: bool) -> Answer:
+    from prefect_bt.weights.why import explain, refused
+
+    try:
+        secret = find_secret(plan)
+    except PrefectBtError as error:
+        return refused(plan, error)
+    return explain(plan, cache=cache, secret=secret, store=store, to_store=to_store)
+
+
+def _show_total(terminal: Terminal, answers: list[Answer]) -> None:
+    """Each may fit, and not all of them together."""
+    from prefect_bt.checkpoints.telling import size
+
+    needed = sum(one.disk.needed for one in answers)
+    if len(answers) < 2 or not needed:
+        return
+    free = max(one.disk.free for one in answers)
+    terminal.say(
+        f"All together: {size(needed)} needed, {size(free)} free.",
+        style="red" if needed > free else "",
+    )
+
+
+def _row(encoded: dict[str, Any]) -> dict[str, Any]:
+    largest = [{"path": path, "bytes": size} for path, size in encoded["largest"]]
+    return {**encoded, "largest": largest}
+
+
+def _show(terminal: Terminal, answer: Answer) -> None:
+    from rich.text import Text
+
+    from prefect_bt.checkpoints.telling import size
+    from prefect_bt.cli.tables import Cell, show_fields
+    from prefect_bt.weights.telling import files
+
+    def share(count: int, total: int) -> str | None:
+        return f"{files(count)}, {size(total)}" if count else None
+
+    disk, status = answer.disk, answer.status.value
+    fields: list[tuple[str, Cell | None]] = [
+        ("Status", Text(_SAYS[status], style=_STYLES.get(status, ""))),
+        ("Error", Text(answer.error, style="red") if answer.error else None),
+        ("Next Step", answer.next_step or None),
+        ("Mounted At", answer.mount_location),
+        ("Revision", answer.revision or None),
+        ("Pinned By", answer.pinned_by or None),
+        ("Read With", answer.auth),
+        ("In All", share(answer.files, answer.bytes)),
+        ("Here", share(answer.here.files, answer.here.bytes)),
+        ("From The Store", share(answer.store.files, answer.store.bytes)),
+        ("From The Source", share(answer.upstream.files, answer.upstream.bytes)),
+        ("Begun", f"{size(answer.partial_bytes)} of that" if answer.partial_bytes else None),
+        ("Fetched Again", answer.again or None),
+        ("Largest", ", ".join(f"{path} ({size(n)})" for path, n in answer.largest) or None),
+        ("Disk", f"{size(disk.needed)} needed, {size(disk.free)} free" if disk.needed else None),
+        ("Evicts", ", ".join(answer.evicts) or None),
+    ]
+    show_fields(terminal, answer.source, fields)

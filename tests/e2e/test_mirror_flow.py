@@ -1,0 +1,157 @@
+"""The flow `mirror-weights`: sources are here, and in the store, before a job needs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.weights.hub_server import Hub, Repo, serving_hub
+
+from .conftest import Machine, until
+from .test_prefect_sees import ask
+from .test_python_api import python
+from .test_weights import SOURCE, config
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+
+MODEL = os.urandom(400_000)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving_hub() as hub:
+        hub.repos["o/pre"] = Repo(token="hf_pl4nted")
+        hub.repos["o/pre"].commit({"config.json": b"the config", "model.safetensors": MODEL})
+        yield hub
+
+
+def run(machine: Machine, hub: Hub, **parameters: Any) -> subprocess.Popen[str]:
+    given = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+    source = f"""
+    import json, os
+    os.environ["HF_ENDPOINT"] = {hub.url!r}
+    os.environ["PREFECT_BT_SECRET_PRE_TOKEN"] = "hf_pl4nted"
+    from prefect_bt.flows.mirror_weights import mirror_weights
+    print(json.dumps(mirror_weights({given})))
+    """
+    return python(machine, source)
+
+
+def artifact(machine: Machine, key: str) -> Any:
+    def shown() -> Any:
+        wanted = {"key": {"any_": [key]}}
+        found = ask(machine, "artifacts/latest/filter", artifacts=wanted)
+        return found[0] if found else None
+
+    return until(shown, seconds=30, what=f"the artifact {key}")
+
+
+def test_a_job_finds_what_was_mirrored_before(machine: Machine, hub: Hub, tmp_path: Path) -> None:
+    process = run(machine, hub, sources=["hf://o/pre"], auth_secret_name="pre_token")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    [row] = json.loads(out.splitlines()[-1])
+    commit = hub.repos["o/pre"].branches["main"]
+    assert (row["source"], row["revision"], row["files"]) == ("hf://o/pre", commit, 2)
+    assert row["fetched"] == row["bytes"] == len(MODEL) + len(b"the config")
+    assert "hf_pl4nted" not in out + err
+    bar = artifact(machine, f"weights-{row['name'].partition('-')[0]}")
+    assert bar["data"] == 100.0
+    [shown] = json.loads(artifact(machine, "mirrored-weights")["data"])
+    assert (shown["source"], shown["revision"]) == ("hf://o/pre", commit[:12])
+    bodies = hub.bodies()
+
+    source = SOURCE.format("hf://o/pre", "/app/models/base", 'auth_secret_name="pre_token"')
+    extra = {"HF_ENDPOINT": hub.url, "PREFECT_BT_SECRET_PRE_TOKEN": "hf_pl4nted"}
+    code, job = machine.push_wait(config(tmp_path, source), **extra)
+    assert code == 0, job["error_message"]
+    assert job["weights"][0]["revision"] == commit
+    assert hub.bodies() == bodies
+
+
+def test_one_that_fails_keeps_no_other_from_coming(
+    machine: Machine, hub: Hub, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    sources = ["hf://o/none", f"file://{tmp_path}/data"]
+    process = run(machine, hub, sources=sources)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "hf://o/none does not exist" in err
+    trees = [tree["source"] for tree in listed(machine)]
+    assert f"file://{tmp_path}/data" in trees
+    rows = json.loads(artifact(machine, "mirrored-weights")["data"])
+    assert [row["source"] for row in rows] == sources
+    assert "does not exist" in rows[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "exactly one of `config`, `definition` and `sources`"),
+        ({"sources": []}, "There is no weights source"),
+        ({"sources": ["gcs://x/y"]}, "write gs://"),
+    ],
+)
+def test_asked_in_a_wrong_way(
+    machine: Machine, hub: Hub, given: dict[str, Any], words: str
+) -> None:
+    process = run(machine, hub, **given)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert words in err
+
+
+def listed(machine: Machine) -> list[dict[str, Any]]:
+    return json.loads(machine.run("weights", "list", "-o", "json").stdout)["trees"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_it_and_keeps_what_has_come(
+    machine: Machine, hub: Hub, number: signal.Signals
+) -> None:
+    name = f"o/slow-{number.name.lower()}"
+    hub.repos[name] = Repo()
+    hub.repos[name].commit({"model.safetensors": os.urandom(64 << 20)})
+    hub.bad.seconds_a_chunk = 10.0
+    process = run(machine, hub, sources=[f"hf://{name}"])
+    until(lambda: hub.sent, seconds=60, what="the first bytes")
+    process.send_signal(number)
+    process.communicate(timeout=60)  # at the server's speed it would take minutes
+    assert process.returncode != 0
+    assert f"hf://{name}" not in [tree["source"] for tree in listed(machine)]
+    unfinished = json.loads(machine.run("weights", "list", "-o", "json").stdout)
+    assert unfinished["unfinished_bytes"] > 0
+
+
+def test_an_interrupt_of_a_job_that_mirrors_stops_it(
+    machine: Machine, hub: Hub, tmp_path: Path
+) -> None:
+    hub.repos["o/slow"] = Repo()
+    hub.repos["o/slow"].commit({"model.safetensors": os.urandom(64 << 20)})
+    hub.bad.seconds_a_chunk = 10.0
+    path = config(tmp_path, SOURCE.format("hf://o/slow", "/app/models/base", ""))
+    before = {job.id for job in machine.ledger.jobs()}
+    process = python(
+        machine,
+        f"""
+        import os
+        os.environ["HF_ENDPOINT"] = {hub.url!r}
+        from prefect_bt.flows.train import train
+        train({str(path)!r})
+        """,
+    )
+    until(lambda: hub.sent, seconds=60, what="the first bytes")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    [job_id] = {job.id for job in machine.ledger.jobs()} - before
+    machine.wait(job_id, "STOPPED")
+    machine.nothing_left(job_id)
