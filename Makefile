@@ -18,7 +18,7 @@ EMULATORS := $(VENV)/emulators/.done
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo test test-fast bench-checkpoints lint clean
+.PHONY: help setup demo-deps demo test test-fast bench-checkpoints bench-weights lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,10 @@ test-fast: $(SETUP) ## the tests that need nothing outside the process and littl
 bench-checkpoints: $(DEMO_DEPS) ## measure checkpoints beside s5cmd and boto3 (half an hour, 16 GB of disk)
 	@$(PIP) --editable '.[bench]'
 	@$(BIN)/python benchmarks/checkpoints.py $(BENCH_ARGS)
+
+bench-weights: $(SETUP) ## measure mirrors of weights beside hf download and s5cmd (half an hour, 45 GB of disk)
+	@$(PIP) --editable '.[bench]'
+	@$(BIN)/python benchmarks/weights.py $(BENCH_ARGS)
 
 lint: $(SETUP) ## ruff (rules, format) and pyright
 	@echo "lint: ruff check"

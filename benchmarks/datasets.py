@@ -1,25 +1,47 @@
-"""Files to upload: random bytes, made once; and the page cache around them."""
+"""Files that travel: random bytes, made once, and their digests; the page cache around them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import mmap
 import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 _BLOCK = 16 * 1024 * 1024
 _READ = 4 * 1024 * 1024
+_PART = 8 * 1024 * 1024
+_SEED = 20
 
 
-def make(folder: Path, *, count: int, size: int) -> Path:
+@dataclass(frozen=True)
+class Digested:
+    """A file at `place` that a server offers as `path`.
+
+    `git_sha1` is of git's blob object; `etag` is S3's after an upload in parts of 8 MiB, which are
+    the AWS CLI's, where the file has more than one.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    git_sha1: str
+    etag: str
+    place: Path
+
+
+def make(folder: Path, *, count: int, size: int, seed: int = _SEED) -> Path:
     """`count` files of `size` bytes, no two blocks alike, in a folder that looks like a checkpoint.
 
-    What is there already is kept: its name says what it is.
+    What is there already is kept: its name says what it is. Other seeds have other bytes.
     """
-    done = folder / f"{count}x{size}"
+    done = folder / (f"{count}x{size}" if seed == _SEED else f"{count}x{size}-{seed}")
     if done.is_dir():
         return done
-    random = Random(20)
+    random = Random(seed)
     block = bytearray(random.randbytes(_BLOCK))
     inside = done.with_name(f".{done.name}") / "checkpoint-1"
     inside.mkdir(parents=True, exist_ok=True)
@@ -33,6 +55,39 @@ def make(folder: Path, *, count: int, size: int) -> Path:
     inside.parent.rename(done)
     os.sync()
     return done
+
+
+def digest(folder: Path, *, ending: str) -> list[Digested]:
+    """What `make` has made in `folder`, as `part-00000<ending>` and so on.
+
+    Read once; what was found is kept beside the folder.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    kept = folder.with_name(f".{folder.name}.digests")
+    if not kept.exists():
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            kept.write_text(json.dumps(list(pool.map(_digests, files))))
+    return [
+        Digested(file.stem + ending, file.stat().st_size, *digests, place=file)
+        for file, digests in zip(files, json.loads(kept.read_bytes()), strict=True)
+    ]
+
+
+def _digests(path: Path) -> list[str]:
+    head = f"blob {path.stat().st_size}\0".encode()
+    sha256, git_sha1 = hashlib.sha256(), hashlib.sha1(head)
+    parts: list[bytes] = []
+    with path.open("rb") as stream:
+        while part := stream.read(_PART):
+            sha256.update(part)
+            git_sha1.update(part)
+            parts.append(hashlib.md5(part).digest())
+    etag = parts[0].hex() if len(parts) == 1 else f"{_md5(b''.join(parts))}-{len(parts)}"
+    return [sha256.hexdigest(), git_sha1.hexdigest(), etag]
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data).hexdigest()
 
 
 def warm(folder: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,16 @@ def as_table(rows: Sequence[Row]) -> str:
         if row.extra:
             lines.append("    " + ", ".join(f"{k} {v:.4g}" for k, v in row.extra.items()))
     return "\n".join([*lines, "", *(f"* {note}" for note in seen)])
+
+
+def busy() -> float:
+    """Share of all cores in use over a second, before anything is measured."""
+
+    def ticks() -> tuple[int, int]:
+        told = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:8]]
+        return sum(told), told[3] + told[4]
+
+    before = ticks()
+    time.sleep(1.0)
+    after = ticks()
+    return 1 - (after[1] - before[1]) / max(1, after[0] - before[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Failed
 
 from prefect_bt.attempts import (
     JobSite,
@@ -33,6 +33,8 @@ class TakenJob:
     """What a run has taken up, as soon as it has; nothing of it may be left unended."""
 
     site: JobSite | None = None
+    error: PrefectBtError | None = None
+    """Why it failed. Raised out of the flow, Prefect would log it with a traceback."""
 
 
 @contextmanager
@@ -56,8 +58,10 @@ def _ending(job: TakenJob) -> Generator[None]:
     try:
         yield
     except PrefectBtError as error:
-        if job.site is None or _fail(job.site, error) is not JobState.STOPPED:
+        if job.site is None:
             raise
+        if _fail(job.site, error) is not JobState.STOPPED:
+            job.error = error
     except Exception as error:
         if job.site is not None:
             _fail(job.site, error)
@@ -83,9 +87,11 @@ def _let_go(site: JobSite) -> None:
 
 
 def final_state(job: TakenJob) -> dict[str, Any] | State[Any]:
-    """What the flow returns: the job's document, or Cancelled for a stopped job."""
+    """What the flow returns: the job's document, Cancelled for a stopped job, Failed with why."""
     site = job.site
     assert site is not None
+    if job.error is not None:
+        return Failed(message=str(job.error), data=job.error)
     if site.ledger.state(site.job_id) is JobState.STOPPED:
         return Cancelled(message=f"Job {site.job_id} was stopped.")
     return job_document(site.ledger, site.record)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,13 +24,14 @@ from prefect.logging import get_run_logger
 from prefect_bt.blocks import LocalSubstrate, TrainingSecrets, TrainingStore
 from prefect_bt.checkpoints.telling import size
 from prefect_bt.cli.prefect_api import SecretBlocks
-from prefect_bt.definitions import load_training_project, training_project_from_json
-from prefect_bt.errors import DefinitionError, PrefectBtError, WeightsError
-from prefect_bt.flows.mirroring import MirrorSite, mirror_all, mirror_on_run, run_name
+from prefect_bt.definitions import TrainingJob, load_training_project, training_project_from_json
+from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
+from prefect_bt.flows.mirroring import MirrorSite, failed, mirror_all, mirror_on_run, run_name
 from prefect_bt.flows.reporting import UNREACHABLE
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.planning import plan_sources, plan_weights
+from prefect_bt.refusals import check_source, find_weights_problems
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.weights import Mirrored
 from prefect_bt.weights.telling import shown
@@ -49,7 +51,7 @@ def mirror_weights(
     secrets: TrainingSecrets | None = None,
     store: TrainingStore | None = None,
     substrate: LocalSubstrate | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]] | State[Any]:
     """Mirror weights before jobs need them, so that those start at once.
 
     Give one of `config`, `definition` and `sources`. A source that fails does not keep the others
@@ -74,7 +76,10 @@ def mirror_weights(
         "ignore_patterns": ignore_patterns,
         "auth_secret_name": auth_secret_name,
     }
-    plans = _plans(config, definition, sources, patterns)
+    try:
+        plans = _plans(config, definition, sources, patterns)
+    except PrefectBtError as error:
+        return failed(error)
     request = JobRequest(store=store, substrate=substrate)
     site = MirrorSite(request.settings(), request.ledger().store)
     looked_in = (*((secrets.build(),) if secrets else ()), SecretBlocks(), EnvironmentSecrets())
@@ -87,9 +92,11 @@ def mirror_weights(
     outcomes = [_outcome(futures[plan.key]) for plan in plans]
     rows = [_row(plan, one) for plan, one in zip(plans, outcomes, strict=True)]
     _show(rows)
-    failed = [one for one in outcomes if not isinstance(one, Mirrored)]
-    if failed:
-        raise failed[0]
+    for one in outcomes:
+        if isinstance(one, PrefectBtError):
+            return failed(one)
+        if not isinstance(one, Mirrored):
+            raise one
     return rows
 
 
@@ -99,11 +106,14 @@ def mirror_one(
     source: WeightsPlan,
     looked_in: Sequence[SecretSource],
     stop: threading.Event,
-) -> Mirrored:
+) -> Mirrored | State[Any]:
     """Fetch one source, unless it is here."""
     wanted = [source.secret] if source.secret else []
-    secret = next(iter(resolve_secrets(wanted, looked_in).values()), None)
-    return mirror_on_run(site, source, secret=secret, stop=stop)
+    try:
+        secret = next(iter(resolve_secrets(wanted, looked_in).values()), None)
+        return mirror_on_run(site, source, secret=secret, stop=stop)
+    except PrefectBtError as error:
+        return failed(error)
 
 
 def _plans(
@@ -119,14 +129,24 @@ def _plans(
         )
     if sources is not None:
         said = {name: value for name, value in patterns.items() if value is not None}
-        plans = plan_sources([{"source": source, **said} for source in sources])
-    elif config is not None:
-        plans = plan_weights(load_training_project(Path(config).expanduser()).job)
+        documents = [{"source": source, **said} for source in sources]
+        for document in documents:
+            check_source(document)
+        plans = plan_sources(documents)
     else:
-        plans = plan_weights(training_project_from_json(definition or {}).job)
+        job = _job(config, definition)
+        if problems := list(chain.from_iterable(find_weights_problems(job))):
+            raise PlanError(problems)
+        plans = plan_weights(job)
     if not plans:
         raise DefinitionError("There is no weights source.", next_step="Name one to mirror.")
     return list({plan.key: plan for plan in plans}.values())
+
+
+def _job(config: str | None, definition: dict[str, Any] | None) -> TrainingJob:
+    if config is not None:
+        return load_training_project(Path(config).expanduser()).job
+    return training_project_from_json(definition or {}).job
 
 
 def _outcome(future: PrefectFuture[Any]) -> Mirrored | Exception:

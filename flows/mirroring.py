@@ -19,9 +19,12 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
+from prefect.states import Failed
 
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.flows.reporting import UNREACHABLE
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
@@ -87,6 +90,14 @@ def mirror_on_run(
         )
         show.ended(mirrored)
         return mirrored
+
+
+def failed(error: PrefectBtError) -> State[Any]:
+    """What a task or flow returns that failed for a reason we know.
+
+    Raised, it would stand in the run's log with a traceback, and in its state with a class's name.
+    """
+    return Failed(message=str(error), data=error)
 
 
 def mirror_all(

@@ -16,9 +16,9 @@ from prefect.states import Cancelled
 
 from prefect_bt.attempts import JobSite
 from prefect_bt.cli.prefect_api import run_url
-from prefect_bt.errors import WeightsError
+from prefect_bt.errors import PrefectBtError, WeightsError
 from prefect_bt.flows.ending import TakenJob
-from prefect_bt.flows.mirroring import MirrorSite, mirror_all, mirror_on_run, run_name
+from prefect_bt.flows.mirroring import MirrorSite, failed, mirror_all, mirror_on_run, run_name
 from prefect_bt.flows.reporting import UNREACHABLE, move_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.flows.stopping import StopWatcher
@@ -86,16 +86,16 @@ def mirror_weights(site: JobSite, source: WeightsPlan, stop: threading.Event) ->
     """
     pin = site.ledger.pinned_weights(site.job_id).get(source.key)
     wanted = [source.secret] if source.secret else []
-    secret = next(iter(resolve_secrets(wanted, site.secret_sources).values()), None)
     where = MirrorSite(site.settings, site.ledger.store, site.job_id)
     try:
+        secret = next(iter(resolve_secrets(wanted, site.secret_sources).values()), None)
         mirrored = mirror_on_run(
             where, source, secret=secret, stop=stop, revision=pin.revision if pin else ""
         )
-    except WeightsError:
-        if stop.is_set():
+    except PrefectBtError as error:
+        if stop.is_set() and isinstance(error, WeightsError):
             return Cancelled(message="Stopped; what is here already is kept.")
-        raise
+        return failed(error)
     site.ledger.pin_weights(
         site.job_id, source.key, mirrored.revision, files=mirrored.files, size=mirrored.bytes
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
+
+from pydantic import ValidationError
 
 from prefect_bt.contract import RESERVED_PREFIX, SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.definitions import (
@@ -13,6 +16,7 @@ from prefect_bt.definitions import (
     TrainingJob,
     WeightsAuthMethod,
     WeightsSource,
+    definition_error,
     parse_memory,
 )
 from prefect_bt.errors import DefinitionError
@@ -67,6 +71,24 @@ def find_problems(job: TrainingJob, capacity: Capacity, *, substrate: str) -> li
         *_weights_problems(job),
         *_mount_problems(job, capacity),
     ]
+
+
+def find_weights_problems(job: TrainingJob) -> list[list[str]]:
+    """For each of the job's weights, why no machine could mirror or mount it."""
+    problems = [*_weights_problems(job), *_place_problems(_targets(job))]
+    fields = [f"weights[{index}]." for index in range(len(job.weights))]
+    return [[each for each in problems if each.startswith(field)] for field in fields]
+
+
+def check_source(document: Mapping[str, object]) -> None:
+    """DefinitionError when this entry of `weights`, outside of any job, could not be mirrored."""
+    try:
+        source = WeightsSource.model_validate({"mount_location": "/weights", **document})
+    except ValidationError as error:
+        where = _without_secrets(str(document.get("source")))
+        raise definition_error(error, WeightsSource, where=where) from None
+    for problem in _source_problems(source, ""):
+        raise DefinitionError(problem)
 
 
 def find_name_problems(names: Mapping[str, str]) -> list[str]:
@@ -192,17 +214,20 @@ def _session_problems(job: TrainingJob, substrate: str) -> Iterator[str]:
 
 def _weights_problems(job: TrainingJob) -> Iterator[str]:
     for index, source in enumerate(job.weights):
-        scheme, _, rest = source.source.partition("://")
-        field = f"weights[{index}]"
-        if scheme not in WEIGHTS_SCHEMES:
-            known = ", ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
-            yield f"{field}.source {source.source!r}: this version mirrors {known}."
-            continue
-        if why := _impossible_source(scheme, rest):
-            yield f"{field}.source {_without_secrets(source.source)!r} {why}"
-        if source.allow_patterns == []:
-            yield f"{field}.allow_patterns is [], which no file matches; leave it out for all."
-        yield from _weights_auth_problems(source, scheme, field)
+        yield from _source_problems(source, f"weights[{index}].")
+
+
+def _source_problems(source: WeightsSource, within: str) -> Iterator[str]:
+    scheme, _, rest = source.source.partition("://")
+    if scheme not in WEIGHTS_SCHEMES:
+        known = ", ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
+        yield f"{within}source {source.source!r}: this version mirrors {known}."
+        return
+    if why := _impossible_source(scheme, rest):
+        yield f"{within}source {_without_secrets(source.source)!r} {why}"
+    if source.allow_patterns == []:
+        yield f"{within}allow_patterns is [], which no file matches; leave it out for all."
+    yield from _weights_auth_problems(source, scheme, within)
 
 
 def _without_secrets(source: str) -> str:
@@ -218,6 +243,8 @@ def _impossible_source(scheme: str, rest: str) -> str:
     """What is wrong with the part after `://`; "" when nothing is."""
     host, _, path = rest.partition("?")[0].partition("/")
     match scheme:
+        case "hf" if not re.fullmatch("[^/@]+(/[^/@]+)?(@.*)?", rest):
+            why = "is no repository; write hf://owner/repo[@revision]."
         case "hf" if rest.endswith("@"):
             why = "has no revision after the @; write a branch, a tag or a commit, or leave it out."
         case "https" if "@" in host:
@@ -237,23 +264,23 @@ def _impossible_source(scheme: str, rest: str) -> str:
     return why
 
 
-def _weights_auth_problems(source: WeightsSource, scheme: str, field: str) -> Iterator[str]:
+def _weights_auth_problems(source: WeightsSource, scheme: str, within: str) -> Iterator[str]:
     possible = WEIGHTS_SCHEMES[scheme]
     if not possible:
         if source.auth or source.auth_secret_name:
             what = "is a folder" if scheme == "file" else "lies in this store"
-            yield f"{field}.source {source.source!r} {what} and takes no auth; leave auth out."
+            yield f"{within}source {source.source!r} {what} and takes no auth; leave auth out."
         return
     method = source.auth.auth_method if source.auth else _SECRET
     if method not in possible:
         yield (
-            f"{field}.auth.auth_method is {method.value}; {scheme}:// takes "
+            f"{within}auth.auth_method is {method.value}; {scheme}:// takes "
             f"{' or '.join(each.value for each in possible)}"
             f"{': give auth_secret_name' if possible == (_SECRET,) else ''}."
         )
     elif method is not _SECRET and source.auth_secret_name:
         yield (
-            f"{field}.auth_secret_name is given, but {method.value} takes no secret; "
+            f"{within}auth_secret_name is given, but {method.value} takes no secret; "
             "leave one of them out."
         )
 
@@ -267,16 +294,20 @@ class _Target(NamedTuple):
 
 
 def _mount_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+    yield from _place_problems(_targets(job))
+    if not capacity.exact_paths:
+        yield from _pinned_problems(job, capacity)
+
+
+def _place_problems(targets: Iterable[_Target]) -> Iterator[str]:
     possible: list[_Target] = []
-    for target in _targets(job):
+    for target in targets:
         why = _impossible(target.path)
         if why:
             yield f"{target.field} is {target.path!r}; {why}"
         else:
             possible.append(target)
     yield from _clashes(possible)
-    if not capacity.exact_paths:
-        yield from _pinned_problems(job, capacity)
 
 
 def _impossible(path: str) -> str:

@@ -22,6 +22,7 @@ from prefect_bt.planning import (
     plan_weights,
     secret_names,
 )
+from prefect_bt.refusals import find_weights_problems
 from prefect_bt.substrates.protocol import Capacity
 
 GIB = 1024**3
@@ -141,6 +142,40 @@ def weights(*places: str) -> list[dict[str, str]]:
 
 def checkpoints(path: str) -> dict[str, object]:
     return {"checkpointing_config": {"enabled": True, "checkpoint_path": path}}
+
+
+@pytest.mark.parametrize("source", ["hf://a/b/c", "hf://a/", "hf://a//b", "hf://@main"])
+def test_refuses_what_is_no_repository(source: str) -> None:
+    given = project(weights=[{"source": source, "mount_location": "/w"}])
+    assert "is no repository; write hf://owner/repo" in problems(given)[0]
+
+
+@pytest.mark.parametrize(
+    "source", ["hf://a/b", "hf://single", "hf://a/b@refs/pr/1", "hf://a/b@v@2"]
+)
+def test_accepts_a_repository(source: str) -> None:
+    plan_gang(project(weights=[{"source": source, "mount_location": "/w"}]), CONTEXT)
+
+
+def test_problems_of_weights_by_source() -> None:
+    sources = [
+        {"source": "hf://a/b", "mount_location": "/w"},
+        {"source": "hf://a/b@", "mount_location": "/w"},
+        {"source": "s3://b/p", "mount_location": "/b10/workspace"},
+        {"source": "s3://b/p", "mount_location": "/fine"},
+    ]
+    given = project(weights=sources, compute={"node_count": 0})
+    assert [
+        [each.partition(";")[0] for each in one] for one in find_weights_problems(given.job)
+    ] == [
+        [],
+        [
+            "weights[1].source 'hf://a/b@' has no revision after the @",
+            "weights[1].mount_location is '/w', which weights[0].mount_location uses already",
+        ],
+        ["weights[2].mount_location is '/b10/workspace', which the workspace uses already"],
+        [],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ def follow(
     from prefect_bt.joblogs import follow_lines
 
     logs = open_logs(ledger, record, terminal)
+    if record.definition.get("job", {}).get("weights") and not ledger.attempts(record.id):
+        terminal.note("Its weights are mirrored first; its Prefect run shows how far they are.")
     lines = follow_lines(logs, query, refresh=_settler(terminal, ledger, record.id))
     with terminal.working(f"Waiting for the first log line of job {record.id}"):
         first = next(lines, None)

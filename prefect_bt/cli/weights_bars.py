@@ -49,12 +49,12 @@ class PlainLines:
 
     def __call__(self, progress: Progress) -> None:
         with self._lock:
-            if progress.note and progress.note != self._note:
-                self._note = progress.note
-                self._terminal.note(f"{shown(progress.source)}: {progress.note}", style="yellow")
             if self._is_news(progress):
                 self._phase, self._percent = progress.phase.value, progress.percent
                 self._terminal.note(f"{shown(progress.source)}: {told(progress)}")
+            if progress.note and progress.note != self._note:
+                self._note = progress.note
+                self._terminal.note(f"{shown(progress.source)}: {progress.note}", style="yellow")
 
     def _is_news(self, progress: Progress) -> bool:
         if progress.phase.value == "done":

@@ -166,7 +166,7 @@ def _wanted(place: Place, kept: list[Kept], policy: _Policy) -> set[str]:
     for name in policy.names:
         meant = find_kept(kept, name)
         if not meant:
-            raise unknown(name, [one.name for one in kept])
+            raise unknown(name, kept, place.title)
         found |= {one.name for one in meant}
     return found
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.errors import PrefectBtError, SecretError
+from prefect_bt.errors import PlanError, PrefectBtError, SecretError
 
 if TYPE_CHECKING:
     from prefect_bt.objects.protocols import Store
@@ -43,11 +44,25 @@ class SourceOptions:
 NO_SOURCES = SourceOptions()
 
 
-def find_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan]:
-    """The sources that were asked for; PrefectBtError when there are none."""
-    from prefect_bt.definitions import load_training_project
-    from prefect_bt.planning import plan_sources, plan_weights
+@dataclass(frozen=True)
+class Asked:
+    """A source that a command is about. `problems`: why no job could have it, in sentences."""
 
+    plan: WeightsPlan
+    problems: Sequence[str] = ()
+
+
+def find_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan]:
+    """The sources that were asked for; PrefectBtError when there are none, or a job is refused."""
+    asked = find_asked(config, given)
+    problems = [problem for one in asked for problem in one.problems]
+    if problems:
+        raise PlanError(problems)
+    return [one.plan for one in asked]
+
+
+def find_asked(config: Path | None, given: SourceOptions) -> list[Asked]:
+    """As find_plans, with those that would be refused."""
     if (config is None) == (not given.source):
         raise PrefectBtError(
             "Name either a config file or sources.",
@@ -59,14 +74,32 @@ def find_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan]:
                 "--allow, --ignore and --auth-secret-name belong to --source.",
                 next_step="The config file says them for each of its sources.",
             )
-        plans = plan_weights(load_training_project(config).job)
-        if not plans:
-            raise PrefectBtError(
-                f"The job of {str(config)!r} has no weights.",
-                next_step="Add WeightsSource(...) to its `weights`, or give --source.",
-            )
-        return list(plans)
-    return list(plan_sources([_document(one, given) for one in given.source]))
+        return _of_config(config)
+    return [Asked(plan) for plan in _of_options(given)]
+
+
+def _of_config(config: Path) -> list[Asked]:
+    from prefect_bt.definitions import load_training_project
+    from prefect_bt.planning import plan_weights
+    from prefect_bt.refusals import find_weights_problems
+
+    job = load_training_project(config).job
+    if not job.weights:
+        raise PrefectBtError(
+            f"The job of {str(config)!r} has no weights.",
+            next_step="Add WeightsSource(...) to its `weights`, or give --source.",
+        )
+    return list(map(Asked, plan_weights(job), find_weights_problems(job)))
+
+
+def _of_options(given: SourceOptions) -> tuple[WeightsPlan, ...]:
+    from prefect_bt.planning import plan_sources
+    from prefect_bt.refusals import check_source
+
+    documents = [_document(one, given) for one in given.source]
+    for document in documents:
+        check_source(document)
+    return plan_sources(documents)
 
 
 def _document(source: str, given: SourceOptions) -> dict[str, object]:

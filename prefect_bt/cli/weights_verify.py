@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from prefect_bt.cli.options import Here, Output
 from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
 from prefect_bt.cli.weights_sources import open_cache, open_weights_store
-from prefect_bt.errors import NotFoundError, StoreError
+from prefect_bt.errors import PrefectBtError, StoreError
 
 if TYPE_CHECKING:
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache import NodeCache, Tree
     from prefect_bt.weights.integrity import Fault, Mended, Report
+    from prefect_bt.weights.inventory import Kept
     from prefect_bt.weights.stored_integrity import StoreReport
+
+_NAMED: Final = 8
 
 
 def verify_weights(
@@ -80,14 +84,22 @@ def _chosen(cache: NodeCache, names: tuple[str, ...]) -> list[Tree]:
     for name in names:
         found = find_kept(kept, name)
         if not found:
-            raise unknown(name, [one.name for one in kept])
+            raise unknown(name, kept, "this machine")
         chosen |= {one.name: one.tree for one in found if one.tree}
     return list(chosen.values())
 
 
-def unknown(name: str, known: list[str]) -> NotFoundError:
-    listed = ", ".join(known[:8]) or "none"
-    return NotFoundError("weights", name, next_step=f"There are: {listed} (weights list).")
+def unknown(name: str, kept: Sequence[Kept], place: str) -> PrefectBtError:
+    """`place`: where it was looked for."""
+    from prefect_bt.weights.telling import shown
+
+    sources = list(dict.fromkeys(shown(one.summary.source) for one in kept))
+    more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
+    listed = f"{', '.join(sources[:_NAMED])}{more}" if sources else "none"
+    return PrefectBtError(
+        f"No weights {name!r} on {place}.",
+        next_step=f"There are: {listed} (prefect-bt weights list).",
+    )
 
 
 def _verify_store(

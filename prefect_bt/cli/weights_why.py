@@ -8,9 +8,10 @@ from prefect_bt.cli.options import Here, Output
 from prefect_bt.cli.terminal import FAILED, OK, Terminal
 from prefect_bt.cli.weights_sources import (
     NO_SOURCES,
+    Asked,
     Config,
     SourceOptions,
-    find_plans,
+    find_asked,
     find_secret,
     open_cache,
     open_weights_store,
@@ -19,7 +20,6 @@ from prefect_bt.errors import PrefectBtError
 
 if TYPE_CHECKING:
     from prefect_bt.objects.protocols import Store
-    from prefect_bt.plan import WeightsPlan
     from prefect_bt.weights.cache import NodeCache
     from prefect_bt.weights.why import Answer
 
@@ -56,10 +56,10 @@ def why_weights(
     from prefect_bt.weights.why import Status
 
     settings, beside = Settings(), terminal.beside(output)
-    plans = find_plans(config, given)
+    asked = find_asked(config, given)
     cache, store = open_cache(settings), open_weights_store(settings)
     with beside.working("Asking the sources"):
-        answers = [_answer(plan, cache, store, settings.mirror_to_store) for plan in plans]
+        answers = [_answer(one, cache, store, settings.mirror_to_store) for one in asked]
     if output == "json":
         beside.document({"weights": [_row(codec.encode(one)) for one in answers]})
     else:
@@ -69,9 +69,12 @@ def why_weights(
     return FAILED if any(one.status is Status.REFUSED for one in answers) else OK
 
 
-def _answer(plan: WeightsPlan, cache: NodeCache, store: Store, to_store: bool) -> Answer:
+def _answer(asked: Asked, cache: NodeCache, store: Store, to_store: bool) -> Answer:
     from prefect_bt.weights.why import explain, refused
 
+    plan = asked.plan
+    if asked.problems:
+        return refused(plan, PrefectBtError(" ".join(asked.problems)))
     try:
         secret = find_secret(plan)
     except PrefectBtError as error:

@@ -25,7 +25,7 @@ from prefect_bt.weights.index import identity
 from prefect_bt.weights.listing import ListedFile, digests_for
 from prefect_bt.weights.parts import Busy, Following, Part, PartFolder, part_id
 from prefect_bt.weights.retrying import PAUSES, again
-from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.source import Interrupted, NoRanges
 
 PROGRESS: Final = 1 << 20
 """Bytes after which a try counts as one that went well."""
@@ -63,6 +63,12 @@ class Blocks:
                 check_stop(self._fetching)
                 if not self._waiting:
                     self._await_others()
+        except NoRanges:
+            for part in list(self._open):  # of no use to who reads from the beginning to the end
+                part.remove()
+                self._close(part)
+                self._fetching.meter.undo(part.arrived)
+            raise
         finally:
             for part in list(self._open):
                 self._close(part)
@@ -210,9 +216,9 @@ def settle_part(fetching: Fetching, file: ListedFile, part: Part, found: dict[st
         fetching.meter.undo(part.size)
         return fault
     sha256 = found["sha256"]
-    fetching.fill.remember({file.path: (sha256, part.size)})  # first: a blob nobody knows is lost
-    part.become(fetching.fill.cache.blob(sha256))
-    fetching.fill.settle(file, sha256)
+    if fetching.origins.source.pins:  # else only when all of it is known to be still the same
+        fetching.fill.remember({file.path: (sha256, part.size)})  # first: or a blob is lost
+    fetching.fill.settle(file, part.seal(), sha256, part.size)
     part.remove()
     fetching.meter.finished()
     return ""

@@ -10,14 +10,17 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights.blocks import Blocks, bring_own_way
 from prefect_bt.weights.crew import work
 from prefect_bt.weights.fetching import Fetching, check_stop
+from prefect_bt.weights.index import identity
 from prefect_bt.weights.listing import ListedFile
 from prefect_bt.weights.source import NoRanges
+from prefect_bt.weights.telling import shown
 from prefect_bt.weights.wholes import bring_small, bring_stream
 
 SMALL: Final = 1 << 20
@@ -26,12 +29,35 @@ SMALL_AT_ONCE: Final = 16
 BLOCKS_AT_ONCE: Final = 8
 OWN_WAY_AT_ONCE: Final = 2
 STREAMS_AT_ONCE: Final = 4
+LENT_AT_ONCE: Final = 4
+
+
+def borrow(fetching: Fetching, files: Sequence[ListedFile]) -> list[ListedFile]:
+    """Links to what a store of this disk has; returns what is left to be read."""
+    lent = [(file, path) for file in files if (path := fetching.origins.lent(file))]
+    waiting, here = deque(lent), set[str]()
+
+    def take() -> bool:
+        try:
+            file, path = waiting.popleft()
+        except IndexError:
+            return False
+        if fetching.fill.lend(file, path):
+            fetching.meter.here(file.size or 0, files=1)
+            here.add(file.path)
+        return True
+
+    work(min(LENT_AT_ONCE, len(lent)), take, fetching.stop)
+    check_stop(fetching)
+    return [file for file in files if file.path not in here]
 
 
 def bring(fetching: Fetching, files: Sequence[ListedFile]) -> None:
     """Every file into the fill. WeightsError; then what has arrived is kept for the next time."""
-    streams = [file for file in files if file.whole or file.size is None]
-    rest = [file for file in files if not (file.whole or file.size is None)]
+    rest: list[ListedFile] = []
+    streams: list[ListedFile] = []
+    for file in files:
+        (rest if _may_be_continued(fetching, file) else streams).append(file)
     small = deque(file for file in rest if (file.size or 0) <= SMALL)
     large = [file for file in rest if (file.size or 0) > SMALL]
     try:
@@ -42,15 +68,21 @@ def bring(fetching: Fetching, files: Sequence[ListedFile]) -> None:
             Blocks(fetching, _own_way(fetching, large)).run(BLOCKS_AT_ONCE)
         except NoRanges as error:
             fetching.meter.note(error.what)
-            fetching.stop.clear()
+            fetching = replace(fetching, stop=fetching.stop.anew())
+            check_stop(fetching)
             streams += [file for file in large if not fetching.fill.has(file)]
         if streams:
             waiting = deque(streams)
             hands = min(STREAMS_AT_ONCE, len(streams))
             work(hands, lambda: bring_stream(fetching, waiting), fetching.stop)
     except OSError as error:
-        raise _unwritable(fetching.source, error) from error
+        raise unwritable(fetching.fill.source, error) from error
     check_stop(fetching)
+
+
+def _may_be_continued(fetching: Fetching, file: ListedFile) -> bool:
+    """Two requests for it lead to the same bytes, and to those that were asked for."""
+    return not file.whole and bool(identity(fetching.fill.source, file)) and file.size is not None
 
 
 def _own_way(fetching: Fetching, files: Sequence[ListedFile]) -> Sequence[ListedFile]:
@@ -63,11 +95,13 @@ def _own_way(fetching: Fetching, files: Sequence[ListedFile]) -> Sequence[Listed
     return rest
 
 
-def _unwritable(source: str, error: OSError) -> WeightsError:
+def unwritable(source: str, error: OSError) -> WeightsError:
     if error.errno == errno.ENOSPC:
         what, step = "the disk is full", "Make room, or set PREFECT_BT_STATE_DIR to another disk"
     else:
         what, step = f"it could not be written ({error})", "Check the disk of PREFECT_BT_STATE_DIR"
     return WeightsError(
-        f"{source}: {what}.", source=source, next_step=f"{step}; what is here already is kept."
+        f"{shown(source)}: {what}.",
+        source=source,
+        next_step=f"{step}; what is here already is kept.",
     )

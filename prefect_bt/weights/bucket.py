@@ -21,7 +21,6 @@ from prefect_bt.weights.listing import ListedFile, Listing, revision_of
 from prefect_bt.weights.patterns import choose_files
 from prefect_bt.weights.source import (
     CONNECT_SECONDS,
-    READ_BYTES,
     Interrupted,
     NoRanges,
     SourceRequest,
@@ -37,6 +36,8 @@ _REFUSALS: Final = frozenset(
         *("PublicAccessNotPermitted", "InvalidAuthenticationInfo"),
     }
 )
+_PIECE: Final = 256 << 10
+"""Bytes that are handed on at once: they stay in the processor's cache on their way to the disk."""
 _NOT_PARTIAL: Final = "non-partial response"
 """obstore's words for an answer to a range that is not one."""
 _ABSENT: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "NoSuchKey"})
@@ -136,7 +137,7 @@ class BucketSource:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[memoryview]:
         end = (file.size or 0) if length < 0 else start + length
         if end <= start:
             return
@@ -149,8 +150,8 @@ class BucketSource:
             answer = self._sdk.get(self._store, self._base + file.path, options=options)
             if _tag(answer.meta) != file.tag:
                 self._changed(file)
-            for piece in answer.stream(min_chunk_size=READ_BYTES):
-                yield bytes(piece)
+            for piece in answer.stream(min_chunk_size=_PIECE):
+                yield memoryview(piece)
 
     def is_md5(self, file: ListedFile) -> bool:
         """Whether the object is not encrypted in a way that makes its tag something else.
@@ -209,10 +210,13 @@ class BucketSource:
                 next_step="Ask who runs it for support of the Range header.",
             ) from None
         where = f"{file.path} " if file else ""
-        why = code or f"no usable answer in {seconds:.0f} s"
+        unanswered = (
+            f"no usable answer in {seconds:.0f} s; a connection without a byte for "
+            f"{self._stall:g} s is given up"
+        )
+        why = code or _transport_fault(error) or unanswered
         raise Interrupted(
-            f"{self._plan.source}: {where}could not be read ({why}; a connection without a byte "
-            f"for {self._stall:.0f} s is given up).",
+            f"{self._plan.source}: {where}could not be read ({why}).",
             source=self._plan.source,
             next_step="Check the network, and push again: what is here already is kept.",
         ) from None
@@ -268,6 +272,18 @@ def _tag(item: Any) -> str:
 def _parents(path: str) -> Iterator[str]:
     while path := path.rpartition("/")[0]:
         yield path
+
+
+def _transport_fault(error: BaseException) -> str:
+    """What obstore's text says of the way to the server; its URLs stay where they are."""
+    text = str(error)
+    known = {
+        "dns error": "no address is known for its host",
+        "Connection refused": "the connection was refused",
+        "Connection reset": "the connection was reset",
+        "invalid peer certificate": "its certificate is not trusted",
+    }
+    return next((words for sign, words in known.items() if sign in text), "")
 
 
 def _code_in(error: BaseException) -> str:

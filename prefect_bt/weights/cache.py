@@ -21,7 +21,9 @@ the filling of one and the same tree.
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import math
 import os
 import shutil
 import time
@@ -36,6 +38,8 @@ from prefect_bt.host.layout import JobFolder
 from prefect_bt.ownership import is_owned, try_lock
 from prefect_bt.weights.manifest import Manifest, Summary, load_manifest, load_summary
 
+NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP})
+"""Of a file system that has no hard links, or no more of this file."""
 _TREES: Final = "trees"
 
 
@@ -62,7 +66,8 @@ class Tree:
             return False
 
     def mark_stored(self, url: str) -> None:
-        with (self.path / "stored").open("a") as writer:
+        """Of no use to a tree that was evicted in this moment."""
+        with suppress(FileNotFoundError), (self.path / "stored").open("a") as writer:
             writer.write(f"{url}\n")
 
     def unmark_stored(self) -> None:
@@ -142,9 +147,9 @@ class NodeCache:
                     self._discard(target)
                 fill.rename(target)
                 _sync_folder(target.parent)
-        tree = self._read(name)
+            tree = self._read(name)  # before somebody may evict it
         if tree is None:
-            raise FileNotFoundError(f"{target} was removed as soon as it was there")
+            raise FileNotFoundError(f"{str(target)!r} was broken as soon as it was there")
         return tree
 
     def leases(self, name: str) -> tuple[str, ...]:
@@ -158,12 +163,18 @@ class NodeCache:
             tree = self.find(name)
             if tree is None or tree.leases:
                 return 0
-            gone = self.root / "trash" / f"{name}.{uuid.uuid4().hex[:8]}"
-            gone.parent.mkdir(parents=True, exist_ok=True)
-            tree.path.rename(gone)
-        freed = self._drop_blobs(_digests(gone))
+            digests = _digests(tree.path)
+            gone = self._throw(tree.path)
+            freed = self._drop_blobs(digests)
         _remove(gone)
         return freed
+
+    def restore(self, tree: Tree) -> None:
+        """Names for its blobs, which an eviction may have taken before the tree was published."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            for entry in tree.manifest().entries:
+                with suppress(FileExistsError):
+                    self.give_name(tree.files / entry.path, entry.sha256)
 
     def withdraw(self, name: str) -> tuple[str, ...]:
         """Publish the tree no more; its contents stay. Ids of living jobs that keep it there."""
@@ -190,10 +201,22 @@ class NodeCache:
         except OSError:
             return False
 
+    def give_name(self, file: Path, sha256: str) -> None:
+        """The file is this blob too, where it can have another name. FileExistsError."""
+        blob = self.blob(sha256)
+        try:
+            try:
+                os.link(file, blob)
+            except FileNotFoundError:
+                blob.parent.mkdir(parents=True, exist_ok=True)
+                os.link(file, blob)
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
+
     def usage(self) -> int:
         """Bytes of all blobs and of all that is on its way."""
-        sizes = (entry.stat().st_blocks * 512 for entry in self._kept())
-        return sum(sizes)
+        return sum(_blocks(entry) for entry in self._kept())
 
     def sweep(self, *, older: float) -> int:
         """Remove what nobody will ask for again; bytes freed.
@@ -210,7 +233,7 @@ class NodeCache:
         loose = (
             blob.name
             for blob in (self.root / "blobs").glob("*/*")
-            if blob.name not in named and blob.stat().st_ctime < before
+            if blob.name not in named and _changed(blob) < before
         )
         return freed + self._unlink(loose)
 
@@ -268,16 +291,21 @@ class NodeCache:
         for name in _names(self.root / folder):
             path = self.root / folder / name
             with suppress(FileNotFoundError):
-                if path.stat().st_mtime < before and _is_free(lock(path)):
-                    size = _size_of(path)
-                    self._discard(path)
-                    yield size
+                if path.stat().st_mtime >= before:
+                    continue
+                with _held(lock(path)) as free:
+                    if free:
+                        size = _size_of(path)
+                        self._discard(path)
+                        yield size
 
     def _discard(self, path: Path) -> None:
+        _remove(self._throw(path))
+
+    def _throw(self, path: Path) -> Path:
         gone = self.root / "trash" / f"{path.name}.{uuid.uuid4().hex[:8]}"
         gone.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(gone)
-        _remove(gone)
+        return path.rename(gone)
 
 
 def job_lives(state_dir: Path, job_id: str) -> bool:
@@ -289,12 +317,20 @@ def job_lives(state_dir: Path, job_id: str) -> bool:
 
 
 def _is_free(lock: Path) -> bool:
+    with _held(lock, shared=True) as free:
+        return free
+
+
+@contextmanager
+def _held(lock: Path, *, shared: bool = False) -> Generator[bool]:
+    """Whether nobody has it; then it is ours meanwhile, if there is such a file."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True
+        yield True
+        return
     try:
-        return try_lock(descriptor, shared=True)
+        yield try_lock(descriptor, shared=shared)
     finally:
         os.close(descriptor)
 
@@ -318,6 +354,22 @@ def _size_of(path: Path) -> int:
     """Bytes that go with it: those of files that have no other name."""
     facts = (file.stat() for file in path.rglob("*") if file.is_file())
     return sum(fact.st_blocks * 512 for fact in facts if fact.st_nlink == 1)
+
+
+def _blocks(entry: os.DirEntry[str]) -> int:
+    """0 for what went in this moment."""
+    try:
+        return entry.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _changed(path: Path) -> float:
+    """When; never for what went in this moment."""
+    try:
+        return path.stat().st_ctime
+    except FileNotFoundError:
+        return math.inf
 
 
 def _remove(path: Path) -> None:

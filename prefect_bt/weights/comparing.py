@@ -37,8 +37,8 @@ class Now:
 
 def why_again(plan: WeightsPlan, now: Now, cache: NodeCache) -> str:
     """One sentence beside the newest tree of the same source; "" when nothing was here before."""
-    place = place_of(plan.source)
-    trees = [tree for tree in cache.trees() if place_of(tree.summary.source) == place]
+    place = place_of(shown(plan.source))  # trees do not tell what follows a ?
+    trees = [tree for tree in cache.trees() if place_of(shown(tree.summary.source)) == place]
     ours = [tree for tree in trees if tree.summary.key == plan.key]
     newest = max(ours or trees, key=lambda tree: tree.summary.created_at, default=None)
     if newest is None:
@@ -49,7 +49,7 @@ def why_again(plan: WeightsPlan, now: Now, cache: NodeCache) -> str:
     if old.key == plan.key:
         moved = f"The revision moved from {old.revision[:_SHORT]} to {now.revision[:_SHORT]}"
         return f"{moved}: {changes}."
-    if old.source != plan.source:
+    if shown(old.source) != shown(plan.source):
         return f"Here is {shown(old.source)}, which is another revision: {changes}."
     if old.revision == now.revision and set(before) != {file.path for file in now.wanted}:
         return f"Here it is with other patterns: {changes}."

@@ -22,7 +22,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, IncompleteRead, ProtocolError, ReadTimeoutError
 from urllib3.exceptions import TimeoutError as HTTPTimeout
 
-from prefect_bt.weights.source import CONNECT_SECONDS, READ_BYTES, STALL_SECONDS
+from prefect_bt.weights.source import CONNECT_SECONDS, STALL_SECONDS
 
 AT_ONCE: Final = 32
 """Connections to one host that are kept for the next request."""
@@ -30,8 +30,7 @@ LONGEST_WAIT: Final = 60.0
 """Seconds; a server that asks for more is asked again nevertheless."""
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MOST_REDIRECTS: Final = 10
-_TOLD_EVERY: Final = 0.5
-"""Seconds after which bytes are handed on although they are few."""
+_PIECE: Final = 256 << 10
 _TOTAL: Final = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 _RESET: Final = re.compile(r"\bt=(\d+)")
 
@@ -61,7 +60,6 @@ class Answer:
 
     def __init__(self, response: urllib3.BaseHTTPResponse, url: str, stall: float) -> None:
         self._response, self._stall = response, stall
-        self._fault: Lost | None = None
         self.url = url
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
@@ -96,27 +94,16 @@ class Answer:
         return min(max(seconds, 0.0), LONGEST_WAIT)
 
     def pieces(self) -> Iterator[bytes]:
-        """The body in pieces of about READ_BYTES, smaller ones where it comes slowly. Lost."""
+        """The body in pieces. Lost; what came last before it may be lost too, up to a piece."""
         while piece := self._piece():
             yield piece
 
     def _piece(self) -> bytes:
-        """What came before a fault is handed on; the next call raises it."""
-        parts: list[bytes] = []
-        size, since = 0, time.monotonic()
-        while self._fault is None and size < READ_BYTES and time.monotonic() - since < _TOLD_EVERY:
-            try:
-                part = self._response.read1(READ_BYTES - size, decode_content=False)
-            except (HTTPError, OSError) as error:
-                self._fault = Lost(_reason(error, self._stall))
-                break
-            if not part:
-                break
-            parts.append(part)
-            size += len(part)
-        if self._fault is not None and not parts:
-            raise self._fault
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        """Small enough for its memory to stay in the processor's cache: half the work of 1 MiB."""
+        try:
+            return self._response.read(_PIECE, decode_content=False)
+        except (HTTPError, OSError) as error:
+            raise Lost(_reason(error, self._stall)) from None
 
     def close(self) -> None:
         """The connection is kept when the body was read to its end."""

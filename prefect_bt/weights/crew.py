@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Final, Protocol, TypeVar
+
+T = TypeVar("T")
 
 _PATIENCE: Final = 2.0
 """Seconds in which those who have been told to stop may put away what they hold."""
@@ -43,9 +46,9 @@ class Stop:
     def set(self) -> None:
         self._own.set()
 
-    def clear(self) -> None:
-        """The failure was dealt with; what others said stands."""
-        self._own.clear()
+    def anew(self) -> Stop:
+        """For who goes on after the failure: those that it ended stay ended."""
+        return Stop(self._outer)
 
     def wait(self, seconds: float, /) -> bool:
         """Whether it is set, after at most so many seconds."""
@@ -55,10 +58,61 @@ class Stop:
         return self.is_set()
 
 
+class Door:
+    """What threads use until it is shut, such as open files.
+
+    A thread that a silent server holds may come back long after its work was given up: by then its
+    file's number may be another file's.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside, self._shut = 0, False
+
+    @contextmanager
+    def inside(self) -> Generator[None]:
+        """Not shut meanwhile. Shut: it was before."""
+        with self._changed:
+            if self._shut:
+                raise Shut
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                if self._shut:
+                    self._changed.notify_all()
+
+    def shut(self) -> bool:
+        """Waits for those inside; whether it was open until now."""
+        with self._changed:
+            was_open, self._shut = not self._shut, True
+            self._changed.wait_for(lambda: not self._inside)
+        return was_open
+
+
+class Shut(Exception):
+    """What this thread worked on was given up."""
+
+
+def aside(do: Callable[[], T], stop: Stops) -> T | None:
+    """What `do` answers, in a thread of its own; None when `stop` was set before it did."""
+    found: list[T] = []
+
+    def once() -> bool:
+        found.append(do())
+        return False
+
+    work(1, once, stop)
+    return found[0] if found else None
+
+
 def work(hands: int, take: Callable[[], bool], stop: Stops) -> None:
     """Call `take` in `hands` threads until it answers False in each; raises the first error.
 
-    `stop` is set when one failed, and when the caller is interrupted.
+    `stop` is set when one failed, and when the caller is interrupted. Returns soon after it was
+    set, also when threads are left that listen to a silent server.
     """
     errors: list[BaseException] = []
 
@@ -75,7 +129,7 @@ def work(hands: int, take: Callable[[], bool], stop: Stops) -> None:
         thread.start()
     try:
         for thread in threads:
-            while thread.is_alive() and not errors:
+            while thread.is_alive() and not errors and not stop.is_set():
                 thread.join(0.2)
     finally:
         if errors or any(thread.is_alive() for thread in threads):

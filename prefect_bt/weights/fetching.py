@@ -12,6 +12,7 @@ from prefect_bt.weights.listing import ListedFile, fault_of
 from prefect_bt.weights.origins import Origins
 from prefect_bt.weights.progress import Meter
 from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.telling import shown
 
 TRIES: Final = 2
 """How often a file may arrive damaged."""
@@ -28,17 +29,22 @@ class Fetching:
 
     @property
     def source(self) -> str:
-        return self.fill.source
+        """As it may be shown."""
+        return shown(self.fill.source)
 
 
 def check_stop(fetching: Fetching) -> None:
     """WeightsError when somebody asked to stop."""
     if fetching.stop.is_set():
-        raise WeightsError(
-            f"{fetching.source}: the mirror was stopped.",
-            source=fetching.source,
-            next_step="What is here already is kept for the next time.",
-        )
+        raise stopped(fetching.fill.source)
+
+
+def stopped(source: str) -> WeightsError:
+    return WeightsError(
+        f"{shown(source)}: the mirror was stopped.",
+        source=source,
+        next_step="What is here already is kept for the next time.",
+    )
 
 
 def damaged_twice(source: str, file: ListedFile, fault: str) -> WeightsError:

@@ -10,7 +10,6 @@ lost.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -20,18 +19,18 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.contract import weights_tree
 from prefect_bt.host.writeback import sync_file_system
-from prefect_bt.weights.cache import NodeCache, Tree
+from prefect_bt.weights.cache import NO_LINK, NodeCache, Tree
+from prefect_bt.weights.crew import Door
 from prefect_bt.weights.index import Index, identity, place_of
 from prefect_bt.weights.listing import ListedFile, Listing
 from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest, summarize
 from prefect_bt.weights.parts import boot_id
-
-_NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP})
+from prefect_bt.weights.telling import shown
 
 
 class Fill:
@@ -45,14 +44,18 @@ class Fill:
         self.index = Index(cache.index(place_of(source)))
         self._made: set[Path] = set()
         self._lock = threading.Lock()
+        self._door = Door()
         self.files.mkdir(parents=True, exist_ok=True)
+        self._clear()
         self._done = self._resume()
         self._journal = os.open(
             self.path / "journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
 
     def close(self) -> None:
-        os.close(self._journal)
+        """Returns when no thread adds to it; whoever comes later finds it Shut."""
+        if self._door.shut():
+            os.close(self._journal)
 
     # -- files --------------------------------------------------------------------------------
 
@@ -68,49 +71,67 @@ class Fill:
         sha256 = self.sha256_of(file)
         if not sha256 or file.size is None or not self.cache.has(sha256, file.size):
             return False
-        try:
-            self._link(self.cache.blob(sha256), self._place(file.path))
-        except FileNotFoundError:  # evicted in this moment
-            return False
-        self._record(file.path, sha256, file.size)
+        with self._door.inside():
+            try:
+                self._link(self.cache.blob(sha256), self._place(file.path))
+            except FileNotFoundError:  # evicted in this moment
+                return False
+            self._record(file.path, sha256, file.size)
         return True
 
     def write(self, file: ListedFile, data: bytes | bytearray, sha256: str) -> None:
         """A small file, verified by the caller."""
-        place = self._place(file.path)
-        try:
-            descriptor = _create(place)
-        except FileExistsError:  # written by a process that did not live to say so
-            place.unlink()
-            descriptor = _create(place)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-        finally:
-            os.close(descriptor)
-        self._record(file.path, sha256, len(data))
+        with self._door.inside():
+            place = self._place(file.path)
+            try:
+                descriptor = _create(place)
+            except FileExistsError:  # written by a process that did not live to say so
+                place.unlink()
+                descriptor = _create(place)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+            finally:
+                os.close(descriptor)
+            self._record(file.path, sha256, len(data))
 
     def adopt(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
         """As `write`, for a file of this file system that is whole: it is moved."""
-        path.chmod(0o444)
-        path.replace(self._place(file.path))
-        self._record(file.path, sha256, size)
+        with self._door.inside():
+            path.chmod(0o444)
+            path.replace(self._place(file.path))
+            self._record(file.path, sha256, size)
 
     def lend(self, file: ListedFile, path: Path) -> bool:
-        """As `write`, for a file that somebody keeps on this file system: a hard link to it."""
+        """As `write`, for a file that somebody keeps on this file system: a hard link to it.
+
+        It is read and compared: what others keep may have been damaged since.
+        """
+        place = self._place(file.path)
         try:
-            self._link(path, self._place(file.path), copy=False)
+            with self._door.inside():
+                self._link(path, place, copy=False)
+            right = place.stat().st_size == file.size and _digest(place) == file.sha256
         except OSError:
             return False
-        self._record(file.path, file.sha256, file.size or 0)
-        return True
+        with self._door.inside():
+            if right:
+                self._record(file.path, file.sha256, file.size or 0)
+            else:
+                place.unlink()
+        return right
 
-    def settle(self, file: ListedFile, sha256: str) -> None:
-        """A large file has become a blob: into the tree with it."""
-        size = self.cache.blob(sha256).stat().st_size
-        self._link(self.cache.blob(sha256), self._place(file.path))
-        self._record(file.path, sha256, size)
+    def settle(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
+        """A large file, verified and synced: a blob, and into the tree with it.
+
+        Into the tree first: whoever evicts the blob in between leaves its bytes to us.
+        """
+        with self._door.inside():
+            place = self._place(file.path)
+            self._link(path, place)
+            self._name_blob(place, sha256)
+            self._record(file.path, sha256, size)
 
     def drop(self) -> None:
         """Nothing of it may be used."""
@@ -124,20 +145,22 @@ class Fill:
         try:
             sync_file_system(descriptor)
             for file in wanted:
-                self._name_blob(file.path)
+                self._name_blob(self.files / file.path, self._done[file.path][0])
             self.remember({file.path: self._done[file.path] for file in wanted})
             self._write_manifest(wanted)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         (self.path / "journal").unlink(missing_ok=True)
-        return self.cache.publish(self.path, self.name, holder=holder)
+        tree = self.cache.publish(self.path, self.name, holder=holder)
+        self.cache.restore(tree)
+        return tree
 
     def _write_manifest(self, wanted: Sequence[ListedFile]) -> None:
         rows = ((file.path, *self._done[file.path]) for file in wanted)
         entries = (Entry(path, size, sha256) for path, sha256, size in rows)
         manifest = Manifest(
-            source=self.source,
+            source=shown(self.source),  # a signature is nobody else's
             key=self.key,
             revision=self.listing.revision,
             entries=tuple(sorted(entries, key=lambda entry: entry.path)),
@@ -150,19 +173,27 @@ class Fill:
                 writer.flush()
                 os.fsync(writer.fileno())
 
-    def _name_blob(self, path: str) -> None:
+    def _name_blob(self, place: Path, sha256: str) -> None:
         """The content under its own name too; one that has it already is used instead."""
-        place, blob = self.files / path, self.cache.blob(self._done[path][0])
+        blob = self.cache.blob(sha256)
+        while True:
+            try:
+                return self.cache.give_name(place, sha256)
+            except FileExistsError:
+                pass
+            with suppress(FileNotFoundError):  # evicted in this moment
+                ours, theirs = place.stat(), blob.stat()
+                if os.path.samestat(ours, theirs):
+                    return None
+                if ours.st_size == theirs.st_size:
+                    return self._use(blob, place)
+                blob.unlink()  # somebody cut it off; those who have it are found by a verify
+
+    def _use(self, blob: Path, place: Path) -> None:
         try:
-            os.link(place, blob)
-        except FileNotFoundError:
-            blob.parent.mkdir(parents=True, exist_ok=True)
-            os.link(place, blob)
-        except FileExistsError:
-            if place.stat().st_ino != blob.stat().st_ino:
-                self._link(blob, place)
+            self._link(blob, place, copy=False)
         except OSError as error:
-            if error.errno not in _NO_LINK:
+            if error.errno not in NO_LINK:
                 raise
 
     def remember(self, found: dict[str, tuple[str, int]]) -> None:
@@ -191,7 +222,7 @@ class Fill:
         try:
             os.link(source, fresh)
         except OSError as error:
-            if error.errno not in _NO_LINK or not copy:
+            if error.errno not in NO_LINK or not copy:
                 raise
             shutil.copyfile(source, fresh)
             fresh.chmod(0o444)
@@ -206,10 +237,16 @@ class Fill:
             self._done[path] = (sha256, size)
             os.write(self._journal, line.encode() + b"\n")
 
+    def _clear(self) -> None:
+        """What a process had in its hands when it was killed."""
+        for left in self.path.iterdir():
+            if left.name not in {"files", "journal"}:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
     def _resume(self) -> dict[str, tuple[str, int]]:
         journal = self.path / "journal"
         lines = [line for line in _read_lines(journal) if line]
-        first: Any = lines[0] if lines else {}
+        first = lines[0] if lines else {}
         same_boot = first.get("boot") == boot_id() and bool(boot_id())
         done: dict[str, tuple[str, int]] = {}
         for line in lines[1:]:
@@ -232,13 +269,13 @@ def _create(place: Path) -> int:
     return os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
 
 
-def _read_lines(journal: Path) -> list[Any]:
+def _read_lines(journal: Path) -> list[dict[str, Any]]:
     found: list[Any] = []
     with suppress(FileNotFoundError):
         for line in journal.read_bytes().splitlines():
             with suppress(ValueError):
                 found.append(json.loads(line))
-    return found
+    return [line for line in found if isinstance(line, dict)]
 
 
 def _digest(path: Path) -> str:

@@ -67,8 +67,8 @@ class HubSource:
 
     # -- listing ------------------------------------------------------------------------------
 
-    def list(self) -> Listing:
-        """The repository at the commit that its revision names now; WeightsError."""
+    def revision(self) -> str:
+        """The commit that the source's revision names now; WeightsError."""
         from huggingface_hub import HfApi
 
         with _Explained(self._source, self._token):
@@ -85,9 +85,15 @@ class HubSource:
                     source=self._source,
                     next_step="If HF_ENDPOINT is set, check that a Hub answers there.",
                 )
-            files = tuple(_listed_file(entry) for entry in self._tree(info.sha))
         self._commit = info.sha
-        return Listing(self._source, info.sha, files)
+        return info.sha
+
+    def list(self) -> Listing:
+        """The repository at that commit; WeightsError."""
+        commit = self._commit or self.revision()
+        with _Explained(self._source, self._token):
+            files = tuple(_listed_file(entry) for entry in self._tree(commit))
+        return Listing(self._source, commit, files)
 
     def _tree(self, commit: str) -> Iterator[Mapping[str, Any]]:
         """Every file's entry: 1000 an answer. HfApi.list_repo_tree would wait for ever for one."""
@@ -112,13 +118,20 @@ class HubSource:
         if not length or file.size == 0:
             return  # no server has a range of nothing
         with _Explained(self._source, self._token, file.path):
-            answer = self._open(file.path, {"Range": byte_range(start, length)})
             try:
-                if answer.start > start:
-                    raise Lost("it sent another range")
-                yield from cut(answer.pieces(), skip=start - answer.start, length=length)
-            finally:
-                answer.close()
+                yield from self._pieces(file.path, start, length)
+            except Lost:
+                self._targets.pop(file.path, None)  # another may be well
+                raise
+
+    def _pieces(self, path: str, start: int, length: int) -> Iterator[bytes]:
+        answer = self._open(path, {"Range": byte_range(start, length)})
+        try:
+            if answer.start > start:
+                raise Lost("it sent another range")
+            yield from cut(answer.pieces(), skip=start - answer.start, length=length)
+        finally:
+            answer.close()
 
     def _open(self, path: str, headers: Mapping[str, str]) -> Answer:
         """From where the Hub redirected to before, as long as that is answered."""

@@ -11,12 +11,14 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from prefect_bt.weights.listing import ListedFile
 
 
+@lru_cache(64)
 def place_of(source: str) -> str:
     """A name for where a source's files lie, whatever the revision."""
     address = source.partition("@")[0] if source.startswith("hf://") else source

@@ -12,6 +12,7 @@ from prefect_bt.contract import weights_tree
 from prefect_bt.weights.cache import NodeCache, Tree
 from prefect_bt.weights.manifest import Summary, summarize
 from prefect_bt.weights.shared import StoreMirror
+from prefect_bt.weights.telling import shown
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def _stored(mirror: StoreMirror, names: Sequence[str]) -> Iterator[Kept]:
 
 def find_kept(kept: Sequence[Kept], wanted: str) -> list[Kept]:
     """Those of that name, source or beginning of a name."""
-    exact = [one for one in kept if wanted in {one.name, one.summary.source, one.summary.key}]
+    named = {wanted, shown(wanted)}
+    exact = [one for one in kept if named & {one.name, one.summary.source, one.summary.key}]
     return exact or [one for one in kept if len(wanted) >= 6 and one.name.startswith(wanted)]
 
 

@@ -7,9 +7,12 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 from prefect_bt.errors import WeightsError
+
+_LONGEST_NAME: Final = 255
+"""Bytes, on the file systems that there are."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def check_names(source: str, paths: Collection[str]) -> None:
     for path in paths:
         pure = PurePosixPath(path)
         unsafe = not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path
-        if unsafe or "\0" in path or path.startswith(".cache/huggingface/"):
+        if unsafe or path.startswith(".cache/huggingface/") or not _can_be_a_name(pure):
             raise WeightsError(
                 f"{source} lists a file named {path!r}, which could not lie below the mount.",
                 source=source,
@@ -53,6 +56,15 @@ def check_names(source: str, paths: Collection[str]) -> None:
                 "whoever keeps the source.",
             )
     _check_clashes(source, frozenset(paths))
+
+
+def _can_be_a_name(path: PurePosixPath) -> bool:
+    """Also a manifest is UTF-8: a name that is not could not be told to other hosts."""
+    try:
+        longest = max((len(part.encode()) for part in path.parts), default=0)
+    except UnicodeEncodeError:
+        return False
+    return 0 < longest <= _LONGEST_NAME and "\0" not in str(path)
 
 
 def _check_clashes(source: str, paths: frozenset[str]) -> None:

@@ -17,11 +17,11 @@ from prefect_bt.contract import weights_tree
 from prefect_bt.errors import StoreError, WeightsError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights.bringing import bring
+from prefect_bt.weights.bringing import borrow, bring, unwritable
 from prefect_bt.weights.cache import NodeCache, Tree
 from prefect_bt.weights.claims import fly_alone
-from prefect_bt.weights.crew import Stop
-from prefect_bt.weights.fetching import Fetching, check_stop
+from prefect_bt.weights.crew import Stop, aside
+from prefect_bt.weights.fetching import Fetching, check_stop, stopped
 from prefect_bt.weights.filling import Fill
 from prefect_bt.weights.listing import ListedFile, Listing, check_names
 from prefect_bt.weights.manifest import Manifest
@@ -33,10 +33,13 @@ from prefect_bt.weights.room import keep_budget, make_room
 from prefect_bt.weights.shared import StoreMirror
 from prefect_bt.weights.source import (
     STALL_SECONDS,
+    Interrupted,
     Source,
     SourceRequest,
+    TellsRevision,
     open_source,
 )
+from prefect_bt.weights.telling import shown
 
 _LOOK = 0.1
 """Seconds between two looks at a tree that another process fills."""
@@ -97,7 +100,14 @@ def mirror_source(  # noqa: PLR0913 (what a run of a job knows)
         plan, cache, open_source(request), mirror, meter, stop or threading.Event(), holder
     )
     with meter.running():
-        return flight.run(revision)
+        try:
+            return flight.run(revision)
+        except OSError as error:
+            raise unwritable(plan.source, error) from error
+        except Interrupted as error:
+            if flight.stop.is_set():
+                raise stopped(plan.source) from error
+            raise
 
 
 @dataclass
@@ -114,7 +124,7 @@ class _Flight:
 
     def run(self, pin: str) -> Mirrored:
         began = time.monotonic()
-        pinned = pin or self.source.fixed
+        pinned = pin or self.source.fixed or self._revision_now()
         tree = self._here(weights_tree(self.plan.key, pinned)) if pinned else None
         if tree is not None:
             return self._hit(tree, began)
@@ -162,25 +172,42 @@ class _Flight:
         pinned = pin or self.source.fixed
         manifest = self._stored(weights_tree(self.plan.key, pinned)) if pinned else None
         if manifest is not None:
-            return _listing_of(manifest), Origins(self.source, self.mirror, manifest)
+            listing = _listing_of(manifest)
+            return listing, Origins(self.source, self.mirror, manifest, lambda: self._ask(pinned))
         listing = self._ask(pin)
         manifest = self._stored(weights_tree(self.plan.key, listing.revision))
         listed = {file.path: file for file in listing.files}
-        origins = Origins(self.source, self.mirror, manifest, listed)
+        origins = Origins(self.source, self.mirror, manifest, listed=listed)
         return _listing_of(manifest) if manifest else listing, origins
 
     def _ask(self, pin: str) -> Listing:
         plan = self.plan
-        listing = again(self.source.list, LISTING_PAUSES, Stop(self.stop), self.meter.note)
+        listing = self._look(Stop(self.stop))
         if pin and listing.revision != pin:
             raise WeightsError(
-                f"{plan.source} is another than the job began with ({listing.revision[:12]} "
+                f"{shown(plan.source)} is another than the job began with ({listing.revision[:12]} "
                 f"instead of {pin[:12]}), and what it began with is neither on this machine nor "
                 "in the store any more.",
                 source=plan.source,
                 next_step="Push a new job, which takes what is there now.",
             )
         return Listing(listing.source, listing.revision, tuple(self._choose(listing)))
+
+    def _revision_now(self) -> str:
+        """What a listing would be of, where that is known without one: a hit asks for no more."""
+        if not isinstance(self.source, TellsRevision):
+            return ""
+        ask, stop = self.source.revision, Stop(self.stop)
+        found = aside(lambda: again(ask, LISTING_PAUSES, stop, self.meter.note), stop)
+        return found or ""
+
+    def _look(self, stop: Stop) -> Listing:
+        """Aside: some listings can be interrupted by nothing but the end of the process."""
+        ask = self.source.list
+        found = aside(lambda: again(ask, LISTING_PAUSES, stop, self.meter.note), stop)
+        if found is None:
+            raise stopped(self.plan.source)
+        return found
 
     def _choose(self, listing: Listing) -> list[ListedFile]:
         plan = self.plan
@@ -189,13 +216,13 @@ class _Flight:
         if not wanted:
             why = f"the patterns match none of its {len(files)} files" if files else "it is empty"
             raise WeightsError(
-                f"{plan.source}: {why}.",
+                f"{shown(plan.source)}: {why}.",
                 source=plan.source,
                 next_step="`*` matches the top level only; `**/*` matches every folder."
                 if files
                 else "Check the source.",
             )
-        check_names(plan.source, wanted)
+        check_names(shown(plan.source), wanted)
         return [files[path] for path in wanted]
 
     def _stored(self, name: str) -> Manifest | None:
@@ -224,7 +251,7 @@ class _Flight:
                 self.meter.note("another process of this machine fetches it")
                 noted = True
             self.stop.wait(_LOOK)
-        raise _stopped(self.plan.source)
+        raise stopped(self.plan.source)
 
     def _fly(self, name: str, listing: Listing, origins: Origins) -> Tree:
         if self.mirror is None:
@@ -274,21 +301,21 @@ class _Flight:
         missing: list[ListedFile] = []
         for file in files:
             check_stop(fetching)
-            if fill.has(file) or fill.link_known(file) or _lent(fetching, file):
+            if fill.has(file) or fill.link_known(file):
                 meter.here(file.size or 0, files=1)
             else:
                 missing.append(file)
-        return missing
+        return borrow(fetching, missing)
 
     def _check_still(self, fetching: Fetching) -> None:
         """Of a source that cannot tell while it is read: whether it is still the same."""
         source, fill = self.source, fetching.fill
         if source.pins or fetching.origins.manifest is not None:
             return
-        if again(source.list, LISTING_PAUSES, fetching.stop).revision != fill.listing.revision:
+        if self._look(fetching.stop).revision != fill.listing.revision:
             fill.drop()
             raise WeightsError(
-                f"{fill.source} changed while it was copied.",
+                f"{fetching.source} changed while it was copied.",
                 source=fill.source,
                 next_step="Push again when nothing writes there.",
             )
@@ -320,19 +347,6 @@ def _at(plan: WeightsPlan, revision: str) -> WeightsPlan:
     return replace(plan, source=f"{plan.source.partition('@')[0]}@{revision}")
 
 
-def _lent(fetching: Fetching, file: ListedFile) -> bool:
-    path = fetching.origins.lent(file)
-    return path is not None and fetching.fill.lend(file, path)
-
-
 def _listing_of(manifest: Manifest) -> Listing:
     files = (ListedFile(e.path, e.size, sha256=e.sha256) for e in manifest.entries)
     return Listing(manifest.source, manifest.revision, tuple(files))
-
-
-def _stopped(source: str) -> WeightsError:
-    return WeightsError(
-        f"{source}: the mirror was stopped.",
-        source=source,
-        next_step="What is here already is kept for the next time.",
-    )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from prefect_bt.errors import ObjectNotFound, StoreError
-from prefect_bt.weights.listing import ListedFile
+from prefect_bt.weights.listing import ListedFile, Listing
 from prefect_bt.weights.manifest import Manifest
 from prefect_bt.weights.shared import StoreMirror
 from prefect_bt.weights.source import Fetches, Interrupted, Source, TellsTags
+
+_FAULTS: Final = 2
+"""Of the store, at one file, after which that is read upstream."""
 
 
 @dataclass
@@ -23,15 +28,20 @@ class Origins:
     mirror: StoreMirror | None = None
     manifest: Manifest | None = None
     """Of the store's copy."""
+    ask: Callable[[], Listing] | None = None
+    """What upstream lists; asked when a pinned source's copy turns out not to be whole."""
     listed: Mapping[str, ListedFile] = field(default_factory=dict[str, ListedFile])
-    """What upstream lists; empty when it was not asked."""
+    """What upstream listed; empty as long as it was not asked."""
     fetched: int = 0
     from_store: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _asking: threading.Lock = field(default_factory=threading.Lock)
     _away: set[str] = field(default_factory=set[str])
     """Digests that the store's copy has lost."""
+    _failed: Counter[str] = field(default_factory=Counter[str])
+    """Digest -> how often the store could not be asked for it."""
 
-    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
         """As Source.read."""
         if self._stored(file):
             yield from self._from_store(file, start, length)
@@ -81,6 +91,9 @@ class Origins:
         return known and bool(file.sha256) and file.sha256 not in self._away
 
     def _upstream(self, file: ListedFile) -> ListedFile:
+        with self._asking:
+            if not self.listed and self.ask is not None:
+                self.listed = {one.path: one for one in self.ask().files}
         return self.listed.get(file.path, file)
 
     def _from_store(self, file: ListedFile, start: int, length: int) -> Iterator[bytes]:
@@ -89,24 +102,25 @@ class Origins:
         try:
             for piece in self.mirror.read(file.sha256, start=start, length=end - start):
                 self._count(from_store=len(piece))
+                start += len(piece)
                 yield piece
         except ObjectNotFound as error:
-            if not self.listed:
-                raise self._lost(file, error) from error
             self._away.add(file.sha256)
-            raise self._lost(file, error) from error
+            raise self._without(file, f"is gone ({error.key})") from error
         except StoreError as error:
-            raise Interrupted(
-                f"The store's copy of {file.path} could not be read: {error.what}",
-                source=self.manifest.source if self.manifest else "",
-                next_step=error.next_step or "Push again: what is here already is kept.",
-            ) from error
+            self._failed[file.sha256] += 1
+            if self._failed[file.sha256] >= _FAULTS:
+                self._away.add(file.sha256)
+            raise self._without(file, f"could not be read: {error.what.rstrip('.')}") from error
+        if start < end:
+            self.distrust(file)
+            raise self._without(file, "is cut off")
 
-    def _lost(self, file: ListedFile, error: ObjectNotFound) -> Interrupted:
+    def _without(self, file: ListedFile, why: str) -> Interrupted:
         return Interrupted(
-            f"The store's copy of {file.path} is gone ({error.key}).",
+            f"The store's copy of {file.path} {why}.",
             source=self.manifest.source if self.manifest else "",
-            next_step="Push again: it is then read from its source.",
+            next_step="Push again: what is here already is kept.",
         )
 
     def _count(self, *, fetched: int = 0, from_store: int = 0) -> None:

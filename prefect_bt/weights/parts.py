@@ -17,7 +17,7 @@ import shutil
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,13 +25,16 @@ from typing import Any, Final
 
 from prefect_bt.host.writeback import begin_writing
 from prefect_bt.ownership import try_lock
+from prefect_bt.weights.crew import Door, Shut
 
 BLOCK: Final = 16 << 20
 """Bytes that are asked for at once."""
+TOLD: Final = 1 << 20
+"""Bytes of a block after which the map says so: what a kill costs, at most, each connection."""
 _HEADER: Final = struct.Struct("<8sQQ40s")
 _MAGIC: Final = b"pbtpart1"
 _COUNT: Final = struct.Struct("<I")
-_READ: Final = 1 << 20
+_READ: Final = 256 << 10
 
 
 @cache
@@ -93,13 +96,22 @@ class Part:
     def __init__(self, folder: PartFolder, size: int, *, checked: bool) -> None:
         """`checked`: the bytes will be compared with a digest that the source told. Busy."""
         self.folder, self.size = folder, size
-        self._lock = _lock(folder.lock)
-        self.data = os.open(folder.data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._map = os.open(folder.map, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.grown = threading.Condition()
         self.over = False
         self._prefix_block = 0
-        self.done = self._read_map(checked)
+        self._door = Door()
+        self._writing = threading.Lock()
+        """The kernel has writers of one file take turns too, and lets them spin for it."""
+        with ExitStack() as opened:
+            self._lock = _lock(folder.lock)
+            opened.callback(os.close, self._lock)
+            self.data = os.open(folder.data, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            opened.callback(lambda: os.close(self.data))
+            self._map = os.open(folder.map, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            opened.callback(os.close, self._map)
+            self.done = self._read_map(checked)
+            self._told = list(self.done)
+            self._opened = opened.pop_all()
 
     # -- blocks -------------------------------------------------------------------------------
 
@@ -120,25 +132,36 @@ class Part:
         return sum(self.done)
 
     def write(self, block: int, piece: bytes | memoryview) -> int:
-        """The next bytes of the block; how many of them belong to it."""
+        """The next bytes of the block; how many of them belong to it. Shut once it was closed."""
         begin, end = self.span(block)
-        at = begin + self.done[block]
-        view = memoryview(piece)[: end - at]
-        size = len(view)
-        while view:
-            count = os.pwrite(self.data, view, at)
-            view, at = view[count:], at + count
-        self._set(block, self.done[block] + size)
+        with self._door.inside():
+            at = begin + self.done[block]
+            view = memoryview(piece)[: end - at]
+            size = len(view)
+            while view:
+                with self._writing:
+                    count = os.pwrite(self.data, view, at)
+                view, at = view[count:], at + count
+            self.done[block] += size
+            if self.done[block] - self._told[block] < TOLD and at < end:
+                return size
+            self._set(block, self.done[block])
         with self.grown:
             self.grown.notify_all()
         return size
 
     def read(self, at: int, buffer: memoryview) -> memoryview:
-        """What is at that place, as far as the buffer goes."""
-        count = os.preadv(self.data, [buffer], at)
+        """What is at that place, as far as the buffer goes. Shut once it was closed."""
+        with self._door.inside():
+            count = os.preadv(self.data, [buffer], at)
         if not count:
             raise OSError(f"{self.folder.data} ended at byte {at}")
         return buffer[:count]
+
+    def write_out(self, begin: int, size: int) -> None:
+        """As begin_writing."""
+        with self._door.inside():
+            begin_writing(self.data, begin, size)
 
     def prefix(self) -> int:
         """Bytes from the beginning that are there without a gap."""
@@ -152,9 +175,9 @@ class Part:
     def begin_with(self, other: Path) -> None:
         """What came another way: a file that is this one, or the beginning of it."""
         arrived = min(other.stat().st_size, self.size)
-        os.close(self.data)
+        before, self.data = self.data, os.open(other, os.O_RDWR | os.O_CLOEXEC)
+        os.close(before)
         other.replace(self.folder.data)
-        self.data = os.open(self.folder.data, os.O_RDWR | os.O_CLOEXEC)
         os.ftruncate(self.data, self.size)
         for block in range(self.blocks):
             begin, end = self.span(block)
@@ -176,22 +199,24 @@ class Part:
 
     # -- the end ------------------------------------------------------------------------------
 
-    def become(self, blob: Path) -> None:
-        """Its bytes are right: under the blob's name once they are on the disk."""
+    def seal(self) -> Path:
+        """Its bytes are right: the file, once they are on the disk; nobody writes to it again."""
         os.fchmod(self.data, 0o444)
         os.fdatasync(self.data)
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.data.replace(blob)
+        return self.folder.data
 
     def remove(self) -> None:
         """Nobody needs it any more."""
         shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def close(self) -> None:
+        """Idempotent. Returns when no thread uses it; the lock goes last."""
         self.give_up()
-        for descriptor in (self.data, self._map, self._lock):
-            with suppress(OSError):
-                os.close(descriptor)
+        if self._door.shut():
+            with self._opened:
+                for block, count in enumerate(self.done):
+                    if count != self._told[block]:
+                        self._set(block, count)
 
     # -- the map ------------------------------------------------------------------------------
 
@@ -213,7 +238,7 @@ class Part:
         return [0] * self.blocks
 
     def _set(self, block: int, count: int) -> None:
-        self.done[block] = count
+        self.done[block] = self._told[block] = count
         os.pwrite(self._map, _COUNT.pack(count), _HEADER.size + block * _COUNT.size)
 
 
@@ -257,7 +282,9 @@ class Following:
                     digest.update(piece)
                     at += len(piece)
                 if first:
-                    begin_writing(part.data, begin, at - begin)
+                    part.write_out(begin, at - begin)
+            except Shut:
+                return
             except OSError as error:
                 self._errors.append(error)
                 return
@@ -270,10 +297,14 @@ def _length(span: tuple[int, int]) -> int:
 def _lock(path: Path) -> int:
     """Locked, and still the file of that name: who finishes a part takes its folder away."""
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
+            continue
+        except FileExistsError:  # also of a folder that went before mkdir looked again
+            if path.parent.is_file():
+                raise
             continue
         if not try_lock(descriptor):
             os.close(descriptor)

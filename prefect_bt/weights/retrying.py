@@ -11,7 +11,7 @@ from prefect_bt.weights.source import Interrupted
 
 PAUSES: Final = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each further try without progress; a little more or less, so that many part."""
-LISTING_PAUSES: Final = (0.5, 1.5)
+LISTING_PAUSES: Final = PAUSES
 T = TypeVar("T")
 
 

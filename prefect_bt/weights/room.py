@@ -51,6 +51,8 @@ def keep_budget(cache: NodeCache, mirror: StoreMirror | None, *, keep: str = "")
     if cache.budget is None:
         return []
     excess = cache.usage() - cache.budget
+    if excess > 0:
+        excess -= cache.sweep(older=_FORGOTTEN)
     names = candidates_to_go(cache, excess=excess, keep=keep)
     return [name for name in names if evict(cache, mirror, name)]
 
@@ -68,17 +70,17 @@ def evict(cache: NodeCache, mirror: StoreMirror | None, name: str) -> int:
     tree = cache.find(name)
     if tree is None or tree.leases:
         return 0
-    if mirror is not None and mirror.is_beside(name, cache.root):
-        with suppress(StoreError):
+    with suppress(StoreError):
+        if mirror is not None and mirror.is_beside(name, cache.root):
+            tree.unmark_stored()  # first: a job may take a lease meanwhile, and the tree stays
             mirror.delete(name)
     return cache.evict(name)
 
 
 def needed_bytes(fetching: Fetching, missing: Sequence[ListedFile]) -> int:
     """What `missing` will take on the disk, less what is here of it."""
-    return sum(
-        (file.size or 0) - part_of(fetching, file).arrived() for file in missing if file.size
-    )
+    parts = {part_of(fetching, file): file.size for file in missing if file.size}
+    return sum(size - part.arrived() for part, size in parts.items())
 
 
 def free_bytes(cache: NodeCache) -> int:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from prefect_bt.errors import StoreError
 from prefect_bt.objects.protocols import Adopt, Store
-from prefect_bt.weights.crew import work
+from prefect_bt.weights.crew import Stop, work
 
 HANDS: Final = 24
 LARGE: Final = 8 * 1024 * 1024
@@ -47,8 +47,8 @@ class Sending:
         tick: Tick | None,
     ) -> None:
         self._store, self._blob = store, blob
-        self._stop, self._tick = stop, tick
-        self._failed = threading.Event()
+        self._tick = tick
+        self._stop = Stop(stop)
         self._lock = threading.Lock()
         self._large, self._small = deque[_Blob](), deque[_Blob]()
         self._busy = self._sent = 0
@@ -73,7 +73,9 @@ class Sending:
             if not self._adopt(blob):
                 (self._large if blob.size > LARGE else self._small).append(blob)
         if waiting := len(self._large) + len(self._small):
-            work(min(HANDS, waiting), self._next, self._failed)
+            work(min(HANDS, waiting), self._next, self._stop)
+        if self._stop.is_set():  # also when no thread found the time to say so
+            raise Stopped
         return self._sent
 
     def _adopt(self, blob: _Blob) -> bool:
@@ -110,7 +112,7 @@ class Sending:
             try:
                 return self._upload_once(blob)
             except StoreError:
-                if self._failed.wait(pause * random.uniform(0.5, 1.5)) or self._stop.is_set():
+                if self._stop.wait(pause * random.uniform(0.5, 1.5)):
                     raise
         return self._upload_once(blob)
 
@@ -119,7 +121,7 @@ class Sending:
 
         def tick(size: int) -> None:
             nonlocal counted
-            if self._failed.is_set() or self._stop.is_set():
+            if self._stop.is_set():
                 raise Stopped
             with self._lock:
                 counted += size

@@ -21,6 +21,7 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsE
 from prefect_bt.objects.protocols import Adopt, Store
 from prefect_bt.weights.manifest import Manifest, dump_manifest, load_manifest
 from prefect_bt.weights.sending import Sending, Stopped, Tick
+from prefect_bt.weights.telling import shown
 
 PIECE: Final = 8 * 1024 * 1024
 _MANIFESTS: Final = "weights/manifests"
@@ -122,7 +123,7 @@ class StoreMirror:
             return self._publish(manifest, sending)
         except Stopped:
             raise WeightsError(
-                f"{manifest.source}: it was stopped before the store had all of it.",
+                f"{shown(manifest.source)}: it was stopped before the store had all of it.",
                 source=manifest.source,
                 next_step="What is there already is kept for the next time.",
             ) from None

@@ -71,13 +71,24 @@ class Source(Protocol):
         """Every file at the revision of this moment. WeightsError; Interrupted when it may pass."""
         ...
 
-    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+    def read(
+        self, file: ListedFile, *, start: int, length: int
+    ) -> Iterator[bytes] | Iterator[memoryview]:
         """`length` bytes from `start` (-1: to the end), in pieces.
 
         After `list`, or with a `fixed` revision. Interrupted when the bytes stop coming, for
         STALL_SECONDS or for good; NoRanges when only `start=0` and all of it would do; WeightsError
         when asking again would not help.
         """
+        ...
+
+
+@runtime_checkable
+class TellsRevision(Protocol):
+    """A source that tells its revision without listing its files."""
+
+    def revision(self) -> str:
+        """That of this moment, which `list` then lists. WeightsError; Interrupted."""
         ...
 
 

@@ -173,7 +173,16 @@ def test_the_sources_of_a_config_file(
         (["CONFIG", "--source", "file:///x"], "Name either a config file or sources"),
         (["CONFIG", "--allow", "*"], "belong to --source"),
         (["CONFIG"], "has no weights"),
-        (["--source", "gcs://b/p"], "write gs://"),
+        (
+            ["--source", "gcs://b/p"],
+            'gcs://b/p: WeightsSource is not valid: source: "gcs://" is no',
+        ),
+        (
+            ["--source", "https://a/f?sig=s3cr3t", "--source", "https://u:p@h/f"],
+            "'https://h/f' has",
+        ),
+        (["--source", "hf://o/base@"], "error: source 'hf://o/base@' has no revision"),
+        (["--source", "hf://a/b/c"], "'hf://a/b/c' is no repository; write hf://owner/repo"),
     ],
 )
 @pytest.mark.parametrize("verb", ["mirror", "why"])
@@ -184,6 +193,35 @@ def test_asked_in_a_wrong_way(
     done = cli("weights", verb, *(path if word == "CONFIG" else word for word in arguments))
     assert (done.code, done.out) == (1, "")
     assert words in done.err
+    assert "TrainingProject" not in done.err
+    assert "s3cr3t" not in done.err
+
+
+def test_what_push_would_refuse_is_refused_before_a_byte(
+    cli: Cli, config: Callable[..., Path], model: str
+) -> None:
+    sources = [
+        f'WeightsSource(source="{model}", mount_location="/one")',
+        f'WeightsSource(source="{model}", mount_location="/proc/w")',
+        f'WeightsSource(source="{model}", mount_location="/one")',
+        'WeightsSource(source="hf://o/base@", mount_location="/four")',
+    ]
+    path = str(config(body=CONFIG.format(sources=", ".join(sources))))
+    words = [
+        "weights[1].mount_location is '/proc/w'; nothing can be mounted",
+        "weights[2].mount_location is '/one', which weights[0].mount_location uses already",
+        "weights[3].source 'hf://o/base@' has no revision",
+    ]
+    done = cli("weights", "mirror", path)
+    assert (done.code, done.out) == (1, "")
+    assert not [word for word in words if word not in done.err]
+    assert not cache_of(cli).root.exists()
+    answers = cli("weights", "why", path, "-o", "json")
+    rows = answers.json["weights"]
+    assert (answers.code, answers.err) == (1, "")
+    assert [row["status"] for row in rows] == ["upstream", "refused", "refused", "refused"]
+    for row, word in zip(rows[1:], words, strict=True):
+        assert row["error"].startswith(word)
 
 
 def test_a_secret_comes_from_the_environment(cli: Cli, hub: Hub) -> None:
@@ -254,6 +292,17 @@ def test_plain_lines_elsewhere(cli: Cli, hub: Hub) -> None:
     assert "\x1b" not in done.err
     quiet = cli("weights", "mirror", "--source", "hf://o/base@main", "-o", "json")
     assert quiet.err == ""
+
+
+def test_trouble_is_told_where_it_happened(cli: Cli, hub: Hub) -> None:
+    hub.bad.status = 503
+    done = cli("weights", "mirror", "--source", "hf://o/base", HF_ENDPOINT=hub.url)
+    assert (done.code, done.out) == (1, "")
+    asking, again, *_, last = done.err.splitlines()
+    assert asking == "hf://o/base: asking what there is"
+    assert again.startswith("hf://o/base: tried again: hf://o/base could not be read")
+    assert last.startswith("error: hf://o/base could not be read")
+    assert "answered 503" in last
 
 
 # -- why ------------------------------------------------------------------------------------
@@ -368,11 +417,15 @@ def test_a_damaged_copy_in_the_store(cli: Cli, model: str) -> None:
 
 
 def test_a_name_that_is_not_known(cli: Cli, model: str) -> None:
-    [one] = mirrored(cli, model)
-    for verb in ("verify", "prune"):
-        done = cli("weights", verb, "hf://o/none")
-        assert done.code == 1
-        assert one["name"] in done.err
+    mirrored(cli, model)
+    for arguments, place in (
+        (["verify"], "this machine"),
+        (["prune"], "this machine"),
+        (["prune", "--store"], "the store"),
+    ):
+        done = cli("weights", *arguments, "hf://o/none", "-o", "json")
+        assert (done.code, done.out) == (1, "")
+        assert f"No weights 'hf://o/none' on {place}. There are: {model} " in done.err
 
 
 def test_nothing_to_verify(cli: Cli) -> None:

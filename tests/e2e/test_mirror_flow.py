@@ -22,6 +22,14 @@ from .test_weights import SOURCE, config
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
 
 MODEL = os.urandom(400_000)
+DEFINITION = {
+    "name": "weights",
+    "job": {
+        "image": {"base_image": "none"},
+        "runtime": {"start_commands": ["true"]},
+        "weights": [{"source": "hf://o/pre", "mount_location": "/proc/w"}],
+    },
+}
 
 
 @pytest.fixture
@@ -99,6 +107,9 @@ def test_one_that_fails_keeps_no_other_from_coming(
         ({}, "exactly one of `config`, `definition` and `sources`"),
         ({"sources": []}, "There is no weights source"),
         ({"sources": ["gcs://x/y"]}, "write gs://"),
+        ({"sources": ["hf://o/pre@"]}, "has no revision after the @"),
+        ({"definition": DEFINITION}, "nothing can be mounted under /proc"),
+        ({"sources": ["hf://o/pre"], "auth_secret_name": "gone"}, "Secret 'gone' not found"),
     ],
 )
 def test_asked_in_a_wrong_way(
@@ -108,6 +119,7 @@ def test_asked_in_a_wrong_way(
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0
     assert words in err
+    assert "Traceback" not in err.partition("Finished in state Failed(")[0]
 
 
 def listed(machine: Machine) -> list[dict[str, Any]]:

@@ -162,6 +162,16 @@ def test_a_mirror_that_fails_launches_nothing(
     assert hub.bodies() == 0
     machine.nothing_left(job["id"])
 
+    def mirror() -> Any:
+        of_run = {"id": {"any_": [job["flow_run_id"]]}}
+        tasks = ask(machine, "task_runs/filter", flow_runs=of_run)
+        ended = [one for one in tasks if one["state_type"] == "FAILED"]
+        return next((one for one in ended if "mirror-weights" in one["name"]), None)
+
+    task = until(mirror, seconds=30, what="the task of the mirror")
+    # The sentence and nothing else, and not tried again.
+    assert (task["state"]["message"], task["run_count"]) == (job["error_message"], 1)
+
 
 def test_the_mirror_is_seen_on_the_run(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     hub.repos["o/seen"] = Repo()

@@ -141,19 +141,21 @@ def test_what_a_job_began_with_and_nobody_has_any_more(tmp_path: Path) -> None:
         mirror(plan(source), tmp_path / "b", revision=old)
 
 
+@pytest.mark.parametrize("pinned", [False, True], ids=["branch", "commit"])
 def test_a_store_that_lost_a_blob_is_made_good_by_its_source(
-    hub: Hub, place: Place, tmp_path: Path
+    hub: Hub, place: Place, tmp_path: Path, pinned: bool
 ) -> None:
-    hub.repos["o/r"].commit(FILES)
+    commit = hub.repos["o/r"].commit(FILES)
+    source = f"hf://o/r@{commit}" if pinned else "hf://o/r"
     store = open_store(str(tmp_path / "store"))
-    first = place.finish(place.start("hf://o/r", store=str(tmp_path / "store")))
+    first = place.finish(place.start(source, store=str(tmp_path / "store")))
     [manifest] = [StoreMirror(store).manifest(name) for name in StoreMirror(store).names()]
     assert manifest is not None
     for entry in manifest.entries:
         if entry.path != "sub/a.txt":
             StoreMirror(store).discard(entry.sha256)
     other = place.finish(
-        place.start("hf://o/r", store=str(tmp_path / "store"), state_dir=str(tmp_path / "b"))
+        place.start(source, store=str(tmp_path / "store"), state_dir=str(tmp_path / "b"))
     )
     assert tree(Path(other["folder"])) == tree(Path(first["folder"])) == FILES
     assert len([*store.list("weights/blobs")]) == len(FILES), "and the store has them again"

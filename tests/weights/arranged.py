@@ -1,0 +1,71 @@
+"""A source held in memory that misbehaves as a test arranges; sources with `arranged://` use it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect_bt.weights.listing import ListedFile, Listing, revision_of
+from prefect_bt.weights.source import NoRanges
+
+PIECE = 1 << 20
+
+
+@dataclass
+class Arranged:
+    """`before` hears of each piece before it is sent: (path, where it begins)."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    tags: bool = True
+    sizes: bool = True
+    ranges: bool = True
+    pins: bool = True
+    before: Callable[[str, int], None] = lambda _path, _at: None
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tag(self, data: bytes) -> str:
+        return hashlib.sha1(data).hexdigest() if self.tags else ""
+
+
+NOW = Arranged()
+
+
+class ArrangedSource:
+    """Implements weights.source.Source."""
+
+    fixed = ""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    @property
+    def pins(self) -> bool:
+        return NOW.pins
+
+    @classmethod
+    def open(cls, request: Any) -> ArrangedSource:
+        return cls(request.plan.source)
+
+    def list(self) -> Listing:
+        files = tuple(
+            ListedFile(path, len(data) if NOW.sizes else None, tag=NOW.tag(data))
+            for path, data in sorted(NOW.files.items())
+        )
+        return Listing(self._source, revision_of(files), files)
+
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+        size = len(NOW.files[file.path])
+        end = size if length < 0 else start + length
+        if not NOW.ranges and (start or end < size):
+            raise NoRanges(f"{self._source} sends whole files only.", source=self._source)
+        with NOW.lock:
+            NOW.asked.append((file.path, start))
+        while start < end:
+            NOW.before(file.path, start)
+            piece = NOW.files[file.path][start : min(end, start + PIECE)]
+            yield piece
+            start += len(piece)
