@@ -1,7 +1,7 @@
 """Large files in blocks: several connections share one file, and pass on to the next.
 
-The first block that is missing is always the next to be asked for, so that the digest of a file can
-follow close behind its bytes, and at most two files are open at a time.
+Of each file the first block that is missing is the next to be asked for, and connections go to the
+file that has the fewest: so most bytes come in order, and their digest is taken from memory.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from prefect_bt.weights.fetching import (
     ended_early,
     find_fault,
 )
+from prefect_bt.weights.following import Following
 from prefect_bt.weights.index import identity
 from prefect_bt.weights.listing import ListedFile, digests_for
-from prefect_bt.weights.parts import Busy, Following, Part, PartFolder, part_id
+from prefect_bt.weights.parts import Busy, Part, PartFolder, part_id
 from prefect_bt.weights.retrying import PAUSES, again
 from prefect_bt.weights.source import Interrupted, NoRanges
 
+FILES_AT_ONCE: Final = 8
 PROGRESS: Final = 1 << 20
 """Bytes after which a try counts as one that went well."""
 _LOOK: Final = 0.2
@@ -42,6 +44,8 @@ class _Arriving:
         if not self.todo:
             self.todo.append(None)  # all of it was here, but for the look at its digest
         self.left = len(self.todo)
+        self.hands = 0
+        """Connections that work on it."""
         digests = digests_for(file, part.size)
         self.following = Following(part, digests, fetching.stop.is_set)
 
@@ -51,7 +55,8 @@ class Blocks:
         self._fetching = fetching
         self._waiting = deque((file, 0) for file in files)
         self._busy: list[ListedFile] = []
-        self._current: _Arriving | None = None
+        self._arriving: list[_Arriving] = []
+        """Files with blocks that nobody has taken yet."""
         self._open: set[Part] = set()
         self._lock = threading.Lock()
 
@@ -86,6 +91,7 @@ class Blocks:
         if self._fetching.stop.is_set():
             return False
         with self._lock:
+            arriving.hands -= 1
             arriving.left -= 1
             last = arriving.left == 0
         if last:
@@ -93,11 +99,18 @@ class Blocks:
         return True
 
     def _next(self) -> tuple[_Arriving, int | None] | None:
-        while not (self._current and self._current.todo):
-            if not self._waiting:
-                return None
-            self._current = self._begin(*self._waiting.popleft())
-        return self._current, self._current.todo.popleft()
+        while self._waiting and len(self._arriving) < FILES_AT_ONCE:
+            begun = self._begin(*self._waiting.popleft())
+            if begun is not None:
+                self._arriving.append(begun)
+        if not self._arriving:
+            return None
+        chosen = min(self._arriving, key=lambda one: one.hands)
+        block = chosen.todo.popleft()
+        if not chosen.todo:
+            self._arriving.remove(chosen)
+        chosen.hands += 1
+        return chosen, block
 
     def _begin(self, file: ListedFile, tries: int) -> _Arriving | None:
         try:
@@ -157,6 +170,7 @@ class Blocks:
             return
         for piece in fetching.origins.read(arriving.file, start=at, length=end - at):
             written = part.write(block, piece)
+            arriving.following.offer(at, memoryview(piece)[:written])
             fetching.meter.moved(written)
             at += written
             if fetching.stop.is_set():

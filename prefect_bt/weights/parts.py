@@ -16,16 +16,15 @@ import os
 import shutil
 import struct
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from prefect_bt.host.writeback import begin_writing
 from prefect_bt.ownership import try_lock
-from prefect_bt.weights.crew import Door, Shut
+from prefect_bt.weights.crew import Door
 
 BLOCK: Final = 16 << 20
 """Bytes that are asked for at once."""
@@ -34,7 +33,6 @@ TOLD: Final = 1 << 20
 _HEADER: Final = struct.Struct("<8sQQ40s")
 _MAGIC: Final = b"pbtpart1"
 _COUNT: Final = struct.Struct("<I")
-_READ: Final = 256 << 10
 
 
 @cache
@@ -146,6 +144,8 @@ class Part:
             if self.done[block] - self._told[block] < TOLD and at < end:
                 return size
             self._set(block, self.done[block])
+            if at == end:
+                begin_writing(self.data, begin, end - begin)
         with self.grown:
             self.grown.notify_all()
         return size
@@ -157,11 +157,6 @@ class Part:
         if not count:
             raise OSError(f"{self.folder.data} ended at byte {at}")
         return buffer[:count]
-
-    def write_out(self, begin: int, size: int) -> None:
-        """As begin_writing."""
-        with self._door.inside():
-            begin_writing(self.data, begin, size)
 
     def prefix(self) -> int:
         """Bytes from the beginning that are there without a gap."""
@@ -240,54 +235,6 @@ class Part:
     def _set(self, block: int, count: int) -> None:
         self.done[block] = self._told[block] = count
         os.pwrite(self._map, _COUNT.pack(count), _HEADER.size + block * _COUNT.size)
-
-
-class Following:
-    """Digests of a part's bytes, computed behind those who write them, each by a thread."""
-
-    def __init__(self, part: Part, digests: dict[str, Any], stopped: Callable[[], bool]) -> None:
-        """`digests`: name -> hashlib object."""
-        self._part, self._digests, self._stopped = part, digests, stopped
-        self._errors: list[OSError] = []
-        self._threads = [
-            threading.Thread(target=self._follow, args=(digest, not n), daemon=True)
-            for n, digest in enumerate(digests.values())
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def result(self) -> dict[str, str]:
-        """After the last byte was written. OSError when it could not be read back."""
-        for thread in self._threads:
-            thread.join()
-        if self._errors:
-            raise self._errors[0]
-        return {name: digest.hexdigest() for name, digest in self._digests.items()}
-
-    def _follow(self, digest: Any, first: bool) -> None:
-        part, at = self._part, 0
-        buffer = memoryview(bytearray(_READ))
-        while at < part.size:
-            with part.grown:
-                part.grown.wait_for(
-                    lambda at=at: part.over or part.prefix() >= min(at + _READ, part.size)
-                )
-                end = part.prefix()
-            if part.over or self._stopped():
-                return
-            begin = at
-            try:
-                while at < end:
-                    piece = part.read(at, buffer[: min(_READ, end - at)])
-                    digest.update(piece)
-                    at += len(piece)
-                if first:
-                    part.write_out(begin, at - begin)
-            except Shut:
-                return
-            except OSError as error:
-                self._errors.append(error)
-                return
 
 
 def _length(span: tuple[int, int]) -> int:

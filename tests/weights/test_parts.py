@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prefect_bt.weights import parts
-from prefect_bt.weights.parts import BLOCK, Busy, Following, Part, PartFolder, part_id
+from prefect_bt.weights.following import Following
+from prefect_bt.weights.parts import BLOCK, Busy, Part, PartFolder, part_id
 
 DATA = os.urandom(2 * BLOCK + 1000)
 
@@ -45,6 +48,33 @@ def test_blocks_in_any_order_become_the_file(folder: PartFolder, tmp_path: Path)
     assert kept.read_bytes() == DATA
     assert kept.stat().st_mode & 0o777 == 0o444
     assert not folder.path.exists()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_digest_is_right_whoever_brings_its_pieces(folder: PartFolder, seed: int) -> None:
+    """Some in order and offered, some not, some by several threads at once."""
+    chance = random.Random(seed)
+    part = Part(folder, len(DATA), checked=False)
+    following = Following(part, {"sha256": hashlib.sha256()}, lambda: False)
+
+    def bring(block: int) -> None:
+        while part.done[block] < (span := part.span(block))[1] - span[0]:
+            at = span[0] + part.done[block]
+            piece = DATA[at : min(span[1], at + sizes.pop())]
+            part.write(block, piece)
+            if at % 3:
+                following.offer(at, piece)
+
+    sizes = [chance.randrange(1, 900_000) for _ in range(400)]
+    order = [0, 1, 2]
+    chance.shuffle(order)
+    threads = [threading.Thread(target=bring, args=(block,)) for block in order]
+    for thread in threads:
+        thread.start()
+        if chance.random() < 0.5:
+            thread.join()
+    assert following.result() == {"sha256": hashlib.sha256(DATA).hexdigest()}
+    part.close()
 
 
 def test_continued_in_mid_block(folder: PartFolder) -> None:
