@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import idling
 import lags
 import steps
 import throughput
-from figures import Row, as_json, as_table
+from figures import Row, as_json, as_table, busy
 from servers import Server, serving
 
 
@@ -28,7 +27,7 @@ def main() -> int:
     rows: list[Row] = []
     with _folder(given.work) as work, _server(given, work, wanted) as server:
         for name in wanted:
-            print(f"{name} ... ({_busy():.0%} of the machine is busy)", file=sys.stderr, flush=True)
+            print(f"{name} ... ({busy():.0%} of the machine is busy)", file=sys.stderr, flush=True)
             rows += FIGURES[name](given, work, server)
             if given.output == "table":
                 print(as_table(rows[-1:]).splitlines()[1], file=sys.stderr, flush=True)
@@ -69,19 +68,6 @@ def _server(given: argparse.Namespace, work: Path, wanted: list[str]) -> Iterato
         return
     with serving(given.server, work, endpoint=given.endpoint, bucket=given.bucket) as server:
         yield server
-
-
-def _busy() -> float:
-    """Share of all cores in use over a second, before anything is measured."""
-
-    def ticks() -> tuple[int, int]:
-        told = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:8]]
-        return sum(told), told[3] + told[4]
-
-    before = ticks()
-    time.sleep(1.0)
-    after = ticks()
-    return 1 - (after[1] - before[1]) / max(1, after[0] - before[0])
 
 
 def _uploads(name: str) -> Callable[[argparse.Namespace, Path, Server | None], list[Row]]:

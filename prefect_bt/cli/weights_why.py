@@ -20,6 +20,7 @@ from prefect_bt.errors import PrefectBtError
 
 if TYPE_CHECKING:
     from prefect_bt.objects.protocols import Store
+    from prefect_bt.settings import Settings
     from prefect_bt.weights.cache import NodeCache
     from prefect_bt.weights.why import Answer
 
@@ -59,7 +60,7 @@ def why_weights(
     asked = find_asked(config, given)
     cache, store = open_cache(settings), open_weights_store(settings)
     with beside.working("Asking the sources"):
-        answers = [_answer(one, cache, store, settings.mirror_to_store) for one in asked]
+        answers = [_answer(one, cache, store, settings) for one in asked]
     if output == "json":
         beside.document({"weights": [_row(codec.encode(one)) for one in answers]})
     else:
@@ -69,7 +70,7 @@ def why_weights(
     return FAILED if any(one.status is Status.REFUSED for one in answers) else OK
 
 
-def _answer(asked: Asked, cache: NodeCache, store: Store, to_store: bool) -> Answer:
+def _answer(asked: Asked, cache: NodeCache, store: Store, settings: Settings) -> Answer:
     from prefect_bt.weights.why import explain, refused
 
     plan = asked.plan
@@ -79,7 +80,14 @@ def _answer(asked: Asked, cache: NodeCache, store: Store, to_store: bool) -> Ans
         secret = find_secret(plan)
     except PrefectBtError as error:
         return refused(plan, error)
-    return explain(plan, cache=cache, secret=secret, store=store, to_store=to_store)
+    return explain(
+        plan,
+        cache=cache,
+        secret=secret,
+        store=store,
+        to_store=settings.mirror_to_store,
+        stall=settings.stall_seconds,
+    )
 
 
 def _show_total(terminal: Terminal, answers: list[Answer]) -> None:

@@ -19,14 +19,14 @@ from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights.bringing import borrow, bring, unwritable
 from prefect_bt.weights.cache import NodeCache, Tree
+from prefect_bt.weights.choosing import choose
 from prefect_bt.weights.claims import fly_alone
 from prefect_bt.weights.crew import Stop, aside
 from prefect_bt.weights.fetching import Fetching, check_stop, stopped
 from prefect_bt.weights.filling import Fill
-from prefect_bt.weights.listing import ListedFile, Listing, check_names
+from prefect_bt.weights.listing import ListedFile, Listing
 from prefect_bt.weights.manifest import Manifest
 from prefect_bt.weights.origins import Origins
-from prefect_bt.weights.patterns import choose_files
 from prefect_bt.weights.progress import Meter, Phase, Tell
 from prefect_bt.weights.retrying import LISTING_PAUSES, again
 from prefect_bt.weights.room import keep_budget, make_room
@@ -191,7 +191,7 @@ class _Flight:
                 source=plan.source,
                 next_step="Push a new job, which takes what is there now.",
             )
-        return Listing(listing.source, listing.revision, tuple(self._choose(listing)))
+        return Listing(listing.source, listing.revision, tuple(choose(plan, listing)))
 
     def _revision_now(self) -> str:
         """What a listing would be of, where that is known without one: a hit asks for no more."""
@@ -208,22 +208,6 @@ class _Flight:
         if found is None:
             raise stopped(self.plan.source)
         return found
-
-    def _choose(self, listing: Listing) -> list[ListedFile]:
-        plan = self.plan
-        files = {file.path: file for file in listing.files}
-        wanted = choose_files(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
-        if not wanted:
-            why = f"the patterns match none of its {len(files)} files" if files else "it is empty"
-            raise WeightsError(
-                f"{shown(plan.source)}: {why}.",
-                source=plan.source,
-                next_step="`*` matches the top level only; `**/*` matches every folder."
-                if files
-                else "Check the source.",
-            )
-        check_names(shown(plan.source), wanted)
-        return [files[path] for path in wanted]
 
     def _stored(self, name: str) -> Manifest | None:
         if self.mirror is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,17 +20,17 @@ from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights.access import find_place, ways_in
 from prefect_bt.weights.cache import NodeCache
+from prefect_bt.weights.choosing import choose
 from prefect_bt.weights.comparing import Now, Wanted, was_seen, why_again
 from prefect_bt.weights.index import Index, identity, place_of
 from prefect_bt.weights.inventory import bytes_of, freed_by
-from prefect_bt.weights.listing import ListedFile, Listing, check_names
+from prefect_bt.weights.listing import ListedFile
 from prefect_bt.weights.manifest import Manifest
 from prefect_bt.weights.parts import part_id
-from prefect_bt.weights.patterns import choose_files
 from prefect_bt.weights.retrying import LISTING_PAUSES, again
 from prefect_bt.weights.room import candidates_to_go
 from prefect_bt.weights.shared import StoreMirror
-from prefect_bt.weights.source import Source, SourceRequest, open_source
+from prefect_bt.weights.source import STALL_SECONDS, Source, SourceRequest, open_source
 from prefect_bt.weights.telling import shown
 
 _LARGEST: Final = 5
@@ -95,20 +96,21 @@ class Answer:
     next_step: str = ""
 
 
-def explain(
+def explain(  # noqa: PLR0913 (as of mirror_source)
     plan: WeightsPlan,
     *,
     cache: NodeCache,
     secret: str | None = None,
     store: Store | None = None,
     to_store: bool = True,
+    stall: float = STALL_SECONDS,
 ) -> Answer:
     """What a job's mirror would find now. What would make it fail is an answer, too.
 
-    `to_store`: whether the store keeps copies for other machines.
+    `to_store`: whether the store keeps copies for other machines. `stall`: as of mirror_source.
     """
     try:
-        return _Asking(plan, cache, store, to_store=to_store).answer(secret)
+        return _Asking(plan, cache, store, to_store=to_store).answer(secret, stall)
     except (WeightsError, StoreError) as error:
         return refused(plan, error)
 
@@ -161,9 +163,9 @@ class _Asking:
         self._mirror = StoreMirror(store) if store is not None and shared else None
         self._index = Index(cache.index(place_of(plan.source)))
 
-    def answer(self, secret: str | None) -> Answer:
+    def answer(self, secret: str | None, stall: float) -> Answer:
         plan = self._plan
-        source = open_source(SourceRequest(plan, secret, self._store))
+        source = open_source(SourceRequest(plan, secret, self._store, stall))
         revision, told = self._wanted(source)
         name = weights_tree(plan.key, revision)
         tree = self._cache.find(name)
@@ -206,28 +208,14 @@ class _Asking:
         if known is not None:
             return known.revision, _entries(known)
         listing = again(source.list, LISTING_PAUSES, threading.Event())
-        return listing.revision, [self._recognised(file) for file in self._chosen(listing)]
+        return listing.revision, [self._recognised(file) for file in choose(self._plan, listing)]
 
     def _known(self, name: str) -> Manifest | None:
         tree = self._cache.find(name)
         if tree is not None:
-            return tree.manifest()
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                return tree.manifest()
         return self._mirror.manifest(name) if self._mirror else None
-
-    def _chosen(self, listing: Listing) -> list[ListedFile]:
-        plan, files = self._plan, {file.path: file for file in listing.files}
-        chosen = choose_files(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
-        if not chosen:
-            why = f"the patterns match none of its {len(files)} files" if files else "it is empty"
-            raise WeightsError(
-                f"{shown(plan.source)}: {why}.",
-                source=plan.source,
-                next_step="`*` matches the top level only; `**/*` matches every folder."
-                if files
-                else "Check the source.",
-            )
-        check_names(plan.source, chosen)
-        return [files[path] for path in chosen]
 
     def _recognised(self, file: ListedFile) -> Wanted:
         known = identity(self._plan.source, file)

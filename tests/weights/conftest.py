@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from prefect_bt.objects import open_store
+from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
+from tests.checkpoints.buckets import Bucket, s3_server, use
 
 from .hub_server import Hub, Repo, serving_hub
 
@@ -58,6 +61,34 @@ class Place:
         assert "\n" not in done["error"], done
         assert not [*(self.state_dir / "weights").glob("trees/*")]
         return done["error"]
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of a server of buckets."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=["disk", "memory", pytest.param("s3", marks=pytest.mark.integration)])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "memory":
+        return open_store("memory://")
+    return open_store(_url(request, tmp_path, monkeypatch))
+
+
+@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.integration)])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store that several processes reach."""
+    return _url(request, tmp_path, monkeypatch)
+
+
+def _url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "disk":
+        return str(tmp_path / "store")
+    endpoint: str = request.getfixturevalue("s3")
+    use(monkeypatch, endpoint)
+    return Bucket(endpoint).url
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from prefect_bt.weights.holders import Holder, this_process
 from prefect_bt.weights.manifest import Manifest, dump_manifest
 from prefect_bt.weights.progress import Meter, Phase
 from prefect_bt.weights.shared import StoreMirror, claims_folder, manifest_key
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
 from tests.objects.faulty import FaultyServer, LoseAnswer
 
 NAME = "k1-r1"
@@ -69,35 +69,6 @@ with fly_alone(store, "k1-r1", Meter("s", None), ask, times=times) as found:
         manifest = Manifest("s", "k1", "r1", (), 0.0)
         store.create(manifest_key(manifest.name), dump_manifest(manifest))
 """
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(params=["disk", "memory", pytest.param("s3", marks=pytest.mark.integration)])
-def store(request, tmp_path, monkeypatch):
-    if request.param == "disk":
-        return open_store(str(tmp_path / "store"))
-    if request.param == "memory":
-        return open_store("memory://")
-    return open_store(bucket_url(request, monkeypatch))
-
-
-@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.integration)])
-def url(request, tmp_path, monkeypatch):
-    """A store that several processes reach."""
-    if request.param == "disk":
-        return str(tmp_path / "store")
-    return bucket_url(request, monkeypatch)
-
-
-def bucket_url(request, monkeypatch):
-    endpoint = request.getfixturevalue("s3")
-    use(monkeypatch, endpoint)
-    return Bucket(endpoint).url
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from prefect_bt.objects import open_store
 from prefect_bt.objects.disk import DiskStore
 from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest
 from prefect_bt.weights.shared import PIECE, StoreMirror, blob_key, claims_folder, manifest_key
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
 from tests.objects.faulty import FaultyServer, Hang, LoseAnswer
 
 PUBLISHER = """
@@ -61,35 +61,6 @@ class Blobs:
         (self.folder / "manifest").write_bytes(dump_manifest(manifest))
         command = [sys.executable, "-c", PUBLISHER, url, str(self.folder), str(until)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(params=["disk", "memory", pytest.param("s3", marks=pytest.mark.integration)])
-def store(request, tmp_path, monkeypatch):
-    if request.param == "disk":
-        return open_store(str(tmp_path / "store"))
-    if request.param == "memory":
-        return open_store("memory://")
-    return open_store(bucket_url(request, monkeypatch))
-
-
-@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.integration)])
-def url(request, tmp_path, monkeypatch):
-    """A store that several processes reach."""
-    if request.param == "disk":
-        return str(tmp_path / "store")
-    return bucket_url(request, monkeypatch)
-
-
-def bucket_url(request, monkeypatch):
-    endpoint = request.getfixturevalue("s3")
-    use(monkeypatch, endpoint)
-    return Bucket(endpoint).url
 
 
 @pytest.fixture

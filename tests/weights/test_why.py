@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from prefect_bt import codec
 from prefect_bt.ownership import Claim
 from prefect_bt.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights.inventory import list_kept
+from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest, summarize
 from prefect_bt.weights.room import evict
-from prefect_bt.weights.shared import StoreMirror
+from prefect_bt.weights.shared import StoreMirror, manifest_key
 from prefect_bt.weights.why import Answer, Share, Status, auth_of, explain
 
 from .kept import LARGE, Shelf
@@ -220,3 +222,24 @@ def test_where_a_source_is_kept(shelf: Shelf) -> None:
     shelf.mirror(source)
     evict(shelf.cache, mirror, done.name)  # a store on the same disk holds the same bytes
     assert list_kept(shelf.cache, mirror) == []
+
+
+def test_a_tree_that_somebody_broke_is_asked_for_elsewhere(shelf: Shelf) -> None:
+    commit = "c" * 40
+    plan = shelf.plan(f"hf://o/r@{commit}")
+    manifest = Manifest(plan.source, plan.key, commit, (Entry("a.bin", 5, "d" * 64),), 0.0)
+    shelf.store.create(manifest_key(manifest.name), dump_manifest(manifest))
+    broken = shelf.cache.tree_path(manifest.name)
+    broken.mkdir(parents=True)
+    (broken / "used").touch()
+    (broken / "manifest.json").write_text("garbage")
+    (broken / "summary.json").write_text(codec.dumps(summarize(manifest)))
+    answer = explain(plan, cache=shelf.cache, store=shelf.store)
+    assert (answer.error, answer.revision, answer.files) == ("", commit, 1)
+
+
+def test_a_signature_is_in_no_answer(shelf: Shelf) -> None:
+    plan = shelf.plan("https://127.0.0.1:9/?sig=s3cret")
+    answer = explain(plan, cache=shelf.cache, store=shelf.store)
+    assert answer.status is Status.REFUSED
+    assert "s3cret" not in repr(answer)

@@ -1,0 +1,26 @@
+"""Which files of a listing a source asks for: one answer for who fetches and who asks why."""
+
+from __future__ import annotations
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.weights.listing import ListedFile, Listing, check_names
+from prefect_bt.weights.patterns import choose_files
+from prefect_bt.weights.telling import shown
+
+
+def choose(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
+    """In the listing's order. WeightsError for none, and for names that cannot be mounted."""
+    files = {file.path: file for file in listing.files}
+    chosen = choose_files(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
+    if not chosen:
+        why = f"the patterns match none of its {len(files)} files" if files else "it is empty"
+        raise WeightsError(
+            f"{shown(plan.source)}: {why}.",
+            source=plan.source,
+            next_step="`*` matches the top level only; `**/*` matches every folder."
+            if files
+            else "Check the source.",
+        )
+    check_names(shown(plan.source), chosen)
+    return [files[path] for path in chosen]
