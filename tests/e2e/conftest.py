@@ -144,7 +144,7 @@ class Machine:
         until(
             lambda: not (self.state_dir / "jobs" / job_id).exists(),
             seconds=10,
-            what=f"folder removed: {list((self.state_dir / 'jobs').rglob('*'))[:20]}",
+            what=f"{self.state_dir / 'jobs' / job_id} removed",
         )
 
 
