@@ -6,6 +6,7 @@ A container shows its own group at the root of the mount, a host shows the path 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -37,6 +38,16 @@ def cpu_limit(mount: Path = MOUNT, own: str | None = None) -> float | None:
         if quota is not None and quota > 0 and period:
             limits.append(quota / period)
     return min(limits, default=None)
+
+
+def count_cpus() -> int:
+    """CPUs that we may be scheduled on, at most the control group's quota; at least 1."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cpus = os.cpu_count() or 1
+    limit = cpu_limit()
+    return max(1, cpus if limit is None else min(cpus, round(limit)))
 
 
 def oom_kills(mount: Path = MOUNT, own: str | None = None) -> int | None:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from prefect_bt.host.cgroup import cpu_limit, memory_limit
+from prefect_bt.host.cgroup import count_cpus, memory_limit
 from prefect_bt.host.gpus import list_gpus
 from prefect_bt.substrates.protocol import Capacity
 
@@ -31,16 +31,6 @@ def measure_capacity(
         exact_paths=not why_mapped,
         why_mapped=why_mapped,
     )
-
-
-def count_cpus() -> int:
-    """CPUs that we may be scheduled on, at most the control group's quota; at least 1."""
-    try:
-        cpus = len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        cpus = os.cpu_count() or 1
-    limit = cpu_limit()
-    return max(1, cpus if limit is None else min(cpus, round(limit)))
 
 
 def measure_memory() -> int:

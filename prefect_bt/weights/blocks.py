@@ -1,7 +1,9 @@
-"""Large files in blocks: several connections share one file, and pass on to the next.
+"""Large files in runs of blocks: several connections share one file, and pass on to the next.
 
-Of each file the first block that is missing is the next to be asked for, and connections go to the
-file that has the fewest: so most bytes come in order, and their digest is taken from memory.
+A request is for a run of blocks, since each one costs a server more than its bytes: as few as keep
+every connection at work. Of each file the first block that is missing is the next to be asked for,
+and connections go to the file that has the fewest: so most bytes come in order, and their digest is
+taken from memory.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from prefect_bt.weights.fetching import (
 from prefect_bt.weights.following import Following
 from prefect_bt.weights.index import identity
 from prefect_bt.weights.listing import ListedFile, digests_for
-from prefect_bt.weights.parts import Busy, Part, PartFolder, part_id
+from prefect_bt.weights.parts import BLOCK, Busy, Part, PartFolder, part_id
 from prefect_bt.weights.retrying import PAUSES, again
 from prefect_bt.weights.source import Interrupted, NoRanges
 
 FILES_AT_ONCE: Final = 8
+RUN: Final = 8
+"""Blocks that are asked for at once, at most: a slow connection keeps no more to itself."""
 PROGRESS: Final = 1 << 20
 """Bytes after which a try counts as one that went well."""
 _LOOK: Final = 0.2
@@ -38,20 +42,38 @@ _LOOK: Final = 0.2
 class _Arriving:
     """One file, its blocks that nobody has taken yet, and how many are not back."""
 
-    def __init__(self, fetching: Fetching, file: ListedFile, part: Part, tries: int) -> None:
+    def __init__(
+        self, fetching: Fetching, file: ListedFile, part: Part, tries: int, most: int
+    ) -> None:
+        """`most`: blocks that one request is for."""
         self.file, self.part, self.tries = file, part, tries
-        self.todo: deque[int | None] = deque(part.missing())
-        if not self.todo:
-            self.todo.append(None)  # all of it was here, but for the look at its digest
+        self.todo = deque(part.missing())
         self.left = len(self.todo)
+        self._run = _even(len(self.todo), most)
         self.hands = 0
         """Connections that work on it."""
         digests = digests_for(file, part.size)
         self.following = Following(part, digests, fetching.stop.is_set)
 
+    def take(self) -> range:
+        """The next run of blocks; empty where all of it was here, but for its digest.
+
+        Only its first block may have begun to arrive: one request brings the rest of it.
+        """
+        if not self.todo:
+            return range(0)
+        first = self.todo.popleft()
+        end = first + 1
+        while self.todo and self.todo[0] == end and end - first < self._run:
+            if self.part.done[end]:
+                break
+            end += 1
+            self.todo.popleft()
+        return range(first, end)
+
 
 class Blocks:
-    def __init__(self, fetching: Fetching, files: Sequence[ListedFile]) -> None:
+    def __init__(self, fetching: Fetching, files: Sequence[ListedFile], hands: int) -> None:
         self._fetching = fetching
         self._waiting = deque((file, 0) for file in files)
         self._busy: list[ListedFile] = []
@@ -59,12 +81,15 @@ class Blocks:
         """Files with blocks that nobody has taken yet."""
         self._open: set[Part] = set()
         self._lock = threading.Lock()
+        blocks = sum(-(-(file.size or 0) // BLOCK) for file in files)
+        self._most = min(RUN, max(1, -(-blocks // hands)))
+        self._hands = hands
 
-    def run(self, hands: int) -> None:
+    def run(self) -> None:
         """Until every file is in the fill. WeightsError, OSError."""
         try:
             while self._waiting:
-                work(hands, self._take, self._fetching.stop)
+                work(self._hands, self._take, self._fetching.stop)
                 check_stop(self._fetching)
                 if not self._waiting:
                     self._await_others()
@@ -85,20 +110,19 @@ class Blocks:
             found = self._next()
         if found is None:
             return False
-        arriving, block = found
-        if block is not None:
-            self._bring(arriving, block)
+        arriving, run = found
+        self._bring(arriving, run)
         if self._fetching.stop.is_set():
             return False
         with self._lock:
             arriving.hands -= 1
-            arriving.left -= 1
+            arriving.left -= len(run)
             last = arriving.left == 0
         if last:
             self._finish(arriving)
         return True
 
-    def _next(self) -> tuple[_Arriving, int | None] | None:
+    def _next(self) -> tuple[_Arriving, range] | None:
         while self._waiting and len(self._arriving) < FILES_AT_ONCE:
             begun = self._begin(*self._waiting.popleft())
             if begun is not None:
@@ -106,11 +130,11 @@ class Blocks:
         if not self._arriving:
             return None
         chosen = min(self._arriving, key=lambda one: one.hands)
-        block = chosen.todo.popleft()
+        run = chosen.take()
         if not chosen.todo:
             self._arriving.remove(chosen)
         chosen.hands += 1
-        return chosen, block
+        return chosen, run
 
     def _begin(self, file: ListedFile, tries: int) -> _Arriving | None:
         try:
@@ -122,7 +146,7 @@ class Blocks:
             return None
         self._open.add(part)
         self._fetching.meter.here(part.arrived)
-        return _Arriving(self._fetching, file, part, tries)
+        return _Arriving(self._fetching, file, part, tries, self._most)
 
     def _await_others(self) -> None:
         """Files that another process fetches: they are here when it is done, or are ours then."""
@@ -139,40 +163,40 @@ class Blocks:
                 self._waiting.append((file, 0))
         self._busy.clear()
 
-    # -- one block ----------------------------------------------------------------------------
+    # -- one run ------------------------------------------------------------------------------
 
-    def _bring(self, arriving: _Arriving, block: int) -> None:
+    def _bring(self, arriving: _Arriving, run: range) -> None:
         fetching = self._fetching
         again(
-            lambda: self._continue(arriving, block),
+            lambda: self._continue(arriving, run),
             PAUSES,
             fetching.stop,
             fetching.meter.note,
         )
 
-    def _continue(self, arriving: _Arriving, block: int) -> None:
-        """The rest of the block, once more for as long as each time brings much of it."""
+    def _continue(self, arriving: _Arriving, run: range) -> None:
+        """The rest of the run, once more for as long as each time brings much of it."""
         part = arriving.part
         while not self._fetching.stop.is_set():
-            before = part.done[block]
+            before = part.place(run)
             try:
-                return self._read(arriving, block)
+                return self._read(arriving, run)
             except Interrupted as error:
-                if part.done[block] - before < PROGRESS or error.after:
+                if part.place(run) - before < PROGRESS or error.after:
                     raise
         return None
 
-    def _read(self, arriving: _Arriving, block: int) -> None:
+    def _read(self, arriving: _Arriving, run: range) -> None:
         part, fetching = arriving.part, self._fetching
-        begin, end = part.span(block)
-        at = begin + part.done[block]
+        at, end = part.place(run), part.end(run)
         if at == end:
             return
         for piece in fetching.origins.read(arriving.file, start=at, length=end - at):
-            written = part.write(block, piece)
-            arriving.following.offer(at, memoryview(piece)[:written])
-            fetching.meter.moved(written)
-            at += written
+            view = memoryview(piece)[: end - at]
+            part.write(at, view)
+            arriving.following.offer(at, view)
+            fetching.meter.moved(len(view))
+            at += len(view)
             if fetching.stop.is_set():
                 return
         if at < end:
@@ -197,6 +221,12 @@ class Blocks:
     def _close(self, part: Part) -> None:
         self._open.discard(part)
         part.close()
+
+
+def _even(blocks: int, most: int) -> int:
+    """Blocks a request, so that as few as `most` allows are of about the same size."""
+    requests = max(1, -(-blocks // most))
+    return -(-blocks // requests)
 
 
 # -- parts --------------------------------------------------------------------------------------

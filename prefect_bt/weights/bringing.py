@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.host.cgroup import count_cpus
 from prefect_bt.weights.blocks import Blocks, bring_own_way
 from prefect_bt.weights.crew import work
 from prefect_bt.weights.fetching import Fetching, check_stop
@@ -26,7 +27,9 @@ from prefect_bt.weights.wholes import bring_small, bring_stream
 SMALL: Final = 1 << 20
 """Files up to this size are held in memory, each as one block."""
 SMALL_AT_ONCE: Final = 16
-BLOCKS_AT_ONCE: Final = 8
+BLOCKS_AT_ONCE: Final = (8, 32)
+"""At least and at most; between them four for each CPU. One connection to a large store brings some
+60 MB/s, and more connections than a machine can serve make each other slower."""
 OWN_WAY_AT_ONCE: Final = 2
 STREAMS_AT_ONCE: Final = 4
 LENT_AT_ONCE: Final = 4
@@ -65,7 +68,7 @@ def bring(fetching: Fetching, files: Sequence[ListedFile]) -> None:
             hands = min(SMALL_AT_ONCE, len(small))
             work(hands, lambda: bring_small(fetching, small), fetching.stop)
         try:
-            Blocks(fetching, _own_way(fetching, large)).run(BLOCKS_AT_ONCE)
+            Blocks(fetching, _own_way(fetching, large), _connections()).run()
         except NoRanges as error:
             fetching.meter.note(error.what)
             fetching = replace(fetching, stop=fetching.stop.anew())
@@ -78,6 +81,11 @@ def bring(fetching: Fetching, files: Sequence[ListedFile]) -> None:
     except OSError as error:
         raise unwritable(fetching.fill.source, error) from error
     check_stop(fetching)
+
+
+def _connections() -> int:
+    fewest, most = BLOCKS_AT_ONCE
+    return max(fewest, min(4 * count_cpus(), most))
 
 
 def _may_be_continued(fetching: Fetching, file: ListedFile) -> bool:

@@ -27,7 +27,7 @@ from prefect_bt.ownership import try_lock
 from prefect_bt.weights.crew import Door
 
 BLOCK: Final = 16 << 20
-"""Bytes that are asked for at once."""
+"""Bytes that the map counts together."""
 TOLD: Final = 1 << 20
 """Bytes of a block after which the map says so: what a kill costs, at most, each connection."""
 _HEADER: Final = struct.Struct("<8sQQ40s")
@@ -129,26 +129,43 @@ class Part:
     def arrived(self) -> int:
         return sum(self.done)
 
-    def write(self, block: int, piece: bytes | memoryview) -> int:
-        """The next bytes of the block; how many of them belong to it. Shut once it was closed."""
-        begin, end = self.span(block)
+    def place(self, run: range) -> int:
+        """Where the first byte of these blocks is missing; where they end if none is."""
+        for block in run:
+            begin, end = self.span(block)
+            if self.done[block] < end - begin:
+                return begin + self.done[block]
+        return self.end(run)
+
+    def end(self, run: range) -> int:
+        return self.span(run[-1])[1] if run else 0
+
+    def write(self, at: int, piece: bytes | memoryview) -> None:
+        """The bytes that are missing at this place. Shut once it was closed."""
+        view = memoryview(piece)
         with self._door.inside():
-            at = begin + self.done[block]
-            view = memoryview(piece)[: end - at]
-            size = len(view)
             while view:
-                with self._writing:
-                    count = os.pwrite(self.data, view, at)
-                view, at = view[count:], at + count
-            self.done[block] += size
-            if self.done[block] - self._told[block] < TOLD and at < end:
-                return size
-            self._set(block, self.done[block])
-            if at == end:
-                begin_writing(self.data, begin, end - begin)
+                block = at // BLOCK
+                now = view[: self.span(block)[1] - at]
+                self._write_in(block, at, now)
+                view, at = view[len(now) :], at + len(now)
+
+    def _write_in(self, block: int, at: int, view: memoryview) -> None:
+        begin, end = self.span(block)
+        if at != begin + self.done[block]:
+            raise ValueError(f"byte {at} is not the next one of block {block}")
+        while view:
+            with self._writing:
+                count = os.pwrite(self.data, view, at)
+            view, at = view[count:], at + count
+        self.done[block] = at - begin
+        if at < end and self.done[block] - self._told[block] < TOLD:
+            return
+        self._set(block, self.done[block])
+        if at == end:
+            begin_writing(self.data, begin, end - begin)
         with self.grown:
             self.grown.notify_all()
-        return size
 
     def read(self, at: int, buffer: memoryview) -> memoryview:
         """What is at that place, as far as the buffer goes. Shut once it was closed."""

@@ -24,6 +24,10 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 PIECE = 1 << 16
+BLOCK = 2 << 20
+"""Of the processes that are run here: small, so that one request is for several of them."""
+HANDS = 8
+"""Their connections, however many CPUs there are."""
 
 
 class Ranges:
@@ -140,8 +144,10 @@ class RangedSource:
 
 if __name__ == "__main__":
     from prefect_bt.plan import WeightsPlan
-    from prefect_bt.weights import NodeCache, mirror_source, source
+    from prefect_bt.weights import NodeCache, blocks, bringing, mirror_source, parts, source
 
+    parts.BLOCK = blocks.BLOCK = BLOCK  # pyright: ignore[reportAttributeAccessIssue]
+    bringing.BLOCKS_AT_ONCE = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["tests_weights_ranged"] = sys.modules["__main__"]
     source.SOURCES["http"] = "tests_weights_ranged:RangedSource"
     given = json.loads(sys.argv[1])

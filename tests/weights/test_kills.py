@@ -21,14 +21,14 @@ import pytest
 from prefect_bt.weights.cache import NodeCache
 from prefect_bt.weights.index import identity
 from prefect_bt.weights.listing import ListedFile
-from prefect_bt.weights.parts import BLOCK, PartFolder, part_id
+from prefect_bt.weights.parts import PartFolder, part_id
 
 from .conftest import REPOSITORY, tree
-from .ranged import PIECE, Ranges, serving_ranges
+from .ranged import BLOCK, PIECE, Ranges, serving_ranges
 
 KILLS = int(os.environ.get("KILLS", "8"))
 SCRIPT = Path(__file__).with_name("ranged.py")
-SIZES = {"model-1.bin": 2 * BLOCK + 12_345, "sub/model-2.bin": BLOCK + 1, "sub/same.bin": 0}
+SIZES = {"model-1.bin": 17 * BLOCK + 12_345, "sub/model-2.bin": BLOCK + 1, "sub/same.bin": 0}
 SMALL = 40
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

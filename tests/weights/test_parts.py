@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> PartFolder:
 def write(part: Part, block: int, size: int) -> None:
     begin, end = part.span(block)
     at = begin + part.done[block]
-    part.write(block, DATA[at : min(end, at + size)])
+    part.write(at, DATA[at : min(end, at + size)])
 
 
 def test_blocks_in_any_order_become_the_file(folder: PartFolder, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_digest_is_right_whoever_brings_its_pieces(folder: PartFolder, seed: i
         while part.done[block] < (span := part.span(block))[1] - span[0]:
             at = span[0] + part.done[block]
             piece = DATA[at : min(span[1], at + sizes.pop())]
-            part.write(block, piece)
+            part.write(at, piece)
             if at % 3:
                 following.offer(at, piece)
 
@@ -74,6 +74,31 @@ def test_a_digest_is_right_whoever_brings_its_pieces(folder: PartFolder, seed: i
         if chance.random() < 0.5:
             thread.join()
     assert following.result() == {"sha256": hashlib.sha256(DATA).hexdigest()}
+    part.close()
+
+
+def test_one_answer_goes_through_several_blocks(folder: PartFolder) -> None:
+    part = Part(folder, len(DATA), checked=False)
+    run = range(3)
+    write(part, 0, 5000)
+    assert (part.place(run), part.end(run)) == (5000, len(DATA))
+    part.write(5000, DATA[5000 : BLOCK + 7])
+    assert part.done == [BLOCK, 7, 0]
+    assert part.place(run) == BLOCK + 7
+    part.write(BLOCK + 7, DATA[BLOCK + 7 :])
+    assert part.missing() == []
+    assert part.place(run) == part.end(run)
+    assert part.data and os.pread(part.data, len(DATA), 0) == DATA
+    part.close()
+
+
+def test_bytes_that_are_not_the_next_ones_are_refused(folder: PartFolder) -> None:
+    """Else the map would promise what is not there."""
+    part = Part(folder, len(DATA), checked=False)
+    for at in (1, BLOCK + 5):
+        with pytest.raises(ValueError, match="not the next"):
+            part.write(at, b"1234")
+    assert part.arrived == 0
     part.close()
 
 

@@ -1,0 +1,83 @@
+"""Which requests bring a large file: few, even ones, and none for what is here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import REPOSITORY
+from .ranged import BLOCK, HANDS, Ranges, serving_ranges
+
+SCRIPT = Path(__file__).with_name("ranged.py")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def start(ranges: Ranges, root: Path) -> subprocess.Popen[bytes]:
+    given = json.dumps({"url": ranges.url, "root": str(root)})
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), given],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+def spans(ranges: Ranges, path: str = "model.bin") -> list[tuple[int, int]]:
+    return sorted((begin, end) for name, begin, end in ranges.asked if name == path)
+
+
+def joined(asked: list[tuple[int, int]]) -> bool:
+    """Whether they lie end to end."""
+    return all(a[1] == b[0] for a, b in itertools.pairwise(asked))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "requests"), [(1, 1), (3, 3), (8, 8), (9, 5), (20, 7), (80, 10)]
+)
+def test_as_few_requests_as_keep_all_connections_at_work(
+    tmp_path: Path, blocks: int, requests: int
+) -> None:
+    """At most eight blocks each; the last block is not a whole one."""
+    source = tmp_path / "source"
+    source.mkdir()
+    size = blocks * BLOCK - 5
+    with (source / "model.bin").open("wb") as file:
+        file.truncate(size)
+    with serving_ranges(source) as ranges:
+        assert start(ranges, tmp_path / "weights").wait(60) == 0
+        asked = spans(ranges)
+    assert len(asked) == requests
+    assert joined(asked)
+    assert (asked[0][0], asked[-1][1]) == (0, size)
+
+
+def test_what_is_here_ends_a_request(tmp_path: Path) -> None:
+    """Killed once most of each run is here: only the rest is asked for, no hole is left."""
+    source, root = tmp_path / "source", tmp_path / "weights"
+    source.mkdir()
+    data = os.urandom(20 * BLOCK)
+    (source / "model.bin").write_bytes(data)
+    with serving_ranges(source) as ranges:
+        ranges.pause = 0.01
+        first = start(ranges, root)
+        while ranges.sent["model.bin"] < 0.75 * len(data):
+            assert first.poll() is None
+            time.sleep(0.01)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        ranges.pause, before = 0.0, len(ranges.asked)
+        assert start(ranges, root).wait(60) == 0
+        again = sorted((begin, end) for _, begin, end in ranges.asked[before:])
+    told_by_the_mib = HANDS * (1 << 20)
+    assert sum(end - begin for begin, end in again) <= 0.25 * len(data) + told_by_the_mib
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(again))
+    (folder,) = root.glob("trees/*/files")
+    assert (folder / "model.bin").read_bytes() == data
