@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contenders import s5cmd_binary
@@ -107,11 +107,13 @@ def machine(root: Path) -> Machine:
 
 @dataclass
 class Took:
-    """Seconds from start to exit, of the sync of the disk after it, and of the process's CPUs."""
+    """Seconds from start to exit, of the sync of the disk after it, and of the process's CPUs;
+    `digests`: of taking the sha256 of what came, where that was not done on the way."""
 
     seconds: float
     sync: float = 0.0
     cpu: float = 0.0
+    digests: float = 0.0
 
 
 def ours(source: str, upstream: Upstream, at: Machine) -> Took:
@@ -125,11 +127,13 @@ def hf_download(repo_id: str, upstream: Upstream, home: Path) -> Took:
 
 
 def s5cmd(url: str, upstream: Upstream, target: Path) -> Took:
-    """`url` is `s3://bucket/prefix`."""
+    """`url` is `s3://bucket/prefix`. It hashes nothing: `openssl dgst` does, after it."""
     command = [str(s5cmd_binary()), "--log", "error"]
     if upstream.endpoint:
         command += ["--endpoint-url", upstream.endpoint]
-    return _timed([*command, "cp", f"{url}/*", f"{target}/"], upstream.environment)
+    took = _timed([*command, "cp", f"{url}/*", f"{target}/"], upstream.environment)
+    sums = ["find", str(target), "-type", "f", "-exec", "openssl", "dgst", "-sha256", "{}", "+"]
+    return replace(took, digests=_timed(sums, upstream.environment).seconds)
 
 
 def _timed(command: list[str], environment: dict[str, str]) -> Took:

@@ -30,7 +30,8 @@ _FAIR = (
     "mirror_*: ratio is ours / peer's in MB/s: more is better. Same random files from the same "
     "local server, whose page cache is warm; fresh target each, in turn; process start to exit. "
     "ratio_synced: the same with the sync of the disk after it, which ours has done before it says "
-    "that it is published and the peers leave to the kernel.",
+    "that it is published and the peers leave to the kernel. ratio_verified: the same with "
+    "`openssl dgst -sha256` of all files after s5cmd, which hashes nothing itself.",
     "ours is `prefect-bt weights mirror`: it hashes every file (sha256) and compares it with what "
     "upstream says, keeps it as a blob with a manifest, and links it into a folder store on the "
     "same disk. hf download compares sizes, s5cmd nothing. cpu_s is each one's own CPU time.",
@@ -128,6 +129,7 @@ def _pair(
         "ratio_synced": statistics.median(
             (b.seconds + b.sync) / (a.seconds + a.sync) for a, b in pairs
         ),
+        "ratio_verified": statistics.median((b.seconds + b.digests) / a.seconds for a, b in pairs),
         "cpu_s_ours": statistics.median(one.cpu for one in took[0]),
         "cpu_s_peer": statistics.median(one.cpu for one in took[1]),
     }
