@@ -6,25 +6,36 @@
 Both hold the same bytes, so one offset a rank and attempt is all that has to be remembered: a log
 that is sealed and removed while it is read is read on in the store, nothing lost, nothing twice.
 Lines of an attempt are merged over its ranks by timestamp; attempts follow one another.
+
+What is read to its end is compared with what the attempt's outcome says was sealed; a log that is
+not that is shown as it is, and named in `damage`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from prefect_bt.contract import attempt_prefix, log_key
 from prefect_bt.errors import ObjectNotFound, SubstrateError
 from prefect_bt.ledger import Ledger
 from prefect_bt.logs import LogLine, parse_lines
-from prefect_bt.objects.protocols import Get, ObjectInfo
-from prefect_bt.records import JobRecord
+from prefect_bt.objects.protocols import Get, List, ObjectInfo
+from prefect_bt.records import JobRecord, Outcome, SealedLog
 
 CHUNK_BYTES: Final = 1 << 20
+ALL_CHUNKS_BYTES: Final = 8 << 20
+"""Of all ranks together: what is read ahead stays small however many there are."""
+LOOK_SECONDS: Final = 2.0
+"""A rank that prints without end keeps no look from ending: others print, too."""
+LONGEST_LINE: Final = 4 << 20
+"""Of a log that is none of ours, or damaged: longer lines are shown in pieces."""
 
 _SEALED_NAME: Final = re.compile(r"/rank-(\d+)\.log$")
 
@@ -47,8 +58,7 @@ class LiveNodes(Protocol):
     def find(self, job_id: str) -> Sequence[LiveLog]: ...
 
 
-@dataclass(frozen=True)
-class JobLine:
+class JobLine(NamedTuple):
     """One line and the attempt that wrote it."""
 
     attempt: int
@@ -59,8 +69,8 @@ class JobLine:
 class LineFilter:
     """`ranks`, `attempts`: None for all. `since` in epoch nanoseconds; `pattern` is a search."""
 
-    ranks: frozenset[int] | None = None
-    attempts: frozenset[int] | None = None
+    ranks: Container[int] | None = None
+    attempts: Container[int] | None = None
     since: int = 0
     pattern: re.Pattern[str] | None = None
 
@@ -94,16 +104,22 @@ class JobLogs:
         self._ledger, self._record, self._live = ledger, record, live
         self._tracks: dict[tuple[int, int], _Track] = {}
         self._closed: set[int] = set()
+        self.damage: list[str] = []
+        """A sentence a log that is not what was sealed, as far as logs were read to their end."""
 
     def is_over(self) -> bool:
         return self._ledger.state(self._record.id).terminal
 
-    def drain(self, query: LineFilter = EVERYTHING, *, last: bool = False) -> Iterator[JobLine]:
+    def drain(
+        self, query: LineFilter = EVERYTHING, *, last: bool = False, seconds: float = math.inf
+    ) -> Iterator[JobLine]:
         """Every line written since the last call, oldest attempt first.
 
-        `last` also yields what a node that is gone left without a newline.
+        `last` also yields what a node that is gone left without a newline. After `seconds` live
+        logs are not read on, whatever has been written meanwhile.
         """
-        ended = {outcome.attempt for outcome in self._ledger.outcomes(self._record.id)}
+        until = time.monotonic() + seconds
+        ended = {outcome.attempt: outcome for outcome in self._ledger.outcomes(self._record.id)}
         # Live logs are looked for before sealed ones: one that moves is found in either place.
         live = self._live_logs()
         for begun in self._ledger.attempts(self._record.id):
@@ -111,12 +127,16 @@ class JobLogs:
             if number in self._closed or not _wanted(query.attempts, number):
                 continue
             tracks = self._open_tracks(number, live, query)
+            for track in tracks:
+                track.until = until
+                track.chunk = max(1 << 16, min(CHUNK_BYTES, ALL_CHUNKS_BYTES // len(tracks)))
             merged = heapq.merge(*(track.drain(last=last) for track in tracks), key=_when)
             for at, line in merged:
                 if query.accepts(at, line):
                     yield JobLine(number, line)
             if number in ended and all(track.finished for track in tracks):
                 self._closed.add(number)
+                self.damage += _damaged(ended[number], tracks, query)
 
     def owes(self) -> bool:
         """Whether a log that was seen live has not been read to the end of its sealed copy."""
@@ -152,7 +172,12 @@ class JobLogs:
 
     def _sealed_sizes(self, attempt: int) -> dict[int, int]:
         prefix = attempt_prefix(self._record.project_id, self._record.id, attempt)
-        return dict(_ranked(self._ledger.store.list(f"{prefix}/logs")))
+        return sealed_sizes(self._ledger.store, prefix)
+
+
+def sealed_sizes(store: List, prefix: str) -> dict[int, int]:
+    """Rank -> bytes of the sealed logs of the attempt whose folder is `prefix`."""
+    return dict(_ranked(store.list(f"{prefix}/logs")))
 
 
 def read_lines(logs: JobLogs, query: LineFilter = EVERYTHING) -> Iterator[JobLine]:
@@ -167,7 +192,19 @@ def follow_lines(
     pace: FollowPace | None = None,
     refresh: Callable[[], None] = lambda: None,
 ) -> Iterator[JobLine]:
-    """Every line there is and will be; ends when the job is over and all has been read.
+    """Every line there is and will be; ends when the job is over and all has been read."""
+    looks = follow_looks(logs, query, pace=pace, refresh=refresh)
+    return (line for line in looks if line is not None)
+
+
+def follow_looks(
+    logs: JobLogs,
+    query: LineFilter = EVERYTHING,
+    *,
+    pace: FollowPace | None = None,
+    refresh: Callable[[], None] = lambda: None,
+) -> Iterator[JobLine | None]:
+    """As follow_lines, with a None before every pause: nothing more has come by then.
 
     `refresh` is called between looks: it may write down the end of a job whose process died, which
     nobody else would. A job that is over before it printed anything yields nothing and ends.
@@ -178,7 +215,7 @@ def follow_lines(
         # Asked first: whatever was written before the job ended is then found below.
         over = logs.is_over()
         came = False
-        for line in logs.drain(query):
+        for line in logs.drain(query, seconds=LOOK_SECONDS):
             came = True
             yield line
         if over and not came and (not logs.owes() or lingered >= pace.linger):
@@ -186,6 +223,7 @@ def follow_lines(
             return
         pause = pace.shortest if came else min(pause * 1.5, pace.longest)
         lingered = lingered + pause if over and not came else 0.0
+        yield None
         if not over:
             refresh()
         pace.sleep(pause)
@@ -200,10 +238,16 @@ class _Track:
     rank: int
     offset: int = 0
     finished: bool = False
+    chunk: int = CHUNK_BYTES
+    until: float = math.inf
+    """By time.monotonic; not read live after that."""
     _live: LiveLog | None = None
     _sealed_size: int | None = None
     _rest: bytes = b""
     _at: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self._digest = hashlib.sha256()
 
     def look(self, *, live: LiveLog | None, sealed_size: int | None) -> None:
         """Where the log is now."""
@@ -214,12 +258,25 @@ class _Track:
         """Whole lines from the offset on, with a time that never goes back within the log."""
         while chunk := self._read():
             self.offset += len(chunk)
+            self._digest.update(chunk)
             whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
+            if len(self._rest) > LONGEST_LINE:
+                whole, newline, self._rest = whole + newline, self._rest, b""
             yield from self._parse(whole + newline)
         self.finished = self._sealed_size is not None and self.offset >= self._sealed_size
         if self._rest and (last or self.finished):
             rest, self._rest = self._rest, b""
             yield from self._parse(rest)
+
+    def damage(self, sealed: SealedLog) -> str:
+        """What is wrong with a log that was read to its end; "" when it is what was sealed."""
+        if self._sealed_size != sealed.bytes:
+            size = self._sealed_size or 0
+            how = "cut" if size < sealed.bytes else "longer than it was"
+            return f"is {how}: {size} bytes are there, {sealed.bytes} were sealed"
+        if self.offset == sealed.bytes and self._digest.hexdigest() != sealed.sha256:
+            return f"is damaged: its SHA-256 is not {sealed.sha256[:12]}…, with which it was sealed"
+        return ""
 
     def _parse(self, data: bytes) -> Iterator[tuple[int, LogLine]]:
         for line in parse_lines(data, rank=self.rank):
@@ -230,16 +287,27 @@ class _Track:
         """The next bytes: sealed ones if there are more of them, else live ones."""
         if self._sealed_size is not None and self.offset < self._sealed_size:
             try:
-                return self.store.get_range(self.key, start=self.offset, length=CHUNK_BYTES)
+                return self.store.get_range(self.key, start=self.offset, length=self.chunk)
             except ObjectNotFound:
                 return b""
-        if self._live is None or self._sealed_size is not None:
+        if self._live is None or self._sealed_size is not None or time.monotonic() > self.until:
             return b""
         try:
-            return self._live.read_log(offset=self.offset, limit=CHUNK_BYTES)
+            return self._live.read_log(offset=self.offset, limit=self.chunk)
         except (SubstrateError, OSError):
             # Removed since it was found: it is sealed, and the next look reads on there.
             return b""
+
+
+def _damaged(outcome: Outcome, tracks: Sequence[_Track], query: LineFilter) -> Iterator[str]:
+    read = {track.rank: track for track in tracks}
+    for sealed in outcome.logs:
+        if not _wanted(query.ranks, sealed.rank):
+            continue
+        track = read.get(sealed.rank)
+        what = track.damage(sealed) if track else f"is gone: {sealed.bytes} bytes were sealed"
+        if what:
+            yield f"The log of rank {sealed.rank} of attempt {outcome.attempt} {what}."
 
 
 def _ranked(infos: Iterator[ObjectInfo]) -> Iterator[tuple[int, int]]:
@@ -249,7 +317,7 @@ def _ranked(infos: Iterator[ObjectInfo]) -> Iterator[tuple[int, int]]:
             yield int(match[1]), info.size
 
 
-def _wanted(chosen: frozenset[int] | None, number: int) -> bool:
+def _wanted(chosen: Container[int] | None, number: int) -> bool:
     return chosen is None or number in chosen
 
 

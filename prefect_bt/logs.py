@@ -9,18 +9,17 @@ that prints nothing still has a log that says what happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 PLATFORM_MARK: Final = "[prefect-bt] "
 STAMP_DIGITS: Final = 19
 """Of epoch nanoseconds, until the year 2286. More digits are a line that begins in the middle."""
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
     """`timestamp` in epoch nanoseconds; 0 where a line carries none."""
 
     timestamp: int
@@ -37,21 +36,29 @@ def format_line(timestamp: int, message: str) -> bytes:
     return f"{timestamp} {message}\n".encode(errors="replace")
 
 
+def format_lines(first: int, messages: Iterable[str]) -> bytes:
+    """Stored lines, stamped `first` and the nanoseconds after it. No message holds a newline."""
+    stamped = [f"{at} {message}\n" for at, message in enumerate(messages, first)]
+    return "".join(stamped).encode(errors="replace")
+
+
 def parse_lines(data: bytes, *, rank: int = 0) -> Iterator[LogLine]:
     """The whole lines in `data`; a last line without its newline is yielded too."""
-    for raw in data.split(b"\n"):
-        if raw:
-            yield _parse(raw.decode(errors="replace"), rank)
+    for text in data.decode(errors="replace").split("\n"):
+        if not text:
+            continue
+        stamp, space, message = text.partition(" ")
+        if space and len(stamp) <= STAMP_DIGITS and stamp.isascii() and stamp.isdigit():
+            yield LogLine(int(stamp), message, rank)
+        else:
+            yield LogLine(0, text, rank)
 
 
-def _parse(text: str, rank: int) -> LogLine:
-    stamp, space, message = text.partition(" ")
-    if space and stamp.isascii() and stamp.isdigit() and len(stamp) <= STAMP_DIGITS:
-        return LogLine(int(stamp), message, rank)
-    return LogLine(0, text, rank)
-
-
-def render_line(line: LogLine) -> str:
+def render_line(line: LogLine, *, replica: str = "") -> str:
     """As `truss train logs` prints it (§14): `[YYYY-mm-dd HH:MM:SS]: (replica) message`."""
-    when = datetime.fromtimestamp(line.timestamp / 1e9)
-    return f"[{when:%Y-%m-%d %H:%M:%S}]: ({line.replica}) {line.message}"
+    return f"[{_local(line.timestamp // 10**9)}]: ({replica or line.replica}) {line.message}"
+
+
+@lru_cache(maxsize=16)
+def _local(second: int) -> str:
+    return f"{datetime.fromtimestamp(second):%Y-%m-%d %H:%M:%S}"

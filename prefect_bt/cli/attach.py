@@ -47,19 +47,28 @@ def open_logs(ledger: Ledger, record: JobRecord, terminal: Terminal) -> JobLogs:
 
 def follow(
     terminal: Terminal, ledger: Ledger, record: JobRecord, query: LineFilter
-) -> Iterator[JobLine]:
-    """Lines until the job is over; a spinner until there is a first one."""
-    from prefect_bt.joblogs import follow_lines
+) -> Iterator[JobLine | None]:
+    """Lines until the job is over; a spinner until there is a first one, a None when none comes.
+
+    Says which logs are not what was sealed.
+    """
+    from prefect_bt.joblogs import follow_looks
 
     logs = open_logs(ledger, record, terminal)
     if record.definition.get("job", {}).get("weights") and not ledger.attempts(record.id):
         terminal.note("Its weights are mirrored first; its Prefect run shows how far they are.")
-    lines = follow_lines(logs, query, refresh=_settler(terminal, ledger, record.id))
+    looks = follow_looks(logs, query, refresh=_settler(terminal, ledger, record.id))
     with terminal.working(f"Waiting for the first log line of job {record.id}"):
-        first = next(lines, None)
-    if first is not None:
-        yield first
-    yield from lines
+        first = next((line for line in looks if line is not None), None)
+    yield first
+    yield from looks
+    say_damage(terminal, logs)
+
+
+def say_damage(terminal: Terminal, logs: JobLogs) -> None:
+    """One sentence a log that was read and is not what was sealed."""
+    for sentence in logs.damage:
+        terminal.warn(f"{sentence} What is there is shown.")
 
 
 def tail(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
@@ -68,6 +77,8 @@ def tail(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
 
     with staying(terminal, record.id):
         for found in follow(terminal, ledger, record, LineFilter()):
+            if found is None:
+                continue
             text = render_line(found.line)
             if terminal.documents:
                 terminal.note(text)

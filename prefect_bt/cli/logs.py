@@ -1,39 +1,43 @@
-"""`prefect-bt logs`: a job's lines, all of them or as they come."""
+"""`prefect-bt logs`: a job's lines, all of them or as they come; or why it failed."""
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, Token
 
 from prefect_bt.cli import attach
+from prefect_bt.cli.numbers import Numbers, parse_numbers
 from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output, Tail
 from prefect_bt.cli.selection import newest_job, settled_state
 from prefect_bt.cli.terminal import OK, Terminal, write
-from prefect_bt.logs import render_line
+from prefect_bt.errors import PrefectBtError
 
 if TYPE_CHECKING:
-    from prefect_bt.joblogs import JobLine, LineFilter
+    from prefect_bt.folding import Folder
+    from prefect_bt.joblogs import LineFilter
     from prefect_bt.ledger import Ledger
     from prefect_bt.records import JobRecord
 
-_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_AGE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
+_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def parse_since(text: str, *, now: float) -> int:
-    """`30m`, `2h`, `1d`, `45s` ago, or an ISO time, as epoch nanoseconds. Raises ValueError."""
-    match = _AGE.fullmatch(text.strip())
-    if match:
-        return int((now - float(match[1]) * _SECONDS[match[2]]) * 1e9)
+    """`30m`, `1h30m`, `2d` ago, or an ISO time, as epoch nanoseconds. Raises ValueError."""
+    text = text.strip()
+    if _AGE.fullmatch(text):
+        age = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+        return max(0, int((now - age) * 1e9))
     try:
-        return int(datetime.fromisoformat(text).timestamp() * 1e9)
-    except ValueError:
+        return max(0, int(datetime.fromisoformat(text).timestamp() * 1e9))
+    except (ValueError, OverflowError):
         raise ValueError("write for example 30m, 2h, 1d or 2026-11-20T14:00") from None
 
 
@@ -48,15 +52,28 @@ def _pattern(_: object, tokens: Sequence[Token]) -> re.Pattern[str]:
         raise ValueError(f"not a regular expression: {error}") from None
 
 
+def _are_numbers(_: object, texts: Sequence[str]) -> None:
+    parse_numbers(texts)
+
+
 def logs(
     *,
     which: JobFilter = NO_FILTER,
     tail: Tail = False,
     rank: Annotated[
-        tuple[int, ...], Parameter(help="Only this node rank; may be given several times.")
+        tuple[str, ...],
+        Parameter(
+            validator=_are_numbers,
+            help="Only these node ranks: `3` or `0,2-5`; may be given several times.",
+        ),
     ] = (),
     attempt: Annotated[
-        tuple[int, ...], Parameter(help="Only this attempt (0 is the first); several as --rank.")
+        tuple[str, ...],
+        Parameter(
+            validator=_are_numbers,
+            allow_leading_hyphen=True,
+            help="Only these attempts: `0` is the first, `-1` the last; several as --rank.",
+        ),
     ] = (),
     since: Annotated[
         int,
@@ -65,6 +82,21 @@ def logs(
     grep: Annotated[
         re.Pattern[str] | None,
         Parameter(converter=_pattern, help="Only lines in which this regular expression is found."),
+    ] = None,
+    first_failure: Annotated[
+        bool,
+        Parameter(
+            help="Only why the newest attempt that failed did (or --attempt N): how it ended, "
+            "and the last lines of the rank that failed first."
+        ),
+    ] = False,
+    fold: Annotated[
+        bool | None,
+        Parameter(
+            negative="--no-fold",
+            help="Show a line that several ranks print within a second once, with its ranks; "
+            "the default on a terminal where more than one rank is shown.",
+        ),
     ] = None,
     output: Output = "cli-table",
     terminal: Here,
@@ -75,67 +107,117 @@ def logs(
 
     `prefect-bt logs --job-id abc1234 --tail`
 
-    `prefect-bt logs --rank 0 --since 10m --grep "loss|error"`
+    `prefect-bt logs --rank 0,2-5 --since 10m --grep "loss|error"`
+
+    `prefect-bt logs --first-failure`
     """
     from prefect_bt.joblogs import LineFilter
     from prefect_bt.jobs import open_ledger
 
+    chosen = parse_numbers(attempt)
+    if first_failure:
+        _refuse_beside(tail=tail, rank=rank, since=since, grep=grep, fold=fold)
     ledger, beside = open_ledger(), terminal.beside(output)
     record = newest_job(ledger, which, beside)
+    settled_state(ledger, record.id, beside)
+    if first_failure:
+        _explain(beside, ledger, record, chosen)
+        return OK
+    ranks = parse_numbers(rank)
     query = LineFilter(
-        ranks=frozenset(rank) or None,
-        attempts=frozenset(attempt) or None,
+        ranks=ranks,
+        attempts=chosen.counted_from(len(ledger.attempts(record.id))) if chosen else None,
         since=since,
         pattern=grep,
     )
-    settled_state(ledger, record.id, beside)
+    folder = _folder(record, ranks, fold, beside)
     if tail:
-        _follow(beside, ledger, record, query)
+        _follow(beside, ledger, record, query, folder)
     else:
-        _print_all(beside, ledger, record, query)
+        _print_all(beside, ledger, record, query, folder)
     return OK
 
 
-def _follow(terminal: Terminal, ledger: Ledger, record: JobRecord, query: LineFilter) -> None:
+def _folder(
+    record: JobRecord, ranks: Numbers | None, fold: bool | None, terminal: Terminal
+) -> Folder | None:
+    from prefect_bt.folding import Folder
+
+    compute = record.definition.get("job", {}).get("compute", {})
+    shown = [n for n in range(compute.get("node_count", 1)) if ranks is None or n in ranks]
+    if fold is None:
+        fold = sys.stdout.isatty() and not terminal.documents and len(shown) > 1
+    return Folder(shown, clock=time.monotonic) if fold else None
+
+
+def _follow(
+    terminal: Terminal,
+    ledger: Ledger,
+    record: JobRecord,
+    query: LineFilter,
+    folder: Folder | None,
+) -> None:
+    from prefect_bt.cli.loglines import folded, write_lines
+
     with attach.staying(terminal, record.id):
-        for found in attach.follow(terminal, ledger, record, query):
-            text = _json(found) if terminal.documents else render_line(found.line)
-            write(f"{text}\n", flush=True)
+        looks = attach.follow(terminal, ledger, record, query)
+        write_lines(folded(looks, folder), as_json=terminal.documents)
         attach.say_end(terminal, ledger, record.id)
 
 
-def _print_all(terminal: Terminal, ledger: Ledger, record: JobRecord, query: LineFilter) -> None:
+def _print_all(
+    terminal: Terminal,
+    ledger: Ledger,
+    record: JobRecord,
+    query: LineFilter,
+    folder: Folder | None,
+) -> None:
+    from prefect_bt.cli.loglines import folded, write_document, write_lines
     from prefect_bt.joblogs import read_lines
 
-    lines = read_lines(attach.open_logs(ledger, record, terminal), query)
+    found = attach.open_logs(ledger, record, terminal)
+    lines = folded(read_lines(found, query), folder)
     if terminal.documents:
-        _write_document(record.id, lines)
-        return
-    printed = False
-    for found in lines:
-        printed = True
-        write(f"{render_line(found.line)}\n")
-    if not printed:
+        write_document(lines, job_id=record.id)
+    elif not write_lines(lines, as_json=False):
         state = ledger.state(record.id)
         terminal.warn(f"No log lines of job {record.id} ({state.value}) match.")
+    attach.say_damage(terminal, found)
 
 
-def _write_document(job_id: str, lines: Iterator[JobLine]) -> None:
-    """`{"job_id", "logs": [...]}`, written as it is read: a log may be larger than memory."""
-    write(f'{{"job_id": {json.dumps(job_id)}, "logs": [')
-    separator = "\n"
-    for found in lines:
-        write(f"{separator}  {_json(found)}")
-        separator = ",\n"
-    write("\n]}\n" if separator != "\n" else "]}\n")
+def _explain(terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: Numbers | None) -> None:
+    from prefect_bt.cli.loglines import write_document, write_lines
+    from prefect_bt.firstfailure import first_failure
+    from prefect_bt.joblogs import JobLine
+
+    if chosen is not None and chosen.single is None:
+        raise PrefectBtError(
+            "--first-failure is about one attempt.", next_step="Give one, as in --attempt 0."
+        )
+    why = first_failure(ledger, record, chosen.single if chosen else None)
+    outcome = why.outcome
+    lines = [JobLine(outcome.attempt, line) for line in why.lines]
+    if terminal.documents:
+        write_document(
+            lines,
+            job_id=record.id,
+            attempt=outcome.attempt,
+            failed_rank=outcome.failed_rank,
+            failure=outcome.failure.value if outcome.failure else None,
+            exit_code=outcome.exit_code,
+            message=outcome.message,
+        )
+        return
+    write(f"Attempt {outcome.attempt}: {outcome.message}\n")
+    write_lines(lines, as_json=False)
 
 
-def _json(found: JobLine) -> str:
-    """A line as §14 has it, with its attempt."""
-    fields: dict[str, Any] = {
-        "timestamp": str(found.line.timestamp),
-        "message": found.line.message,
-        "replica": found.line.replica,
-        "attempt": found.attempt,
-    }
-    return json.dumps(fields)
+def _refuse_beside(**others: object) -> None:
+    given = [f"--{name}" for name, value in others.items() if value not in (False, (), 0, None)]
+    if others["fold"] is False:
+        given.append("--no-fold")
+    if given:
+        raise PrefectBtError(
+            f"--first-failure cannot be combined with {' and '.join(given)}.",
+            next_step="It shows the last lines of the rank that failed first, as they are.",
+        )

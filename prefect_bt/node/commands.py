@@ -30,6 +30,10 @@ TICK: Final = 0.1
 READ_BYTES: Final = 256 * 1024
 READS_A_TURN: Final = 8
 PIPE_BYTES: Final = 1024 * 1024
+GATHER: Final = 0.01
+"""Seconds in which output gathers in the pipe. A look at every write would cost a core."""
+GATHER_SHARE: Final = 8
+"""A pipe that is filled faster than to an eighth of it in that time is read at once."""
 LEFTOVER_GRACE: Final = 5.0
 """Seconds that background processes have to leave once the last command has ended."""
 EXIT_NOT_STARTED: Final = 125
@@ -64,12 +68,15 @@ class Commands:
         self._around, self._environment = around, environment
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._reading, False)
-        _widen(self._writing)
+        self._little = _widen(self._writing) // GATHER_SHARE
+        self._gathering = False
         self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._reading, select.POLLIN)
         self._wakeup = _wake_on_signals()
         self._poll.register(self._wakeup, select.POLLIN)
+        self._wakeup_poll = select.poll()
+        self._wakeup_poll.register(self._wakeup, select.POLLIN)
         self._running: int | None = None
         self._ended: int | None = None
         self._kills_before = oom_kills()
@@ -92,6 +99,9 @@ class Commands:
     def turn(self) -> None:
         """Wait for something to happen, at most a tick, and see to it."""
         around = self._around
+        if self._gathering:
+            self._wakeup_poll.poll(GATHER * 1000)
+            self._gathering = False
         pause = TICK / 2 if around.log.waiting else TICK
         ready = {descriptor for descriptor, _ in self._poll.poll(pause * 1000)}
         if self._wakeup in ready:
@@ -192,8 +202,10 @@ class Commands:
     # -- the pipe ---------------------------------------------------------------------------
 
     def _read_output(self) -> None:
-        for data in _read_all(self._reading, READ_BYTES, turns=READS_A_TURN):
+        chunks = _read_all(self._reading, READ_BYTES, turns=READS_A_TURN)
+        for data in chunks:
             self._around.output.feed(data)
+        self._gathering = 0 < sum(map(len, chunks)) < self._little
 
     def _drain(self) -> None:
         """What is in the pipe now; a background process may fill it again, hence a bound."""
@@ -214,9 +226,11 @@ def _read_all(descriptor: int, size: int, *, turns: int) -> list[bytes]:
     return chunks
 
 
-def _widen(pipe: int) -> None:
-    with suppress(OSError, AttributeError):  # the default of 64 KiB works, with more waiting
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+def _widen(pipe: int) -> int:
+    """How many bytes the pipe holds."""
+    with suppress(OSError, AttributeError):
+        return fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return 64 * 1024  # the default works, with more waiting
 
 
 def _wake_on_signals() -> int:

@@ -5,20 +5,21 @@
 A write is seen in the file after at most a tenth of a second, an unfinished line after about one.
 Of a progress bar's frames (`\\r`) one a second is kept, and the last. A line longer than 64 Ki
 characters is split, never inside a secret.
+
+On a disk that is nearly full the commands' lines are sampled (sampling.py).
 """
 
 from __future__ import annotations
 
-import base64
 import codecs
 import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
-from prefect_bt.logs import PLATFORM_MARK, format_line
+from prefect_bt.logs import PLATFORM_MARK, format_lines
+from prefect_bt.node.sampling import A_SECOND, DiskRoom, Measure, Sample, disk_of
 from prefect_bt.secrets import Redactor
 
 LINE_LIMIT: Final = 64 * 1024
@@ -30,28 +31,38 @@ PARTIAL_SECONDS: Final = 1.0
 class LogFile:
     """Stamped lines, appended. A full disk loses lines, counts them, and never stops the node."""
 
-    def __init__(self, path: Path, redact: Redactor) -> None:
+    def __init__(self, path: Path, redact: Redactor, *, measure: Measure | None = None) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._redact = redact
+        self._room = DiskRoom(measure or disk_of(self._descriptor))
+        self._sample: Sample | None = None
         self._waiting: list[bytes] = []
         self._size = 0
         self._flushed = 0.0
         self._stamp = 0
         self._lost = 0
+        self._cut = False
+        """Whether the file ends in the middle of a line."""
         self.written_at: float | None = None
         """Epoch seconds of the commands' last line."""
 
     def platform(self, message: str) -> None:
-        """A line of the platform's own, in the file at once."""
-        self._append([self._redact(PLATFORM_MARK + message.replace("\n", " "))])
+        """A line of the platform's own, in the file at once, after what the sample still owes."""
+        if self._sample is not None:
+            self._catch_up(self._sample)
+        self._say(message)
         self.flush()
 
     def write(self, lines: Sequence[str]) -> None:
-        """Redacted lines of the commands."""
-        if lines:
-            self.written_at = time.time()
-            self._append(lines)
+        """Redacted lines of the commands; on a disk that is nearly full, a sample of them."""
+        if not lines:
+            return
+        self.written_at = time.time()
+        self._room.wrote(sum(map(len, lines)))
+        if self._room.scarce != (self._sample is not None):
+            self._turn_sampling()
+        self._append(lines if self._sample is None else self._sample.keep(lines))
 
     @property
     def waiting(self) -> bool:
@@ -66,12 +77,15 @@ class LogFile:
         data = b"".join(self._waiting)
         self._waiting, self._size = [], 0
         self._flushed = time.monotonic()
+        if data and self._cut:
+            data = b"\n" + data
         while data:
             try:
                 written = os.write(self._descriptor, data)
             except OSError:
-                self._lost += data.count(b"\n")
+                self._lost += data.lstrip(b"\n").count(b"\n")
                 return
+            self._cut = data[written - 1 : written] != b"\n"
             data = data[written:]
         if self._lost:
             lost, self._lost = self._lost, 0
@@ -81,13 +95,34 @@ class LogFile:
         self.flush()
         os.close(self._descriptor)
 
-    def _append(self, lines: Iterable[str]) -> None:
+    def _turn_sampling(self) -> None:
+        if self._sample is None:
+            self._sample = Sample()
+            self._say(
+                f"only {self._room.free / 1e9:.2f} GB of the disk are free: until there is more, "
+                f"at most {A_SECOND} lines a second are kept here"
+            )
+            return
+        sample, self._sample = self._sample, None
+        self._catch_up(sample)
+        self._say("the disk has room again: all lines are kept")
+
+    def _catch_up(self, sample: Sample) -> None:
+        number, last = sample.catch_up()
+        if number:
+            self._say(f"{number} lines were left out, for lack of disk; the last of them:")
+            self._append(last)
+
+    def _say(self, message: str) -> None:
+        self._append([self._redact(PLATFORM_MARK + message.replace("\n", " "))])
+
+    def _append(self, lines: Sequence[str]) -> None:
         # Stamps never repeat, so that a reader can name a line by its stamp.
         stamp = max(time.time_ns(), self._stamp + 1)
-        stamped = [format_line(at, line) for at, line in enumerate(lines, stamp)]
-        self._stamp = stamp + len(stamped)
-        self._waiting += stamped
-        self._size += sum(map(len, stamped))
+        stamped = format_lines(stamp, lines)
+        self._stamp = stamp + len(lines)
+        self._waiting.append(stamped)
+        self._size += len(stamped)
         if self._size > FLUSH_BYTES:
             self.flush()
 
@@ -96,13 +131,9 @@ class OutputLog:
     """The commands' output as it comes from the pipe, in pieces of any size."""
 
     def __init__(self, log: LogFile, secrets: Iterable[str]) -> None:
-        values = [value for value in secrets if value]
-        self._log, self._redact = log, Redactor(values)
+        self._log = log
+        self._redact = Redactor(value for value in secrets if value)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._prefixes = sorted(_beginnings(values))
-        self._longest = max(map(len, self._prefixes), default=0)
-        # The longest spelling of a byte is its JSON escape, `\u0001`.
-        self._margin = max((6 * len(value.encode()) + 64 for value in values), default=0)
         self._partial = ""
         self._partial_since = 0.0
 
@@ -115,15 +146,14 @@ class OutputLog:
         elif not self._partial:
             self._partial_since = time.monotonic()
         self._partial = _last_frame(rest, keep_end=True) if "\r" in rest else rest
-        while len(self._partial) > LINE_LIMIT + self._margin:
-            cut = self._safe_cut(LINE_LIMIT)
+        while len(self._partial) > LINE_LIMIT and (cut := self._safe_cut()):
             self._emit(self._partial[:cut])
             self._partial = self._partial[cut:]
 
     def tick(self) -> None:
         """Let an unfinished line be seen; its end, if it may be the start of a secret, waits."""
         if self._partial and time.monotonic() - self._partial_since >= PARTIAL_SECONDS:
-            held = self._held()
+            held = self._redact.unfinished(self._partial)
             shown = self._partial[: len(self._partial) - held]
             if shown:
                 self._emit(shown)
@@ -146,25 +176,14 @@ class OutputLog:
             lines = [piece for line in lines for piece in _split(line)]
         self._log.write(lines)
 
-    def _safe_cut(self, cut: int) -> int:
-        """The nearest place at or before `cut` that is not within a secret."""
-        if not self._margin:
-            return cut
-        start = max(cut - self._margin, 0)
-        window = self._partial[start : cut + self._margin]
-        masked = self._redact(window)
-        for place in range(cut, start, -1):
-            left, right = window[: place - start], window[place - start :]
-            if self._redact(left) + self._redact(right) == masked:
-                return place
-        return cut
-
-    def _held(self) -> int:
-        """How many characters at the end may be the beginning of a secret."""
-        for length in range(min(self._longest, len(self._partial)), 0, -1):
-            tail = self._partial[-length:]
-            if any(len(known) > length and known.startswith(tail) for known in self._prefixes):
-                return length
+    def _safe_cut(self) -> int:
+        """A place that is not within a secret, near the limit; 0 when more must come first."""
+        limit = LINE_LIMIT
+        while limit <= len(self._partial):
+            cut = limit - self._redact.unfinished(self._partial[:limit])
+            if cut > 0:
+                return cut
+            limit *= 2
         return 0
 
 
@@ -177,9 +196,3 @@ def _last_frame(line: str, *, keep_end: bool = False) -> str:
 
 def _split(line: str) -> list[str]:
     return [line[i : i + LINE_LIMIT] for i in range(0, len(line), LINE_LIMIT)] or [""]
-
-
-def _beginnings(values: Iterable[str]) -> set[str]:
-    pieces = {piece for value in values for piece in (value, *value.splitlines())}
-    encoded = {base64.b64encode(piece.encode()).decode() for piece in pieces}
-    return {text for text in pieces | encoded | {quote(piece) for piece in pieces} if text}

@@ -175,3 +175,84 @@ def test_a_full_disk_loses_lines_and_says_how_many(
     monkeypatch.setattr(logfile.os, "write", real)
     log.out.feed(b"c\n")
     assert log.lines() == ["c", "[prefect-bt] 2 log lines could not be written: the disk was full"]
+
+
+def test_a_line_that_was_cut_by_a_full_disk_does_not_swallow_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, room = Log(tmp_path), [25]
+    real = logfile.os.write
+
+    def small(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        written = real(descriptor, data[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(logfile.os, "write", small)
+    log.out.feed(b"a long line, cut\nb\n")
+    log.file.flush()
+    monkeypatch.undo()
+    log.out.feed(b"c\n")
+    assert log.lines() == [
+        "a lon",
+        "c",
+        "[prefect-bt] 2 log lines could not be written: the disk was full",
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["x", SECRET, SECRET[:9], SECRET[9:], "\n", "\r", "hf_", "é", "yy"]),
+            st.integers(0, 4),
+            st.booleans(),
+        ),
+        max_size=40,
+    )
+)
+def test_no_part_of_a_secret_is_let_through_by_a_cut(pieces: list[tuple[str, int, bool]]) -> None:
+    """Long lines are split, unfinished ones shown: wherever that is, every secret is masked."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logfile, "LINE_LIMIT", 24)
+        patch.setattr(logfile, "PARTIAL_SECONDS", -1.0)
+        log = Log(Path(folder), SECRET)
+        sent = ""
+        for text, times, pause in pieces:
+            sent += text * times
+            log.out.feed((text * times).encode())
+            if pause:
+                log.out.tick()
+        shown = log.end()
+    assert not [line for line in shown if SECRET in line]
+    if "\r" not in sent:
+        assert "".join(shown) == sent.replace(SECRET, MASK).replace("\n", "")
+
+
+def test_a_secret_longer_than_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logfile, "LINE_LIMIT", 100)
+    secret = "0123456789" * 1000
+    log = Log(tmp_path, secret)
+    data = ("a" * 250 + secret + "b" * 250 + "\n").encode()
+    for start in range(0, len(data), 64):
+        log.out.feed(data[start : start + 64])
+        log.out.tick()
+    assert "".join(log.lines()) == "a" * 250 + MASK + "b" * 250
+
+
+@pytest.mark.parametrize("size", [1, 3, 4096])
+def test_anything_may_come(tmp_path: Path, size: int) -> None:
+    import random
+
+    data = random.Random(1).randbytes(8192) + "✓".encode()[:2]
+    log = Log(tmp_path, SECRET)
+    for start in range(0, len(data), size):
+        log.out.feed(data[start : start + size])
+    lines = log.end()
+    assert lines[-1].endswith("\ufffd")
+    expected = data.decode(errors="replace").split("\n")
+    assert len(lines) == len(expected)

@@ -1,0 +1,76 @@
+"""A job's lines as they are printed: text or JSON, folded or each by itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prefect_bt.cli.terminal import write
+from prefect_bt.folding import FoldedLine, Folder, ranks_label
+from prefect_bt.logs import render_line
+
+if TYPE_CHECKING:
+    from prefect_bt.joblogs import JobLine
+
+
+def folded(
+    found: Iterable[JobLine | None], folder: Folder | None
+) -> Iterator[JobLine | FoldedLine | None]:
+    """The lines through the folder, if there is one; a None (nothing more for now) stays one."""
+    if folder is None:
+        yield from found
+        return
+    try:
+        for line in found:
+            yield from folder.expire() if line is None else folder.add(line)
+            if line is None:
+                yield None
+    except KeyboardInterrupt:
+        yield from folder.rest()
+        raise
+    yield from folder.rest()
+
+
+def write_lines(shown: Iterable[JobLine | FoldedLine | None], *, as_json: bool) -> int:
+    """One a line, seen at once whenever nothing more comes for now; returns how many."""
+    written = 0
+    for line in shown:
+        if line is None:
+            sys.stdout.flush()
+            continue
+        written += 1
+        write(f"{as_object(line)}\n" if as_json else f"{as_text(line)}\n")
+    sys.stdout.flush()
+    return written
+
+
+def write_document(shown: Iterable[JobLine | FoldedLine | None], **facts: Any) -> None:
+    """`{<facts>, "logs": [...]}`, written as it is read: a log may be larger than memory."""
+    head = "".join(f"{json.dumps(name)}: {json.dumps(value)}, " for name, value in facts.items())
+    write(f'{{{head}"logs": [')
+    separator = "\n"
+    for line in shown:
+        if line is not None:
+            write(f"{separator}  {as_object(line)}")
+            separator = ",\n"
+    write("\n]}\n" if separator != "\n" else "]}\n")
+
+
+def as_text(shown: JobLine | FoldedLine) -> str:
+    replica = ranks_label(shown.ranks) if isinstance(shown, FoldedLine) else ""
+    return render_line(shown.line, replica=replica)
+
+
+def as_object(shown: JobLine | FoldedLine) -> str:
+    """A line as §14 has it, with its attempt; a folded one with all of its ranks."""
+    fields: dict[str, Any] = {
+        "timestamp": str(shown.line.timestamp),
+        "message": shown.line.message,
+        "replica": shown.line.replica,
+        "attempt": shown.attempt,
+    }
+    if isinstance(shown, FoldedLine):
+        fields |= {"replica": ranks_label(shown.ranks), "ranks": list(shown.ranks)}
+    return json.dumps(fields)

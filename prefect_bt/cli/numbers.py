@@ -1,0 +1,50 @@
+"""Numbers as they are typed to choose ranks and attempts: `3`, `0,2-5`, `-1` for the last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_NUMBER = re.compile(r"-?\d+")
+_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Ranges, both ends included; a negative number is a range of its own and counts from the end.
+
+    Never spelled out: `0-999999999` costs as little as `0-1`.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and any(a <= number <= b for a, b in self.ranges)
+
+    @property
+    def single(self) -> int | None:
+        """The number, where it is one."""
+        (first, last), *more = self.ranges
+        return first if first == last and not more else None
+
+    def counted_from(self, end: int) -> Numbers:
+        """Negative numbers as those they mean where there are `end` of them."""
+        return Numbers(tuple((a + end, b + end) if a < 0 else (a, b) for a, b in self.ranges))
+
+
+def parse_numbers(texts: Sequence[str]) -> Numbers | None:
+    """None for no text at all. Raises ValueError."""
+    pieces = [piece.strip() for text in texts for piece in text.split(",")]
+    return Numbers(tuple(_range(piece) for piece in pieces)) if texts else None
+
+
+def _range(piece: str) -> tuple[int, int]:
+    found = _RANGE.fullmatch(piece)
+    first, last = found.groups() if found else (piece, piece)
+    if not _NUMBER.fullmatch(first) or max(len(first), len(last)) > _DIGITS:
+        raise ValueError(f"{piece!r} is no number: write for example 3, or 0,2-5")
+    if int(first) > int(last):
+        raise ValueError(f"{piece!r} is empty: write the smaller number first")
+    return int(first), int(last)

@@ -1,0 +1,77 @@
+"""How lines are folded and printed while they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from prefect_bt.cli.loglines import as_object, as_text, folded, write_document, write_lines
+from prefect_bt.folding import Folder
+from prefect_bt.joblogs import JobLine
+from prefect_bt.logs import LogLine
+
+
+def line(rank: int, message: str) -> JobLine:
+    return JobLine(0, LogLine(1, message, rank))
+
+
+def told(shown: object) -> list[object]:
+    return [one if one is None else as_text(one).partition("]: ")[2] for one in shown]  # pyright: ignore
+
+
+def test_without_folding_all_goes_through():
+    found = [line(0, "a"), None, line(1, "a")]
+    assert list(folded(found, None)) == found
+
+
+def test_a_pause_lets_out_what_has_waited_long_enough():
+    now = [0.0]
+
+    def looks() -> Iterator[JobLine | None]:
+        yield line(0, "a")
+        for _ in range(4):
+            now[0] += 0.4
+            yield None
+        yield line(1, "b")
+
+    shown = told(folded(looks(), Folder(range(3), clock=lambda: now[0])))
+    assert shown == [None, None, "(rank-0) a", None, None, "(rank-1) b"]
+
+
+def test_whoever_leaves_sees_what_was_waiting():
+    def looks() -> Iterator[JobLine | None]:
+        yield line(0, "a")
+        yield line(1, "a")
+        raise KeyboardInterrupt
+
+    shown = folded(looks(), Folder(range(3)))
+    assert told([next(shown)]) == ["(ranks 0-1) a"]
+    with pytest.raises(KeyboardInterrupt):
+        next(shown)
+
+
+def test_objects():
+    (whole,) = folded([line(0, "a"), line(2, "a")], Folder())
+    assert whole is not None
+    assert json.loads(as_object(whole)) == {
+        "timestamp": "1",
+        "message": "a",
+        "replica": "ranks 0,2",
+        "attempt": 0,
+        "ranks": [0, 2],
+    }
+    assert "ranks" not in json.loads(as_object(line(3, "a")))
+
+
+def test_written(capsys: pytest.CaptureFixture[str]):
+    assert write_lines([line(0, "a"), None, line(1, "b")], as_json=True) == 2
+    out = capsys.readouterr().out.splitlines()
+    assert [json.loads(one)["message"] for one in out] == ["a", "b"]
+    write_document([line(0, 'quote " me'), None], job_id="x", rank=None)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["job_id"], document["rank"]) == ("x", None)
+    assert [one["message"] for one in document["logs"]] == ['quote " me']
+    write_document([], job_id="x")
+    assert json.loads(capsys.readouterr().out) == {"job_id": "x", "logs": []}
