@@ -8,10 +8,18 @@ from prefect_bt.blocks.compute import GPU, TrainingCompute
 from prefect_bt.blocks.image import TrainingImage
 from prefect_bt.blocks.local_substrate import LocalSubstrate
 from prefect_bt.blocks.registry import AwsKey, AwsRole, GcpIdentity, GcpKey, RegistryLogin
+from prefect_bt.blocks.retries import RetryPolicy
 from prefect_bt.blocks.secrets import TrainingSecrets
 from prefect_bt.blocks.store import TrainingStore
 
-BLOCKS = (TrainingSecrets, TrainingCompute, TrainingImage, TrainingStore, LocalSubstrate)
+BLOCKS = (
+    TrainingSecrets,
+    TrainingCompute,
+    TrainingImage,
+    TrainingStore,
+    LocalSubstrate,
+    RetryPolicy,
+)
 """Every block type of this package, in the order a person meets them."""
 
 __all__ = [
@@ -23,6 +31,7 @@ __all__ = [
     "GcpKey",
     "LocalSubstrate",
     "RegistryLogin",
+    "RetryPolicy",
     "TrainingCompute",
     "TrainingImage",
     "TrainingSecrets",

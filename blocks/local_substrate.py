@@ -47,7 +47,7 @@ class LocalSubstrate(Block):
         description="From the polite signal to the forced one when a job is stopped.",
     )
     orphan_deadline_seconds: float = Field(
-        default=20.0,
+        default=60.0,
         gt=0,
         title="Orphan deadline (seconds)",
         description="How long a node goes on when nothing watches over its job any more.",

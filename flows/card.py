@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from prefect_bt.records import JobState
+
 
 def render_card(document: dict[str, Any], definition: dict[str, Any]) -> str:
     """`document` as jobs.job_document gives it; `definition` is the stored project document."""
@@ -28,12 +30,32 @@ def render_card(document: dict[str, Any], definition: dict[str, Any]) -> str:
 
 def _attempts(document: dict[str, Any]) -> list[str]:
     rows = [
-        f"| {a['attempt']} | {a['status']} | {_duration(a)} | {a.get('message') or ''} |"
+        f"| {a['attempt']} | {a['status']} | {_duration(a)} | {_cause(a)} | "
+        f"{_cell(a.get('message'))} |"
         for a in document["attempts"]
     ]
     if not rows:
         return []
-    return ["## Attempts", "", "| # | ended | took | why |", "|---|---|---|---|", *rows, ""]
+    head = ["| # | ended | took | cause | why |", "|---|---|---|---|---|"]
+    return ["## Attempts", "", *head, *rows, *_next(document), ""]
+
+
+def _cause(attempt: dict[str, Any]) -> str:
+    """`infrastructure: killed`: the retry budget it draws on, and what it was."""
+    told = [attempt.get("failure"), attempt.get("cause")]
+    return ": ".join(dict.fromkeys(str(word).replace("_", " ") for word in told if word))
+
+
+def _next(document: dict[str, Any]) -> list[str]:
+    """Why another attempt follows, while it has not begun."""
+    events: list[dict[str, Any]] = document.get("events") or [{}]
+    waits = events[-1].get("state") == JobState.CREATED.value
+    return ["", _cell(events[-1].get("message"))] if waits else []
+
+
+def _cell(text: str | None) -> str:
+    """On one line, without what ends a cell."""
+    return " ".join((text or "").split()).replace("|", "\\|")
 
 
 def _checkpoints(document: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from prefect.blocks.core import Block
 from prefect_bt.attempts import JobSite
 from prefect_bt.blocks import (
     LocalSubstrate,
+    RetryPolicy,
     TrainingCompute,
     TrainingImage,
     TrainingSecrets,
@@ -57,6 +58,7 @@ class JobRequest:
     secrets: TrainingSecrets | None = None
     store: TrainingStore | None = None
     substrate: LocalSubstrate | None = None
+    retry_policy: RetryPolicy | None = None
 
     def open(self, flow_run_id: str) -> JobSite:
         """The job of this run, accepted now unless that was done before.
@@ -71,6 +73,7 @@ class JobRequest:
             record = ledger.job(known) if known else self._accept(ledger, claim)
             if known:
                 claim.take(known)
+            claim.note_store(ledger.store.url)
             site = JobSite(
                 ledger,
                 open_substrate(record.substrate, **settings.substrate_options()),
@@ -88,6 +91,7 @@ class JobRequest:
         project, folder = self._project()
         options = SubmitOptions(
             retries=self.retries,
+            retry_policy=self.retry_policy.build() if self.retry_policy else None,
             keep_last=self.keep_last,
             keep_every=self.keep_every,
             secret_sources=self._secret_sources(),

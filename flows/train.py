@@ -20,6 +20,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from prefect_bt.blocks import (
     LocalSubstrate,
+    RetryPolicy,
     TrainingCompute,
     TrainingImage,
     TrainingSecrets,
@@ -52,6 +53,7 @@ def train(
     secrets: TrainingSecrets | None = None,
     store: TrainingStore | None = None,
     substrate: LocalSubstrate | None = None,
+    retry_policy: RetryPolicy | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Train: mirror the weights, run the commands on every node, commit the checkpoints.
 
@@ -73,6 +75,7 @@ def train(
         secrets: Looked up before Prefect's Secret blocks and the environment.
         store: Where jobs, logs and checkpoints are kept; by default PREFECT_BT_STORE.
         substrate: Where nodes run; by default this machine with its usual state folder.
+        retry_policy: When a failed attempt is followed by another; `retries` wins over it.
 
     Returns:
         The job's document: the keys of Baseten's API, and ours from `attempts` on.
@@ -91,6 +94,7 @@ def train(
         secrets=secrets,
         store=store,
         substrate=substrate,
+        retry_policy=retry_policy,
     )
     with closing_job() as job:
         site = accept_job(request, job)

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is followed by another: budgets by class, and progress (decision 7).
+"""Whether a failed attempt is followed by another, and when: classes, progress, back-off.
 
 Pure: it looks at the outcomes of the attempts so far and nothing else. Prefect's retries carry the
 decision out; no other layer retries an attempt.
@@ -6,10 +6,16 @@ decision out; no other layer retries an attempt.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from urllib.parse import unquote
 
+from prefect_bt.checkpoints.layout import stem_of, step_of_name
 from prefect_bt.records import FailureClass, JobState, Outcome, RetryBudget
+
+_ENDED_WELL = frozenset({JobState.COMPLETED, JobState.STOPPED})
 
 
 @dataclass(frozen=True)
@@ -23,51 +29,108 @@ def decide_retry(
 ) -> RetryDecision:
     """The last outcome against what is left of its class's budget.
 
-    An infrastructure failure after progress (a newer committed checkpoint than the attempt before)
-    does not count. Two attempts in a row that die with no newer checkpoint end the job; that rule
-    needs checkpoints, so a job without checkpointing is bounded by its budget alone.
+    An infrastructure failure after progress (a newer committed checkpoint than any attempt before
+    had) does not count. Attempts in a row that die without one end the job
+    (RetryBudget.without_progress); that rule needs checkpoints, so a job without checkpointing is
+    bounded by its budget alone.
     """
     last = outcomes[-1]
-    if last.state in {JobState.COMPLETED, JobState.STOPPED} or last.failure is None:
+    if last.state in _ENDED_WELL or last.failure is None:
         return RetryDecision(False, "the attempt did not fail")
     if last.failure is FailureClass.DEPLOY:
         return RetryDecision(False, "a bad configuration is never retried")
+    progress = _progress(outcomes)
+    word = last.failure.value.replace("_", " ")
+    if last.failure is FailureClass.INFRASTRUCTURE and progress[-1]:
+        return RetryDecision(True, f"there was progress, so this {word} failure does not count")
     allowed = _allowed(budget, last.failure)
-    used = _used(outcomes, last.failure)
+    used = _used(outcomes, progress, last.failure)
     if used > allowed:
-        word = last.failure.value.replace("_", " ")
         counted = {0: "no retry", 1: "one retry"}.get(allowed, f"{allowed} retries")
         return RetryDecision(False, f"the policy allows {counted} of {word} failures")
-    if checkpointing and _stuck(outcomes):
-        return RetryDecision(False, "two attempts in a row died with no newer committed checkpoint")
-    return RetryDecision(True, f"retry {used} of {allowed} for this kind of failure")
+    stuck = stuck_attempts(outcomes)
+    limit = budget.without_progress
+    if checkpointing and limit and len(stuck) >= limit:
+        return RetryDecision(False, _stuck_sentence(stuck[-limit:]))
+    return RetryDecision(True, f"retry {used} of {allowed} for {word} failures")
+
+
+def stuck_attempts(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The attempts at the end that failed, one after the other, with no newer checkpoint."""
+    judged = zip(reversed(outcomes), reversed(_progress(outcomes)), strict=True)
+    died = takewhile(lambda pair: pair[0].failure is not None and not pair[1], judged)
+    return [outcome for outcome, _ in died][::-1]
+
+
+def retry_delay(outcomes: Sequence[Outcome], budget: RetryBudget, *, job_id: str) -> float:
+    """Seconds from the end of the last attempt to the next; 0 before the first.
+
+    It grows with every failure in a row without progress, up to the policy's ceiling. Chance only
+    shortens it, and is the same for the same job and attempt.
+    """
+    if not outcomes or outcomes[-1].failure is None:
+        return 0.0
+    failures = max(1, len(stuck_attempts(outcomes)))
+    try:
+        grown = budget.first_delay * budget.factor ** (failures - 1)
+    except OverflowError:
+        grown = budget.longest_delay
+    chance = _chance(job_id, outcomes[-1].attempt + 1)
+    return min(grown, budget.longest_delay) * (1 - budget.jitter * chance)
+
+
+def checkpoint_name(outcome: Outcome) -> str:
+    """The checkpoint that was the newest when the attempt ended; empty when there was none."""
+    parts = outcome.newest_checkpoint.split("/")
+    return unquote(parts[-2]) if len(parts) > 1 else outcome.newest_checkpoint
 
 
 def _allowed(budget: RetryBudget, failure: FailureClass) -> int:
     return {
         FailureClass.USER: budget.user,
-        FailureClass.INFRASTRUCTURE: max(budget.infrastructure, budget.user),
-        FailureClass.OUT_OF_MEMORY: max(budget.out_of_memory, budget.user),
+        FailureClass.INFRASTRUCTURE: budget.infrastructure,
+        FailureClass.OUT_OF_MEMORY: budget.out_of_memory,
         FailureClass.DEPLOY: 0,
     }[failure]
 
 
-def _used(outcomes: Sequence[Outcome], failure: FailureClass) -> int:
-    used = 0
-    for index, outcome in enumerate(outcomes):
-        if outcome.failure is failure:
-            refunded = failure is FailureClass.INFRASTRUCTURE and _progressed(outcomes, index)
-            used += 0 if refunded else 1
-    return used
+def _used(outcomes: Sequence[Outcome], progress: Sequence[bool], failure: FailureClass) -> int:
+    refunds = failure is FailureClass.INFRASTRUCTURE
+    pairs = zip(outcomes, progress, strict=True)
+    return sum(one.failure is failure and not (refunds and newer) for one, newer in pairs)
 
 
-def _progressed(outcomes: Sequence[Outcome], index: int) -> bool:
-    before = outcomes[index - 1].newest_checkpoint if index else ""
-    return outcomes[index].newest_checkpoint not in {"", before}
+def _progress(outcomes: Sequence[Outcome]) -> list[bool]:
+    """Of every attempt, whether it committed what none before it had.
+
+    A name that tells a step must tell a higher one than its siblings did before: a job that begins
+    anew and writes the same steps again makes no progress. Of other names a new commit counts.
+    """
+    seen, highest = {""}, dict[str, int]()
+    progress: list[bool] = []
+    for outcome in outcomes:
+        key, name = outcome.newest_checkpoint, checkpoint_name(outcome)
+        step, stem = step_of_name(name), stem_of(name)
+        newer = key not in seen and (step is None or step > highest.get(stem, -1))
+        seen.add(key)
+        if step is not None:
+            highest[stem] = max(step, highest.get(stem, -1))
+        progress.append(newer)
+    return progress
 
 
-def _stuck(outcomes: Sequence[Outcome]) -> bool:
-    if len(outcomes) < 2 or outcomes[-2].failure is None:
-        return False
-    last = len(outcomes) - 1
-    return not _progressed(outcomes, last) and not _progressed(outcomes, last - 1)
+def _stuck_sentence(stuck: Sequence[Outcome]) -> str:
+    """Completes "No further attempt: "."""
+    names = [str(one.attempt) for one in stuck]
+    last = checkpoint_name(stuck[-1])
+    than = f" than {last}" if last else ": there is none yet"
+    if len(names) == 1:
+        return f"attempt {names[0]} died with no newer committed checkpoint{than}"
+    listed = f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"attempts {listed} died in a row with no newer committed checkpoint{than}"
+
+
+def _chance(job_id: str, attempt: int) -> float:
+    """At least 0, less than 1; the same for the same arguments."""
+    digest = hashlib.sha256(f"{job_id}/{attempt}".encode()).digest()
+    return int.from_bytes(digest[:7]) / 2**56

@@ -26,6 +26,7 @@ from prefect_bt.loading import resolve_load
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
 from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget
+from prefect_bt.retrychoices import NO_CHOICES, RetryChoices
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.settings import Settings
 from prefect_bt.starting import Starter, secret_sources, start, starting
@@ -40,7 +41,9 @@ DRY_RUN_ID = "dry-run"
 class SubmitOptions:
     """What our engine adds and truss does not know; never a field of a definition.
 
-    `retries` allows that many failures of the user's own code; None keeps the default budgets.
+    `retries` allows that many failures of the user's own code; None keeps the policy's number.
+    `retry_policy` replaces the default policy, or that of the job that is repeated, and
+    `retry_choices` single numbers of it.
     `deployment` is `flow/deployment` of Prefect; None takes the setting. `keep_last` and
     `keep_every` are the retention policy (records.Retention).
     """
@@ -51,6 +54,8 @@ class SubmitOptions:
     store: str | None = None
     keep_last: int | None = None
     keep_every: int | None = None
+    retry_policy: RetryBudget | None = None
+    retry_choices: RetryChoices = NO_CHOICES
     secret_sources: tuple[SecretSource, ...] | None = None
 
 
@@ -86,6 +91,8 @@ def push(  # noqa: PLR0913 (truss names them)
     store: str | None = None,
     keep_last: int | None = None,
     keep_every: int | None = None,
+    retry_policy: RetryBudget | None = None,
+    retry_choices: RetryChoices = NO_CHOICES,
 ) -> dict[str, Any]:
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
@@ -101,6 +108,8 @@ def push(  # noqa: PLR0913 (truss names them)
         store=store,
         keep_last=keep_last,
         keep_every=keep_every,
+        retry_policy=retry_policy,
+        retry_choices=retry_choices,
     )
     if isinstance(config, TrainingProject):
         project, folder = config, Path(source_dir or Path.cwd())
@@ -226,6 +235,7 @@ def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
 
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
     """The plan as it looks before the job has an id; PlanError with every problem."""
+    _budget(options, None)
     settings = Settings()
     substrate = open_substrate(options.substrate, **settings.substrate_options())
     context = PlanContext(
@@ -333,13 +343,12 @@ def _try_load(ledger: Ledger, project: TrainingProject) -> None:
 
 
 def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
+    """DefinitionError for a number that makes no sense."""
+    base = options.retry_policy or (old.retries if old else RetryBudget())
+    choices = options.retry_choices
     if options.retries is not None:
-        if options.retries < 0:
-            raise DefinitionError(
-                f"retries is {options.retries}.", next_step="Give 0 or more.", field="retries"
-            )
-        return RetryBudget(user=options.retries)
-    return old.retries if old else RetryBudget()
+        choices = replace(choices, user=options.retries)
+    return choices.over(base)
 
 
 def _retention(options: SubmitOptions, old: JobRecord | None) -> Retention:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from prefect_bt.cli.options import Here, Output, Remote, Tail
+from prefect_bt.cli.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.submitted import Staying, present
 from prefect_bt.cli.terminal import OK, Terminal
 
@@ -44,9 +45,7 @@ def push(
         int | None, Parameter(help="Minutes until an unused session closes.")
     ] = None,
     substrate: Annotated[str, Parameter(help="Where the nodes run.")] = "local",
-    retries: Annotated[
-        int | None, Parameter(help="New attempts after failures of your own code.")
-    ] = None,
+    retrying: RetryOptions = NO_RETRY_OPTIONS,
     keep_last: Annotated[
         int | None, Parameter(help="Let go of checkpoints but the last N; all stay when left out.")
     ] = None,
@@ -95,7 +94,7 @@ def push(
         )
         options = SubmitOptions(
             substrate=substrate,
-            retries=retries,
+            retry_choices=retrying.choices(),
             deployment=deployment,
             keep_last=keep_last,
             keep_every=keep_every,

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from prefect_bt.cli.options import Here, JobFilter, Output, Remote, Tail, Yes
+from prefect_bt.cli.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.selection import newest_job
 from prefect_bt.cli.submitted import Staying, present
 from prefect_bt.cli.terminal import FAILED
@@ -24,12 +25,13 @@ def recreate(
     deployment: Annotated[
         str | None, Parameter(help="Prefect `flow/deployment` that runs the job.")
     ] = None,
+    retrying: RetryOptions = NO_RETRY_OPTIONS,
     yes: Yes = False,
     output: Output = "cli-table",
     remote: Remote = None,
     terminal: Here,
 ) -> int:
-    """Submit a job again, with the same definition and files, as a new job.
+    """Submit a job again, with the same definition, files and retry policy, as a new job.
 
     `prefect-bt recreate --job-id abc1234 --tail`
     """
@@ -44,5 +46,6 @@ def recreate(
         beside.error("Training job not recreated.")
         return FAILED
     with beside.working(f"Recreating job {chosen}"):
-        document = submit_again(chosen, options=SubmitOptions(deployment=deployment))
+        options = SubmitOptions(deployment=deployment, retry_choices=retrying.choices())
+        document = submit_again(chosen, options=options)
     return present(beside, document, Staying(tail=tail, wait=wait, output=output))

@@ -1,0 +1,109 @@
+"""A job's retry policy, stored: how many failures of each kind it survives, and when it goes on."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from prefect.blocks.core import Block
+from pydantic import Field, HttpUrl, model_validator
+
+from prefect_bt.blocks.pages import DOCUMENTATION, NODES_LOGO
+from prefect_bt.errors import DefinitionError
+from prefect_bt.records import RetryBudget
+from prefect_bt.retrychoices import checked
+
+
+class RetryPolicy(Block):
+    """How often a training job is tried again after failures of each kind, and how soon."""
+
+    _block_type_name: ClassVar[str | None] = "Retry Policy"
+    _block_type_slug: ClassVar[str | None] = "prefect-bt-retry-policy"
+    _description: ClassVar[str | None] = (
+        "How often a training job is tried again after failures of each kind, and how soon. An "
+        "infrastructure failure after a newer checkpoint does not count."
+    )
+    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
+    _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
+    _code_example: ClassVar[str | None] = """
+    ```python
+    from prefect_bt.blocks import RetryPolicy
+
+    RetryPolicy(user=1, infrastructure=10, first_delay_seconds=5).save("spot")
+    policy = RetryPolicy.load("spot").build()
+    ```
+    """
+
+    # Required, for the reason given at TrainingCompute.node_count.
+    user: int = Field(
+        default=...,
+        ge=0,
+        title="Your own code",
+        description="New attempts after the commands failed by themselves; 0 is usual.",
+        json_schema_extra={"default": 0},
+    )
+    infrastructure: int = Field(
+        default=3,
+        ge=0,
+        title="Infrastructure",
+        description="New attempts after a node was lost, preempted or killed from outside; those "
+        "after progress do not count.",
+    )
+    out_of_memory: int = Field(
+        default=0,
+        ge=0,
+        title="Out of memory",
+        description="New attempts after the memory ran out.",
+    )
+    without_progress: int = Field(
+        default=2,
+        ge=0,
+        title="Without progress",
+        description="So many failed attempts in a row without a newer checkpoint end the job; 0 "
+        "never does.",
+    )
+    first_delay_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        title="First delay (seconds)",
+        description="From a failed attempt to the next.",
+    )
+    factor: float = Field(
+        default=2.0,
+        ge=1,
+        title="Factor",
+        description="How much longer the delay gets with every failure in a row.",
+    )
+    longest_delay_seconds: float = Field(
+        default=30.0, ge=0, title="Longest delay (seconds)", description="No delay is longer."
+    )
+    jitter: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        title="Jitter",
+        description="The part of a delay that chance may take off, so that many jobs do not come "
+        "back at once.",
+    )
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        try:
+            self.build()
+        except DefinitionError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def build(self) -> RetryBudget:
+        """The policy of a job's record."""
+        return checked(
+            RetryBudget(
+                user=self.user,
+                infrastructure=self.infrastructure,
+                out_of_memory=self.out_of_memory,
+                without_progress=self.without_progress,
+                first_delay=self.first_delay_seconds,
+                factor=self.factor,
+                longest_delay=self.longest_delay_seconds,
+                jitter=self.jitter,
+            )
+        )

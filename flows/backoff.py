@@ -1,0 +1,55 @@
+"""The pause between two attempts, waited out in the next one, where a stop is heard at once.
+
+Prefect's own delay is one long sleep that nothing wakes: a job that was asked to stop would go on
+for as long. So Prefect retries without delay, and the attempt begins by waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from prefect.logging import get_run_logger
+from prefect.runtime import task_run
+
+from prefect_bt.attempts import JobSite, judge_retry
+from prefect_bt.errors import StoreError
+from prefect_bt.flows.reporting import move_job, report_job
+from prefect_bt.records import JobState
+from prefect_bt.retrying import retry_delay
+
+LOOK_SECONDS = 0.1
+SHORT_SECONDS = 0.05
+
+
+def wait_to_retry(site: JobSite, stop: Callable[[], str]) -> None:
+    """Until the policy lets the next attempt begin, or `stop` says something.
+
+    Nothing is waited for before a first attempt, nor before one that a person asked for. After a
+    crash of the flow the time since the last attempt's end counts. While it waits the job is
+    CREATED, and its card, its event and the run's log say why and how long.
+    """
+    again = task_run.get_run_count() > 1
+    event = site.ledger.events(site.job_id)[-1]
+    if not again and event.state is JobState.CREATED and event.attempt is None:
+        return
+    outcomes = site.ledger.outcomes(site.job_id)
+    if not outcomes or outcomes[-1].failure is None or stop():
+        return
+    last = outcomes[-1]
+    delay = retry_delay(outcomes, site.record.retries, job_id=site.job_id)
+    # In full where Prefect retries: should no attempt begin, say for the store, nothing spins.
+    since = 0.0 if again else max(0.0, time.time() - (last.ended_at or 0.0))
+    left = delay - since
+    soon = f"in {left:.1f} s" if left >= SHORT_SECONDS else "now"
+    why = f"Attempt {last.attempt + 1} begins {soon}: {judge_retry(site).why}."
+    get_run_logger().warning("%s Attempt %d: %s", why, last.attempt, last.message)
+    with suppress(StoreError):  # only for show: the attempt asks the store with more patience
+        if event.state is not JobState.CREATED:
+            # With the attempt that failed: a person's wish to try again names none.
+            move_job(site, JobState.CREATED, message=why, attempt=last.attempt)
+        report_job(site)
+    due = time.monotonic() + left
+    while (rest := due - time.monotonic()) > 0 and not stop():
+        time.sleep(min(LOOK_SECONDS, rest))
