@@ -35,7 +35,6 @@ checkpoint paths: §8.2. What lies in a store:
 
 from __future__ import annotations
 
-import secrets
 from typing import Final
 from urllib.parse import quote
 
@@ -50,6 +49,7 @@ HF_CACHE_DIR: Final = "/root/.cache/huggingface"
 
 RESERVED_PREFIX: Final = "BT_"
 JOB_ID_VARIABLE: Final = "BT_TRAINING_JOB_ID"
+LEADER_PORT_VARIABLE: Final = "BT_LEADER_PORT"
 SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
 
 JOB_ID_LENGTH: Final = 7
@@ -62,8 +62,30 @@ LABEL_RANK: Final = "prefect-bt/rank"
 EVENT_PREFIX: Final = "prefect-bt.job."
 
 
+def rendezvous_variables(gang: str, *, address: str, port: int, group_size: int) -> dict[str, str]:
+    """What launchers take as their defaults on every node of a gang; their flags always win.
+
+    `gang` names the attempt. A node alone gets nothing but the port: torchrun then finds one of its
+    own, so that two of them run beside each other.
+    """
+    ours = {LEADER_PORT_VARIABLE: str(port)}
+    if group_size == 1:
+        return ours
+    return {
+        **ours,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": str(port),
+        # Two gangs that name the same endpoint do not take each other's nodes for their own.
+        "PET_RDZV_ID": gang,
+    }
+
+
 def new_id() -> str:
     """Seven lower-case alphanumerics (§5.1), not yet checked against a store."""
+    import secrets  # 5 ms, of which a node has no use
+
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(JOB_ID_LENGTH))
 
 

@@ -9,7 +9,7 @@ by its holder's recorded state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -90,6 +90,18 @@ def living(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
         else:
             ledger.store.delete(info.key)
     return sorted(found, key=lambda hold: (hold.at, hold.holder))
+
+
+def left_over(ledger: Ledger) -> Iterator[tuple[str, Hold]]:
+    """Holds that count no more, each with its key, of all jobs of the store."""
+    for job in ledger.jobs():
+        for info in ledger.store.list(holds_prefix(job.project_id, job.id)):
+            try:
+                hold = codec.loads(Hold, ledger.store.get(info.key))
+            except ObjectNotFound:
+                continue
+            if not _counts(ledger, hold):
+                yield info.key, hold
 
 
 def _counts(ledger: Ledger, hold: Hold) -> bool:

@@ -53,9 +53,10 @@ class Progress:
         others = tuple(other for other in self.status.committed if other != name)
         self.change(current="", committed=(*others, name), lag=max(0.0, lag))
 
-    def known(self) -> None:
+    def known(self, name: str) -> None:
         """It turned out to be committed already."""
-        self.change(current="")
+        others = tuple(other for other in self.status.rewritten if other != name)
+        self.change(current="", rewritten=(*others, name))
 
     def trouble(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
         """What is not committed yet and why, and what the store says; reported when it is news."""

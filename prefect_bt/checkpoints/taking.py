@@ -87,7 +87,7 @@ class Taker:
             if not finished:
                 self._progress.rewind()
         if manifest is None:
-            self._progress.known()
+            self._progress.known(found.name)
             return "", None
         self._progress.committed(found.name, lag=time.time() - found.changed_ns / 1e9)
         self._retain(committed)

@@ -24,6 +24,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +123,17 @@ class NodeRecord:
     orphan_deadline: float | None = 20.0
     map_paths: bool = False
     uploader: tuple[str, ...] = ()
+
+
+def new_mark(state_dir: Path, *, job_id: str, attempt: int, rank: int) -> str:
+    """What every process of one launch carries in its environment."""
+    return f"{job_id}.{attempt}.{rank}.{place_of(state_dir)}{os.urandom(8).hex()}"
+
+
+def place_of(state_dir: Path) -> str:
+    """Eight characters that tell state folders apart; of one in a container, too, at our path."""
+    facts = state_dir.stat()
+    return f"{zlib.crc32(f'{state_dir}:{facts.st_dev}:{facts.st_ino}'.encode()):08x}"
 
 
 def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: NodeFolder) -> Path:

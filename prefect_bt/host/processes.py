@@ -22,7 +22,8 @@ UPLOADER_VARIABLE: Final = "PREFECT_BT_UPLOADER"
 FLOW_VARIABLE: Final = "PREFECT_BT_FLOW"
 """The job's id, in what a detached flow's process has started for itself; never in a node."""
 
-_PROC = Path("/proc")
+# Text, not Path: every node looks at every process now and then; a Path costs as much as the read.
+_PROC: Final = "/proc"
 
 
 class ProcessFacts(NamedTuple):
@@ -62,7 +63,7 @@ def marked_processes(mark: str, root: Path, *, spare_uploader: bool = False) -> 
     """Pids that carry the node's mark, or whose root folder is `root`; never our own."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     uploader = f"{UPLOADER_VARIABLE}={mark}".encode()
-    own_root = _identity(root)
+    own_root = _identity(str(root))
     found: list[int] = []
     for pid in _pids():
         if pid == os.getpid() or _is_zombie(pid):
@@ -70,7 +71,7 @@ def marked_processes(mark: str, root: Path, *, spare_uploader: bool = False) -> 
         variables = _environment(pid)
         if spare_uploader and uploader in variables:
             continue
-        inside = own_root is not None and _identity(_PROC / str(pid) / "root") == own_root
+        inside = own_root is not None and _identity(f"{_PROC}/{pid}/root") == own_root
         if (mark and wanted in variables) or inside:
             found.append(pid)
     return found
@@ -80,6 +81,30 @@ def uploader_processes(mark: str) -> list[int]:
     """Pids of the node's uploader, and of what it has started."""
     wanted = f"{UPLOADER_VARIABLE}={mark}".encode()
     return [pid for pid in _pids() if wanted in _environment(pid)]
+
+
+def processes_by(variable: str) -> dict[str, list[int]]:
+    """Living processes that have the variable, by what it says; never our own."""
+    found: dict[str, list[int]] = {}
+    name = f"{variable}=".encode()
+    for pid in _pids():
+        if pid == os.getpid() or _is_zombie(pid):
+            continue
+        for entry in _environment(pid):
+            if entry.startswith(name):
+                found.setdefault(os.fsdecode(entry[len(name) :]), []).append(pid)
+    return found
+
+
+def variables_of(pid: int) -> dict[str, str]:
+    """Those that the process was started with; empty when it is gone or another user's."""
+    pairs = (os.fsdecode(entry).partition("=") for entry in _environment(pid))
+    return {name: value for name, _, value in pairs if name}
+
+
+def arguments_of(pid: int) -> list[str]:
+    """Its command line; empty when it is gone."""
+    return [os.fsdecode(word) for word in _read(f"{_PROC}/{pid}/cmdline").split(b"\0")[:-1]]
 
 
 def kill_flow_helpers(job_id: str) -> bool:
@@ -165,24 +190,25 @@ def _is_zombie(pid: int) -> bool:
 
 def _stat_fields(pid: int) -> list[bytes] | None:
     """The fields after the command's name, which may itself hold blanks and parentheses."""
-    text = _read(_PROC / str(pid) / "stat")
+    text = _read(f"{_PROC}/{pid}/stat")
     return text.rpartition(b") ")[2].split() if text else None
 
 
 def _environment(pid: int) -> list[bytes]:
-    return _read(_PROC / str(pid) / "environ").split(b"\0")
+    return _read(f"{_PROC}/{pid}/environ").split(b"\0")
 
 
-def _read(path: Path) -> bytes:
+def _read(path: str) -> bytes:
     try:
-        return path.read_bytes()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 (see _PROC)
+            return file.read()
     except OSError:
         return b""
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int] | None:
     try:
-        facts = path.stat()
+        facts = os.stat(path)  # noqa: PTH116 (see _PROC)
     except OSError:
         return None
     return facts.st_dev, facts.st_ino

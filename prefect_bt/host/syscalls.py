@@ -70,10 +70,10 @@ def pivot_root(new_root: str, put_old: str) -> None:
     )
 
 
-def become_subreaper() -> None:
-    """Orphaned descendants become our children instead of init's."""
-    zero = ctypes.c_ulong(0)
-    _call("prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), ctypes.c_ulong(1), zero, zero, zero)
+def become_subreaper(on: bool = True) -> None:
+    """Orphaned descendants become our children instead of init's; or, off, init's again."""
+    zero, wanted = ctypes.c_ulong(0), ctypes.c_ulong(on)
+    _call("prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), wanted, zero, zero, zero)
 
 
 def _call(name: str, *arguments: Any) -> None:

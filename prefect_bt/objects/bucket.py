@@ -30,7 +30,7 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects.addresses import S3_LIKE, Address, connect, parse_address, s3_client
 from prefect_bt.objects.keys import check_key
 from prefect_bt.objects.multipart import DAMAGED, PART, Corrupted, Mismatch, Multipart
-from prefect_bt.objects.protocols import ObjectInfo, Tick
+from prefect_bt.objects.protocols import Begun, ObjectInfo, Tick
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -40,6 +40,8 @@ _READ: Final = 4 * 1024 * 1024
 _READERS: Final = 4
 _ARRIVALS: Final = 3
 """How often bytes that did not arrive as they were are sent."""
+_OURS: Final = ("training_projects", "weights")
+"""Where files lie; what others keep in the same bucket is never looked at."""
 _MOST_SECONDS: Final = 7 * 24 * 3600
 _REFUSED: Final = (
     exceptions.PermissionDeniedError,
@@ -118,6 +120,19 @@ class BucketStore:
         with self._mapped(prefix) as path:
             multipart = self._multipart()
             return multipart.abort(path) if multipart else 0
+
+    def unfinished(self) -> Iterator[Begun]:
+        for folder in _OURS:
+            with self._mapped(folder) as path:
+                multipart = self._multipart()
+                found = list(multipart.unfinished(path)) if multipart else []
+            yield from found
+
+    def give_up(self, one: Begun) -> None:
+        with self._mapped(one.key):
+            multipart = self._multipart()
+            if multipart:
+                multipart.give_up(one)
 
     def presign(self, key: str, *, seconds: int) -> str:
         seconds = min(seconds, _MOST_SECONDS)

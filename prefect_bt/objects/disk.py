@@ -28,7 +28,7 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects.disk_copy import copy, copy_hashed
 from prefect_bt.objects.disk_private import Filling, PrivateFolder, in_folder
 from prefect_bt.objects.keys import check_key
-from prefect_bt.objects.protocols import ObjectInfo, Tick
+from prefect_bt.objects.protocols import Begun, ObjectInfo, Tick
 
 _PRIVATE: Final = ".prefect-bt-tmp"
 _NEXT: Final = {
@@ -130,6 +130,17 @@ class DiskStore:
     def abort_uploads(self, prefix: str) -> int:
         """Nothing: what a kill leaves here has no name, or is swept by age."""
         return 0
+
+    def unfinished(self) -> Iterator[Begun]:
+        """Files that are being filled and have a name, or were when their writer was killed."""
+        with self._mapped(_PRIVATE):
+            found = list(self._private.named())
+        for name, size, at in found:
+            yield Begun(f"{_PRIVATE}/{name}", name, at, size)
+
+    def give_up(self, one: Begun) -> None:
+        with self._mapped(one.key):
+            self._private.discard(one.id)
 
     def presign(self, key: str, *, seconds: int) -> str:
         return ""

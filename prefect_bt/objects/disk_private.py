@@ -81,6 +81,18 @@ class PrivateFolder:
             if filling.path is not None:
                 filling.path.unlink(missing_ok=True)
 
+    def named(self) -> Generator[tuple[str, int, float]]:
+        """Files here that have a name: it, bytes, when they were written to last."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._path) as found:
+            for entry in found:
+                with contextlib.suppress(FileNotFoundError):
+                    facts = entry.stat(follow_symlinks=False)
+                    yield entry.name, facts.st_size, facts.st_mtime
+
+    def discard(self, name: str) -> None:
+        """Idempotent."""
+        (self._path / name).unlink(missing_ok=True)
+
     def _open(self) -> Filling:
         if self._nameless:
             flags = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from prefect_bt.objects.protocols import Tick
+from prefect_bt.objects.protocols import Begun, Tick
 
 PART: Final = 8 * 1024 * 1024
 _MOST_PARTS: Final = 9_000
@@ -105,6 +105,18 @@ class Multipart:
             self._abort(key.removeprefix(self._prefix), upload)
         return len(found)
 
+    def unfinished(self, folder: str) -> Iterator[Begun]:
+        """Every unfinished upload below `folder`."""
+        for one in self._unfinished(f"{folder}/"):
+            key, upload = one["Key"].removeprefix(self._prefix), str(one["UploadId"])
+            parts = self._listed(key, upload)
+            last = max([one["Initiated"], *(part["LastModified"] for part in parts)])
+            size = sum(int(part["Size"]) for part in parts)
+            yield Begun(key, upload, last.timestamp(), size)
+
+    def give_up(self, one: Begun) -> None:
+        self._abort(one.key, one.id)
+
     def presign(self, key: str, *, seconds: int) -> str:
         """An address that anyone may GET, also in ranges."""
         place = {"Bucket": self._bucket, "Key": f"{self._prefix}{key}"}
@@ -161,18 +173,21 @@ class Multipart:
 
     def _parts(self, key: str, upload: str) -> dict[int, _There]:
         found: dict[int, _There] = {}
+        for part in self._listed(key, upload):
+            tag = str(part["ETag"]).strip('"')
+            checksum = str(part.get("ChecksumSHA256", ""))
+            found[int(part["PartNumber"])] = _There(int(part["Size"]), tag, checksum)
+        return found
+
+    def _listed(self, key: str, upload: str) -> list[dict[str, Any]]:
+        """The parts as the server tells them; none of an upload that is gone."""
         pages = self._client.get_paginator("list_parts").paginate(
             Bucket=self._bucket, Key=f"{self._prefix}{key}", UploadId=upload
         )
         try:
-            for page in pages:
-                for part in page.get("Parts", []):
-                    tag = str(part["ETag"]).strip('"')
-                    checksum = str(part.get("ChecksumSHA256", ""))
-                    found[int(part["PartNumber"])] = _There(int(part["Size"]), tag, checksum)
+            return [part for page in pages for part in page.get("Parts", [])]
         except self._client.exceptions.NoSuchUpload:
-            return {}
-        return found
+            return []
 
     def _complete(self, key: str, upload: str, parts: list[dict[str, Any]], size: int) -> None:
         try:

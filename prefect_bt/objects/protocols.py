@@ -114,6 +114,32 @@ class Adopt(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Begun:
+    """An upload that was never finished. `id` tells two of one key apart.
+
+    `at`: when somebody last wrote to it, in epoch seconds.
+    """
+
+    key: str
+    id: str
+    at: float
+    bytes: int
+
+
+@runtime_checkable
+class Unfinished(Protocol):
+    """A store that can tell what was begun in it; one that cannot lacks this verb."""
+
+    def unfinished(self) -> Iterator[Begun]:
+        """Every upload below our keys that is not finished, whether somebody is at it or not."""
+        ...
+
+    def give_up(self, one: Begun) -> None:
+        """Idempotent. Only where nobody is at it: a running upload of another process fails."""
+        ...
+
+
 class Store(Get, Put, Upload, UploadExact, Presign, List, Delete, Protocol):
     """A place for objects. `url` names it in messages and reopens it in another process."""
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +30,8 @@ from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
 NAME: Final = "local"
 GONE = "the node's process is gone"
 END_SECONDS = 15.0
+NODE_MODULE: Final = "prefect_bt.node"
+"""In the command line of guard and agent, and of nothing else that carries a node's mark."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,11 @@ class LocalHandle:
     @property
     def folder(self) -> NodeFolder:
         return self.job.node(self.attempt, self.rank)
+
+    @property
+    def log_file(self) -> Path:
+        """For a store on the same disk, which then need not copy it."""
+        return self.folder.log
 
     def observe(self) -> NodeStatus:
         status = self._read_status()
@@ -62,6 +71,14 @@ class LocalHandle:
             raise self._error(f"cannot be asked to stop: {error}") from error
         if not self._alive():
             self._kill_marked(spare_uploader=not force)
+
+    def kill_commands(self) -> bool:
+        marked = processes.marked_processes(self._mark(), self.folder.root, spare_uploader=True)
+        found = [pid for pid in marked if NODE_MODULE not in processes.arguments_of(pid)]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
         try:
@@ -151,15 +168,22 @@ class LocalHandle:
                 raise self._error("is still held by a process")
             time.sleep(0.01)
 
+    def may_be_unsaved(self) -> bool:
+        """Whether what the rank has of checkpoints may be their only copy."""
+        return self._is_unsaved(self._read_status())
+
     def _must_keep(self, status: NodeStatus) -> bool:
         """Whether local checkpoints may be the only copy, or another attempt needs them."""
         attempts = self.job.path.glob(f"attempt-*/rank-{self.rank}")
-        others = [folder for folder in attempts if folder != self.folder.path]
+        others = any(folder != self.folder.path for folder in attempts)
+        return others or self._is_unsaved(status)
+
+    def _is_unsaved(self, status: NodeStatus) -> bool:
         unsaved = bool(status.upload_error or status.uncommitted)
         upload = read_record(UploadStatus, self.folder.upload)
         flushed = status.phase is NodePhase.DONE or (upload is not None and upload.flushed)
         cut_short = status.started_at is not None and not flushed
-        return bool(others) or unsaved or cut_short
+        return unsaved or cut_short
 
     def _drop_parents(self, *, keep_rank: bool) -> None:
         rank = self.job.rank(self.rank)
@@ -188,9 +212,21 @@ def delete_tree(folder: Path, error: Callable[[str], Exception]) -> None:
     mounted = [place for place in mount_points() if place == real or place.startswith(f"{real}/")]
     if mounted:
         raise error(f"cannot be removed: {mounted[0]} is mounted")
+    _drop_mount_points(folder / "root")
     shutil.rmtree(folder, onerror=_open_up)
     if folder.exists():
         raise error(f"cannot be removed: {folder} cannot be deleted")
+
+
+def _drop_mount_points(root: Path) -> None:
+    """The empty folders of a view, several at a time: each may wait for the disk's journal."""
+
+    def drop(path: str) -> None:
+        with suppress(OSError):  # whatever else it is, rmtree sees to it
+            os.rmdir(path)  # noqa: PTH106 (one a mount point, of thousands)
+
+    with suppress(OSError), ThreadPoolExecutor(8) as threads, os.scandir(root) as found:
+        list(threads.map(drop, [entry.path for entry in found]))
 
 
 def _open_up(_function: Callable[..., Any], path: str, _facts: object) -> None:

@@ -11,12 +11,12 @@ import fcntl
 import json
 import os
 import re
-import secrets as random_source
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -25,11 +25,13 @@ from prefect_bt import codec
 from prefect_bt.contract import SECRET_PREFIX
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.files import write_text
-from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord, new_mark
+from prefect_bt.host.ports import NoFreePort
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE, UPLOADER_VARIABLE
 from prefect_bt.plan import NodePlan
 from prefect_bt.substrates.local_handle import NAME, LocalHandle
 from prefect_bt.substrates.local_machine import measure_capacity, probe_view
+from prefect_bt.substrates.local_ports import GangPorts
 from prefect_bt.substrates.protocol import Capacity
 
 LEADER: Final = "127.0.0.1"
@@ -54,6 +56,7 @@ class LocalSubstrate:
         self.state_dir = Path(state_dir).expanduser().resolve()
         self.orphan_deadline, self.map_paths = orphan_deadline, map_paths
         self.uploader = tuple(uploader)
+        self._ports = GangPorts(LEADER)
         self._environment = os.environ if environment is None else environment
 
     @property
@@ -72,16 +75,21 @@ class LocalSubstrate:
         """Start the node and return at once; SubstrateError leaves nothing behind."""
         handle = LocalHandle(JobFolder(self.state_dir, node.job_id), node.attempt, node.rank)
         try:
+            told = self._ports.variables(node, handle.job)
+            node = replace(node, environment={**told, **node.environment})
             lock = self._write_down(node, handle.folder)
         except OSError as error:
+            self._ports.drop(node)
             raise _launch_error(node, error) from error
         try:
-            self._start(handle.folder, lock, secrets)
+            self._start(handle.folder, (lock, *self._ports.held(node)), secrets)
         except (OSError, ValueError) as error:
             os.close(lock)
+            self._ports.drop(node)
             handle.remove()
             raise _launch_error(node, error) from error
         os.close(lock)
+        self._ports.launched(node)
         return handle
 
     def find(self, job_id: str) -> Sequence[LocalHandle]:
@@ -108,7 +116,9 @@ class LocalSubstrate:
                 job_id=node.job_id,
                 attempt=node.attempt,
                 rank=node.rank,
-                mark=f"{node.job_id}.{node.attempt}.{node.rank}.{random_source.token_hex(8)}",
+                mark=new_mark(
+                    self.state_dir, job_id=node.job_id, attempt=node.attempt, rank=node.rank
+                ),
                 state_dir=str(self.state_dir),
                 orphan_deadline=self.orphan_deadline,
                 map_paths=self.map_paths,
@@ -122,18 +132,18 @@ class LocalSubstrate:
             raise
         return lock
 
-    def _start(self, folder: NodeFolder, lock: int, secrets: Mapping[str, str]) -> None:
+    def _start(self, folder: NodeFolder, held: tuple[int, ...], secrets: Mapping[str, str]) -> None:
         mark = codec.loads(NodeRecord, folder.record.read_bytes()).mark
         values = json.dumps(dict(secrets)).encode()
         with folder.agent_log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "prefect_bt.node", str(folder.path), str(lock)],
+                [sys.executable, "-P", "-m", "prefect_bt.node", str(folder.path), *map(str, held)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env=self._agent_environment(mark),
                 cwd="/",
-                pass_fds=(lock,),
+                pass_fds=held,
                 start_new_session=True,
             )
         # Whoever launched it is its parent and has to wait for it, or it stays as a zombie.
@@ -168,6 +178,8 @@ def make_substrate(
 def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
     if isinstance(error, FileExistsError):
         what, step = "was launched before", "Give the next attempt a new number."
+    elif isinstance(error, NoFreePort):
+        what, step = f"could not be launched: {error}", "End what listens there, or other gangs."
     else:
         what, step = f"could not be launched: {error}", "See that PREFECT_BT_STATE_DIR is writable."
     return SubstrateError(

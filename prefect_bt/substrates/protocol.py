@@ -49,6 +49,13 @@ class NodeHandle(Protocol):
         """
         ...
 
+    def kill_commands(self) -> bool:
+        """SIGKILL to the commands, as an operator or the kernel would; whether there were any.
+
+        The node goes on to its final flush, and its status tells what happened to them.
+        """
+        ...
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
         """Raw log bytes from `offset` (see prefect_bt.logs for the line format)."""
         ...

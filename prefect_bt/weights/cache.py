@@ -28,7 +28,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -227,8 +227,7 @@ class NodeCache:
         for path in (self.root / "trash").glob("*"):
             _remove(path)
         before = time.time() - older
-        freed = sum(self._forget_unfinished("fills", before, self.fill_lock))
-        freed += sum(self._forget_unfinished("parts", before, lambda part: part / "lock"))
+        freed = sum(self.forget(path, older=older) for path in self.unfinished())
         named = {digest for tree in self.trees() for digest in _digests(tree.path)}
         loose = (
             blob.name
@@ -285,19 +284,27 @@ class NodeCache:
 
     # -- what was left behind -----------------------------------------------------------------
 
-    def _forget_unfinished(
-        self, folder: str, before: float, lock: Callable[[Path], Path]
-    ) -> Generator[int]:
-        for name in _names(self.root / folder):
-            path = self.root / folder / name
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime >= before:
-                    continue
-                with _held(lock(path)) as free:
-                    if free:
-                        size = _size_of(path)
-                        self._discard(path)
-                        yield size
+    def unfinished(self) -> list[Path]:
+        """Fills and parts, whoever works on them."""
+        folders = [self.root / "fills", self.root / "parts"]
+        return [folder / name for folder in folders for name in _names(folder)]
+
+    def is_left(self, path: Path) -> bool:
+        """Whether nobody works on this fill or part."""
+        with _held(self._work_lock(path), shared=True) as free:
+            return free
+
+    def forget(self, path: Path, *, older: float) -> int:
+        """Remove a fill or part that nobody works on and nobody did for so long; bytes freed."""
+        with suppress(FileNotFoundError), _held(self._work_lock(path)) as free:
+            if free and touched(path) < time.time() - older:
+                size = size_of(path)
+                self._discard(path)
+                return size
+        return 0
+
+    def _work_lock(self, path: Path) -> Path:
+        return self.fill_lock(path) if path.parent.name == "fills" else path / "lock"
 
     def _discard(self, path: Path) -> None:
         _remove(self._throw(path))
@@ -350,7 +357,13 @@ def _digests(tree: Path) -> list[str]:
     return [entry.sha256 for entry in manifest.entries]
 
 
-def _size_of(path: Path) -> int:
+def touched(path: Path) -> float:
+    """When somebody worked on a fill or part. FileNotFoundError."""
+    inside = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)]
+    return max(path.stat().st_mtime, *inside)
+
+
+def size_of(path: Path) -> int:
     """Bytes that go with it: those of files that have no other name."""
     facts = (file.stat() for file in path.rglob("*") if file.is_file())
     return sum(fact.st_blocks * 512 for fact in facts if fact.st_nlink == 1)

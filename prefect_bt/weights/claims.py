@@ -18,14 +18,14 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from prefect_bt import codec
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
-from prefect_bt.objects.protocols import Store
+from prefect_bt.objects.protocols import ObjectInfo, Store
 from prefect_bt.weights.holders import Holder, this_process
 from prefect_bt.weights.manifest import Manifest
 from prefect_bt.weights.progress import Meter, Phase, Progress
@@ -206,6 +206,47 @@ class Claims:
             return self._store.get(key)
         except ObjectNotFound:
             return None
+
+
+@dataclass(frozen=True)
+class LeftClaim:
+    """A claim that counts no more. `bytes` of its document, `at` in epoch seconds."""
+
+    key: str
+    token: str
+    why: str
+    at: float
+    bytes: int
+
+
+def left_over_claims(store: Store) -> Iterator[LeftClaim]:
+    """Those that a later one took over, or whose holder is known to be dead from here.
+
+    One that was given back stays: it keeps its number from being used twice. Raises StoreError.
+    """
+    top: dict[str, int] = {}
+    found: list[tuple[str, int, ObjectInfo]] = []
+    for info in store.list(claims_folder("").rstrip("/")):
+        folder, _, name = info.key.rpartition("/")
+        number = _NUMBER.fullmatch(name)
+        if number:
+            found.append((folder, int(number[1]), info))
+            top[folder] = max(top.get(folder, 0), int(number[1]))
+    for folder, number, info in found:
+        with suppress(ObjectNotFound):
+            standing = _read(store.get(info.key))
+            below = number < top[folder]
+            if standing and (below or (not standing.released and standing.holder.is_dead())):
+                why = "a later claim took over" if below else "its holder is dead"
+                yield LeftClaim(info.key, standing.token, why, info.modified, info.size)
+
+
+def drop_claim(store: Store, claim: LeftClaim) -> None:
+    """Unless another claim has its number meanwhile."""
+    with suppress(ObjectNotFound):
+        standing = _read(store.get(claim.key))
+        if standing is not None and standing.token == claim.token:
+            store.delete(claim.key)
 
 
 @contextmanager

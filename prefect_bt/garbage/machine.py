@@ -1,0 +1,146 @@
+"""What jobs left in the state folder: nodes, checkpoints that were never uploaded, the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_bt.errors import StateError
+from prefect_bt.garbage.verdicts import Stores, Verdict
+from prefect_bt.garbage.words import Kind, LeftOver
+from prefect_bt.host.files import read_record
+from prefect_bt.host.layout import JobFolder
+from prefect_bt.ownership import forget_job, hold_job, is_owned
+from prefect_bt.plan import NodePlan
+from prefect_bt.substrates.local_handle import LocalHandle, delete_tree
+from prefect_bt.substrates.local_process import LocalSubstrate
+
+UNSAVED = "may be the only copy: --include-unsaved removes it"
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The jobs of one state folder."""
+
+    state_dir: Path
+    stores: Stores
+    include_unsaved: bool = False
+
+    def find(self) -> Iterator[LeftOver]:
+        for path in _folders(self.state_dir / "jobs"):
+            job = JobFolder(self.state_dir, path.name)
+            # Before and after: a job that was taken up in between is somebody's.
+            if is_owned(self.state_dir, job.job_id):
+                continue
+            verdict = self._judge(job)
+            if verdict.over and not is_owned(self.state_dir, job.job_id):
+                with suppress(FileNotFoundError):  # another process is putting it away
+                    yield from list(self._left_by(job, verdict))
+
+    def _judge(self, job: JobFolder) -> Verdict:
+        return self.stores.judge(job.job_id, stores_of(job) or [self.stores.own])
+
+    def _left_by(self, job: JobFolder, verdict: Verdict) -> Iterator[LeftOver]:
+        handles = LocalSubstrate(self.state_dir).find(job.job_id)
+        for handle in handles:
+            yield self._left_over(Kind.NODE, handle.folder.path, job, verdict, remove=handle.remove)
+        stays = False
+        for rank in sorted(job.path.glob("rank-*")):
+            last = [handle for handle in handles if job.rank(handle.rank) == rank][-1:]
+            if _bytes(rank) and (not last or last[0].may_be_unsaved()):
+                stays = stays or not self.include_unsaved
+                yield self._unsaved(job, rank, verdict)
+        if not stays:
+            yield self._left_over(
+                Kind.FOLDER, job.path, job, verdict, remove=lambda: _clear(job, self)
+            )
+
+    def _unsaved(self, job: JobFolder, rank: Path, verdict: Verdict) -> LeftOver:
+        return self._left_over(
+            Kind.UNSAVED,
+            rank,
+            job,
+            verdict,
+            remove=lambda: delete_tree(rank, OSError),
+            kept="" if self.include_unsaved else UNSAVED,
+        )
+
+    def _left_over(  # noqa: PLR0913 (what it is, whose, why, and how it goes)
+        self,
+        kind: Kind,
+        path: Path,
+        job: JobFolder,
+        verdict: Verdict,
+        *,
+        remove: Callable[[], object],
+        kept: str = "",
+    ) -> LeftOver:
+        return LeftOver(
+            kind,
+            str(path),
+            verdict.why,
+            lambda: self._as_owner(job, remove),
+            job=job.job_id,
+            bytes=_bytes(path) if kind is not Kind.FOLDER else _bytes(path, below=False),
+            since=verdict.since,
+            kept=kept,
+        )
+
+    def _as_owner(self, job: JobFolder, remove: Callable[[], object]) -> None:
+        """Nobody takes the job up meanwhile. StateError when somebody has."""
+        if not job.path.exists():
+            return
+        with hold_job(self.state_dir, job.job_id, patience=0) as lock:
+            if not self._judge(job).over:
+                raise StateError(
+                    f"Job {job.job_id} was taken up again.", state="owned", next_step=""
+                )
+            remove()
+            forget_job(self.state_dir, job.job_id, lock)
+
+
+def stores_of(job: JobFolder) -> list[str]:
+    """The stores that its owner or its nodes name; empty when none is told."""
+    found: dict[str, None] = {}
+    with suppress(OSError):
+        found[(job.path / "store").read_text().strip()] = None
+    for path in sorted(job.path.glob("attempt-*/rank-0/plan.json")):
+        plan = read_record(NodePlan, path)
+        if plan is not None:
+            found[plan.store] = None
+    return [url for url in found if url]
+
+
+def handle_of(state_dir: Path, mark: str) -> LocalHandle | None:
+    """The node of a mark (host.layout.new_mark); None for what is none."""
+    job_id, _, rest = mark.partition(".")
+    numbers = rest.split(".")
+    if not job_id.isalnum() or len(numbers) < 2 or not all(n.isdigit() for n in numbers[:2]):
+        return None
+    return LocalHandle(JobFolder(state_dir, job_id), int(numbers[0]), int(numbers[1]))
+
+
+def _clear(job: JobFolder, jobs: Jobs) -> None:
+    """The rest of the folder, if nothing in it may be the only copy."""
+    if not jobs.include_unsaved and any(_bytes(rank) for rank in job.path.glob("rank-*")):
+        raise OSError(f"{job.path} holds checkpoints that may be their only copy")
+    delete_tree(job.path, OSError)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(one for one in path.iterdir() if one.name.isalnum() and one.is_dir())
+    except OSError:
+        return []
+
+
+def _bytes(path: Path, *, below: bool = True) -> int:
+    """Of files: all of them, or only those that lie in the folder itself."""
+    total = 0
+    for file in path.rglob("*") if below else path.iterdir():
+        with suppress(OSError):
+            facts = file.lstat()
+            total += 0 if file.is_dir() and not file.is_symlink() else facts.st_size
+    return total

@@ -1,0 +1,72 @@
+"""Whether a job is over, as its store tells; a store that cannot tell leaves it alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prefect_bt.errors import NotFoundError, StoreError
+from prefect_bt.garbage.words import DAMAGED
+from prefect_bt.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`over` with the reason, since when (epoch seconds). Not over: it lives, or may."""
+
+    over: bool
+    why: str = ""
+    since: float | None = None
+
+
+LIVES = Verdict(False)
+
+
+class Stores:
+    """The stores that this machine's jobs are recorded in, each opened once.
+
+    `notes` collects why a job could not be judged.
+    """
+
+    def __init__(self, open_ledger: Callable[[str], Ledger], own: str) -> None:
+        self._open, self.own = open_ledger, own
+        self._ledgers: dict[str, Ledger] = {}
+        self.notes: list[str] = []
+
+    def ledger(self, url: str) -> Ledger:
+        if url not in self._ledgers:
+            self._ledgers[url] = self._open(url)
+        return self._ledgers[url]
+
+    def judge(self, job_id: str, urls: Sequence[str]) -> Verdict:
+        """Over only if every store that may have the job says so, or has never heard of it."""
+        verdicts: list[Verdict] = []
+        for url in urls:
+            try:
+                verdicts.append(judge(self.ledger(url), job_id))
+            except (StoreError, *DAMAGED) as error:
+                self.notes.append(f"Job {job_id} was left alone: {error}")
+                return LIVES
+        known = [one for one in verdicts if one.since is not None or not one.over]
+        if any(not one.over for one in verdicts) or not verdicts:
+            return LIVES
+        return known[0] if known else verdicts[0]
+
+
+def judge(ledger: Ledger, job_id: str) -> Verdict:
+    """Raises StoreError, also of a store without any job: it may be a disk that is not mounted."""
+    try:
+        ledger.job(job_id)
+        events = ledger.events(job_id)
+    except NotFoundError:
+        if next(iter(ledger.store.list("index/jobs")), None) is None:
+            raise StoreError(
+                f"the store {ledger.store.url} has no job at all, so it cannot know",
+                url=ledger.store.url,
+                next_step="See that it is the right one, and mounted.",
+            ) from None
+        return Verdict(True, "its store does not know the job")
+    if not events or not events[-1].state.terminal:
+        return LIVES
+    last = events[-1]
+    return Verdict(True, f"the job is {last.state.short}", last.at)

@@ -1,0 +1,87 @@
+"""One thing that was left over, and how it is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from prefect_bt.errors import PrefectBtError, StoreError
+
+DAMAGED: Final = (ValueError, KeyError, TypeError)
+"""What reading a record raises that is none."""
+
+
+class Kind(StrEnum):
+    NODE = "node"
+    UNSAVED = "unsaved checkpoints"
+    FOLDER = "job folder"
+    PROCESS = "process"
+    LEASE = "weights lease"
+    WEIGHTS = "unfinished weights"
+    UPLOAD = "unfinished upload"
+    HOLD = "checkpoint hold"
+    CLAIM = "weights claim"
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """`bytes` that go with it; `since` in epoch seconds, None where nothing tells.
+
+    `kept` says why it stays although it is garbage; "" when it goes. `problem`, once it was tried:
+    why it could not be removed. `remove` raises PrefectBtError or OSError, and looks again before
+    it removes anything.
+    """
+
+    kind: Kind
+    where: str
+    why: str
+    remove: Callable[[], object] = field(repr=False, compare=False)
+    job: str = ""
+    bytes: int = 0
+    since: float | None = None
+    kept: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place that is looked through. `name` as in "the weights of this machine"."""
+
+    name: str
+    find: Callable[[], Iterable[LeftOver]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`notes`: sentences about what could not be judged."""
+
+    items: tuple[LeftOver, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def going(self) -> tuple[LeftOver, ...]:
+        return tuple(one for one in self.items if not one.kept)
+
+
+def gather(sources: Sequence[Source]) -> Findings:
+    """Everything, in the order of the sources. One that fails is a note, and hides no other."""
+    items, notes = list[LeftOver](), list[str]()
+    for source in sources:
+        try:
+            items.extend(source.find())
+        except (StoreError, OSError, *DAMAGED) as error:
+            notes.append(f"{source.name} could not be looked through: {error}")
+    return Findings(tuple(items), tuple(dict.fromkeys(notes)))
+
+
+def remove_all(findings: Findings) -> Iterator[LeftOver]:
+    """What goes, one after the other, each with its `problem` if it is still there."""
+    for one in findings.going:
+        try:
+            one.remove()
+        except (PrefectBtError, OSError) as error:
+            yield replace(one, problem=str(error))
+        else:
+            yield one

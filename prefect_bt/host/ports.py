@@ -1,0 +1,118 @@
+"""A port for each gang of this machine: nodes that share a host share its ports, too.
+
+Who has a number is told by the kernel: an abstract socket of that name, bound by whoever launches
+the gang and inherited by every guard and agent. It is as wide as the network whose ports it counts
+(all state folders, all users), and goes with the last process that has it. Where there are none,
+it is the flock of `<state_dir>/ports/<number>`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from prefect_bt.ownership import try_lock
+
+FIRST: Final = 20000
+LAST: Final = 32767
+"""Above what services are given by name, below what Linux hands out to clients."""
+FAMILIAR: Final = frozenset({25565, 27017, 29400, 29500})
+"""Inside the range, but what programs use unasked; the last two are PyTorch's."""
+
+_SYSTEM = Path("/proc/sys/net/ipv4")
+
+
+class NoFreePort(OSError):
+    """Every number is taken, or belongs to a gang that lives."""
+
+
+class ClaimedPort(NamedTuple):
+    """A number that nobody listens on, ours for as long as somebody has the descriptor open."""
+
+    number: int
+    descriptor: int
+
+
+def claim_port(gang: str, *, state_dir: Path) -> ClaimedPort:
+    """One that is free now and no other gang's. The same gang is offered the same one first."""
+    for number in _candidates(gang):
+        descriptor = _lock(number, state_dir)
+        if descriptor is None:
+            continue
+        if is_free(number):
+            return ClaimedPort(number, descriptor)
+        os.close(descriptor)
+    raise NoFreePort(f"no port between {FIRST} and {LAST} is free for the gang's rendezvous")
+
+
+def is_free(number: int) -> bool:
+    """Whether a server could listen on it at every address of this machine."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        if family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            probe.bind(("", number))
+        except OSError:
+            return False
+    return True
+
+
+def _candidates(gang: str) -> Iterator[int]:
+    """The whole range once, beginning where the gang's name says."""
+    avoided = {*FAMILIAR, *_reserved()}
+    low, high = _handed_out()
+    numbers = [n for n in range(FIRST, LAST + 1) if n not in avoided and not low <= n <= high]
+    numbers = numbers or [n for n in range(FIRST, LAST + 1) if n not in avoided]
+    start = zlib.crc32(gang.encode()) % len(numbers)
+    yield from numbers[start:]
+    yield from numbers[:start]
+
+
+def _handed_out() -> tuple[int, int]:
+    """Numbers that clients get unasked, first and last."""
+    try:
+        low, high = (_SYSTEM / "ip_local_port_range").read_text().split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return 49152, 65535
+
+
+def _reserved() -> set[int]:
+    """What whoever runs the machine keeps for services, written as `8080,9000-9010`."""
+    found: set[int] = set()
+    with suppress(OSError, ValueError):
+        for part in (_SYSTEM / "ip_local_reserved_ports").read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            if first:
+                found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _lock(number: int, state_dir: Path) -> int | None:
+    """The descriptor that holds the number; None when somebody else does."""
+    if sys.platform != "linux":
+        return _lock_file(number, state_dir)
+    holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        holder.bind(f"\0prefect-bt/port/{number}")
+    except OSError:
+        holder.close()
+        return None
+    return holder.detach()
+
+
+def _lock_file(number: int, state_dir: Path) -> int | None:
+    folder = state_dir / "ports"
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if try_lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
