@@ -18,7 +18,7 @@ EMULATORS := $(VENV)/emulators/.done
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo test test-fast bench-checkpoints bench-weights lint clean
+.PHONY: help setup demo-deps demo test test-fast bench-checkpoints bench-weights bench-gangs bench-logs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +89,12 @@ bench-checkpoints: $(DEMO_DEPS) ## measure checkpoints beside s5cmd and boto3 (h
 bench-weights: $(SETUP) ## measure mirrors of weights beside hf download and s5cmd (half an hour, 45 GB of disk)
 	@$(PIP) --editable '.[bench]'
 	@$(BIN)/python benchmarks/weights.py $(BENCH_ARGS)
+
+bench-gangs: $(SETUP) ## measure gangs of 64 nodes on this machine (five minutes)
+	@$(BIN)/python benchmarks/gangs.py $(BENCH_ARGS)
+
+bench-logs: $(SETUP) ## measure logs beside `cat` (five minutes)
+	@$(BIN)/python benchmarks/logs.py $(BENCH_ARGS)
 
 lint: $(SETUP) ## ruff (rules, format) and pyright
 	@echo "lint: ruff check"

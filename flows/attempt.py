@@ -11,11 +11,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from prefect_bt.attempts import (
     JobSite,
+    adopt,
     close_attempt,
     cut_short,
     describe,
@@ -27,18 +29,20 @@ from prefect_bt.attempts import (
     site_secrets,
 )
 from prefect_bt.diagnosis import classify
-from prefect_bt.errors import AttemptFailed, StoreError
-from prefect_bt.flows.reporting import RankLog, move_job, report_job
-from prefect_bt.flows.stopping import StopWatcher
+from prefect_bt.errors import AttemptFailed, ServerError, StoreError
+from prefect_bt.flows.backoff import wait_to_retry
+from prefect_bt.flows.ranklog import RankLog
+from prefect_bt.flows.reporting import move_job, report_job
+from prefect_bt.flows.stopping import watching_for_stop
 from prefect_bt.flows.uploading import uploads_shown
 from prefect_bt.gang import Gang, launch_gang
 from prefect_bt.records import JobState, NodePhase, NodeStatus
 
-RETRY_DELAYS = [1.0, 2.0, 5.0, 10.0, 30.0]
-"""Seconds before the first, second, … retry; the last one goes on."""
-
 FOLLOW_SECONDS = 5.0
 """For those who show a rank's log, to see its end before its files go; they look often."""
+
+SERVER_PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""Seconds before each further question for a secret while Prefect's API does not answer."""
 
 MOST_RETRIES = 1000
 """Prefect's own bound; the job's policy decides (retrying.py)."""
@@ -54,15 +58,27 @@ def attempt_until_done(site: JobSite) -> None:
         return judge_retry(site).retry
 
     training_attempt.with_options(
-        retries=MOST_RETRIES, retry_delay_seconds=RETRY_DELAYS, retry_condition_fn=condition
+        retries=MOST_RETRIES, retry_delay_seconds=0, retry_condition_fn=condition
     )(site)
 
 
 @task(name="training-attempt", cache_policy=NO_CACHE, persist_result=False)
 def training_attempt(site: JobSite) -> str:
-    """Launch the gang, watch it, flush it; returns how it ended. AttemptFailed when badly."""
-    stop = StopWatcher(site)
+    """Launch the gang, watch it, flush it; returns how it ended. AttemptFailed when badly.
+
+    A gang that is there already, because whoever watched it died, is watched on.
+    """
+    with watching_for_stop(site) as stop:
+        gang = adopt(site)
+        if gang is not None:
+            return _see_through(site, gang, stop, adopted=True)
+        return _begin(site, stop)
+
+
+def _begin(site: JobSite, stop: Callable[[], str]) -> str:
+    """The next attempt, from what the last one left to its own end."""
     reap(site, reason="the process that ran it died")
+    wait_to_retry(site, stop)
     if stop():
         move_job(site, JobState.STOPPED, message="Stopped before an attempt began.")
         return JobState.STOPPED.value
@@ -72,6 +88,20 @@ def training_attempt(site: JobSite) -> str:
     move_job(site, JobState.DEPLOYING, attempt=attempt)
     with recording(site, attempt):
         gang = provision(site, attempt)
+    return _see_through(site, gang, stop)
+
+
+def _see_through(
+    site: JobSite, gang: Gang, stop: Callable[[], str], *, adopted: bool = False
+) -> str:
+    """Watch the gang to its end. `adopted`: another process launched it, and is dead."""
+    attempt = gang.attempt
+    if adopted:
+        get_run_logger().info(
+            "Attempt %d goes on: its %d nodes outlived the process that watched them.",
+            attempt,
+            len(gang.handles),
+        )
     with uploads_shown(site, attempt), stopping(site, gang) as nodes:
         nodes += [_follow(site, attempt, handle.rank) for handle in gang.handles]
         gang.watch(stop_requested=stop, observe=_on_change(site, attempt))
@@ -84,7 +114,17 @@ def training_attempt(site: JobSite) -> str:
 def provision(site: JobSite, attempt: int) -> Gang:
     """Secrets and plan first, then all nodes or none."""
     plan = plan_attempt(site, attempt)
-    return launch_gang(site.substrate, plan, secrets=site_secrets(site))
+    return launch_gang(site.substrate, plan, secrets=_secrets(site))
+
+
+def _secrets(site: JobSite) -> dict[str, str]:
+    """A server that is being started again is no failure of the attempt."""
+    for pause in SERVER_PAUSES:
+        try:
+            return site_secrets(site)
+        except ServerError:
+            time.sleep(pause)
+    return site_secrets(site)
 
 
 @task(
@@ -95,10 +135,9 @@ def provision(site: JobSite, attempt: int) -> Gang:
 )
 def run_node(site: JobSite, attempt: int, rank: int) -> State[Any]:
     """Follow one rank to its end, showing a bounded sample of its log; changes nothing."""
-    handle = next(
-        h for h in site.substrate.find(site.job_id) if (h.attempt, h.rank) == (attempt, rank)
-    )
-    log = RankLog(handle, lines_per_second=max(1.0, 100 / len(site.substrate.find(site.job_id))))
+    nodes = [node for node in site.substrate.find(site.job_id) if node.attempt == attempt]
+    handle = next(node for node in nodes if node.rank == rank)
+    log = RankLog(handle, lines_per_second=max(1.0, 100 / len(nodes)))
     while not (status := handle.observe()).over:
         log.forward()
         time.sleep(0.2)
@@ -150,8 +189,12 @@ def stopping(site: JobSite, gang: Gang) -> Generator[list[PrefectFuture[Any]]]:
 def _goes_on(site: JobSite) -> bool:
     """After a crash: whether the attempt that it cut short is followed by another.
 
-    What had ended before the crash stands: a finished training is not run again.
+    A gang that still runs goes on. What had ended before the crash stands: a finished training is
+    not run again.
     """
+    gang = adopt(site)
+    if gang is not None and not gang.is_over():
+        return True
     reap(site, reason="the process that ran it died")
     if site.ledger.stop_request(site.job_id):
         return False

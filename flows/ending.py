@@ -20,7 +20,7 @@ from prefect_bt.attempts import (
     release_holds,
     states_to,
 )
-from prefect_bt.control import conclude_abandoned, open_site
+from prefect_bt.control import open_site, settle_site
 from prefect_bt.errors import AttemptFailed, PrefectBtError, StoreError
 from prefect_bt.flows.reporting import move_job, report_job
 from prefect_bt.flows.request import JobRequest
@@ -100,23 +100,28 @@ def final_state(job: TakenJob) -> dict[str, Any] | State[Any]:
 def finish_cancelled(flow: Any, flow_run: Any, state: State[Any]) -> None:
     """Prefect's hook, in the worker's process: the flow's was ended before it could finish."""
     _ = flow, state
-    _finish(flow_run, JobState.STOPPED, "cancelled in Prefect")
+    site = _site_of(flow_run)
+    if site is not None:
+        site.ledger.request_stop(site.job_id, by="Prefect's cancellation")
+        settle_site(site)  # unless another process has taken the job up: that one sees the request
 
 
 def finish_crashed(flow: Any, flow_run: Any, state: State[Any]) -> None:
-    """Prefect's hook after the flow's process died: nothing of the job goes on unowned."""
+    """Prefect's hook after the flow's process died: the job is taken up again."""
     _ = flow, state
-    _finish(flow_run, JobState.FAILED, "the process that ran this job died")
+    site = _site_of(flow_run)
+    if site is not None:
+        settle_site(site)
 
 
-def _finish(run: Any, state: JobState, reason: str) -> None:
+def _site_of(run: Any) -> JobSite | None:
+    """The run's job, if it has one that is not over."""
     request = JobRequest.of_run(dict(run.parameters or {}))
     ledger = request.ledger()
     job_id = ledger.job_of_run(str(run.id))
     if job_id is None or ledger.state(job_id).terminal:
-        return
-    site = open_site(ledger, ledger.job(job_id), settings=request.settings())
-    conclude_abandoned(site, state, reason)
+        return None
+    return open_site(ledger, ledger.job(job_id), settings=request.settings())
 
 
 def _fail(site: JobSite, error: Exception) -> JobState:

@@ -83,12 +83,12 @@ def main() -> int:
         os.set_inheritable(job.lock, False)
         code = flow.run(job)
         # Only now: while the flow starts, the processor is better left to it.
-        from prefect_bt.flows.keeping import KeptJob
+        from prefect_bt.flows.keeping import AWAY, KeptJob
 
         kept = KeptJob(job.message, job.lock)
         for _ in range(MOST_STARTS):
             kept.clear_flow()
-            if kept.over or code >= 0:
+            if kept.over or (code >= 0 and not (code == AWAY and kept.await_server())):
                 break
             code = FlowProcess(output).run(job)
         output.seek(0)

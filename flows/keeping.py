@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from pathlib import Path
+
+import httpx
 
 from prefect_bt.control import conclude_abandoned, open_site
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ownership import INHERITED, forget_job, lock_path
 from prefect_bt.records import JobState
+from prefect_bt.servers import read_server
 
 TAIL_BYTES = 8000
+AWAY = 75
+"""Exit code of a flow's process that could not reach Prefect's API (EX_TEMPFAIL)."""
+OUTAGE_SECONDS = 900.0
+"""How long Prefect's API may be away before a job that cannot go on without it is given up."""
+LOOK_SECONDS = 2.0
 _RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Failed)\b.*")
 
 
@@ -37,6 +46,20 @@ class KeptJob:
         """Between two flow processes: what the dead one had started for itself is ended."""
         kill_flow_helpers(self.job_id)
 
+    def await_server(self) -> bool:
+        """Prefect's API was away, which is no fault of the job: whether it answers again.
+
+        The nodes go on meanwhile.
+        """
+        known = read_server(self.state_dir) or {}
+        url = str(os.environ.get("PREFECT_API_URL") or known.get("api_url") or "")
+        deadline = time.monotonic() + OUTAGE_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            if not url or _answers(url):
+                return True
+        return False
+
     def conclude(self, output: bytes) -> int:
         """Leave nothing behind; 0 when the job completed.
 
@@ -54,6 +77,13 @@ class KeptJob:
         self.clear_flow()
         forget_job(self.state_dir, self.job_id, self._lock)
         return 0 if self.ledger.state(self.job_id) is JobState.COMPLETED else 1
+
+
+def _answers(api_url: str) -> bool:
+    try:
+        return httpx.get(f"{api_url.rstrip('/')}/health", timeout=5).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _cause(output: bytes) -> str:

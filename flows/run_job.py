@@ -12,9 +12,13 @@ import json
 import os
 import socket
 import sys
+import time
+import traceback
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from prefect_bt.flows.keeping import AWAY, LOOK_SECONDS, OUTAGE_SECONDS
 from prefect_bt.host.processes import FLOW_VARIABLE
 from prefect_bt.ownership import INHERITED, lock_path
 from prefect_bt.records import JobState
@@ -24,9 +28,11 @@ from prefect_bt.settings import Settings
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
+    from prefect_bt.ledger import Ledger
+
 
 def main() -> int:
-    """0 when the job completed."""
+    """0 when the job completed, AWAY when Prefect's API could not be reached before it was over."""
     gc.disable()  # a tenth of the time it takes to import Prefect
     url = "" if os.environ.get("PREFECT_API_URL") else local_server_url(Settings().state_dir)
     if url:
@@ -49,35 +55,80 @@ def main() -> int:
     os.environ["PREFECT_BT_STATE_DIR"] = told["state_dir"]
     os.environ["PREFECT_BT_STORE"] = told["store"]
     _write_to(lock_path(Settings().state_dir, told["job_id"]).with_name("flow.log"))
-    return 0 if run_job(told["job_id"]) is JobState.COMPLETED else 1
+    from prefect_bt.flows.reporting import UNREACHABLE
+
+    try:
+        return 0 if run_job(told["job_id"]) is JobState.COMPLETED else 1
+    except UNREACHABLE:
+        traceback.print_exc()
+        return AWAY
 
 
 def run_job(job_id: str) -> JobState:
     """The job's state when the flow is over. Errors of the flow are in its record and run."""
-    from prefect.flow_engine import run_flow
-
-    from prefect_bt.flows.train import train
+    from prefect_bt.flows.reporting import UNREACHABLE
     from prefect_bt.jobs import open_ledger
 
     ledger = open_ledger()
-    runs = ledger.runs_of_job(job_id)
-    known = _taken_up(runs[-1].flow_run_id) if runs else None
-    if known is None:
-        train(job_id=job_id, return_state=True)
-    else:
-        run_flow(train, flow_run=known, return_type="state")
+    try:
+        _run(ledger, job_id)
+    except UNREACHABLE:
+        if not ledger.state(job_id).terminal:
+            raise
+        _tell_end(ledger, job_id)
     return ledger.state(job_id)
 
 
-def _taken_up(flow_run_id: str) -> FlowRun | None:
-    """The run, made ready to run again; None when this server does not know it."""
+def _run(ledger: Ledger, job_id: str) -> None:
+    from prefect.flow_engine import run_flow
+
+    from prefect_bt.flows.train import train
+
+    runs = ledger.runs_of_job(job_id)
+    known = _taken_up(ledger, job_id, runs[-1].flow_run_id) if runs else None
+    if known is None:
+        train(job_id=job_id, return_state=True)
+    else:
+        run_flow(train, flow_run=known, parameters=known.parameters, return_type="state")
+
+
+def _tell_end(ledger: Ledger, job_id: str) -> None:
+    """The job is over, and Prefect could not be told: its run would seem to go on for ever."""
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled, Completed, Failed
+
+    from prefect_bt.flows.reporting import UNREACHABLE
+
+    last = ledger.events(job_id)[-1]
+    kinds = {JobState.COMPLETED: Completed, JobState.STOPPED: Cancelled}
+    state = kinds.get(last.state, Failed)(message=last.message)
+    deadline = time.monotonic() + OUTAGE_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(*UNREACHABLE), get_client(sync_client=True) as client:
+            run = client.read_flow_run(UUID(ledger.runs_of_job(job_id)[-1].flow_run_id))
+            if run.state is None or not run.state.is_final():
+                client.set_flow_run_state(run.id, state, force=True)
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def _taken_up(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None:
+    """The run, made ready to run again; None when this server does not know it.
+
+    A cancellation that nobody lived to see is the job's from now on.
+    """
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
-    from prefect.states import AwaitingRetry
+    from prefect.states import Pending
 
     with get_client(sync_client=True) as client:
         try:
-            client.set_flow_run_state(UUID(flow_run_id), AwaitingRetry(), force=True)
+            state = client.read_flow_run(UUID(flow_run_id)).state
+            cancelled = state is not None and (state.is_cancelling() or state.is_cancelled())
+            if state and cancelled and state.timestamp.timestamp() > ledger.events(job_id)[-1].at:
+                ledger.request_stop(job_id, by="Prefect's cancellation")
+            # Not Scheduled in any form: a worker would take that for its own.
+            client.set_flow_run_state(UUID(flow_run_id), Pending(), force=True)
             return client.read_flow_run(UUID(flow_run_id))
         except ObjectNotFound:
             return None

@@ -21,7 +21,7 @@ from prefect_bt.flows.ending import TakenJob
 from prefect_bt.flows.mirroring import MirrorSite, failed, mirror_all, mirror_on_run, run_name
 from prefect_bt.flows.reporting import UNREACHABLE, move_job
 from prefect_bt.flows.request import JobRequest
-from prefect_bt.flows.stopping import StopWatcher
+from prefect_bt.flows.stopping import watching_for_stop
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobState
@@ -65,14 +65,15 @@ def mirror_sources(site: JobSite) -> bool:
     plans = list({plan.key: plan for plan in plan_weights(site.project.job)}.values())
     if not plans:
         return True
-    stopped = StopWatcher(site)
 
     def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:
         future: Any = mirror_weights.submit(site, plan, stop)  # pyright: ignore[reportUnknownMemberType]
         return future
 
-    mirror_all(plans, submit, stopped=stopped)
-    if stopped():
+    with watching_for_stop(site) as stopped:
+        mirror_all(plans, submit, stopped=stopped)
+        asked = bool(stopped())
+    if asked:
         move_job(site, JobState.STOPPED, message="Stopped while its weights were mirrored.")
         return False
     return True

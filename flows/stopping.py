@@ -1,23 +1,48 @@
 """Whether somebody asked for the job to stop: in its record, or by cancelling its Prefect run.
 
 A worker's cancellation arrives as a signal; for a run that no worker watches (a script, a notebook,
-a detached process) Prefect only writes the state down, so the run looks at its own (8 ms a look).
+a detached process) Prefect only writes the state down. Its events tell when that happens: asking
+all the time would cost the server a request every few seconds for each job, for days.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import logging
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from prefect.client.orchestration import get_client
+from prefect.events.clients import get_events_subscriber
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
 from prefect.runtime import flow_run
 
 from prefect_bt.attempts import JobSite
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.reporting import UNREACHABLE
 
-RECORD_SECONDS = 0.5
-PREFECT_SECONDS = 3.0
+RECORD_SECONDS: Final = 0.5
+ASKED_FIRST: Final = 3.0
+"""Seconds between two questions for the run's state while nobody tells of events; then longer."""
+ASKED_AT_MOST: Final = 60.0
+TOLD_SECONDS: Final = 600.0
+"""The same while events come: against one that was lost."""
+_logger = logging.getLogger(__name__)
+_CANCELS: Final = ["prefect.flow-run.Cancelling", "prefect.flow-run.Cancelled"]
+
+
+@contextmanager
+def watching_for_stop(site: JobSite) -> Generator[StopWatcher]:
+    """A watcher for the time of one attempt, or of what comes before it."""
+    watcher = StopWatcher(site)
+    try:
+        yield watcher
+    finally:
+        watcher.close()
 
 
 class StopWatcher:
@@ -27,7 +52,9 @@ class StopWatcher:
         self._site = site
         self._reason = ""
         self._record_due = self._prefect_due = 0.0
+        self._pause = ASKED_FIRST
         self._run_id = flow_run.get_id()
+        self._events = _Cancellations(str(self._run_id))
 
     def __call__(self) -> str:
         """ "stopped", or "" while nobody has asked."""
@@ -38,18 +65,82 @@ class StopWatcher:
             with suppress(StoreError):
                 if self._site.ledger.stop_request(self._site.job_id):
                     self._reason = "stopped"
-        if not self._reason and now >= self._prefect_due:
-            self._prefect_due = now + PREFECT_SECONDS
+        if not self._reason and (now >= self._prefect_due or self._events.came()):
+            self._prefect_due = now + self._next_pause()
             if self._cancelled():
                 self._reason = "stopped"
                 with suppress(StoreError):
                     self._site.ledger.request_stop(self._site.job_id, by="Prefect's cancellation")
         return self._reason
 
+    def close(self) -> None:
+        """Idempotent."""
+        self._events.close()
+
+    def _next_pause(self) -> float:
+        if self._events.listening:
+            return TOLD_SECONDS
+        self._pause = min(2 * self._pause, ASKED_AT_MOST)
+        return self._pause / 2
+
     def _cancelled(self) -> bool:
+        """The run's own word: an event may be of an earlier life of the same run."""
         try:
             with get_client(sync_client=True) as client:
                 run = client.read_flow_run(self._run_id)  # pyright: ignore[reportArgumentType]
         except UNREACHABLE:
             return False
         return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())
+
+
+class _Cancellations:
+    """Listens for events of one run, in a thread with a loop of its own."""
+
+    def __init__(self, run_id: str) -> None:
+        self.listening = False
+        self._filter = EventFilter(
+            event=EventNameFilter(name=_CANCELS),
+            resource=EventResourceFilter(id=[f"prefect.flow-run.{run_id}"]),
+        )
+        self._came = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        context = contextvars.copy_context()  # which server is asked is a matter of context
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), daemon=True, name="cancellations"
+        )
+        self._thread.start()
+
+    def came(self) -> bool:
+        """Whether there was one since the last call."""
+        found = self._came.is_set()
+        self._came.clear()
+        return found
+
+    def close(self) -> None:
+        with suppress(RuntimeError):  # the loop ended by itself
+            self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(timeout=2)
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _run(self) -> None:
+        try:
+            self._task = self._loop.create_task(self._listen())
+            self._loop.run_until_complete(asyncio.wait([self._task]))
+            if not self._task.cancelled() and (error := self._task.exception()):
+                _logger.debug("Prefect's events cannot be followed: %s", error)
+        finally:
+            self.listening = False
+            self._loop.close()
+
+    async def _listen(self) -> None:
+        """Until the connection is lost for good; then the run is asked, as without events."""
+        subscriber: Any = get_events_subscriber(self._filter, reconnect_on_clean_close=True)
+        async with subscriber:
+            self.listening = True
+            self._came.set()  # asked once more: it may have been just before
+            async for _ in subscriber:
+                self._came.set()

@@ -6,23 +6,20 @@ calls these functions from its tasks; hooks and commands call them from other pr
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 from prefect_bt.checkpoints import holds
 from prefect_bt.checkpoints.catalogue import newest
-from prefect_bt.contract import WORKSPACE_DIR, job_prefix, log_key
+from prefect_bt.contract import WORKSPACE_DIR, job_prefix
+from prefect_bt.diagnosis import diagnose_cause, diagnose_error
 from prefect_bt.errors import (
     AttemptFailed,
     CheckpointError,
-    DefinitionError,
     NotFoundError,
-    PlanError,
     PrefectBtError,
-    SecretError,
 )
 from prefect_bt.gang import Gang
 from prefect_bt.jobs import load_definition
@@ -31,13 +28,14 @@ from prefect_bt.loading import resolve_load
 from prefect_bt.ownership import Claim
 from prefect_bt.plan import GangPlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
-from prefect_bt.records import AttemptRecord, FailureClass, JobRecord, JobState, Outcome
+from prefect_bt.records import AttemptRecord, Cause, JobRecord, JobState, Outcome, SealedLog
 from prefect_bt.retrying import RetryDecision, decide_retry
+from prefect_bt.sealing import Sealer
 from prefect_bt.secrets import SecretSource, resolve_secrets
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
 
-READ_BYTES = 1 << 20
+REMOVED_AT_ONCE = 8
 HOLD_PAUSES = (0.0, 0.1, 0.5, 2.0)
 """Seconds before each try to hold a checkpoint that somebody is deleting."""
 
@@ -156,6 +154,21 @@ def reap(site: JobSite, *, reason: str) -> None:
             close_attempt(site, outcome)
 
 
+def adopt(site: JobSite) -> Gang | None:
+    """The gang of an attempt that nobody watches any more, to be watched as if nothing had been.
+
+    None unless all of its nodes are there: a launch that was cut short is put away instead.
+    """
+    begun = site.ledger.attempts(site.job_id)
+    if not begun or begun[-1].attempt in {o.attempt for o in site.ledger.outcomes(site.job_id)}:
+        return None
+    last = begun[-1]
+    nodes = [h for h in site.substrate.find(site.job_id) if h.attempt == last.attempt]
+    if len(nodes) != site.project.job.compute.node_count:
+        return None
+    return Gang(last.attempt, nodes, grace=site.settings.grace, began=last.at)
+
+
 def _put_away(
     site: JobSite, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
 ) -> Outcome:
@@ -173,48 +186,57 @@ def _put_away(
 
 def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
     """Seal the attempt's logs, then write down how it ended. The first outcome stands."""
-    seal_logs(site, outcome.attempt)
+    sealed = seal_logs(site, outcome.attempt)
     best = newest(site.ledger.store, site.record.project_id, site.job_id)
-    outcome = replace(outcome, newest_checkpoint=best.newest_manifest if best else "")
+    newest_checkpoint = best.newest_manifest if best else ""
+    outcome = replace(outcome, newest_checkpoint=newest_checkpoint, logs=sealed)
     site.ledger.end_attempt(site.job_id, outcome)
     return outcome
 
 
 def cut_short(gang: Gang, why: str) -> Outcome:
     """The outcome of an attempt whose nodes are over, but which was not watched to its end."""
+    found = diagnose_cause(Cause.CUT_SHORT)
     return Outcome(
         attempt=gang.attempt,
         state=JobState.FAILED,
         message=f"The attempt was cut short: {why}.",
-        failure=FailureClass.INFRASTRUCTURE,
+        failure=found.failure,
+        cause=found.cause,
+        cure=found.cure,
         nodes=tuple(gang.statuses),
         started_at=gang.began,
         ended_at=time.time(),
     )
 
 
-def seal_logs(site: JobSite, attempt: int) -> None:
-    """Copy every rank's whole log of the attempt into the store."""
-    for handle in site.substrate.find(site.job_id):
-        if handle.attempt == attempt:
-            _seal(site, handle)
-
-
-def _seal(site: JobSite, handle: NodeHandle) -> None:
-    with tempfile.NamedTemporaryFile(prefix="prefect-bt-log-") as copy:
-        offset = 0
-        while chunk := handle.read_log(offset=offset, limit=READ_BYTES):
-            copy.write(chunk)
-            offset += len(chunk)
-        copy.flush()
-        key = log_key(site.record.project_id, site.job_id, handle.attempt, handle.rank)
-        site.ledger.store.upload(key, Path(copy.name))
+def seal_logs(site: JobSite, attempt: int) -> tuple[SealedLog, ...]:
+    """Copy every rank's whole log of the attempt into the store; what was sealed, by rank."""
+    sealer = Sealer(
+        site.ledger.store,
+        project_id=site.record.project_id,
+        job_id=site.job_id,
+        attempt=attempt,
+        scratch=site.settings.state_dir,
+    )
+    return sealer.seal(site.substrate.find(site.job_id))
 
 
 def clear_nodes(site: JobSite) -> None:
-    """Remove what the job's nodes left on the substrate; for a job that is over."""
+    """Remove what the job's nodes left on the substrate; for a job that is over.
+
+    Several ranks at a time, the attempts of one in order: its last keeps what is not saved.
+    """
+    by_rank: dict[int, list[NodeHandle]] = {}
     for handle in site.substrate.find(site.job_id):
-        handle.remove()
+        by_rank.setdefault(handle.rank, []).append(handle)
+
+    def remove(handles: list[NodeHandle]) -> None:
+        for handle in handles:
+            handle.remove()
+
+    with ThreadPoolExecutor(REMOVED_AT_ONCE) as pool:
+        list(pool.map(remove, by_rank.values()))
 
 
 def judge_retry(site: JobSite) -> RetryDecision:
@@ -240,13 +262,15 @@ def end_gang(site: JobSite, gang: Gang) -> Outcome:
 
 def refuse(attempt: int, error: Exception) -> Outcome:
     """The outcome of an attempt that could not be launched."""
-    never = isinstance(error, PlanError | SecretError | DefinitionError)
+    found = diagnose_error(error)
     now = time.time()
     return Outcome(
         attempt=attempt,
         state=JobState.DEPLOY_FAILED,
         message=describe(error),
-        failure=FailureClass.DEPLOY if never else FailureClass.INFRASTRUCTURE,
+        failure=found.failure,
+        cause=found.cause,
+        cure=found.cure,
         started_at=now,
         ended_at=now,
     )

@@ -9,13 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from prefect_bt.attempts import JobSite, clear_nodes, ended_as, reap, states_to
-from prefect_bt.errors import StateError
+from prefect_bt.errors import ServerError, StateError
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger import Ledger
 from prefect_bt.ownership import forget_job, hold_job, is_owned, was_owned
 from prefect_bt.records import JobRecord, JobState, Outcome
+from prefect_bt.reviving import revive
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 
@@ -33,7 +35,6 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
     StateError when the job is over, or when somebody asked already.
     """
     record = ledger.job(job_id)
-    settle(ledger, job_id)
     state = ledger.state(job_id)
     if state.terminal:
         raise StateError(
@@ -52,28 +53,53 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
         if state is JobState.PENDING:
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
             return f"Job {job_id} had not begun; it is stopped."
-        if not is_owned(site.settings.state_dir, job_id) and not _starting(record):
+        if _left_behind(site.settings.state_dir, job_id) and not _starting(record):
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
             return f"Job {job_id} was not run by anything any more; it is stopped."
     return f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
 
 
 def settle(ledger: Ledger, job_id: str) -> None:
-    """Write down the end of a job whose process died; does nothing for any other job.
+    """See to a job whose process died: it is taken up again, or its end is written down if somebody
+    asked for that. Does nothing for any other job.
 
     Only a job that this machine ran can be judged here: its owner's lock lies on this disk.
     """
     record = ledger.job(job_id)
-    if ledger.state(job_id).terminal:
+    state_dir = Settings().state_dir
+    if ledger.state(job_id) is JobState.PENDING:
+        _settle_waiting(ledger, record)
+    elif not ledger.state(job_id).terminal and _left_behind(state_dir, job_id):
+        settle_site(open_site(ledger, record))
+
+
+def _settle_waiting(ledger: Ledger, record: JobRecord) -> None:
+    """A run that is cancelled before a worker takes it runs no line of ours: its job waits on."""
+    from prefect_bt.cli.prefect_api import is_cancelled
+
+    runs = ledger.runs_of_job(record.id)
+    with suppress(StateError, ServerError):
+        if runs and is_cancelled(runs[-1].flow_run_id):
+            conclude_abandoned(
+                open_site(ledger, record), JobState.STOPPED, "cancelled in Prefect before it began"
+            )
+
+
+def settle_site(site: JobSite) -> None:
+    """As `settle`, for a job whose settings are known."""
+    ledger, job_id, state_dir = site.ledger, site.job_id, site.settings.state_dir
+    if not _left_behind(state_dir, job_id):
         return
-    settings = Settings()
-    if is_owned(settings.state_dir, job_id) or not was_owned(settings.state_dir, job_id):
+    request = ledger.stop_request(job_id)
+    if request is None:
+        revive(ledger, job_id, state_dir=state_dir)
         return
-    site = open_site(ledger, record, settings=settings)
-    stopped = ledger.stop_request(job_id)
-    state = JobState.STOPPED if stopped else JobState.FAILED
     with suppress(StateError):  # another process is at it
-        conclude_abandoned(site, state, "the process that ran this job died")
+        conclude_abandoned(site, JobState.STOPPED, f"stopped by {request.by}")
+
+
+def _left_behind(state_dir: Path, job_id: str) -> bool:
+    return was_owned(state_dir, job_id) and not is_owned(state_dir, job_id)
 
 
 def conclude_abandoned(site: JobSite, state: JobState, reason: str) -> None:

@@ -13,6 +13,7 @@ PrefectBtError
 ├── SubstrateError           a node could not be launched, observed or stopped
 ├── CheckpointError          a checkpoint could not be committed, verified or restored
 ├── WeightsError             a weights source could not be resolved or mirrored
+├── DrillError               a drill that could not show whether the job would go on
 ├── AttemptFailed            an attempt of the gang ended badly; carries its outcome
 └── ServerError              the Prefect API or a local server could not be used
 
@@ -148,6 +149,10 @@ class WeightsError(PrefectBtError):
     def __init__(self, what: str, *, source: str, next_step: str = "") -> None:
         self.source = source
         super().__init__(what, next_step=next_step)
+
+
+class DrillError(PrefectBtError):
+    """Nothing was learned: the job ended first, or committed nothing with a step."""
 
 
 class AttemptFailed(PrefectBtError):

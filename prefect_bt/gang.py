@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from prefect_bt.diagnosis import classify
+from prefect_bt.aftermath import STOPPED, STRAGGLER, aftermath, moment, was_asked
+from prefect_bt.diagnosis import ORPHANED, Diagnosis, diagnose, diagnose_cause, is_dying
 from prefect_bt.errors import SubstrateError
 from prefect_bt.logs import parse_lines
 from prefect_bt.plan import GangPlan
-from prefect_bt.records import FailureClass, JobState, NodePhase, NodeStatus, Outcome
+from prefect_bt.records import Cause, JobState, NodePhase, NodeStatus, Outcome
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
 
 TAIL_LINES = 50
@@ -26,11 +27,15 @@ STRAGGLER_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Pace:
-    """The world's clock, and how often the gang looks. Seconds."""
+    """The world's clock, and how often the gang looks. Seconds.
+
+    `steady` stands still while a laptop sleeps, and is what spans of time are measured with.
+    """
 
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     poll: float = 0.1
+    steady: Callable[[], float] = time.monotonic
 
 
 @dataclass
@@ -45,9 +50,16 @@ class Gang:
     first_failed: int | None = None
     statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
     _stopping: str = ""
+    _asked: dict[int, float] = field(default_factory=dict[int, float])
+    """Rank -> when this gang told it to stop."""
+    _stop_wanted: bool = False
     _deadline: float | None = None
     _forced: bool = False
     _first_success: float | None = None
+    _active: dict[int, tuple[float | None, float]] = field(
+        default_factory=dict[int, tuple[float | None, float]]
+    )
+    """Rank -> when it says it was last active, and when, by `steady`, it began to say so."""
 
     def watch(
         self,
@@ -81,8 +93,10 @@ class Gang:
         if self._stopping:
             return
         self._stopping = reason
-        self._deadline = self.pace.clock() + self.grace
+        now = self.pace.clock()
+        self._deadline = self.pace.steady() + self.grace
         for handle, _ in self._running():
+            self._asked[handle.rank] = now
             handle.stop(reason=reason)
 
     def shut_down(self, reason: str) -> None:
@@ -90,6 +104,11 @@ class Gang:
         self.stop(reason)
         self.watch(stop_requested=lambda: "", observe=lambda _: None)
         self.drain(lambda _: None)
+
+    def is_over(self) -> bool:
+        """Whether every node has ended by now."""
+        self.statuses = [handle.observe() for handle in self.handles]
+        return all(status.over for status in self.statuses)
 
     def outcome(self) -> Outcome:
         """How the attempt ended; every node must be over."""
@@ -104,17 +123,13 @@ class Gang:
         )
         if self.first_failed is not None:
             return self._failure(base, self.first_failed)
-        if self._stopping == "stopped":
+        if self._stopping == STOPPED:
             return replace(base, state=JobState.STOPPED, message="Stopped as asked.")
         for status in self.statuses:
+            if _failed(status):
+                return _cut_short(base, status)
             if status.upload_error:
-                return replace(
-                    base,
-                    state=JobState.FAILED,
-                    failure=FailureClass.INFRASTRUCTURE,
-                    failed_rank=status.rank,
-                    message=f"The commands succeeded, but an upload did not: {status.upload_error}",
-                )
+                return _upload_failure(base, status)
         return replace(base, message=self._good_word())
 
     def _good_word(self) -> str:
@@ -129,6 +144,7 @@ class Gang:
     # -- the rules --------------------------------------------------------------------------
 
     def _judge(self, stop: str) -> None:
+        self._stop_wanted = self._stop_wanted or stop == STOPPED
         self._note_first_failure()
         if self.first_failed is not None:
             self.stop(f"rank {self.first_failed} failed")
@@ -138,30 +154,43 @@ class Gang:
         self._force_when_due()
 
     def _note_first_failure(self) -> None:
-        if self.first_failed is not None or self._stopping == "stopped":
+        if self.first_failed is not None or self._stopping == STOPPED:
             return
         failed = [s for s in self.statuses if s.commands_ended and _failed(s)]
+        failed = [s for s in failed if not self._ended_as_asked(s)]
         if failed:
             first = min(failed, key=lambda s: (s.ended_at or float("inf"), s.rank))
             self.first_failed = first.rank
+
+    def _ended_as_asked(self, status: NodeStatus) -> bool:
+        """By us, or by whoever watched this gang before: such a rank is no failure."""
+        wanted = self._stop_wanted and status.reason == STOPPED
+        return wanted or was_asked(status, asked_at=self._asked.get(status.rank))
 
     def _stop_stragglers(self) -> None:
         """When a rank has exited 0, a quiet rank, or one an hour late, counts as done."""
         done = [s for s in self.statuses if s.commands_ended and not _failed(s)]
         if not done or self._stopping:
             return
-        now = self.pace.clock()
+        now = self.pace.steady()
         if self._first_success is None:
             self._first_success = now
         for handle, status in self._running():
-            since = status.active_at or status.started_at
-            quiet = since is not None and now - since > QUIET_SECONDS
+            quiet = self._quiet_for(status, now) > QUIET_SECONDS
             waited = now - self._first_success
             if (quiet and waited > QUIET_SECONDS) or waited > STRAGGLER_SECONDS:
-                handle.stop(reason="straggler", force=waited > STRAGGLER_SECONDS + self.grace)
+                handle.stop(reason=STRAGGLER, force=waited > STRAGGLER_SECONDS + self.grace)
+
+    def _quiet_for(self, status: NodeStatus, now: float) -> float:
+        """Seconds, since this gang first looked at most."""
+        said, since = self._active.get(status.rank, (None, now))
+        if status.active_at != said or status.rank not in self._active:
+            since = now
+        self._active[status.rank] = (status.active_at, since)
+        return now - since if status.started_at is not None else 0.0
 
     def _force_when_due(self) -> None:
-        if self._deadline is None or self._forced or self.pace.clock() < self._deadline:
+        if self._deadline is None or self._forced or self.pace.steady() < self._deadline:
             return
         self._forced = True
         for handle, _ in self._running():
@@ -174,22 +203,40 @@ class Gang:
 
     def _failure(self, base: Outcome, rank: int) -> Outcome:
         status = self.statuses[rank]
-        failure, sentence = classify(status)
-        tail = read_tail(self.handles[rank])
+        found = diagnose(status)
+        when = moment(status.ended_at, self.began)
+        head = f"Rank {rank} failed first{f', {when}' if when else ''}: {found.sentence}"
+        then = aftermath(self.statuses, status, asked=self._asked)
         ran = status.started_at is not None
-        others = len(self.statuses) - 1
-        stopped = {0: "", 1: " The other rank was stopped."}.get(
-            others, f" The other {others} ranks were stopped."
-        )
         return replace(
-            base,
+            _ended_by(base, found),
             state=JobState.FAILED if ran else JobState.DEPLOY_FAILED,
-            failure=failure,
             failed_rank=rank,
+            failed_at=status.ended_at,
             exit_code=status.exit_code,
-            log_tail=tail,
-            message=f"Rank {rank} failed first: {sentence}{stopped}",
+            log_tail=read_tail(self.handles[rank]),
+            message=f"{head} {then}".rstrip(),
         )
+
+
+def _ended_by(base: Outcome, found: Diagnosis) -> Outcome:
+    return replace(
+        base, state=JobState.FAILED, failure=found.failure, cause=found.cause, cure=found.cure
+    )
+
+
+def _cut_short(base: Outcome, status: NodeStatus) -> Outcome:
+    """No rank failed by itself, yet some were stopped before their time, for another reason."""
+    found = diagnose_cause(Cause.CUT_SHORT)
+    why = status.reason.rstrip(".")
+    return replace(_ended_by(base, found), message=f"The attempt was cut short: {why}.")
+
+
+def _upload_failure(base: Outcome, status: NodeStatus) -> Outcome:
+    found = diagnose_cause(Cause.UPLOAD_FAILED)
+    error = status.upload_error.rstrip(".")
+    what = f"The commands succeeded, but an upload did not: {error}. {found.cure}"
+    return replace(_ended_by(base, found), failed_rank=status.rank, message=what)
 
 
 def launch_gang(
@@ -222,9 +269,12 @@ def read_tail(handle: NodeHandle) -> tuple[str, ...]:
 
 
 def _failed(status: NodeStatus) -> bool:
-    if status.phase is NodePhase.LOST or status.reason in {"orphaned", "staging failed"}:
+    """Of a node whose commands have ended. One that never ran them failed if it says why."""
+    if status.phase is NodePhase.LOST or is_dying(status) or status.reason == ORPHANED:
         return True
-    return status.exit_code not in (0, None) and status.reason != "straggler"
+    if status.reason == STRAGGLER:
+        return False
+    return bool(status.exit_code) or (status.exit_code is None and bool(status.reason))
 
 
 def _roll_back(launched: Sequence[NodeHandle], error: BaseException) -> None:

@@ -11,6 +11,7 @@ from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints
 from prefect_bt.checkpoints.telling import told
 from prefect_bt.definitions import TrainingJob, TrainingProject, training_project_from_json
 from prefect_bt.definitions import parse_memory as _memory
+from prefect_bt.drills import find_drill
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
@@ -57,6 +58,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "uploads": [] if last.state.terminal else _uploads(ledger, record),
         "weights": _weights(ledger, record.id, job),
         "events": [{**codec.encode(event), "at": iso(event.at)} for event in events],
+        "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
         "retries": codec.encode(record.retries),
         "substrate": record.substrate,
         "store": ledger.store.url,
@@ -91,7 +93,10 @@ def _ended(outcome: Outcome | None) -> dict[str, Any]:
         "status": outcome.state.short,
         "ended_at": iso(outcome.ended_at) if outcome.ended_at else None,
         "failure": outcome.failure.value if outcome.failure else None,
+        "cause": outcome.cause.value if outcome.cause else None,
+        "cure": outcome.cure or None,
         "failed_rank": outcome.failed_rank,
+        "failed_at": iso(outcome.failed_at) if outcome.failed_at is not None else None,
         "exit_code": outcome.exit_code,
         "message": outcome.message,
     }

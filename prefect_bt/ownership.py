@@ -1,6 +1,7 @@
 """Who runs a job on this machine: an exclusive lock that the kernel drops with its holder.
 
     <state dir>/jobs/<job id>/owner.lock
+    <state dir>/jobs/<job id>/store         URL of the store that has the job's records
 
 The lock belongs to an open file, so a process and the children it hands the file to hold it
 together: a job is owned for as long as one of them lives. No pid is compared, so none can be
@@ -12,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ INHERITED: Final = "PREFECT_BT_OWNER_FD"
 PATIENCE: Final = 0.5
 """Seconds in which those who only look (they hold the lock for microseconds) must be out of it."""
 
-_OWNERS_FILES: Final = ("flow.log", "owner.lock")
+_OWNERS_FILES: Final = ("flow.log", "store.new", "store", "owner.lock")
 """In the order in which they are removed: as long as the lock's file is there, it is the job's."""
 
 
@@ -59,15 +60,22 @@ class Claim:
     """
 
     def __init__(self, state_dir: Path, *, patience: float = PATIENCE) -> None:
-        self._state_dir, self._patience = state_dir, patience
+        self.state_dir, self._patience = state_dir, patience
         self._held = ExitStack()
         self.descriptor: int | None = None
         self.job_id = ""
 
     def take(self, job_id: str) -> None:
         """As hold_job."""
-        held = hold_job(self._state_dir, job_id, patience=self._patience)
+        held = hold_job(self.state_dir, job_id, patience=self._patience)
         self.descriptor, self.job_id = self._held.enter_context(held), job_id
+
+    def note_store(self, url: str) -> None:
+        """For whoever finds the job left behind: where its records are."""
+        note = lock_path(self.state_dir, self.job_id).with_name("store")
+        fresh = note.with_name(f"{note.name}.new")
+        fresh.write_text(url)
+        fresh.replace(note)
 
     def release(self) -> None:
         """Let go of a job that goes on, or that another process holds with us. Idempotent."""
@@ -77,7 +85,7 @@ class Claim:
     def drop(self) -> None:
         """The job is over, or never came to be: nothing is left of our having owned it."""
         if self.descriptor is not None:
-            forget_job(self._state_dir, self.job_id, self.descriptor)
+            forget_job(self.state_dir, self.job_id, self.descriptor)
         self.release()
 
 
@@ -96,6 +104,16 @@ def is_owned(state_dir: Path, job_id: str) -> bool:
 def was_owned(state_dir: Path, job_id: str) -> bool:
     """Whether a process on this machine ran the job and did not live to clear its folder."""
     return lock_path(state_dir, job_id).exists()
+
+
+def left_behind(state_dir: Path) -> Iterator[tuple[str, str]]:
+    """Jobs of this machine that nobody runs, each with its store ("" when none was noted)."""
+    for path in sorted((state_dir / "jobs").glob("*/owner.lock")):
+        job_id = path.parent.name
+        if not is_owned(state_dir, job_id):
+            with suppress(OSError):
+                note = path.with_name("store")
+                yield job_id, note.read_text().strip() if note.exists() else ""
 
 
 def forget_job(state_dir: Path, job_id: str, descriptor: int) -> None:

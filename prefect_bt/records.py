@@ -59,6 +59,61 @@ class FailureClass(StrEnum):
     """Bad configuration, missing secret, refused image: never retried."""
 
 
+class Cause(StrEnum):
+    """Why a node, or a whole attempt, failed; class and cure of each: prefect_bt.diagnosis.
+
+    A substrate says which of its own states is which. Values are stored: add, never respell.
+    """
+
+    COMMAND_FAILED = "command_failed"
+    USAGE = "usage"
+    TIMED_OUT = "timed_out"
+    NOT_EXECUTABLE = "not_executable"
+    NOT_FOUND = "not_found"
+    INTERRUPTED = "interrupted"
+    SEGMENTATION_FAULT = "segmentation_fault"
+    ABORTED = "aborted"
+    BUS_ERROR = "bus_error"
+    ILLEGAL_INSTRUCTION = "illegal_instruction"
+    ARITHMETIC_ERROR = "arithmetic_error"
+    BROKEN_PIPE = "broken_pipe"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    CALL_FORBIDDEN = "call_forbidden"
+    SIGNALLED = "signalled"
+    """Died of a signal that has no line of its own."""
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    TERMINATED = "terminated"
+    PREEMPTED = "preempted"
+    EVICTED = "evicted"
+    NODE_LOST = "node_lost"
+    ORPHANED = "orphaned"
+    CUT_SHORT = "cut_short"
+    """Nobody watched the attempt to its end."""
+    STAGING_FAILED = "staging_failed"
+    VIEW_REFUSED = "view_refused"
+    GPUS_MISSING = "gpus_missing"
+    CAPACITY_MISSING = "capacity_missing"
+    LAUNCH_FAILED = "launch_failed"
+    UPLOAD_FAILED = "upload_failed"
+    STORE_FAILED = "store_failed"
+    IMAGE_PULL_FAILED = "image_pull_failed"
+    REGISTRY_UNREACHABLE = "registry_unreachable"
+    REGISTRY_REFUSED = "registry_refused"
+    IMAGE_NOT_FOUND = "image_not_found"
+    IMAGE_UNUSABLE = "image_unusable"
+    """Another processor's, or without what a node needs."""
+    CONFIGURATION = "configuration"
+    SECRET_MISSING = "secret_missing"
+    UNKNOWN = "unknown"
+    """Also what a newer release wrote and this one has no word for."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cause:
+        _ = value
+        return cls.UNKNOWN
+
+
 class NodePhase(StrEnum):
     """How far a node has come; each phase is entered at most once, in this order."""
 
@@ -91,6 +146,8 @@ class NodeStatus:
     uncommitted: tuple[str, ...] = ()
     """Checkpoints that the final flush left behind because they are not whole."""
     oom: bool = False
+    cause: Cause | None = None
+    """What the substrate itself knows of why; None: exit code, signal and phase tell."""
 
     @property
     def commands_ended(self) -> bool:
@@ -99,6 +156,16 @@ class NodeStatus:
     @property
     def over(self) -> bool:
         return self.phase in {NodePhase.DONE, NodePhase.LOST}
+
+
+@dataclass(frozen=True)
+class SealedLog:
+    """A rank's log of one attempt as it was put into the store. `sha256` in hex."""
+
+    rank: int
+    bytes: int
+    lines: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -117,6 +184,14 @@ class Outcome:
     ended_at: float | None = None
     newest_checkpoint: str = ""
     """Manifest key of the job's newest committed checkpoint when the attempt ended."""
+    cause: Cause | None = None
+    """Why it failed; None for one that did not, and in records of older releases."""
+    cure: str = ""
+    """What to do about it."""
+    failed_at: float | None = None
+    """When the first failing rank's commands ended."""
+    logs: tuple[SealedLog, ...] = ()
+    """What was sealed, in rank order; empty in outcomes older than this field."""
 
 
 @dataclass(frozen=True)
@@ -139,11 +214,20 @@ class ProjectRecord:
 
 @dataclass(frozen=True)
 class RetryBudget:
-    """How many failures of each class a job may survive (decision 7)."""
+    """A job's retry policy: how many failures of each class it survives, and when it goes on.
+
+    Delays are seconds, `jitter` the part of a delay that chance may take off (0 to 1).
+    """
 
     user: int = 0
     infrastructure: int = 3
     out_of_memory: int = 0
+    without_progress: int = 2
+    """So many failed attempts in a row without a newer checkpoint end the job; 0: never."""
+    first_delay: float = 1.0
+    factor: float = 2.0
+    longest_delay: float = 30.0
+    jitter: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -208,6 +292,8 @@ class UploadStatus:
     updated_at: float
     committed: tuple[str, ...] = ()
     """Names of the checkpoints this uploader committed, in order."""
+    rewritten: tuple[str, ...] = ()
+    """Names of those that were committed before, and written again with the same bytes."""
     uncommitted: tuple[str, ...] = ()
     """After the final flush: `name: why it is not whole`."""
     bytes_done: int = 0

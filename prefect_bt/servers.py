@@ -1,8 +1,9 @@
 """Where `prefect-bt up` left a local Prefect server: one small file, trusted only while it answers.
 
 <state dir>/server.json    {"api_url", "ui_url", "server_pid", "server_started", "worker_pid",
-                            "worker_started"}; the worker's are null when there is none
-<state dir>/server.log, worker.log     what the two print
+                            "worker_started", "caretaker_pid", "caretaker_started"}; the worker's
+                            are null when there is none
+<state dir>/server.log, worker.log, caretaker.log     what they print
 
 A pid alone may belong to another process by now, so each is kept with its process's start time and
 counts only while both agree.
@@ -92,7 +93,7 @@ class Daemon:
 
 
 def daemon_of(document: Mapping[str, Any], role: str) -> Daemon:
-    """The "server" or the "worker" of a server file; one that is not there is not alive."""
+    """That "server", "worker" or "caretaker" of a server file; one not there is not alive."""
     pid, started = document.get(f"{role}_pid"), document.get(f"{role}_started")
     return Daemon(int(pid or 0), str(started or ""))
 

@@ -40,8 +40,8 @@ class Settings(BaseSettings):
     """Who answers for r2:// stores; empty: the account's address at Cloudflare."""
     cw_endpoint: str = "https://cwobject.com"
     """Who answers for cw:// stores; inside CoreWeave's clusters `http://cwlota.com`."""
-    orphan_deadline: float = Field(default=20.0, gt=0)
-    """Seconds a node goes on without anybody owning its job."""
+    orphan_deadline: float = Field(default=60.0, gt=0)
+    """Seconds a node goes on while nobody owns its job, and nobody takes it up again."""
     server_port: int = Field(default=4200, ge=1, le=65535)
     """Port of `prefect-bt up`."""
 

@@ -38,10 +38,11 @@ class Starter:
     that the job is owned from the moment it is accepted. Closing the socket sends it away.
     """
 
-    def __init__(self) -> None:
-        self.job_id = new_id()
+    def __init__(self, claim: Claim | None = None) -> None:
+        """`claim`: of a job that there is already, and that this starter lets go of in the end."""
+        self.job_id = claim.job_id if claim else new_id()
         """What the job should be called, so that a list of processes shows whose they are."""
-        self._claim: Claim | None = None
+        self._claim = claim
         self._socket, theirs = socket.socketpair()
         with theirs:
             subprocess.Popen(
@@ -65,17 +66,16 @@ class Starter:
     def start(self, ledger: Ledger, record: JobRecord) -> None:
         """Hand the claimed job over; ServerError when the keeper is not there to take it."""
         from prefect_bt.errors import ServerError
-        from prefect_bt.settings import Settings
 
         if self._claim is None:
             self.claim(record.id)
         assert self._claim is not None
         assert self._claim.descriptor is not None
-        state_dir = Settings().state_dir.absolute()
+        self._claim.note_store(ledger.store.url)
         message = {
             "job_id": record.id,
             "store": ledger.store.url,
-            "state_dir": str(state_dir),
+            "state_dir": str(self._claim.state_dir),
         }
         try:
             told = json.dumps(message).encode()

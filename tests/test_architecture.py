@@ -32,8 +32,12 @@ LEVELS: dict[str, int] = {
     "fileserver": 5,  # a process of its own, beside the commands
     "fileserver.*": 5,
     "deletion": 5,
+    "drilling": 5,
+    "garbage": 5,  # looks into every room, and opens what it needs
+    "garbage.*": 5,
     "node": 5,  # the same, beside the user's commands: it puts adapters together, without Prefect
     "node.*": 5,
+    "reviving": 5,
     "servers": 5,
     "starting": 5,
     "submission": 5,
@@ -42,12 +46,17 @@ LEVELS: dict[str, int] = {
     "cachesummary": 4,
     "checkpoints": 4,
     "checkpoints.*": 4,
+    "drills": 4,
+    "firstfailure": 4,
+    "folding": 4,
     "gang": 4,
     "joblogs": 4,
     "jobs": 4,
     "ledger": 4,
     "loading": 4,
+    "retrychoices": 4,
     "retrying": 4,
+    "sealing": 4,
     "serving": 4,
     "serving.*": 4,
     "weights": 4,
@@ -58,6 +67,7 @@ LEVELS: dict[str, int] = {
     "objects.*": 3,
     "substrates.*": 3,
     # 2 seams: protocols, literal tables imported on use, pure planning
+    "aftermath": 2,
     "diagnosis": 2,
     "host": 2,  # what this machine offers a node; for the local substrate and the node itself
     "host.*": 2,

@@ -10,7 +10,7 @@ import pytest
 from prefect_bt.errors import SubstrateError
 from prefect_bt.gang import Gang, Pace, launch_gang
 from prefect_bt.plan import GangPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
-from prefect_bt.records import FailureClass, JobState, NodePhase, NodeStatus
+from prefect_bt.records import Cause, FailureClass, JobState, NodePhase, NodeStatus
 from prefect_bt.substrates.protocol import Capacity, NodeHandle
 
 
@@ -62,6 +62,12 @@ class SimulatedNode:
         if self.ended is None and (force or not self.script.ignores_sigterm):
             self._end(137 if force else 143, self.clock.now, reason=reason)
 
+    def kill_commands(self) -> bool:
+        alive = self.ended is None
+        if alive:
+            self._end(137, self.clock.now)
+        return alive
+
     def _end(self, code: int, at: float, *, reason: str = "", lost: bool = False) -> None:
         self.ended = NodeStatus(
             self.rank,
@@ -107,6 +113,10 @@ class Simulated:
         return list(self.nodes)
 
 
+def pace_of(clock: Clock, poll: float = 0.1) -> Pace:
+    return Pace(lambda: clock.now, clock.sleep, poll, steady=lambda: clock.now)
+
+
 def plan(size: int) -> GangPlan:
     node = NodePlan(
         job_id="abc1234",
@@ -132,7 +142,10 @@ def run(*scripts: Script, stop_at: float | None = None) -> tuple[Simulated, Gang
     substrate = Simulated(list(scripts))
     clock = substrate.clock
     gang = launch_gang(
-        substrate, plan(len(scripts)), secrets={}, pace=Pace(lambda: clock.now, clock.sleep, 0.5)
+        substrate,
+        plan(len(scripts)),
+        secrets={},
+        pace=pace_of(clock, 0.5),
     )
 
     def stop_requested() -> str:
@@ -154,8 +167,15 @@ def test_first_failure_stops_the_others_and_is_named() -> None:
     assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, 1)
     assert (outcome.failure, outcome.exit_code) == (FailureClass.USER, 3)
     assert outcome.log_tail == ("line of rank 1",)
-    assert "Rank 1 failed first" in outcome.message
-    assert "other 2 ranks" in outcome.message
+    assert outcome.message == (
+        "Rank 1 failed first, at 00:16:42 UTC, 00:02 after the start: start command 1 exited with "
+        "3. Its last log lines say why. Then ranks 0 and 2 were stopped."
+    )
+    assert (outcome.cause, outcome.cure) == (
+        Cause.COMMAND_FAILED,
+        "Its last log lines say why.",
+    )
+    assert outcome.failed_at == 1002.0
     assert substrate.nodes[0].stops == [("rank 1 failed", False)]
     assert substrate.clock.now < 1010
 
@@ -169,6 +189,7 @@ def test_sigterm_ignored_means_sigkill_after_the_shared_grace() -> None:
     assert [n.stops[-1] for n in substrate.nodes if n.rank != 1] == [("rank 1 failed", True)] * 2
     assert 1030 < substrate.clock.now < 1036
     assert gang.outcome().failed_rank == 1
+    assert gang.outcome().message.endswith("Then ranks 0 and 2 had to be killed.")
 
 
 def test_a_lost_node_is_infrastructure() -> None:
@@ -211,6 +232,118 @@ def test_a_busy_rank_has_an_hour() -> None:
     substrate, gang = run(Script(seconds=5), Script(seconds=None, ignores_sigterm=True))
     assert gang.outcome().state is JobState.COMPLETED
     assert 4600 < substrate.clock.now < 4660
+
+
+def over(*statuses: NodeStatus) -> Gang:
+    """A gang whose nodes ended before anybody of this process looked."""
+    clock = Clock(now=2000.0)
+    handles = [SimulatedNode(s.rank, 0, Script(), clock, 1000.0, ended=s) for s in statuses]
+    gang = Gang(
+        0,
+        handles,
+        pace=pace_of(clock),
+        began=1000.0,
+    )
+    gang.watch(stop_requested=lambda: "", observe=lambda _: None)
+    return gang
+
+
+def ended(rank: int, code: int | None, at: float, reason: str = "") -> NodeStatus:
+    return NodeStatus(
+        rank, NodePhase.DONE, exit_code=code, reason=reason, started_at=1000.0, ended_at=at
+    )
+
+
+def test_a_rank_that_was_asked_to_stop_is_never_the_first_failure() -> None:
+    """Not even where its clock is ahead; the watcher that asked it may be another process."""
+    gang = over(ended(0, 143, 1001.0, "rank 1 failed"), ended(1, 3, 1002.0))
+    assert gang.outcome().failed_rank == 1
+    assert gang.outcome().message.endswith("Then rank 0 was stopped.")
+
+
+def test_a_rank_that_was_sent_a_signal_by_somebody_else_is() -> None:
+    gang = over(ended(0, 143, 1001.0, "stopped"), ended(1, 1, 1002.0))
+    outcome = gang.outcome()
+    assert (outcome.failed_rank, outcome.cause) == (0, Cause.TERMINATED)
+    assert outcome.message.endswith("Then rank 1 exited with 1 by itself within 1 s.")
+
+
+def test_ranks_that_were_all_stopped_for_another_reason_are_no_success() -> None:
+    why = "it could not be watched any more: OSError."
+    for code in (143, 0, None):
+        gang = over(ended(0, 143, 1001.0, why), ended(1, code, 1001.0, why))
+        outcome = gang.outcome()
+        assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, None)
+        assert (outcome.failure, outcome.cause) == (FailureClass.INFRASTRUCTURE, Cause.CUT_SHORT)
+        assert outcome.message == (
+            "The attempt was cut short: it could not be watched any more: OSError."
+        )
+
+
+def test_a_stop_that_another_process_began_is_a_stop() -> None:
+    clock = Clock(now=2000.0)
+    done = ended(0, 143, 1001.0, "stopped")
+    node = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=done)
+    gang = Gang(0, [node], pace=pace_of(clock), began=1000.0)
+    gang.watch(stop_requested=lambda: "stopped", observe=lambda _: None)
+    assert gang.outcome().state is JobState.STOPPED
+
+
+def test_a_node_whose_agent_dies_is_noticed_while_its_uploader_flushes() -> None:
+    clock = Clock()
+    dying = NodeStatus(0, NodePhase.FLUSHING, reason="gone", started_at=1000.0, ended_at=1000.0)
+    first = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=dying)
+    other = SimulatedNode(1, 0, Script(seconds=500), clock, 1000.0)
+    gang = Gang(
+        0,
+        [first, other],
+        pace=pace_of(clock),
+        began=1000.0,
+    )
+    gang.watch(stop_requested=lambda: "", observe=lambda _: None)
+    assert gang.first_failed == 0
+    assert other.stops == [("rank 0 failed", False)]
+    assert clock.now < 1010
+
+
+def test_commands_that_somebody_kills_are_infrastructure_and_the_first_failure() -> None:
+    clock = Clock()
+    nodes = [SimulatedNode(rank, 0, Script(seconds=None), clock, 1000.0) for rank in range(2)]
+    clock.sleep(5)
+    assert nodes[1].kill_commands()
+    gang = Gang(0, nodes, pace=pace_of(clock), began=1000.0)
+    gang.watch(stop_requested=lambda: "", observe=lambda _: None)
+    outcome = gang.outcome()
+    assert (outcome.failed_rank, outcome.cause) == (1, Cause.KILLED)
+    assert outcome.failure is FailureClass.INFRASTRUCTURE
+
+
+def test_a_rank_that_failed_before_a_shut_down_is_named() -> None:
+    clock = Clock()
+    nodes = [
+        SimulatedNode(0, 0, Script(seconds=None), clock, 1000.0),
+        SimulatedNode(1, 0, Script(seconds=5, code=7), clock, 1000.0),
+    ]
+    gang = Gang(0, nodes, pace=pace_of(clock), began=1000.0)
+    clock.sleep(6)
+    gang.shut_down("its flow ended unforeseen")
+    assert (gang.outcome().failed_rank, gang.outcome().exit_code) == (1, 7)
+
+
+def test_sixty_four_ranks_fit_into_a_sentence() -> None:
+    scripts = [Script(seconds=None, ignores_sigterm=rank % 9 == 8) for rank in range(64)]
+    scripts[40] = Script(seconds=191.8, code=134)
+    for rank in (41, 42, 43, 50):
+        scripts[rank] = Script(seconds=192, code=1)
+    _, gang = run(*scripts)
+    outcome = gang.outcome()
+    assert outcome.failed_rank == 40
+    assert "Rank 40 failed first, at 00:19:51 UTC, 03:11 after the start: " in outcome.message
+    assert outcome.message.endswith(
+        "Then ranks 41-43, 50 exited with 1 by themselves within 1 s, ranks 0-7, 9-16, 18-25, "
+        "27-34, 36-39, 45-49, 51, 52, 54-61, 63 were stopped, ranks 8, 17, 26, 35, 44, 53, 62 had "
+        "to be killed."
+    )
 
 
 def test_an_upload_that_cannot_finish_fails_the_job() -> None:

@@ -79,6 +79,8 @@ def _make_app() -> App:
     weights.command(f"{_COMMANDS}.weights_prune:prune_weights", name="prune")
     app.command(weights)
     app.command(f"{_COMMANDS}.delete:delete", name="delete", help_epilogue="")
+    app.command(f"{_COMMANDS}.drill:drill", name="drill", help_epilogue="")
+    app.command(f"{_COMMANDS}.gc:gc", name="gc", help_epilogue="")
     app.command(f"{_COMMANDS}.local:up", name="up", help_epilogue="")
     app.command(f"{_COMMANDS}.local:down", name="down", help_epilogue="")
     app.meta.default(_launcher(app))

@@ -91,6 +91,16 @@ def cancel_run(flow_run_id: str) -> bool:
     return after is not None and after.type in {StateType.CANCELLING, StateType.CANCELLED}
 
 
+def is_cancelled(flow_run_id: str) -> bool:
+    """Whether the run is cancelled; False for one that Prefect does not know. ServerError."""
+    try:
+        with _client() as client:
+            state = client.read_flow_run(UUID(flow_run_id)).state
+    except ObjectNotFound:
+        return False
+    return state is not None and state.is_cancelled()
+
+
 def run_url(flow_run_id: str) -> str:
     """The run's page in the Prefect UI; "" when the API is a temporary server, which has none."""
     with _settings() as api_url:

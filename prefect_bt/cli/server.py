@@ -1,4 +1,4 @@
-"""A Prefect server and a worker on this machine, started and stopped (decision 13).
+"""A Prefect server and a worker on this machine, started, kept alive, and stopped (decision 13).
 
 With them a push begins within a second, runs have a UI, and schedules fire. What they are is
 written to the state folder (see prefect_bt.servers); they send no usage data out.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -92,6 +93,7 @@ def _start(settings: Settings, port: int, *, worker: bool, say: Say) -> dict[str
         _prepare(document)
         if worker:
             _start_worker(state_dir, document, say=say)
+        _start_caretaker(state_dir, document)
     except BaseException:
         _clear(state_dir, document)
         raise
@@ -104,7 +106,26 @@ def _already_up(
     say(f"Already up: {known['ui_url']}")
     if worker and not daemon_of(known, "worker").alive:
         _start_worker(state_dir, known, say=say)
+    if not daemon_of(known, "caretaker").alive:
+        _start_caretaker(state_dir, known)
     return _told(known, already_up=True, say=say)
+
+
+def mend(*, say: Say) -> bool:
+    """Start again what died of what `up` started here; False once it is no longer wanted."""
+    settings = Settings()
+    state_dir = settings.state_dir
+    with _alone(state_dir):
+        known = read_server(state_dir)
+        if known is None:
+            return False
+        if not daemon_of(known, "server").alive:
+            say("The server is gone; starting it again")
+            port = urlsplit(str(known["api_url"])).port
+            _start_server(state_dir, known, port=port or settings.server_port)
+        if known.get("worker_pid") and not daemon_of(known, "worker").alive:
+            _start_worker(state_dir, known, say=say)
+    return True
 
 
 def _told(document: dict[str, Any], *, already_up: bool, say: Say) -> dict[str, Any]:
@@ -166,6 +187,15 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Say) -> Non
     raise _did_not_start("worker", log)
 
 
+def _start_caretaker(state_dir: Path, document: dict[str, Any]) -> None:
+    daemon, _ = start_daemon(
+        [sys.executable, "-m", "prefect_bt.cli.caretaker"],
+        log=state_dir / "caretaker.log",
+        environment=_environment(document["api_url"]),
+    )
+    _note(state_dir, document, "caretaker", daemon)
+
+
 def _note(state_dir: Path, document: dict[str, Any], role: str, daemon: Daemon) -> None:
     document.update({f"{role}_pid": daemon.pid, f"{role}_started": daemon.started})
     document.setdefault("worker_pid", None)
@@ -188,6 +218,7 @@ def _prepare(document: dict[str, Any]) -> None:
 def _clear(state_dir: Path, document: dict[str, Any] | None) -> None:
     """Stop what still runs of `document` and remove the file."""
     if document is not None:
+        daemon_of(document, "caretaker").stop(patience=_STOP_PATIENCE)
         daemon_of(document, "worker").stop(patience=_STOP_PATIENCE)
         daemon_of(document, "server").stop(patience=_STOP_PATIENCE)
     server_file(state_dir).unlink(missing_ok=True)

@@ -107,7 +107,7 @@ def _policy(
     return _Policy(
         names,
         _bytes(keep_bytes) if keep_bytes is not None else None,
-        _seconds(older_than) if older_than is not None else None,
+        seconds(older_than) if older_than is not None else None,
         everything,
     )
 
@@ -123,7 +123,8 @@ def _bytes(text: str) -> int:
         ) from None
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Of `--older-than`. PrefectBtError for what is no age."""
     found = _AGE.fullmatch(text.strip().lower())
     if found is None:
         raise PrefectBtError(

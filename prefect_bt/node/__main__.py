@@ -1,4 +1,7 @@
-"""`python -m prefect_bt.node FOLDER LOCK_DESCRIPTOR`: started by the local substrate only."""
+"""`python -m prefect_bt.node FOLDER LOCK [PORT]`: started by the local substrate only.
+
+LOCK and PORT are descriptors: of the node's lock, and of what holds its gang's port.
+"""
 
 import sys
 

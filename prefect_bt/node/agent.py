@@ -33,7 +33,7 @@ from prefect_bt.node.paths import (
 from prefect_bt.node.stopping import StopWatch
 from prefect_bt.node.uploader import DEFAULT_COMMAND, Uploader, UploadJob
 from prefect_bt.plan import NodePlan, VolumeKind
-from prefect_bt.records import NodePhase
+from prefect_bt.records import Cause, NodePhase
 from prefect_bt.secrets import Redactor
 
 
@@ -47,6 +47,8 @@ class Assignment(NamedTuple):
     gpus: Sequence[str] = ()
     refusal: str = ""
     """Why the node cannot run at all, known before the agent began."""
+    cause: Cause | None = None
+    """Of the refusal, where the table has it."""
 
 
 class Agent:
@@ -91,15 +93,19 @@ class Agent:
             self._stage(paths)
         except Exception as error:  # the edge of the node: every cause is named
             ours = isinstance(error, (view.ViewError, PrefectBtError))
-            self._refuse(str(error) if ours else f"{type(error).__name__}: {error}")
+            cause = Cause.VIEW_REFUSED if isinstance(error, view.ViewError) else None
+            why = str(error) if ours else f"{type(error).__name__}: {error}"
+            self._refuse(why, self.task.cause or cause)
             return None
         return None if self.watch.reason else paths
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, cause: Cause | None) -> None:
         if not self.watch.reason:
             why = Redactor(self.task.secrets.values())(why)
             self.log.platform(f"staging failed: {why}")
-            self.status.update(reason=f"staging failed: {why}", exit_code=EXIT_NOT_STARTED)
+            self.status.update(
+                reason=f"staging failed: {why}", exit_code=EXIT_NOT_STARTED, cause=cause
+            )
 
     def _enter(self) -> NodePaths:
         task = self.task

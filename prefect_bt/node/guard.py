@@ -1,9 +1,10 @@
 """The first process of a node: it lets the agent work, and cleans up should the agent be killed.
 
 Guard and agent together hold the node's lock (and its GPUs'), so the lock is free exactly when
-neither is there. The guard waits; it does nothing while the agent lives. When the agent is gone
-without its last word, the guard ends the commands, waits for the uploader's final flush (which the
-closing of its stdin has begun) and writes LOST.
+neither is there. The guard waits; while the agent lives it only sees to it that somebody watches
+over the job (node.rescue). When the agent is gone without its last word, the guard ends the
+commands, waits for the uploader's final flush (which the closing of its stdin has begun) and writes
+LOST.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from prefect_bt.host import processes, syscalls
 from prefect_bt.host.files import StatusFile, read_record, read_secrets
 from prefect_bt.host.layout import NodeFolder, NodeRecord
 from prefect_bt.node.agent import Agent, Assignment, leave
+from prefect_bt.node.rescue import Rescue
 from prefect_bt.plan import NodePlan
-from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
+from prefect_bt.records import Cause, NodePhase, NodeStatus, UploadStatus
 
 LOST = "the node's agent died"
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """`arguments`: the node's folder, and the descriptor that holds its lock."""
+    """`arguments`: the node's folder; the descriptors that hold its lock and its gang's port."""
     folder = NodeFolder(Path(arguments[0]))
-    os.set_inheritable(int(arguments[1]), False)
+    for held in arguments[1:]:
+        os.set_inheritable(int(held), False)
     record = read_record(NodeRecord, folder.record)
     plan = read_record(NodePlan, folder.plan)
     if record is None or plan is None:
@@ -40,11 +43,15 @@ def main(arguments: list[str]) -> NoReturn:
     gpus, refusal = _claim(plan, Path(record.state_dir))
     agent = os.fork()
     if agent == 0:
-        _run_agent(Assignment(folder, record, plan, {}, gpus, refusal))
+        cause = Cause.GPUS_MISSING if refusal else None
+        _run_agent(Assignment(folder, record, plan, {}, gpus, refusal, cause))
     os.close(0)
     _forward_signals(agent)
+    rescue = Rescue(record, plan.store)
+    rescue.watch()
     _wait_for(agent)
     _clean_up(folder, record, plan.rank)
+    rescue.act_last()
     leave(0)
 
 
@@ -68,7 +75,7 @@ def _run_agent(task: Assignment) -> NoReturn:
         try:
             task = task._replace(secrets=read_secrets(0))
         except ValueError:
-            task = task._replace(refusal="its launcher died before it was set up")
+            task = task._replace(refusal="its launcher died before it was set up", cause=None)
         _close_stdin()
         Agent(task, status).run()
         code = 0

@@ -20,11 +20,13 @@ from prefect_bt.blocks import (
     GcpKey,
     LocalSubstrate,
     RegistryLogin,
+    RetryPolicy,
     TrainingCompute,
     TrainingImage,
     TrainingSecrets,
     TrainingStore,
 )
+from prefect_bt.records import RetryBudget
 
 GOLDEN = Path(__file__).with_name("fields.json")
 
@@ -149,3 +151,33 @@ def test_local_substrate(tmp_path):
     block = LocalSubstrate(state_dir=str(tmp_path))
     assert block.build().name == "local"
     assert not LocalSubstrate(state_dir="~/x").folder.is_relative_to("~")
+
+
+def test_a_retry_policy():
+    assert RetryPolicy(user=0).build() == RetryBudget(), "its defaults are those of a job"
+    block = RetryPolicy(
+        user=1,
+        infrastructure=9,
+        out_of_memory=2,
+        without_progress=0,
+        first_delay_seconds=5,
+        factor=3,
+        longest_delay_seconds=60,
+        jitter=0,
+    )
+    assert block.build() == RetryBudget(1, 9, 2, 0, 5.0, 3.0, 60.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"user": -1}, "greater than or equal to 0"),
+        ({"factor": 0.5}, "greater than or equal to 1"),
+        ({"jitter": 2}, "less than or equal to 1"),
+        ({"first_delay_seconds": 60}, "longest_retry_delay is 30. Give the first delay, 60"),
+        ({"longest_delay_seconds": float("inf")}, "longest_retry_delay is inf."),
+    ],
+)
+def test_a_retry_policy_refuses_in_the_form(wrong, said):
+    with pytest.raises(ValidationError, match=said):
+        RetryPolicy(**{"user": 0, **wrong})

@@ -21,6 +21,7 @@ from prefect_bt.blocks import (
     GPU,
     AwsRole,
     LocalSubstrate,
+    RetryPolicy,
     TrainingCompute,
     TrainingImage,
     TrainingSecrets,
@@ -41,6 +42,7 @@ EXAMPLES = [
     TrainingStore(url="s3://bucket/prefix"),
     LocalSubstrate(state_dir="/scratch/state", grace_seconds=5),
     TrainingSecrets.model_validate({"values": {"token": PLANTED}}),
+    RetryPolicy(user=1, first_delay_seconds=5),
 ]
 
 
@@ -108,15 +110,18 @@ def takes_blocks(
     secrets: TrainingSecrets | None = None,
     store: TrainingStore | str | None = None,
     substrate: LocalSubstrate | str = "local",
+    policy: RetryPolicy | None = None,
 ) -> list[Any]:
-    return [compute, image, store, substrate, secrets]
+    return [compute, image, store, substrate, secrets, policy]
 
 
 def test_as_flow_parameters_by_reference(prefect_api):
     parameters = {
         name: {"$ref": {"block_document_id": str(block.save(f"as-{name}", overwrite=True))}}
         for name, block in zip(
-            ["compute", "image", "store", "substrate", "secrets"], EXAMPLES, strict=True
+            ["compute", "image", "store", "substrate", "secrets", "policy"],
+            EXAMPLES,
+            strict=True,
         )
     }
     with get_client(sync_client=True) as client:

@@ -82,15 +82,36 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
         assert healed["server_pid"] == first["server_pid"]
         assert healed["worker_pid"] != first["worker_pid"]
         assert daemon_of(healed, "worker").alive
+        healed = mended(state_dir, healed)
 
         refuses_while_a_run_is_going(first["api_url"])
-        assert server.down(force=True, say=told.append)["server_pid"] == first["server_pid"]
-        assert not daemon_of(first, "server").alive and not daemon_of(healed, "worker").alive
+        assert server.down(force=True, say=told.append)["server_pid"] == healed["server_pid"]
+        roles = ("server", "worker", "caretaker")
+        assert not [role for role in roles if daemon_of(healed, role).alive]
         assert not server_file(state_dir).exists()
     finally:
         server.down(force=True, say=told.append)
     assert server.down(say=told.append) == {}
     assert told[-1].startswith("Nothing to stop")
+
+
+def mended(state_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """Both killed: the caretaker starts both again, with what the server had stored."""
+    for role in ("worker", "server"):
+        os.kill(before[f"{role}_pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        now = read_server(state_dir) or {}
+        gone = {now.get(f"{role}_pid") for role in ("worker", "server")} & {
+            before["worker_pid"],
+            before["server_pid"],
+        }
+        if not gone and daemon_of(now, "worker").alive and local_server_url(state_dir):
+            assert now["api_url"] == before["api_url"]
+            assert answer(f"{now['api_url']}/deployments/name/train/train")
+            return now
+        time.sleep(0.2)
+    raise AssertionError((state_dir / "caretaker.log").read_text())
 
 
 def refuses_while_a_run_is_going(api_url: str) -> None:

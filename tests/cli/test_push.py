@@ -62,10 +62,19 @@ def test_what_cannot_run_is_refused(cli: Cli, config, arguments: list[str], told
     assert not (cli.folder / "store" / "index" / "jobs").exists()
 
 
-def test_negative_retries(cli: Cli, config):
-    done = cli("push", str(config()), "--retries", "-1")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--retries", "-1"], "retries is -1. Give 0 or more."),
+        (["--retry-delay", "9", "--longest-retry-delay", "3"], "longest_retry_delay is 3."),
+        (["--retry-jitter", "1.5", "--dry-run"], "retry_jitter is 1.5."),
+    ],
+)
+def test_a_retry_policy_that_makes_no_sense(cli: Cli, config, options: list[str], told: str):
+    done = cli("push", str(config()), *options)
     assert done.code == 1
-    assert "retries is -1" in done.err
+    assert told in done.err
+    assert not (cli.folder / "store" / "index" / "jobs").exists()
 
 
 @pytest.mark.slow

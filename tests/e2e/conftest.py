@@ -17,8 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
+from prefect_bt.garbage.looking import look_for_garbage
+from prefect_bt.garbage.words import LeftOver
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
+from prefect_bt.settings import Settings
 
 CONFIG = """
 import json, os
@@ -138,7 +141,7 @@ class Machine:
         ]
 
     def nothing_left(self, job_id: str) -> None:
-        """No process, mount or folder of the job remains."""
+        """No process, mount or folder of the job remains, and no garbage of anybody."""
         until(lambda: not self.job_processes(job_id), seconds=15, what="no process left")
         assert job_id not in Path("/proc/self/mountinfo").read_text()
         until(
@@ -146,6 +149,14 @@ class Machine:
             seconds=10,
             what=f"{self.state_dir / 'jobs' / job_id} removed",
         )
+        until(lambda: not self.garbage(job_id), seconds=10, what=f"{self.garbage(job_id)} gone")
+
+    def garbage(self, job_id: str) -> list[LeftOver]:
+        """What `prefect-bt gc` would remove, and what it would keep of this job."""
+        settings = Settings(store=str(self.root / "store"), state_dir=self.state_dir)
+        found = look_for_garbage(settings)
+        assert not found.notes
+        return [one for one in found.items if not one.kept or one.job == job_id]
 
 
 def read_all(*paths: Path) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+from contextlib import suppress
 
 import psutil
 import pytest
 
+from prefect_bt.ownership import is_owned
+
 from .conftest import Machine, until
+from .test_worker import call, run_is
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
 
@@ -25,8 +31,18 @@ def committed(machine: Machine, job_id: str) -> bool:
     return "checkpoint-0" in machine.checkpoints(job_id)
 
 
-def start(machine: Machine) -> str:
-    job_id = machine.push(machine.folder(TRAIN))["id"]
+# Ends well by itself, some seconds after its first checkpoint.
+GOES_ON = """
+echo attempt $BT_RETRY_COUNT begins
+mkdir -p $BT_CHECKPOINT_DIR/checkpoint-0 && echo "[0]" > $BT_CHECKPOINT_DIR/checkpoint-0/state.json
+for i in $(seq 100); do sleep 0.1; done
+mkdir -p $BT_CHECKPOINT_DIR/checkpoint-1 && echo "[1]" > $BT_CHECKPOINT_DIR/checkpoint-1/state.json
+echo attempt $BT_RETRY_COUNT ends
+"""
+
+
+def start(machine: Machine, script: str = TRAIN) -> str:
+    job_id = machine.push(machine.folder(script))["id"]
     until(lambda: committed(machine, job_id), seconds=60, what="first checkpoint committed")
     return job_id
 
@@ -62,11 +78,41 @@ def test_node_agent(machine: Machine) -> None:
     check_resumed(machine, job_id)
 
 
+def check_went_on(machine: Machine, job_id: str) -> None:
+    """The training noticed nothing: one attempt, one Prefect run."""
+    machine.wait(job_id, "COMPLETED", seconds=120)
+    job = machine.view(job_id)
+    assert [attempt["status"] for attempt in job["attempts"]] == ["completed"]
+    assert re.findall(r"attempt \d+ \w+", machine.logs(job_id)) == [
+        "attempt 0 begins",
+        "attempt 0 ends",
+    ]
+    assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
+    assert len(machine.ledger.runs_of_job(job_id)) == 1
+    machine.nothing_left(job_id)
+
+
 def test_flow(machine: Machine) -> None:
-    job_id = start(machine)
+    job_id = start(machine, GOES_ON)
     kill(machine, job_id, "prefect_bt.flows.run_job")
-    check_resumed(machine, job_id)
-    assert len(machine.ledger.runs_of_job(job_id)) == 1, "one Prefect run with two attempts"
+    check_went_on(machine, job_id)
+
+
+def test_keeper_and_flow(machine: Machine) -> None:
+    """A node's guard has the job taken up again; nobody looks at it meanwhile."""
+    job_id = start(machine, GOES_ON)
+    kill(machine, job_id, "prefect_bt.flows.keeper")
+    kill(machine, job_id, "prefect_bt.flows.run_job")
+    check_went_on(machine, job_id)
+
+
+def test_keeper_and_flow_again_and_again(machine: Machine) -> None:
+    job_id = start(machine, GOES_ON)
+    for _ in range(2):
+        kill(machine, job_id, "prefect_bt.flows.keeper")
+        kill(machine, job_id, "prefect_bt.flows.run_job")
+        until(lambda: is_owned(machine.state_dir, job_id), seconds=30, what="a keeper to come back")
+    check_went_on(machine, job_id)
 
 
 def test_uploader_is_replaced_and_training_does_not_notice(machine: Machine) -> None:
@@ -85,15 +131,37 @@ def test_uploader_is_replaced_and_training_does_not_notice(machine: Machine) -> 
     assert len(machine.view(job_id)["attempts"]) == 1
 
 
-def test_everything_that_could_own_it(machine: Machine) -> None:
+def test_every_process_at_once(machine: Machine) -> None:
+    """As when the machine stops: nobody is left to notice, until somebody looks at the job."""
+    job_id = start(machine)
+    for pid in machine.job_processes(job_id):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: not machine.job_processes(job_id), seconds=10, what="all of them to be gone")
+    assert machine.view(job_id)["current_status"] != "TRAINING_JOB_FAILED"
+    check_resumed(machine, job_id)
+
+
+def test_stop_of_a_job_that_nobody_runs(machine: Machine) -> None:
     job_id = start(machine)
     kill(machine, job_id, "prefect_bt.flows.keeper")
     kill(machine, job_id, "prefect_bt.flows.run_job")
-    until(lambda: not machine.job_processes(job_id), seconds=40, what="the node to notice and end")
-    seen = machine.view(job_id)
-    assert seen["current_status"] == "TRAINING_JOB_FAILED"
-    assert "died" in seen["error_message"]
+    machine.run("stop", "--job-id", job_id)
+    machine.wait(job_id, "STOPPED")
     assert machine.checkpoints(job_id) == ["checkpoint-0"]
+    machine.nothing_left(job_id)
+
+
+def test_cancelled_in_prefect_while_nobody_runs_it(machine: Machine) -> None:
+    job_id = start(machine)
+    (run,) = machine.ledger.runs_of_job(job_id)
+    kill(machine, job_id, "prefect_bt.flows.keeper")
+    kill(machine, job_id, "prefect_bt.flows.run_job")
+    set_state = f"flow_runs/{run.flow_run_id}/set_state"
+    call(machine, "POST", set_state, state={"type": "CANCELLING"})
+    machine.wait(job_id, "STOPPED")
+    assert len(machine.view(job_id)["attempts"]) == 1
+    run_is(machine, run.flow_run_id, "CANCELLED")
     machine.nothing_left(job_id)
 
 

@@ -39,6 +39,7 @@ def test_every_variable_of_5_1(machine: Machine) -> None:
     assert code == 0
     lines = (line.partition("(rank-0) ")[2] for line in machine.logs(job["id"]).splitlines())
     env = dict(line.split("=", 1) for line in lines if line.startswith("BT_"))
+    assert int(env.pop("BT_LEADER_PORT")) > 1024
     assert env == {
         "BT_TRAINING_JOB_ID": job["id"],
         "BT_TRAINING_PROJECT_ID": job["training_project"]["id"],

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import suppress
+from typing import Any
 
+import httpx
+import psutil
 import pytest
 
-from .conftest import Machine
+from .conftest import Machine, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
 
@@ -40,3 +46,79 @@ def test_a_completed_job_is_not_retried(machine: Machine) -> None:
     assert done.returncode == 1
     assert f"recreate --job-id {job['id']}" in done.stderr
     assert len(machine.view(job["id"])["attempts"]) == 1
+
+
+# Only the first attempt gets anywhere; the last one, asked for by hand, ends well.
+STUCK = """
+echo attempt $BT_RETRY_COUNT finds $(ls $BT_CHECKPOINT_DIR)
+test $BT_RETRY_COUNT != 3 || exit 0
+mkdir -p $BT_CHECKPOINT_DIR/checkpoint-10
+test $BT_RETRY_COUNT != 0 || echo "{}" > $BT_CHECKPOINT_DIR/checkpoint-10/a.json
+kill -9 $$
+"""
+
+
+def ask(machine: Machine, path: str, **body: Any) -> Any:
+    port = machine.environment["PREFECT_BT_SERVER_PORT"]
+    answer = httpx.post(f"http://127.0.0.1:{port}/api/{path}", json=body, timeout=30)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def test_two_attempts_without_progress_end_the_job_and_a_hand_goes_on(machine: Machine) -> None:
+    code, job = machine.push_wait(machine.folder(STUCK), "--retry-delay", "0")
+    assert code == 1
+    why = "attempts 1 and 2 died in a row with no newer committed checkpoint than checkpoint-10."
+    assert job["error_message"].endswith(f"No further attempt: {why}")
+    assert "ended from outside by SIGKILL" in job["error_message"]
+    assert [(a["failure"], a["cause"]) for a in job["attempts"]] == [
+        ("infrastructure", "killed")
+    ] * 3
+    done = machine.run("retry", "--job-id", job["id"], "--wait", "-o", "json")
+    assert len(json.loads(done.stdout)["attempts"]) == 4
+    logs = machine.logs(job["id"])
+    for attempt in (1, 2, 3):
+        assert f"attempt {attempt} finds checkpoint-10" in logs
+    machine.nothing_left(job["id"])
+
+
+def test_the_pause_before_a_retry_says_why_outlives_a_crash_and_heeds_a_stop(
+    machine: Machine,
+) -> None:
+    patient = ("--retries", "1", "--retry-delay", "900", "--retry-jitter", "0")
+    job_id = machine.push(machine.folder("exit 3\n"), *patient)["id"]
+    until(lambda: machine.ledger.outcomes(job_id), seconds=60, what="the first attempt's end")
+    machine.wait(job_id, "CREATED")
+    why = "Attempt 1 begins in 900.0 s: retry 1 of 1 for user failures."
+    assert machine.view(job_id)["events"][-1]["message"] == why
+
+    def card() -> bool:
+        wanted = {"key": {"any_": [f"job-{job_id}"]}}
+        found = ask(machine, "artifacts/latest/filter", artifacts=wanted)
+        return bool(found) and why in found[0]["data"]
+
+    until(card, seconds=20, what="the reason on the card")
+    run_id = machine.ledger.runs_of_job(job_id)[-1].flow_run_id
+
+    def line() -> bool:
+        found = ask(machine, "logs/filter", logs={"flow_run_id": {"any_": [run_id]}})
+        return any(log["message"].startswith(f"{why} Attempt 0: Rank 0") for log in found)
+
+    until(line, seconds=20, what="the reason in the run's log")
+    flow = flow_processes(machine, job_id)
+    for pid in flow:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: flow_processes(machine, job_id) - flow, seconds=30, what="another flow process")
+    machine.run("stop", "--job-id", job_id)
+    machine.wait(job_id, "STOPPED", seconds=30)
+    assert [a["status"] for a in machine.view(job_id)["attempts"]] == ["failed"]
+    machine.nothing_left(job_id)
+
+
+def flow_processes(machine: Machine, job_id: str) -> set[int]:
+    found: set[int] = set()
+    for pid in machine.job_processes(job_id):
+        with suppress(psutil.NoSuchProcess):
+            if "prefect_bt.flows.run_job" in psutil.Process(pid).cmdline():
+                found.add(pid)
+    return found

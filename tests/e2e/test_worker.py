@@ -7,10 +7,13 @@ seconds and starts a process for each.
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,7 +22,9 @@ import httpx
 import psutil
 import pytest
 
+from prefect_bt.ownership import is_owned
 from prefect_bt.records import JobState
+from prefect_bt.servers import read_server
 
 from .conftest import Machine, until
 from .test_python_api import output, python
@@ -162,6 +167,16 @@ def test_a_job_stopped_before_the_worker_takes_it_never_runs(machine: Machine) -
     machine.nothing_left(job["id"])
 
 
+def test_a_run_cancelled_before_the_worker_takes_it_stops_its_job(machine: Machine) -> None:
+    with paused(machine):
+        job = machine.push(machine.folder("echo it runs\n"), *DEPLOYMENT)
+        state = {"type": "CANCELLING"}
+        call(machine, "POST", f"flow_runs/{job['flow_run_id']}/set_state", state=state)
+        run_is(machine, job["flow_run_id"], "CANCELLED", seconds=10)
+        assert machine.view(job["id"])["current_status"] == "TRAINING_JOB_STOPPED"
+    machine.nothing_left(job["id"])
+
+
 def test_cancelled_in_prefect_while_it_runs(machine: Machine) -> None:
     job = running(machine, "ready", "echo ready; sleep 600\n")
     state = {"type": "CANCELLING"}
@@ -171,23 +186,36 @@ def test_cancelled_in_prefect_while_it_runs(machine: Machine) -> None:
     machine.nothing_left(job["id"])
 
 
-def test_the_flow_is_killed_and_retried_by_hand(machine: Machine) -> None:
+def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine) -> None:
+    script = "echo attempt $BT_RETRY_COUNT begins; sleep 10; echo attempt $BT_RETRY_COUNT ends\n"
+    job = running(machine, "attempt 0 begins", script)
+    kill_flow(job["flow_run_id"])
+    machine.wait(job["id"], "COMPLETED")
+    run_is(machine, job["flow_run_id"], "COMPLETED")
+    assert "attempt 0 ends" in machine.logs(job["id"])
+    assert len(machine.view(job["id"])["attempts"]) == 1
+    assert one_run(machine, job)
+    machine.nothing_left(job["id"])
+
+
+def test_the_flow_is_killed_with_its_gang_and_the_next_attempt_begins(machine: Machine) -> None:
     job = running(machine, "attempt 0", RESUMES)
     until(lambda: machine.checkpoints(job["id"]), seconds=30, what="a commit")
     kill_flow(job["flow_run_id"])
-    run_is(machine, job["flow_run_id"], "CRASHED")
-    machine.wait(job["id"], "FAILED", seconds=30)
-    machine.nothing_left(job["id"])
-    assert "died" in machine.view(job["id"])["error_message"]
-
-    retry(machine, job["flow_run_id"])
+    for pid in machine.job_processes(job["id"]):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     machine.wait(job["id"], "COMPLETED")
     assert f"attempt 1 of {job['id']} finds <41>" in machine.logs(job["id"])
     run_is(machine, job["flow_run_id"], "COMPLETED")
-    assert [run.flow_run_id for run in machine.ledger.runs_of_job(job["id"])] == [
-        job["flow_run_id"]
-    ]
+    assert one_run(machine, job)
     machine.nothing_left(job["id"])
+
+
+def one_run(machine: Machine, job: dict[str, Any]) -> bool:
+    """Whether all of the job's attempts are those of the run that began it."""
+    runs = machine.ledger.runs_of_job(job["id"])
+    return [run.flow_run_id for run in runs] == [job["flow_run_id"]]
 
 
 def test_a_failed_job_is_retried_by_hand(machine: Machine) -> None:
@@ -242,6 +270,26 @@ def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> No
     until(lambda: "2 nodes, secret of 17" in there.logs(job_id), seconds=30, what="its line")
     assert machine.ledger.job_of_run(run_id) is None
     kill_flow(run_id)
-    run_is(machine, run_id, "CRASHED")
-    there.wait(job_id, "FAILED", seconds=30)
+    until(lambda: not is_owned(state, job_id), seconds=10, what="the flow's end")
+    until(lambda: is_owned(state, job_id), seconds=30, what="somebody to take the job up again")
+    there.run("stop", "--job-id", job_id)
+    there.wait(job_id, "STOPPED", seconds=30)
+    run_is(machine, run_id, "CANCELLED")
     there.nothing_left(job_id)
+
+
+def test_a_run_that_a_worker_died_with_is_scheduled_again(machine: Machine) -> None:
+    """As if it had been killed between taking the run and starting its process."""
+    with paused(machine):
+        job = machine.push(machine.folder("echo it runs\n"), *DEPLOYMENT)
+        state = {"type": "PENDING"}
+        path = f"flow_runs/{job['flow_run_id']}/set_state"
+        call(machine, "POST", path, state=state, force=True)
+    known = read_server(machine.state_dir) or {}
+    module = [sys.executable, "-m", "prefect_bt.cli.rescheduling", known["api_url"]]
+    run_now = [*module, str(time.time() - 3600)]
+    subprocess.run(run_now, env=machine.environment, check=True)
+    assert flow_run(machine, job["flow_run_id"])["state_type"] == "PENDING", "taken just now"
+    subprocess.run([*module, str(time.time())], env=machine.environment, check=True)
+    machine.wait(job["id"], "COMPLETED")
+    machine.nothing_left(job["id"])

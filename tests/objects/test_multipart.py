@@ -187,3 +187,20 @@ def test_an_upload_needs_little_memory(upstream, server, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     bucket.empty()
     assert int(done.stdout) < 200
+
+
+def test_what_was_begun_is_told_and_given_up(bucket, store):
+    begun = []
+    for key in ("some/prefix/weights/blobs/ab/cd", "some/prefix/training_projects/p/jobs/j/x", "y"):
+        made = bucket.client.create_multipart_upload(Bucket=bucket.name, Key=key)
+        part = {"Bucket": bucket.name, "Key": key, "UploadId": made["UploadId"], "PartNumber": 1}
+        bucket.client.upload_part(**part, Body=b"12345")
+        begun.append(made["UploadId"])
+    found = {one.id: one for one in store.unfinished()}
+    assert set(found) == set(begun[:2]), "what others keep in the bucket is theirs"
+    one = found[begun[1]]
+    assert (one.key, one.bytes) == ("training_projects/p/jobs/j/x", 5)
+    assert abs(one.at - time.time()) < 120
+    store.give_up(one)
+    store.give_up(one)
+    assert {one.id for one in store.unfinished()} == {begun[0]}

@@ -1,0 +1,32 @@
+"""The `reconcile` flow: on a schedule, jobs of this machine that were left behind go on.
+
+`prefect-bt up` has a process that does the same. This is for a machine whose worker something else
+keeps alive: a job begins its next attempt within a minute of the machine's start, without anybody
+looking at it.
+"""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.logging import get_run_logger
+
+from prefect_bt.blocks import LocalSubstrate
+from prefect_bt.reviving import revive_all
+from prefect_bt.settings import Settings
+
+
+@flow(name="reconcile", persist_result=False)
+def reconcile(*, substrate: LocalSubstrate | None = None) -> dict[str, str]:
+    """Take up every job of this machine that no process runs any more.
+
+    Args:
+        substrate: Where nodes run; by default this machine with its usual state folder.
+
+    Returns:
+        Job id -> what was done about it; empty when nothing was left behind.
+    """
+    state_dir = substrate.folder if substrate else Settings().state_dir
+    done = dict(revive_all(state_dir))
+    for job_id, what in done.items():
+        get_run_logger().warning("Job %s: %s.", job_id, what)
+    return done

@@ -1,0 +1,103 @@
+"""Who takes a job up again that nobody watches over any more: a process that outlives the node.
+
+Flow and keeper may both be killed while the training goes on. The guard of the lowest rank that
+lives notices first, and starts `prefect_bt.reviving`, which starts a keeper for the job; the gang
+is then watched again as if nothing had happened. Everything below a guard ends with it, so what is
+started here must not be below it: while it starts, the guard adopts no orphans.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from prefect_bt.host import syscalls
+from prefect_bt.host.layout import NodeRecord
+from prefect_bt.host.processes import MARK_VARIABLE
+from prefect_bt.ownership import INHERITED, is_owned, was_owned
+
+if TYPE_CHECKING:
+    import subprocess
+
+LOOK_SECONDS: Final = 1.0
+SOON: Final = 5.0
+"""Seconds without an owner after which rank 0 acts, at most: a keeper needs one to come back."""
+SHARE: Final = 0.25
+"""Of the time after which nodes give up: what is tried then can be tried again."""
+TURN: Final = 1.0
+"""Seconds between one rank's turn and the next one's."""
+
+
+class Rescue:
+    """Of one node. `command`: what takes the job up again, for tests."""
+
+    def __init__(
+        self, record: NodeRecord, store: str, *, command: tuple[str, ...] | None = None
+    ) -> None:
+        self._state_dir, self._job_id = Path(record.state_dir), record.job_id
+        self._limit, self._rank = record.orphan_deadline, record.rank
+        module = (sys.executable, "-P", "-m", "prefect_bt.reviving")
+        self._command = command or (*module, record.state_dir, record.job_id, store)
+        self._starting = threading.Lock()
+
+    def watch(self) -> None:
+        """From now on, in a thread, for as long as this process lives."""
+        if self._limit is not None:
+            threading.Thread(target=self._watch, daemon=True, name="rescue").start()
+
+    def act_last(self) -> None:
+        """The node is over: if nobody looks after its job, who does from now on? Returns at once.
+
+        For a process about to end: what is started becomes init's with that.
+        """
+        if self._limit is not None and self._left_behind():
+            with self._starting, suppress(OSError):
+                self._start()
+
+    def _watch(self) -> None:
+        assert self._limit is not None
+        patience = min(SOON, self._limit * SHARE)
+        owned = time.monotonic()
+        while True:
+            time.sleep(min(LOOK_SECONDS, patience))
+            if not self._left_behind():
+                owned = time.monotonic()
+            elif time.monotonic() - owned > patience + self._rank * TURN:
+                with self._starting, suppress(OSError):
+                    self._run()
+                owned = time.monotonic()
+
+    def _left_behind(self) -> bool:
+        there = was_owned(self._state_dir, self._job_id)
+        return there and not is_owned(self._state_dir, self._job_id)
+
+    def _run(self) -> None:
+        """Until it has started a keeper, which becomes init's child when it ends, not ours."""
+        with suppress(OSError):
+            syscalls.become_subreaper(False)
+        try:
+            self._start().wait()
+        finally:
+            with suppress(OSError):
+                syscalls.become_subreaper()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        import subprocess  # each of many nodes starts sooner without it
+
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if not _of_another(name)},
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def _of_another(variable: str) -> bool:
+    """What says of a process that it is a node's, an owner's, or a Prefect run's."""
+    return variable in {MARK_VARIABLE, INHERITED} or variable.startswith("PREFECT__")

@@ -1,0 +1,83 @@
+"""A job whose processes died is taken up again: its gang goes on, or the next attempt begins.
+
+`python -m prefect_bt.reviving STATE_DIR JOB_ID STORE` is what a node runs that nobody watches over
+any more (node.rescue). The job's lock decides when several find it left behind: one starts a
+keeper, the others leave.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
+from prefect_bt.jobs import open_ledger
+from prefect_bt.ledger import Ledger
+from prefect_bt.ownership import Claim, left_behind, was_owned
+from prefect_bt.records import JobState
+
+
+def revive(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
+    """Start a keeper for a job of this machine that nobody runs; whether that was needed.
+
+    NotFoundError when the store does not know the job; ServerError when nothing could be started.
+    """
+    record = ledger.job(job_id)
+    if not was_owned(state_dir, job_id) or ledger.state(job_id).terminal:
+        return False
+    claim = Claim(state_dir.absolute())
+    try:
+        claim.take(job_id)
+    except StateError:
+        return False
+    if ledger.state(job_id).terminal:  # it ended while its lock was being taken
+        claim.drop()
+        return False
+    from prefect_bt.starting import Starter
+
+    starter = Starter(claim)
+    try:
+        starter.start(ledger, record)
+    except BaseException:
+        claim.release()  # not dropped: it is left behind still
+        raise
+    finally:
+        starter.close()
+    return True
+
+
+def revive_all(state_dir: Path) -> Iterator[tuple[str, str]]:
+    """Each job that was left behind on this machine, and what was done about it.
+
+    Jobs that wait for a deployment's worker, and jobs whose store cannot be asked, are left alone.
+    """
+    for job_id, store in left_behind(state_dir):
+        if not store:
+            yield job_id, "nobody noted its store; `prefect-bt view` takes it up again"
+            continue
+        try:
+            ledger = open_ledger(store)
+            if ledger.state(job_id) is JobState.PENDING:
+                continue
+            if revive(ledger, job_id, state_dir=state_dir):
+                yield job_id, "taken up again"
+        except PrefectBtError as error:
+            yield job_id, f"could not be taken up: {error}"
+
+
+def main(arguments: list[str]) -> int:
+    """For a process that was started by a node; says nothing when there is nothing to do."""
+    state_dir, job_id, store = arguments
+    try:
+        revive(open_ledger(store), job_id, state_dir=Path(state_dir))
+    except NotFoundError:
+        return 0
+    except PrefectBtError as error:
+        sys.stderr.write(f"job {job_id} could not be taken up again: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,34 @@
+"""A gang of many nodes: one fails, all stop, all begin again, and nothing is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import Machine
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("e2e")]
+
+NODES = 16
+SCRIPT = """
+echo attempt $BT_RETRY_COUNT of rank $BT_NODE_RANK of $BT_GROUP_SIZE at $MASTER_PORT
+test $BT_RETRY_COUNT = 1 && exit 0
+test $BT_NODE_RANK = 11 || exec sleep 600
+sleep 3
+exit 7
+"""
+
+
+def test_one_of_sixteen_fails_and_all_are_well_again(machine: Machine) -> None:
+    config = machine.folder(SCRIPT, nodes=NODES, checkpointing=False)
+    code, job = machine.push_wait(config, "--retries", "1")
+    assert code == 0, job["error_message"]
+    first, second = machine.ledger.outcomes(job["id"])
+    assert (first.failed_rank, first.exit_code) == (11, 7)
+    assert len(first.nodes) == NODES
+    assert all(node.over and node.exit_code for node in first.nodes)
+    assert {node.exit_code for node in second.nodes} == {0}
+    said = [line.rpartition(") ")[2] for line in machine.logs(job["id"]).splitlines()]
+    again = [line for line in said if line.startswith("attempt 1 of rank")]
+    assert len({line.split()[4] for line in again}) == NODES
+    assert len({line.split()[-1] for line in again}) == 1, "one port for all"
+    machine.nothing_left(job["id"])

@@ -1,0 +1,39 @@
+"""`prefect-bt gc` on a machine where one job runs and another's folder came back from the dead."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from .conftest import Machine, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+
+
+def test_what_a_dead_job_left_goes_and_a_running_one_stays(machine: Machine) -> None:
+    ready = "echo ready; exec sleep 600\n"
+    running, dead = (machine.push(machine.folder(ready))["id"] for _ in range(2))
+    for job_id in (running, dead):
+        until(lambda job_id=job_id: "ready" in machine.logs(job_id), seconds=90, what="ready")
+    folder = machine.state_dir / "jobs" / dead
+    shutil.copytree(folder, machine.root / "kept", symlinks=True)
+    machine.run("stop", "--job-id", dead)
+    machine.wait(dead, "STOPPED")
+    machine.nothing_left(dead)
+    shutil.move(machine.root / "kept", folder)
+
+    listed = json.loads(machine.run("gc", "--dry-run", "-o", "json").stdout)
+    assert {one["job"] for one in listed} == {dead}
+    assert listed[0]["kind"] == "node"
+    assert all(one["why"] == "the job is stopped" for one in listed)
+    assert folder.exists()
+    machine.run("gc", "--yes", "--include-unsaved")
+    machine.nothing_left(dead)
+
+    assert machine.ledger.state(running).short == "running"
+    assert machine.job_processes(running)
+    machine.run("stop", "--job-id", running)
+    machine.wait(running, "STOPPED")
+    machine.nothing_left(running)
