@@ -22,6 +22,7 @@ from prefect_bt.attempts import (
     cut_short,
     describe,
     end_gang,
+    give_time_to_save,
     judge_retry,
     plan_attempt,
     reap,
@@ -114,7 +115,8 @@ def _see_through(
 def provision(site: JobSite, attempt: int) -> Gang:
     """Secrets and plan first, then all nodes or none."""
     plan = plan_attempt(site, attempt)
-    return launch_gang(site.substrate, plan, secrets=_secrets(site))
+    gang = launch_gang(site.substrate, plan, secrets=_secrets(site))
+    return give_time_to_save(site, gang)
 
 
 def _secrets(site: JobSite) -> dict[str, str]:

@@ -22,6 +22,7 @@ from prefect_bt.checkpoints.announcing import RankUpload, Uploads
 from prefect_bt.checkpoints.telling import told, told_all
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.lastsave import find_last_save
 
 EVERY: Final = 3.0
 """Seconds between two looks at the store."""
@@ -53,6 +54,7 @@ class UploadsOnRun:
 
     def __init__(self, site: JobSite, attempt: int) -> None:
         record = site.record
+        self._site, self._warned = site, False
         self._uploads = Uploads(site.ledger.store, record.project_id, record.id, attempt)
         self._key = f"uploads-{record.id}-{attempt}"
         self._artifact: UUID | None = None
@@ -74,6 +76,8 @@ class UploadsOnRun:
         try:
             self._log(ranks)
             self._bar(ranks)
+        except StoreError:
+            return
         except UNREACHABLE as error:
             self._logger.debug("The uploads cannot be shown: %s", error)
 
@@ -84,11 +88,23 @@ class UploadsOnRun:
             if new:
                 self._committed[one.rank] = len(names)
                 self._logger.info("rank %d: committed %s; %s", one.rank, ", ".join(new), told(one))
+                self._warn()
             trouble = one.status.trouble
             if trouble != self._troubles.get(one.rank, ""):
                 self._troubles[one.rank] = trouble
                 if trouble:
                     self._logger.warning("rank %d: tried again: %s", one.rank, trouble)
+
+    def _warn(self) -> None:
+        """Once an attempt, where a last checkpoint would not be saved in the time there is."""
+        site = self._site
+        settings = site.settings
+        found = find_last_save(
+            site.ledger, site.record, grace=settings.grace, notice=settings.notice
+        )
+        if found and found.warning and not self._warned:
+            self._warned = True
+            self._logger.warning("%s", found.warning)
 
     def _bar(self, ranks: Sequence[RankUpload]) -> None:
         total = sum(one.status.bytes_total for one in ranks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 from prefect_bt.checkpoints import holds
@@ -20,9 +21,11 @@ from prefect_bt.errors import (
     CheckpointError,
     NotFoundError,
     PrefectBtError,
+    StoreError,
 )
 from prefect_bt.gang import Gang
 from prefect_bt.jobs import load_definition
+from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.ownership import Claim
@@ -166,13 +169,31 @@ def adopt(site: JobSite) -> Gang | None:
     nodes = [h for h in site.substrate.find(site.job_id) if h.attempt == last.attempt]
     if len(nodes) != site.project.job.compute.node_count:
         return None
-    return Gang(last.attempt, nodes, grace=site.settings.grace, began=last.at)
+    gang = Gang(last.attempt, nodes, grace=site.settings.grace, began=last.at)
+    return give_time_to_save(site, gang)
+
+
+def give_time_to_save(site: JobSite, gang: Gang) -> Gang:
+    """A stop of this gang waits for as long as a checkpoint takes to write, as far as is known."""
+    settings = site.settings
+
+    def grace() -> float:
+        with suppress(StoreError):
+            found = find_last_save(
+                site.ledger, site.record, grace=settings.grace, notice=settings.notice
+            )
+            return found.grace if found else gang.grace
+        return gang.grace
+
+    gang.grace_to_save = grace
+    return gang
 
 
 def _put_away(
     site: JobSite, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
 ) -> Outcome:
     gang = Gang(begun.attempt, nodes, grace=site.settings.grace, began=begun.at)
+    give_time_to_save(site, gang)
     seen = [handle.observe() for handle in nodes]
     ended = all(status.commands_ended for status in seen)
     complete = len(nodes) == site.project.job.compute.node_count

@@ -47,6 +47,8 @@ class Gang:
     grace: float = 30.0
     pace: Pace = field(default_factory=Pace)
     began: float | None = None
+    grace_to_save: Callable[[], float] | None = None
+    """Asked when the job is to stop: what a last checkpoint needs, where that is longer."""
     first_failed: int | None = None
     statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
     _stopping: str = ""
@@ -93,11 +95,13 @@ class Gang:
         if self._stopping:
             return
         self._stopping = reason
+        if reason == STOPPED and self.grace_to_save is not None:
+            self.grace = self.grace_to_save()
         now = self.pace.clock()
         self._deadline = self.pace.steady() + self.grace
         for handle, _ in self._running():
             self._asked[handle.rank] = now
-            handle.stop(reason=reason)
+            handle.stop(reason=reason, grace=self.grace)
 
     def shut_down(self, reason: str) -> None:
         """Stop, wait for the shared grace, force, flush: for a caller on its way out."""

@@ -13,6 +13,7 @@ from prefect_bt.definitions import TrainingJob, TrainingProject, training_projec
 from prefect_bt.definitions import parse_memory as _memory
 from prefect_bt.drills import find_drill
 from prefect_bt.errors import DefinitionError
+from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
 from prefect_bt.planning import plan_weights
@@ -56,6 +57,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "attempts": _attempts(ledger, record.id),
         "checkpoints": [checkpoint_record(checkpoint) for checkpoint in found],
         "uploads": [] if last.state.terminal else _uploads(ledger, record),
+        "last_save": None if last.state.terminal else _last_save(ledger, record),
         "weights": _weights(ledger, record.id, job),
         "events": [{**codec.encode(event), "at": iso(event.at)} for event in events],
         "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
@@ -118,6 +120,13 @@ def _uploads(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]:
         }
         for one in newest.look()
     ]
+
+
+def _last_save(ledger: Ledger, record: JobRecord) -> dict[str, Any] | None:
+    """What a last checkpoint would need, were the job stopped now, and whether it has that."""
+    settings = Settings()
+    found = find_last_save(ledger, record, grace=settings.grace, notice=settings.notice)
+    return {**codec.encode(found), "warning": found.warning} if found else None
 
 
 def _weights(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:

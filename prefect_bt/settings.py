@@ -30,6 +30,8 @@ class Settings(BaseSettings):
     """`flow/deployment` that push starts; empty: a process of its own (PREFECT_BT_DEPLOYMENT)."""
     grace: float = Field(default=30.0, ge=0)
     """Seconds between the polite and the forced signal."""
+    notice: float | None = Field(default=None, gt=0)
+    """Seconds that this machine gives before it goes (PREFECT_BT_NOTICE); None: it stays."""
     settle: float = Field(default=1.5, ge=0)
     """Seconds without a change after which a checkpoint is taken as written."""
     keep_last: int | None = Field(default=None, ge=1)

@@ -52,6 +52,7 @@ LEVELS: dict[str, int] = {
     "gang": 4,
     "joblogs": 4,
     "jobs": 4,
+    "lastsave": 4,
     "ledger": 4,
     "loading": 4,
     "retrychoices": 4,

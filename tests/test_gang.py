@@ -57,7 +57,7 @@ class SimulatedNode:
             active = None
         return NodeStatus(self.rank, NodePhase.RUNNING, started_at=self.began, active_at=active)
 
-    def stop(self, *, reason: str, force: bool = False) -> None:
+    def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
         self.stops.append((reason, force))
         if self.ended is None and (force or not self.script.ignores_sigterm):
             self._end(137 if force else 143, self.clock.now, reason=reason)

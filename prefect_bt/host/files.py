@@ -42,10 +42,14 @@ def read_record(kind: type[T], path: Path) -> T | None:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """`force` means now: SIGKILL. A forced request is never softened by a later one."""
+    """`force` means now: SIGKILL. A forced request is never softened by a later one.
+
+    `grace`: seconds until whoever asks will force it; None: the plan's.
+    """
 
     reason: str
     force: bool = False
+    grace: float | None = None
 
 
 def request_stop(path: Path, request: StopRequest) -> None:

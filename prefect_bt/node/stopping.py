@@ -58,7 +58,8 @@ class StopWatch:
             return
         request = read_record(StopRequest, self._folder.stop)
         if request is not None:
-            self._ask(request.reason or "stopped", now + self._grace + REQUEST_SLACK)
+            grace = self._grace if request.grace is None else request.grace
+            self._ask(request.reason or "stopped", now + grace + REQUEST_SLACK)
             self.force = self.force or request.force
 
     def _look_for_owner(self, now: float) -> None:

@@ -59,12 +59,12 @@ class LocalHandle:
         status = self._read_status()
         return status if status.over else self._bury(status)
 
-    def stop(self, *, reason: str, force: bool = False) -> None:
+    def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
         """As the protocol says. With the agent gone, `force` also ends a flush that goes on."""
         if not self.folder.path.is_dir() or self._read_status().over:
             return
         try:
-            request_stop(self.folder.stop, StopRequest(reason, force))
+            request_stop(self.folder.stop, StopRequest(reason, force, grace))
         except FileNotFoundError:
             return
         except OSError as error:

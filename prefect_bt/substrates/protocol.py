@@ -42,8 +42,11 @@ class NodeHandle(Protocol):
         """What the node last said, or LOST when its process is gone without a word. Cheap."""
         ...
 
-    def stop(self, *, reason: str, force: bool = False) -> None:
+    def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
         """Ask the commands to end (SIGTERM to every group), or end them now. Idempotent.
+
+        `grace`: seconds until the asker means to force it; None: the plan's. Should the asker die,
+        the node does so itself a little later.
 
         The node goes on to its final flush either way.
         """

@@ -10,6 +10,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.ownership import is_owned
 
 from .conftest import Machine, until
@@ -180,6 +181,31 @@ def test_stop_takes_the_checkpoint_along(machine: Machine) -> None:
     assert second.returncode == 1
     assert "already" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_a_stop_waits_for_as_long_as_a_checkpoint_takes(machine: Machine) -> None:
+    """Its grace is 5 s; the last checkpoint takes 7 s to write, and the one before took 6 s."""
+    script = """
+    save() { mkdir -p $BT_CHECKPOINT_DIR/$1; echo "{}" > $BT_CHECKPOINT_DIR/$1/a.json; sleep $2
+             echo "{}" > $BT_CHECKPOINT_DIR/$1/b.json; }
+    trap 'save checkpoint-2 7; exit 0' TERM
+    save checkpoint-1 6; echo ready; while :; do sleep 0.1; done
+    """
+    job_id = machine.push(machine.folder(script))["id"]
+
+    def known() -> bool:
+        found = machine.view(job_id)["last_save"]
+        return found is not None and found["write"] >= 6
+
+    until(known, seconds=60, what="the first checkpoint's time")
+    assert machine.view(job_id)["last_save"]["grace"] > 7
+    machine.run("stop", "--job-id", job_id)
+    machine.wait(job_id, "STOPPED")
+    record = machine.ledger.job(job_id)
+    newest = list_checkpoints(machine.ledger.store, record.project_id, job_id)[-1]
+    assert newest.checkpoint_id == "checkpoint-2"
+    assert [file.path for file in newest.files()] == ["checkpoint-2/a.json", "checkpoint-2/b.json"]
+    machine.nothing_left(job_id)
 
 
 def test_stop_of_a_daemonised_child_that_ignores_sigterm(machine: Machine) -> None:

@@ -1,0 +1,100 @@
+"""What saving once more takes, by the newest checkpoint, and whether the time at hand allows it.
+
+A job that is asked to stop may begin a last checkpoint: it must be written before the commands are
+killed, and uploaded before the machine is gone. Both are measured, not guessed: the time from a
+checkpoint's first file to its last, and the bytes a second of its upload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prefect_bt.checkpoints.announcing import Uploads
+from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, newest
+from prefect_bt.ledger import Ledger
+from prefect_bt.records import JobRecord
+
+SLACK: Final = 1.5
+"""The next one is taken to need so much longer: the machine is busy when everything stops."""
+MOST_GRACE: Final = 600.0
+
+
+@dataclass(frozen=True)
+class LastSave:
+    """Seconds, and bytes of the largest rank. `notice`: what the machine gives, None: not known."""
+
+    name: str
+    size: int
+    write: float
+    """0.0 for a checkpoint of one file, which tells nothing of how long it was written."""
+    upload: float | None
+    """None before anything was uploaded."""
+    grace: float
+    """Between the polite and the forced signal, for a stop."""
+    notice: float | None = None
+
+    @property
+    def needed(self) -> float:
+        return self.write + (self.upload or 0.0)
+
+    @property
+    def warning(self) -> str:
+        """One sentence and what to do; "" when it fits."""
+        if self.notice is not None and self.needed > self.notice:
+            return (
+                f"{self.name} took {self.write:.0f} s to write and {self.upload or 0:.0f} s to "
+                f"upload; this machine gives {self.notice:.0f} s before it goes, so a last one "
+                "will not be saved. Save more often, or less at a time."
+            )
+        if self.write > self.grace:
+            return (
+                f"{self.name} took {self.write:.0f} s to write; a stop gives {self.grace:.0f} s, "
+                "so a last one would be cut off. Raise PREFECT_BT_GRACE."
+            )
+        return ""
+
+
+def measure_last_save(
+    checkpoint: CommittedCheckpoint,
+    rates: Mapping[int, float],
+    *,
+    grace: float,
+    notice: float | None = None,
+) -> LastSave:
+    """`rates`: rank -> bytes a second of its uploads, where known; `grace` as configured."""
+    spans, uploads, sizes = [0.0], list[float](), [0]
+    for part in checkpoint.manifests:
+        times = [entry.mtime_ns for entry in part.entries if entry.mtime_ns]
+        spans.append((max(times) - min(times)) / 1e9 if times else 0.0)
+        sizes.append(part.size)
+        if rate := rates.get(part.rank, 0.0):
+            uploads.append(part.size / rate)
+    return LastSave(
+        name=checkpoint.checkpoint_id,
+        size=max(sizes),
+        write=max(spans),
+        upload=max(uploads, default=None),
+        grace=choose_grace(max(spans), grace=grace, notice=notice),
+        notice=notice,
+    )
+
+
+def find_last_save(
+    ledger: Ledger, record: JobRecord, *, grace: float, notice: float | None
+) -> LastSave | None:
+    """As measure_last_save, by what the job's store tells now; None before a first commit."""
+    best, attempts = newest(ledger.store, record.project_id, record.id), ledger.attempts(record.id)
+    if best is None or not attempts:
+        return None
+    uploads = Uploads(ledger.store, record.project_id, record.id, attempts[-1].attempt).look()
+    rates = {one.rank: one.status.rate for one in uploads}
+    return measure_last_save(best, rates, grace=grace, notice=notice)
+
+
+def choose_grace(write: float, *, grace: float, notice: float | None) -> float:
+    """The configured grace, or longer where a checkpoint takes longer; never past the notice."""
+    wanted = max(grace, min(math.ceil(SLACK * write), MOST_GRACE))
+    return wanted if notice is None else max(0.0, min(wanted, notice))

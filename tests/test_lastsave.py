@@ -1,0 +1,70 @@
+"""What a last checkpoint takes, and what a stop gives for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
+from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest
+from prefect_bt.lastsave import MOST_GRACE, choose_grace, measure_last_save
+
+
+def part(rank: int, size: int, *seconds: float) -> Manifest:
+    """A rank's part whose files were last written at these seconds."""
+    entries = tuple(
+        Entry(f"{n}.bin", f"{n}.bin", f"k{rank}{n}", 1, "0" * 64, mtime_ns=int(at * 1e9))
+        for n, at in enumerate(seconds)
+    )
+    return Manifest(FORMAT, "p", "j", rank, 2, "checkpoint-8", 0, 1, 2000.0, size, entries, step=8)
+
+
+def checkpoint(*parts: Manifest) -> CommittedCheckpoint:
+    keys = {one.rank: one.key for one in parts}
+    size = sum(one.size for one in parts)
+    return CommittedCheckpoint(
+        *("i", "checkpoint-8", "p", "j", 2000.0, "full", None, None, size, 8, 0, keys),
+        manifests=parts,
+    )
+
+
+def test_the_slowest_rank_counts() -> None:
+    parts = part(0, 4_000, 1000.0, 1004.0), part(1, 9_000, 1000.0, 1012.0, 1003.0)
+    found = measure_last_save(checkpoint(*parts), {0: 1_000.0, 1: 3_000.0}, grace=30.0)
+    assert (found.write, found.upload, found.size) == (12.0, 4.0, 9_000)
+    assert found.needed == 16.0
+    assert found.warning == ""
+
+
+def test_one_file_and_no_rate_tell_nothing() -> None:
+    found = measure_last_save(checkpoint(part(0, 100, 1000.0)), {}, grace=5.0)
+    assert (found.write, found.upload, found.grace, found.warning) == (0.0, None, 5.0, "")
+
+
+@pytest.mark.parametrize(
+    ("write", "grace", "notice", "chosen"),
+    [
+        (0.0, 30.0, None, 30.0),
+        (10.0, 30.0, None, 30.0),
+        (40.0, 30.0, None, 60.0),
+        (40.0, 30.0, 45.0, 45.0),
+        (5_000.0, 30.0, None, MOST_GRACE),
+        (0.0, 30.0, 10.0, 10.0),
+    ],
+)
+def test_the_grace_is_what_a_checkpoint_needs(
+    write: float, grace: float, notice: float | None, chosen: float
+) -> None:
+    assert choose_grace(write, grace=grace, notice=notice) == chosen
+
+
+def test_a_notice_that_is_too_short_is_said() -> None:
+    one = checkpoint(part(0, 60_000, 1000.0, 1020.0))
+    found = measure_last_save(one, {0: 1_000.0}, grace=30.0, notice=70.0)
+    assert "took 20 s to write and 60 s to upload" in found.warning
+    assert "gives 70 s" in found.warning
+    assert not measure_last_save(one, {0: 1_000.0}, grace=30.0, notice=90.0).warning
+
+
+def test_a_write_that_no_grace_covers_is_said() -> None:
+    one = checkpoint(part(0, 1, 0.001, 900.0))
+    assert "a stop gives 600 s" in measure_last_save(one, {}, grace=30.0).warning
