@@ -37,6 +37,7 @@ from prefect_bt.flows.reporting import move_job, report_job
 from prefect_bt.flows.stopping import watching_for_stop
 from prefect_bt.flows.uploading import uploads_shown
 from prefect_bt.gang import Gang, launch_gang
+from prefect_bt.ownership import host_of
 from prefect_bt.records import JobState, NodePhase, NodeStatus
 
 FOLLOW_SECONDS = 5.0
@@ -85,7 +86,11 @@ def _begin(site: JobSite, stop: Callable[[], str]) -> str:
         return JobState.STOPPED.value
     if site.ledger.state(site.job_id) is JobState.DEPLOYING:
         move_job(site, JobState.CREATED, message="the attempt before never ran")
-    attempt = site.ledger.begin_attempt(site.job_id, flow_run_id=str(flow_run.get_id()))
+    attempt = site.ledger.begin_attempt(
+        site.job_id,
+        flow_run_id=str(flow_run.get_id()),
+        host=host_of(site.settings.state_dir),
+    )
     move_job(site, JobState.DEPLOYING, attempt=attempt)
     with recording(site, attempt):
         gang = provision(site, attempt)

@@ -20,11 +20,12 @@ from prefect_bt.attempts import (
     release_holds,
     states_to,
 )
-from prefect_bt.control import open_site, settle_site
-from prefect_bt.errors import AttemptFailed, PrefectBtError, StoreError
+from prefect_bt.control import conclude_abandoned, open_site, settle_site
+from prefect_bt.errors import AttemptFailed, PrefectBtError, StateError, StoreError
 from prefect_bt.flows.reporting import move_job, report_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.jobs import job_document
+from prefect_bt.ownership import was_owned
 from prefect_bt.records import JobState
 
 
@@ -107,10 +108,19 @@ def finish_cancelled(flow: Any, flow_run: Any, state: State[Any]) -> None:
 
 
 def finish_crashed(flow: Any, flow_run: Any, state: State[Any]) -> None:
-    """Prefect's hook after the flow's process died: the job is taken up again."""
+    """Prefect's hook after the flow's process died: the job is taken up again.
+
+    One that had not begun has nothing to go on with, and nobody to take it up.
+    """
     _ = flow, state
     site = _site_of(flow_run)
-    if site is not None:
+    if site is None:
+        return
+    waits = site.ledger.state(site.job_id) is JobState.PENDING
+    if waits and not was_owned(site.settings.state_dir, site.job_id):
+        with suppress(StateError):
+            conclude_abandoned(site, JobState.FAILED, "its run crashed before the job began")
+    else:
         settle_site(site)
 
 

@@ -134,6 +134,7 @@ class _Cancellations:
                 _logger.debug("Prefect's events cannot be followed: %s", error)
         finally:
             self.listening = False
+            self._came.set()  # the run is asked from now on, and soon
             self._loop.close()
 
     async def _listen(self) -> None:

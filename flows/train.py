@@ -99,6 +99,8 @@ def train(
     with closing_job() as job:
         site = accept_job(request, job)
         name_run(site)
-        if not site.ledger.state(site.job_id).terminal and mirror_sources(site):
+        # A job that is taken up has its weights: nothing comes between its gang and who watches it.
+        over = site.ledger.state(site.job_id).terminal
+        if not over and (site.resumed or mirror_sources(site)):
             attempt_until_done(site)
     return final_state(job)

@@ -15,7 +15,7 @@ from prefect_bt.attempts import JobSite, clear_nodes, ended_as, reap, states_to
 from prefect_bt.errors import ServerError, StateError
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import forget_job, hold_job, is_owned, was_owned
+from prefect_bt.ownership import forget_job, hold_job, host_of, is_owned, was_owned
 from prefect_bt.records import JobRecord, JobState, Outcome
 from prefect_bt.reviving import revive
 from prefect_bt.settings import Settings
@@ -53,7 +53,7 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
         if state is JobState.PENDING:
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
             return f"Job {job_id} had not begun; it is stopped."
-        if _left_behind(site.settings.state_dir, job_id) and not _starting(record):
+        if _is_nobodys(site) and not _starting(record):
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
             return f"Job {job_id} was not run by anything any more; it is stopped."
     return f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
@@ -96,6 +96,16 @@ def settle_site(site: JobSite) -> None:
         return
     with suppress(StateError):  # another process is at it
         conclude_abandoned(site, JobState.STOPPED, f"stopped by {request.by}")
+
+
+def _is_nobodys(site: JobSite) -> bool:
+    """Whether no process runs the job, as far as that can be told here: not of another host's."""
+    state_dir = site.settings.state_dir
+    if is_owned(state_dir, site.job_id):
+        return False
+    attempts = site.ledger.attempts(site.job_id)
+    host = attempts[-1].host if attempts else ""
+    return was_owned(state_dir, site.job_id) or host in {"", host_of(state_dir)}
 
 
 def _left_behind(state_dir: Path, job_id: str) -> bool:

@@ -44,6 +44,9 @@ def first_failure(ledger: Ledger, record: JobRecord, attempt: int | None = None)
         lines = last_lines(ledger.store, key, size=size, rank=rank)
     except ObjectNotFound:
         lines = []
+    sealed = next((one for one in outcome.logs if one.rank == rank), None)
+    if sealed is not None and size < sealed.bytes and outcome.log_tail:
+        lines = []  # it was cut since: the outcome has its end
     kept = [LogLine(0, text, rank) for text in outcome.log_tail]
     return FirstFailure(outcome, tuple(lines or kept)[-LINES:])
 

@@ -134,7 +134,7 @@ class JobLogs:
             for at, line in merged:
                 if query.accepts(at, line):
                     yield JobLine(number, line)
-            if number in ended and all(track.finished for track in tracks):
+            if number in ended and (last or all(track.finished for track in tracks)):
                 self._closed.add(number)
                 self.damage += _damaged(ended[number], tracks, query)
 

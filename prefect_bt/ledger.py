@@ -248,11 +248,11 @@ class Ledger:
 
     # -- attempts ---------------------------------------------------------------------------
 
-    def begin_attempt(self, job_id: str, *, flow_run_id: str = "") -> int:
+    def begin_attempt(self, job_id: str, *, flow_run_id: str = "", host: str = "") -> int:
         """The next attempt's number, which is BT_RETRY_COUNT; written before any launch."""
         while True:
             number = len(self.attempts(job_id))
-            record = AttemptRecord(number, self._clock(), flow_run_id)
+            record = AttemptRecord(number, self._clock(), flow_run_id, host)
             key = f"{self._attempt(job_id, number)}/attempt.json"
             try:
                 self.store.create(key, codec.dumps(record).encode())

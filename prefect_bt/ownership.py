@@ -34,6 +34,11 @@ def lock_path(state_dir: Path, job_id: str) -> Path:
     return state_dir / "jobs" / job_id / "owner.lock"
 
 
+def host_of(state_dir: Path) -> str:
+    """This machine and state folder, as records name them: only here is the job's lock."""
+    return f"{os.uname().nodename}:{state_dir.absolute()}"
+
+
 @contextmanager
 def hold_job(state_dir: Path, job_id: str, *, patience: float = PATIENCE) -> Generator[int]:
     """Own the job; yields the locked file descriptor. StateError when another process does.

@@ -274,6 +274,8 @@ class AttemptRecord:
     attempt: int
     at: float
     flow_run_id: str = ""
+    host: str = ""
+    """Where it is watched from (ownership.host_of); "" in old records."""
 
 
 @dataclass(frozen=True)

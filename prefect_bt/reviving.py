@@ -14,8 +14,11 @@ from pathlib import Path
 from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim, left_behind, was_owned
+from prefect_bt.ownership import Claim, left_behind, lock_path, was_owned
 from prefect_bt.records import JobState
+
+_TROUBLE = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
+"""Of one job: a store that is away, a disk that is full, a record that is damaged."""
 
 
 def revive(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
@@ -36,34 +39,55 @@ def revive(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
         return False
     from prefect_bt.starting import Starter
 
-    starter = Starter(claim)
     try:
-        starter.start(ledger, record)
-    except BaseException:
-        claim.release()  # not dropped: it is left behind still
+        starter = Starter(claim)
+        try:
+            starter.start(ledger, record)
+        except BaseException:
+            claim.release()  # not dropped: it is left behind still
+            raise
+        finally:
+            starter.close()
+    except OSError:
+        claim.release()
         raise
-    finally:
-        starter.close()
     return True
 
 
-def revive_all(state_dir: Path) -> Iterator[tuple[str, str]]:
+def revive_all(state_dir: Path, over: set[str] | None = None) -> Iterator[tuple[str, str]]:
     """Each job that was left behind on this machine, and what was done about it.
 
     Jobs that wait for a deployment's worker, and jobs whose store cannot be asked, are left alone.
+    `over` keeps from call to call which need not be asked about again: jobs that are over, and have
+    a folder here for the checkpoints in it that are nowhere else. Who takes a job up notes its
+    store anew.
     """
+    over = set() if over is None else over
     for job_id, store in left_behind(state_dir):
+        taken = f"{job_id} {_noted_at(state_dir, job_id)}"
+        if taken in over:
+            continue
         if not store:
             yield job_id, "nobody noted its store; `prefect-bt view` takes it up again"
             continue
         try:
             ledger = open_ledger(store)
-            if ledger.state(job_id) is JobState.PENDING:
+            state = ledger.state(job_id)
+            if state.terminal:
+                over.add(taken)
+            if state.terminal or state is JobState.PENDING:
                 continue
             if revive(ledger, job_id, state_dir=state_dir):
                 yield job_id, "taken up again"
-        except PrefectBtError as error:
+        except _TROUBLE as error:
             yield job_id, f"could not be taken up: {error}"
+
+
+def _noted_at(state_dir: Path, job_id: str) -> int:
+    try:
+        return lock_path(state_dir, job_id).with_name("store").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def main(arguments: list[str]) -> int:

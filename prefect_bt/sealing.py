@@ -27,6 +27,7 @@ from prefect_bt.objects.protocols import Adopt, Get, List, UploadExact
 from prefect_bt.records import SealedLog
 
 READ_BYTES: Final = 1 << 20
+READABLE: Final = 0o644
 COPY_PREFIX: Final = "sealing-"
 FORGOTTEN_SECONDS: Final = 86400.0
 """After so long a copy that was on its way to the store belongs to a process that died."""
@@ -89,6 +90,8 @@ class Sealer:
             if there > counted.bytes:
                 return self._read_back(log.rank, there)
             sealed = counted.sealed()
+            if there == sealed.bytes and self._read_back(log.rank, there) == sealed:
+                return sealed
             self._store.upload_exact(self._key(log.rank), Path(copy.name), sha256=sealed.sha256)
             return sealed
 
@@ -102,8 +105,13 @@ class Sealer:
         if there > counted.bytes:
             return self._read_back(rank, there)
         sealed = counted.sealed()
-        if there < 0 and isinstance(self._store, Adopt) and self._store.adopt(key, file):
+        # Sealed before: it is not sent again, least of all to the disk that it filled.
+        if there == sealed.bytes and self._read_back(rank, there) == sealed:
             return sealed
+        if there < 0 and isinstance(self._store, Adopt):
+            file.chmod(READABLE)  # as what is copied there: a colleague reads it too
+            if self._store.adopt(key, file):
+                return sealed
         if self._store.upload_exact(key, file) == sealed.sha256:
             return sealed
         # Written to meanwhile, against what is promised: what is stored counts.

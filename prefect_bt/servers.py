@@ -101,7 +101,9 @@ def daemon_of(document: Mapping[str, Any], role: str) -> Daemon:
 def start_daemon(
     command: Sequence[str], *, log: Path, environment: Mapping[str, str]
 ) -> tuple[Daemon, subprocess.Popen[bytes]]:
-    """Start `command` with its output in `log`, which is begun anew."""
+    """Start `command` with its output in `log`, begun anew; the last one is kept beside it."""
+    with suppress(FileNotFoundError):
+        log.replace(log.with_suffix(".log.1"))
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,

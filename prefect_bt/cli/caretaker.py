@@ -11,15 +11,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from prefect_bt.cli import server
-from prefect_bt.errors import PrefectBtError
 from prefect_bt.reviving import revive_all
 from prefect_bt.servers import read_server
 from prefect_bt.settings import Settings
 
+T = TypeVar("T")
 LOOK_SECONDS: Final = 5.0
 BEGIN_SECONDS: Final = 45.0
 """In which a process that the dead worker had just started must have begun its run."""
@@ -31,20 +32,43 @@ MOST_SECONDS: Final = 60.0
 def main() -> int:
     """Until `down` ends it, or removed what it looks after."""
     signal.signal(signal.SIGTERM, _leave)
-    pause, told, worker = LOOK_SECONDS, set[str](), _Worker()
+    jobs, worker = _Jobs(), _Worker()
+    pause, due = LOOK_SECONDS, 0.0
     while True:
-        time.sleep(pause)
-        try:
-            if not server.mend(say=_say):
-                return 0
-            worker.look()
-            found = {f"job {job}: {what}" for job, what in revive_all(Settings().state_dir)}
-            for news in sorted(found - told):
-                _say(news)
-            pause, told = LOOK_SECONDS, found
-        except (PrefectBtError, OSError, subprocess.SubprocessError) as error:
-            _say(str(error))
-            pause = min(2 * pause, MOST_SECONDS)
+        time.sleep(LOOK_SECONDS)
+        _try(jobs.look)
+        if time.monotonic() < due:
+            continue
+        wanted = _try(lambda: server.mend(say=_say))
+        if wanted is False:
+            return 0
+        _try(worker.look)
+        # What cannot be mended is tried less often; jobs are looked at all the same.
+        pause = LOOK_SECONDS if wanted else min(2 * pause, MOST_SECONDS)
+        due = time.monotonic() + pause
+
+
+def _try(step: Callable[[], T]) -> T | None:
+    """None when it failed, in whatever way: nobody looks after the caretaker."""
+    try:
+        return step()
+    except Exception as error:  # told, and tried again
+        _say(f"{type(error).__name__}: {error}")
+        return None
+
+
+class _Jobs:
+    """Jobs that were left behind."""
+
+    def __init__(self) -> None:
+        self._told, self._over = set[str](), set[str]()
+
+    def look(self) -> None:
+        taken = revive_all(Settings().state_dir, self._over)
+        found = {f"job {job}: {what}" for job, what in taken}
+        for news in sorted(found - self._told):
+            _say(news)
+        self._told = found
 
 
 class _Worker:
@@ -52,7 +76,8 @@ class _Worker:
 
     def __init__(self) -> None:
         self._pid = self._known().get("worker_pid")
-        self._began = self._due = 0.0
+        self._began = time.time()
+        self._due = self._began + BEGIN_SECONDS
 
     def look(self) -> None:
         known, now = self._known(), time.time()
@@ -60,10 +85,10 @@ class _Worker:
             self._pid = known.get("worker_pid")
             self._began, self._due = now, now + BEGIN_SECONDS
         if self._due and now > self._due:
-            self._due = 0.0
             module = [sys.executable, "-m", "prefect_bt.cli.rescheduling"]
             arguments = [str(known.get("api_url")), str(self._began)]
-            subprocess.run([*module, *arguments], check=False, timeout=RESCHEDULE_SECONDS)
+            done = subprocess.run([*module, *arguments], check=False, timeout=RESCHEDULE_SECONDS)
+            self._due = now + BEGIN_SECONDS if done.returncode else 0.0
 
     def _known(self) -> dict[str, Any]:
         return read_server(Settings().state_dir) or {}

@@ -126,7 +126,7 @@ def logs(
     ranks = parse_numbers(rank)
     query = LineFilter(
         ranks=ranks,
-        attempts=chosen.counted_from(len(ledger.attempts(record.id))) if chosen else None,
+        attempts=chosen.counted_from(max(1, len(ledger.attempts(record.id)))) if chosen else None,
         since=since,
         pattern=grep,
     )

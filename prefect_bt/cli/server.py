@@ -121,8 +121,9 @@ def mend(*, say: Say) -> bool:
             return False
         if not daemon_of(known, "server").alive:
             say("The server is gone; starting it again")
-            port = urlsplit(str(known["api_url"])).port
-            _start_server(state_dir, known, port=port or settings.server_port)
+            port = urlsplit(str(known["api_url"])).port or settings.server_port
+            _refuse_taken(port)
+            _start_server(state_dir, known, port=port)
         if known.get("worker_pid") and not daemon_of(known, "worker").alive:
             _start_worker(state_dir, known, say=say)
     return True

@@ -123,7 +123,9 @@ def handle_of(state_dir: Path, mark: str) -> LocalHandle | None:
 
 
 def _clear(job: JobFolder, jobs: Jobs) -> None:
-    """The rest of the folder, if nothing in it may be the only copy."""
+    """The rest of the folder, if nothing in it may be the only copy, or in use."""
+    if LocalSubstrate(job.state_dir).find(job.job_id):
+        raise OSError(f"{job.path} still holds nodes")
     if not jobs.include_unsaved and any(_bytes(rank) for rank in job.path.glob("rank-*")):
         raise OSError(f"{job.path} holds checkpoints that may be their only copy")
     delete_tree(job.path, OSError)

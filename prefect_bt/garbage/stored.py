@@ -37,11 +37,17 @@ class Uploads:
                     Kind.UPLOAD,
                     one.key,
                     why,
-                    lambda one=one: store.give_up(one),
+                    lambda one=one: self._give_up(store, one),
                     job=job_id,
                     bytes=one.bytes,
                     since=one.at,
                 )
+
+    def _give_up(self, store: Unfinished, one: Begun) -> None:
+        """Its job may have been taken up again since it was listed, and go on with it."""
+        if not self._why(one)[0]:
+            raise OSError(f"{one.key} was taken up again")
+        store.give_up(one)
 
     def _why(self, one: Begun) -> tuple[str, str]:
         """ "" while somebody may be at it, or come back to it; and the job, if it is one's."""

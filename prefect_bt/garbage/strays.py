@@ -67,10 +67,15 @@ class Strays:
                     Kind.PROCESS,
                     _listed(pids),
                     f"{verdict.why}, and what ran it is still there",
-                    lambda job_id=job_id: _end(lambda: self._flows().get(job_id, [])),
+                    lambda job_id=job_id, pid=pids[0]: self._end_flows(job_id, pid),
                     job=job_id,
                     since=verdict.since,
                 )
+
+    def _end_flows(self, job_id: str, pid: int) -> None:
+        if is_owned(self.state_dir, job_id) or not self._judge(job_id, pid).over:
+            raise OSError(f"job {job_id} was taken up again")
+        _end(lambda: self._flows().get(job_id, []))
 
     def _flows(self) -> dict[str, list[int]]:
         """Keepers, flows and what they started for themselves, by job."""

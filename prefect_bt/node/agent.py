@@ -93,7 +93,8 @@ class Agent:
             self._stage(paths)
         except Exception as error:  # the edge of the node: every cause is named
             ours = isinstance(error, (view.ViewError, PrefectBtError))
-            cause = Cause.VIEW_REFUSED if isinstance(error, view.ViewError) else None
+            refused = isinstance(error, view.ViewError) and not self.task.refusal
+            cause = Cause.VIEW_REFUSED if refused else None
             why = str(error) if ours else f"{type(error).__name__}: {error}"
             self._refuse(why, self.task.cause or cause)
             return None

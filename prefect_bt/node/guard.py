@@ -125,7 +125,7 @@ def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int) -> None:
         if status.phase is not NodePhase.FLUSHING:
             status = replace(status, phase=NodePhase.FLUSHING, reason=LOST, ended_at=time.time())
         StatusFile(folder.status, status).save_last()
-        _wait_for_children()
+        _wait_for_children(record.mark)
         upload = read_record(UploadStatus, folder.upload)
         ended = replace(
             status,
@@ -152,6 +152,7 @@ def _kill_commands(folder: NodeFolder, record: NodeRecord) -> None:
     )
 
 
-def _wait_for_children() -> None:
-    while processes.reap_children():
+def _wait_for_children(mark: str) -> None:
+    """An uploader that lost its agent while a rescue began (node.rescue) is not our child."""
+    while processes.reap_children() or processes.uploader_processes(mark):
         time.sleep(0.1)

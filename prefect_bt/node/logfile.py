@@ -90,6 +90,8 @@ class LogFile:
         if self._lost:
             lost, self._lost = self._lost, 0
             self.platform(f"{lost} log lines could not be written: the disk was full")
+            if self._lost:  # nor could that
+                self._lost += lost - 1
 
     def close(self) -> None:
         self.flush()

@@ -92,6 +92,8 @@ class Rescue:
         return subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # the last line of ours is a node's cause of death
             env={name: value for name, value in os.environ.items() if not _of_another(name)},
             cwd="/",
             start_new_session=True,

@@ -176,19 +176,41 @@ class LocalHandle:
         """Whether local checkpoints may be the only copy, or another attempt needs them."""
         attempts = self.job.path.glob(f"attempt-*/rank-{self.rank}")
         others = any(folder != self.folder.path for folder in attempts)
+        self._note_unsent(status)
         return others or self._is_unsaved(status)
 
     def _is_unsaved(self, status: NodeStatus) -> bool:
-        unsaved = bool(status.upload_error or status.uncommitted)
+        ended_well = status.started_at is not None and status.exit_code == 0
+        before = not ended_well and self._unsent.exists()
+        return before or bool(status.uncommitted) or self._is_unsent(status)
+
+    def _is_unsent(self, status: NodeStatus) -> bool:
+        """Whether something whole may be here that this attempt did not get into the store."""
         upload = read_record(UploadStatus, self.folder.upload)
         flushed = status.phase is NodePhase.DONE or (upload is not None and upload.flushed)
-        cut_short = status.started_at is not None and not flushed
-        return unsaved or cut_short
+        return bool(status.upload_error) or (status.started_at is not None and not flushed)
+
+    @property
+    def _unsent(self) -> Path:
+        """There while an earlier attempt of the rank left what no attempt has sent since.
+
+        An attempt that never ran knows nothing of it, and one that ran has put it aside.
+        """
+        return self.job.rank(self.rank) / "unsent"
+
+    def _note_unsent(self, status: NodeStatus) -> None:
+        with suppress(OSError):
+            if self._is_unsent(status):
+                self._unsent.touch()
+            elif status.started_at is not None and status.exit_code == 0:
+                self._unsent.unlink(missing_ok=True)
 
     def _drop_parents(self, *, keep_rank: bool) -> None:
         rank = self.job.rank(self.rank)
         if not keep_rank and rank.is_dir():
             delete_tree(rank, self._error)
+        if not any(path.is_file() or path.is_symlink() for path in rank.glob("*/**/*")):
+            self._unsent.unlink(missing_ok=True)
         for folder in (rank / "checkpoints", rank, self.folder.path.parent):
             with suppress(OSError):
                 folder.rmdir()  # only if empty

@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.timeout(0),  # each wait in it has its own
 ]
 
-JOBS = int(os.environ.get("KILLS", "12"))
+JOBS = int(os.environ.get("KILLS", "8"))
 AT_ONCE = 4
 STEPS = 6
 SHARED = 0.15
