@@ -47,9 +47,11 @@ def test_a_gang_that_fails_and_is_tried_again(machine: Machine) -> None:
     shown = [line.partition("]: ")[2] for line in out.splitlines()]
     flood = [line for line in shown if line.endswith("of the flood")]
     assert flood == [f"(rank-1) line {n} of the flood" for n in range(1, 30_001)]
-    loading = [line for line in shown if line.endswith("is loading")]
-    assert loading[-1] == "(ranks 0-1) attempt 1 is loading"
-    assert shown.index(loading[-1]) > shown.index(flood[-1])
+    loading = [line for line in shown if line.endswith("attempt 1 is loading")]
+    # Who follows waits a second for the other ranks, and a busy machine may take longer.
+    apart = {f"(rank-{rank}) attempt 1 is loading" for rank in range(2)}
+    assert loading == ["(ranks 0-1) attempt 1 is loading"] or set(loading) == apart
+    assert shown.index(loading[0]) > shown.index(flood[-1])
 
     why = machine.run("logs", "--job-id", job_id, "--first-failure").stdout.splitlines()
     assert why[0].startswith("Attempt 0: Rank 1 failed first")
