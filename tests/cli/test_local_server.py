@@ -99,7 +99,7 @@ def mended(state_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
     """Both killed: the caretaker starts both again, with what the server had stored."""
     for role in ("worker", "server"):
         os.kill(before[f"{role}_pid"], signal.SIGKILL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
         now = read_server(state_dir) or {}
         gone = {now.get(f"{role}_pid") for role in ("worker", "server")} & {

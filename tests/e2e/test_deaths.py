@@ -107,12 +107,16 @@ def test_keeper_and_flow(machine: Machine) -> None:
     check_went_on(machine, job_id)
 
 
+def looked_after(machine: Machine, job_id: str) -> bool:
+    return is_owned(machine.state_dir, job_id) or machine.ledger.state(job_id).terminal
+
+
 def test_keeper_and_flow_again_and_again(machine: Machine) -> None:
     job_id = start(machine, GOES_ON)
     for _ in range(2):
         kill(machine, job_id, "prefect_bt.flows.keeper")
         kill(machine, job_id, "prefect_bt.flows.run_job")
-        until(lambda: is_owned(machine.state_dir, job_id), seconds=30, what="a keeper to come back")
+        until(lambda: looked_after(machine, job_id), seconds=60, what="a keeper to come back")
     check_went_on(machine, job_id)
 
 
