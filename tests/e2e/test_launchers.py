@@ -16,15 +16,16 @@ pytestmark = [
     pytest.mark.xdist_group("e2e"),
 ]
 
+# Two processes of a node share one pipe: `print` would write the line and its end apart.
 TRAIN = """
-import json, os
+import json, os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
 mine = torch.tensor([float(os.environ["SEED"]) + dist.get_rank()])
 dist.all_reduce(mine)
-print(f"sum {mine.item():.0f} of {dist.get_world_size()}", flush=True)
+sys.stdout.write(f"sum {mine.item():.0f} of {dist.get_world_size()}\\n")
 if os.environ["LOCAL_RANK"] == "0":
     folder = Path(os.environ["BT_CHECKPOINT_DIR"], "checkpoint-1")
     folder.mkdir()
@@ -33,11 +34,13 @@ dist.destroy_process_group()
 """
 
 ACCELERATED = """
+import sys
 import torch
 from accelerate import Accelerator
 
 here = Accelerator(cpu=True)
-print("sum", here.reduce(torch.tensor([here.process_index + 1])).item(), flush=True)
+total = here.reduce(torch.tensor([here.process_index + 1])).item()
+sys.stdout.write(f"sum {total}\\n")
 here.end_training()
 """
 
