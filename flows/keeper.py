@@ -16,13 +16,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import IO
-
-MOST_STARTS = 20
-"""Against a flow that dies before its first attempt; attempts have their own budgets."""
 
 TAIL_BYTES = 2000
 
@@ -81,15 +79,21 @@ def main() -> int:
             flow.dismiss()
             return 0
         os.set_inheritable(job.lock, False)
+        began = time.monotonic()
         code = flow.run(job)
         # Only now: while the flow starts, the processor is better left to it.
-        from prefect_bt.flows.keeping import AWAY, KeptJob
+        from prefect_bt.flows.keeping import AWAY, KeptJob, Starts
 
-        kept = KeptJob(job.message, job.lock)
-        for _ in range(MOST_STARTS):
+        kept, starts = KeptJob(job.message, job.lock), Starts()
+        while True:
             kept.clear_flow()
-            if kept.over or (code >= 0 and not (code == AWAY and kept.await_server())):
+            if kept.over or (code == AWAY and not kept.await_server()):
                 break
+            pause = starts.pause_before_next(code, time.monotonic() - began)
+            if pause is None:
+                break
+            time.sleep(pause)
+            began = time.monotonic()
             code = FlowProcess(output).run(job)
         output.seek(0)
         return kept.conclude(output.read()[-TAIL_BYTES:])

@@ -23,6 +23,14 @@ AWAY = 75
 OUTAGE_SECONDS = 900.0
 """How long Prefect's API may be away before a job that cannot go on without it is given up."""
 LOOK_SECONDS = 2.0
+MOST_STARTS = 20
+"""In a row, of a flow that is killed at once; attempts have their own budgets."""
+MOST_FAILURES = 4
+"""In a row, of a flow that ends by itself before its job is over: its store did not answer, say."""
+LONG_SECONDS = 60.0
+"""A flow that lived so long begins a new row."""
+FIRST_PAUSE = 1.0
+"""Seconds before a flow that ended by itself is started again; doubled each time."""
 _RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Failed)\b.*")
 
 
@@ -77,6 +85,25 @@ class KeptJob:
         self.clear_flow()
         forget_job(self.state_dir, self.job_id, self._lock)
         return 0 if self.ledger.state(self.job_id) is JobState.COMPLETED else 1
+
+
+class Starts:
+    """Counts the flow processes of a job that ended before it did, those in a row."""
+
+    def __init__(self) -> None:
+        self._killed = self._failed = 0
+
+    def pause_before_next(self, code: int, lived: float) -> float | None:
+        """Seconds; None when there have been enough. `code` as Popen gives it, `lived` seconds."""
+        if lived > LONG_SECONDS:
+            self._killed = self._failed = 0
+        if code == AWAY:
+            return 0.0
+        if code < 0:
+            self._killed += 1
+            return 0.0 if self._killed <= MOST_STARTS else None
+        self._failed += 1
+        return FIRST_PAUSE * 2 ** (self._failed - 1) if self._failed <= MOST_FAILURES else None
 
 
 def _answers(api_url: str) -> bool:

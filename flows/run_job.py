@@ -22,7 +22,7 @@ from prefect_bt.flows.keeping import AWAY, LOOK_SECONDS, OUTAGE_SECONDS
 from prefect_bt.host.processes import FLOW_VARIABLE
 from prefect_bt.ownership import INHERITED, lock_path
 from prefect_bt.records import JobState
-from prefect_bt.servers import local_server_url
+from prefect_bt.servers import awaited_server_url
 from prefect_bt.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,12 +31,17 @@ if TYPE_CHECKING:
     from prefect_bt.ledger import Ledger
 
 
+SERVER_SECONDS = 60.0
+"""For the server of `up` to come back; after that the job goes on without it."""
+
+
 def main() -> int:
     """0 when the job completed, AWAY when Prefect's API could not be reached before it was over."""
     gc.disable()  # a tenth of the time it takes to import Prefect
-    url = "" if os.environ.get("PREFECT_API_URL") else local_server_url(Settings().state_dir)
-    if url:
-        os.environ["PREFECT_API_URL"] = url
+    if not os.environ.get("PREFECT_API_URL"):
+        # Without one, Prefect would start a server of its own that nobody sees.
+        url = awaited_server_url(Settings().state_dir, patience=SERVER_SECONDS)
+        os.environ.update({"PREFECT_API_URL": url} if url else {})
     import prefect.flow_engine  # the slow part, before there is a job
 
     import prefect_bt.flows.train

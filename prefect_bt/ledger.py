@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.contract import (
@@ -37,6 +37,8 @@ from prefect_bt.records import (
 )
 
 T = TypeVar("T")
+MOST_KEPT: Final = 10_000
+"""Events and records of attempts that a ledger keeps in memory, about 300 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Ledger:
         self.store = store
         self._clock = clock
         self._prefixes: dict[str, str] = {}
+        self._written_once: dict[str, bytes] = {}
 
     def now(self) -> float:
         """The ledger's clock, epoch seconds."""
@@ -219,12 +222,14 @@ class Ledger:
 
     def events(self, job_id: str) -> list[JobEvent]:
         """Everything that happened, oldest first."""
-        infos = self.store.list(f"{self._prefix(job_id)}/events")
-        return [codec.loads(JobEvent, self.store.get(info.key)) for info in infos]
+        return [codec.loads(JobEvent, self._once(key)) for key in self._event_keys(job_id)]
 
     def state(self, job_id: str) -> JobState:
-        events = self.events(job_id)
-        return events[-1].state if events else JobState.PENDING
+        keys = self._event_keys(job_id)
+        return codec.loads(JobEvent, self._once(keys[-1])).state if keys else JobState.PENDING
+
+    def _event_keys(self, job_id: str) -> list[str]:
+        return [info.key for info in self.store.list(f"{self._prefix(job_id)}/events")]
 
     def request_stop(self, job_id: str, *, by: str) -> bool:
         """Ask for the job to stop; False when somebody had asked already."""
@@ -303,10 +308,18 @@ class Ledger:
 
     # -- inside -----------------------------------------------------------------------------
 
+    def _once(self, key: str) -> bytes:
+        """A file that nobody writes again, fetched once: who follows a job looks every second."""
+        if key not in self._written_once:
+            if len(self._written_once) >= MOST_KEPT:
+                self._written_once.clear()
+            self._written_once[key] = self.store.get(key)
+        return self._written_once[key]
+
     def _attempt_files(self, job_id: str, name: str, kind: type[T]) -> Iterator[T]:
         for info in self.store.list(f"{self._prefix(job_id)}/attempts"):
             if info.key.endswith(f"/{name}"):
-                yield codec.loads(kind, self.store.get(info.key))
+                yield codec.loads(kind, self._once(info.key))
 
     def _prefix(self, job_id: str) -> str:
         if job_id in self._prefixes:

@@ -58,6 +58,17 @@ def local_server_url(state_dir: Path) -> str:
         return ""
 
 
+def awaited_server_url(state_dir: Path, *, patience: float) -> str:
+    """As local_server_url, but a server that its caretaker starts again is waited for. Seconds."""
+    deadline = time.monotonic() + patience
+    while not (url := local_server_url(state_dir)):
+        caretaker = daemon_of(read_server(state_dir) or {}, "caretaker")
+        if not caretaker.alive or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    return url
+
+
 _REAPING = 5.0
 """Seconds the system may take to be done with a process that was killed."""
 

@@ -103,6 +103,19 @@ def test_attempts_count_up_and_never_back(ledger: Ledger) -> None:
     assert [outcome.message for outcome in ledger.outcomes(job.id)] == ["first"]
 
 
+def test_what_is_written_once_is_read_once(ledger: Ledger, tmp_path: Path) -> None:
+    """Who follows a job looks every second, over weeks."""
+    job = make_job(ledger)
+    ledger.append(job.id, JobState.CREATED)
+    ledger.begin_attempt(job.id)
+    seen = ledger.events(job.id), ledger.attempts(job.id)
+    for file in [*tmp_path.glob("**/events/*.json"), *tmp_path.glob("**/attempt.json")]:
+        file.write_text("never asked for again")
+    assert (ledger.events(job.id), ledger.attempts(job.id)) == seen
+    ledger.append(job.id, JobState.DEPLOYING)
+    assert ledger.state(job.id) is JobState.DEPLOYING
+
+
 def test_a_stop_is_asked_once(ledger: Ledger) -> None:
     job = make_job(ledger)
     assert ledger.stop_request(job.id) is None

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +21,7 @@ from prefect_bt.cli import server
 from prefect_bt.errors import ServerError
 from prefect_bt.servers import (
     Daemon,
+    awaited_server_url,
     daemon_of,
     local_server_url,
     process_started,
@@ -185,3 +188,21 @@ def test_a_zombie_and_no_process_are_not_alive():
     child.wait()
     assert not Daemon(0, "").alive and not Daemon(os.getpid(), "").alive
     assert Daemon(os.getpid(), process_started(os.getpid())).alive
+
+
+def test_a_server_that_its_caretaker_starts_again_is_waited_for(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}/api"
+    caretaker, process = start_daemon(["sleep", "60"], log=tmp_path / "log", environment=os.environ)
+    roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.started}
+    write_server(tmp_path, {"api_url": url, **roles})
+    with socket.socket() as listening, ThreadPoolExecutor() as pool:
+        waiting = pool.submit(awaited_server_url, tmp_path, patience=60)
+        time.sleep(1)
+        assert not waiting.done()
+        listening.bind(("127.0.0.1", urlsplit(url).port or 0))
+        listening.listen()
+        assert waiting.result() == url
+    assert awaited_server_url(tmp_path, patience=0) == ""
+    process.kill()
+    process.wait()
+    assert awaited_server_url(tmp_path, patience=1000) == ""
