@@ -91,6 +91,7 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         substrate=site.substrate.name,
         leader_address=site.substrate.leader_address(record.id, attempt),
         attempt=attempt,
+        retry_reason=_last_cause(site),
         workspace=workspace_plan(record),
         load=load,
         missing=tuple(missing),
@@ -100,6 +101,12 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         revisions={key: pin.revision for key, pin in site.ledger.pinned_weights(record.id).items()},
     )
     return plan_gang(site.project, context)
+
+
+def _last_cause(site: JobSite) -> str:
+    outcomes = site.ledger.outcomes(site.job_id)
+    cause = outcomes[-1].cause if outcomes else None
+    return cause.value if cause else ""
 
 
 def _load_held(site: JobSite, attempt: int) -> tuple[LoadedCheckpoint, ...]:

@@ -69,6 +69,8 @@ class PlanContext:
     substrate: str = "local"
     leader_address: str = "127.0.0.1"
     attempt: int = 0
+    retry_reason: str = ""
+    """Why the one before failed, as records.Cause spells it; "" for none, or one that did not."""
     workspace: WorkspacePlan = field(default_factory=lambda: WorkspacePlan(WORKSPACE_DIR))
     load: tuple[LoadedCheckpoint, ...] = ()
     missing: tuple[str, ...] = ()
@@ -204,6 +206,8 @@ def _platform_variables(
         "BT_LEADER_ADDR": context.leader_address,
         "BT_NODE_RANK": str(rank),
     }
+    if context.retry_reason:
+        variables["BT_RETRY_REASON"] = context.retry_reason
     if job.enable_baseten_workdir:
         variables["BT_WORKING_DIR"] = WORKSPACE_DIR
     if job.runtime.checkpointing_config.enabled:

@@ -50,7 +50,7 @@ def test_a_completed_job_is_not_retried(machine: Machine) -> None:
 
 # Only the first attempt gets anywhere; the last one, asked for by hand, ends well.
 STUCK = """
-echo attempt $BT_RETRY_COUNT finds $(ls $BT_CHECKPOINT_DIR)
+echo attempt $BT_RETRY_COUNT finds $(ls $BT_CHECKPOINT_DIR) after ${BT_RETRY_REASON:-nothing}
 test $BT_RETRY_COUNT != 3 || exit 0
 mkdir -p $BT_CHECKPOINT_DIR/checkpoint-10
 test $BT_RETRY_COUNT != 0 || echo "{}" > $BT_CHECKPOINT_DIR/checkpoint-10/a.json
@@ -78,7 +78,8 @@ def test_two_attempts_without_progress_end_the_job_and_a_hand_goes_on(machine: M
     assert len(json.loads(done.stdout)["attempts"]) == 4
     logs = machine.logs(job["id"])
     for attempt in (1, 2, 3):
-        assert f"attempt {attempt} finds checkpoint-10" in logs
+        assert f"attempt {attempt} finds checkpoint-10 after killed" in logs
+    assert "attempt 0 finds after nothing" in logs
     machine.nothing_left(job["id"])
 
 
