@@ -102,8 +102,12 @@ def finish_cancelled(flow: Any, flow_run: Any, state: State[Any]) -> None:
     """Prefect's hook, in the worker's process: the flow's was ended before it could finish."""
     _ = flow, state
     site = _site_of(flow_run)
-    if site is not None:
-        site.ledger.request_stop(site.job_id, by="Prefect's cancellation")
+    if site is None:
+        return
+    site.ledger.request_stop(site.job_id, by="Prefect's cancellation")
+    if _had_not_begun(site):
+        _conclude(site, JobState.STOPPED, "cancelled in Prefect before it began")
+    else:
         settle_site(site)  # unless another process has taken the job up: that one sees the request
 
 
@@ -116,12 +120,20 @@ def finish_crashed(flow: Any, flow_run: Any, state: State[Any]) -> None:
     site = _site_of(flow_run)
     if site is None:
         return
-    waits = site.ledger.state(site.job_id) is JobState.PENDING
-    if waits and not was_owned(site.settings.state_dir, site.job_id):
-        with suppress(StateError):
-            conclude_abandoned(site, JobState.FAILED, "its run crashed before the job began")
+    if _had_not_begun(site):
+        _conclude(site, JobState.FAILED, "its run crashed before the job began")
     else:
         settle_site(site)
+
+
+def _had_not_begun(site: JobSite) -> bool:
+    waits = site.ledger.state(site.job_id) is JobState.PENDING
+    return waits and not was_owned(site.settings.state_dir, site.job_id)
+
+
+def _conclude(site: JobSite, state: JobState, reason: str) -> None:
+    with suppress(StateError):  # another process is at it
+        conclude_abandoned(site, state, reason)
 
 
 def _site_of(run: Any) -> JobSite | None:

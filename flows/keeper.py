@@ -33,6 +33,21 @@ class Handover:
     lock: int
 
 
+class Ending:
+    """SIGTERM to this process: passed on to the flow's, and remembered while there is none."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.process: subprocess.Popen[bytes] | None = None
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        _ = number, frame
+        self.asked = True
+        if self.process is not None:
+            self.process.terminate()
+
+
 class FlowProcess:
     """One process that runs flows.run_job; it waits for a handover. `output` takes what it says."""
 
@@ -46,14 +61,9 @@ class FlowProcess:
                 stderr=output,
             )
 
-    def run(self, job: Handover) -> int:
+    def run(self, job: Handover, ending: Ending) -> int:
         """Its exit status; negative when a signal ended it. SIGTERM to us is passed on."""
-
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            _ = number, frame
-            self._process.terminate()
-
-        signal.signal(signal.SIGTERM, pass_on)
+        ending.process = self._process
         with suppress(OSError):  # it is dead: its exit status says how
             socket.send_fds(self._socket, [job.message], [job.lock])
         return self._process.wait()
@@ -79,24 +89,28 @@ def main() -> int:
             flow.dismiss()
             return 0
         os.set_inheritable(job.lock, False)
-        began = time.monotonic()
-        code = flow.run(job)
+        began, ending = time.monotonic(), Ending()
+        code = flow.run(job, ending)
         # Only now: while the flow starts, the processor is better left to it.
         from prefect_bt.flows.keeping import AWAY, KeptJob, Starts
 
         kept, starts = KeptJob(job.message, job.lock), Starts()
         while True:
             kept.clear_flow()
-            if kept.over or (code == AWAY and not kept.await_server()):
+            lived = time.monotonic() - began
+            if kept.over or (code == AWAY and not kept.await_server(lambda: ending.asked)):
                 break
-            pause = starts.pause_before_next(code, time.monotonic() - began)
-            if pause is None:
+            pause = starts.pause_before_next(code, lived)
+            if pause is None or ending.asked:
                 break
             time.sleep(pause)
             began = time.monotonic()
-            code = FlowProcess(output).run(job)
+            code = FlowProcess(output).run(job, ending)
         output.seek(0)
-        return kept.conclude(output.read()[-TAIL_BYTES:])
+        kept.conclude(output.read()[-TAIL_BYTES:], stopped_by="SIGTERM" if ending.asked else "")
+        if code not in {0, 1}:
+            kept.tell_prefect()
+        return kept.exit_code
 
 
 if __name__ == "__main__":

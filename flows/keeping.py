@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
+from prefect_bt.attempts import clear_nodes
 from prefect_bt.control import conclude_abandoned, open_site
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.jobs import open_ledger
@@ -19,18 +23,20 @@ from prefect_bt.servers import read_server
 
 TAIL_BYTES = 8000
 AWAY = 75
-"""Exit code of a flow's process that could not reach Prefect's API (EX_TEMPFAIL)."""
+"""Exit code (EX_TEMPFAIL) of a flow's process that could not reach Prefect's API."""
 OUTAGE_SECONDS = 900.0
 """How long Prefect's API may be away before a job that cannot go on without it is given up."""
 LOOK_SECONDS = 2.0
 MOST_STARTS = 20
-"""In a row, of a flow that is killed at once; attempts have their own budgets."""
+"""In a row, of a flow that is killed or cut off at once; attempts have their own budgets."""
 MOST_FAILURES = 4
 """In a row, of a flow that ends by itself before its job is over: its store did not answer, say."""
 LONG_SECONDS = 60.0
 """A flow that lived so long begins a new row."""
 FIRST_PAUSE = 1.0
 """Seconds before a flow that ended by itself is started again; doubled each time."""
+LONGEST_PAUSE = 30.0
+"""Before one that was cut off from Prefect's API is."""
 _RAISED = re.compile(r"[\w.]*(Error|Exception|Exit|Failed)\b.*")
 
 
@@ -54,37 +60,55 @@ class KeptJob:
         """Between two flow processes: what the dead one had started for itself is ended."""
         kill_flow_helpers(self.job_id)
 
-    def await_server(self) -> bool:
+    def await_server(self, given_up: Callable[[], bool]) -> bool:
         """Prefect's API was away, which is no fault of the job: whether it answers again.
 
-        The nodes go on meanwhile.
+        The nodes go on meanwhile. True where only Prefect's own profile knows which API it is.
         """
         known = read_server(self.state_dir) or {}
         url = str(os.environ.get("PREFECT_API_URL") or known.get("api_url") or "")
         deadline = time.monotonic() + OUTAGE_SECONDS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not given_up():
             time.sleep(LOOK_SECONDS)
-            if not url or _answers(url):
+            if not url or api_answers(url):
                 return True
         return False
 
-    def conclude(self, output: bytes) -> int:
-        """Leave nothing behind; 0 when the job completed.
+    def conclude(self, output: bytes, *, stopped_by: str = "") -> None:
+        """Leave nothing behind, and let go of the job. `stopped_by`: whoever asked for its end.
 
         `output` is what the flow's process printed before it knew its job; the rest is in flow.log.
         """
+        if stopped_by and not self.over:
+            self.ledger.request_stop(self.job_id, by=stopped_by)
         log = lock_path(self.state_dir, self.job_id).with_name("flow.log")
         said = output + (log.read_bytes()[-TAIL_BYTES:] if log.exists() else b"")
-        if not self.over:
+        site = open_site(self.ledger, self.ledger.job(self.job_id))
+        if self.over:
+            clear_nodes(site)  # the flow may have died before it could
+        else:
             stopped = self.ledger.stop_request(self.job_id)
             conclude_abandoned(
-                open_site(self.ledger, self.ledger.job(self.job_id)),
+                site,
                 JobState.STOPPED if stopped else JobState.FAILED,
                 f"the flow could not be run: {_cause(said)}",
             )
         self.clear_flow()
         forget_job(self.state_dir, self.job_id, self._lock)
+        os.close(self._lock)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when the job completed."""
         return 0 if self.ledger.state(self.job_id) is JobState.COMPLETED else 1
+
+    def tell_prefect(self) -> None:
+        """That the job is over: the process that should have is gone, and its run would go on."""
+        subprocess.run(
+            [sys.executable, "-m", "prefect_bt.flows.telling", self.job_id, self.ledger.store.url],
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
 
 
 class Starts:
@@ -97,16 +121,16 @@ class Starts:
         """Seconds; None when there have been enough. `code` as Popen gives it, `lived` seconds."""
         if lived > LONG_SECONDS:
             self._killed = self._failed = 0
-        if code == AWAY:
-            return 0.0
-        if code < 0:
+        if code < 0 or code == AWAY:
             self._killed += 1
-            return 0.0 if self._killed <= MOST_STARTS else None
+            pause = 0.0 if code < 0 else min(2.0**self._killed, LONGEST_PAUSE)
+            return pause if self._killed <= MOST_STARTS else None
         self._failed += 1
         return FIRST_PAUSE * 2 ** (self._failed - 1) if self._failed <= MOST_FAILURES else None
 
 
-def _answers(api_url: str) -> bool:
+def api_answers(api_url: str) -> bool:
+    """Whether a Prefect server does, at this address."""
     try:
         return httpx.get(f"{api_url.rstrip('/')}/health", timeout=5).is_success
     except httpx.HTTPError:

@@ -12,13 +12,11 @@ import json
 import os
 import socket
 import sys
-import time
 import traceback
-from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from prefect_bt.flows.keeping import AWAY, LOOK_SECONDS, OUTAGE_SECONDS
+from prefect_bt.flows.keeping import AWAY, api_answers
 from prefect_bt.host.processes import FLOW_VARIABLE
 from prefect_bt.ownership import INHERITED, lock_path
 from prefect_bt.records import JobState
@@ -36,7 +34,7 @@ SERVER_SECONDS = 60.0
 
 
 def main() -> int:
-    """0 when the job completed, AWAY when Prefect's API could not be reached before it was over."""
+    """0 when the job completed, AWAY when Prefect's API could not be reached, or be told."""
     gc.disable()  # a tenth of the time it takes to import Prefect
     if not os.environ.get("PREFECT_API_URL"):
         # Without one, Prefect would start a server of its own that nobody sees.
@@ -60,28 +58,19 @@ def main() -> int:
     os.environ["PREFECT_BT_STATE_DIR"] = told["state_dir"]
     os.environ["PREFECT_BT_STORE"] = told["store"]
     _write_to(lock_path(Settings().state_dir, told["job_id"]).with_name("flow.log"))
-    from prefect_bt.flows.reporting import UNREACHABLE
+    from prefect.settings import PREFECT_API_URL
 
-    try:
-        return 0 if run_job(told["job_id"]) is JobState.COMPLETED else 1
-    except UNREACHABLE:
-        traceback.print_exc()
-        return AWAY
-
-
-def run_job(job_id: str) -> JobState:
-    """The job's state when the flow is over. Errors of the flow are in its record and run."""
     from prefect_bt.flows.reporting import UNREACHABLE
     from prefect_bt.jobs import open_ledger
 
     ledger = open_ledger()
     try:
-        _run(ledger, job_id)
+        _run(ledger, told["job_id"])
     except UNREACHABLE:
-        if not ledger.state(job_id).terminal:
-            raise
-        _tell_end(ledger, job_id)
-    return ledger.state(job_id)
+        traceback.print_exc()
+        away = not api_answers(PREFECT_API_URL.value() or "")
+        return AWAY if away or ledger.state(told["job_id"]).terminal else 1
+    return 0 if ledger.state(told["job_id"]) is JobState.COMPLETED else 1
 
 
 def _run(ledger: Ledger, job_id: str) -> None:
@@ -95,26 +84,6 @@ def _run(ledger: Ledger, job_id: str) -> None:
         train(job_id=job_id, return_state=True)
     else:
         run_flow(train, flow_run=known, parameters=known.parameters, return_type="state")
-
-
-def _tell_end(ledger: Ledger, job_id: str) -> None:
-    """The job is over, and Prefect could not be told: its run would seem to go on for ever."""
-    from prefect.client.orchestration import get_client
-    from prefect.states import Cancelled, Completed, Failed
-
-    from prefect_bt.flows.reporting import UNREACHABLE
-
-    last = ledger.events(job_id)[-1]
-    kinds = {JobState.COMPLETED: Completed, JobState.STOPPED: Cancelled}
-    state = kinds.get(last.state, Failed)(message=last.message)
-    deadline = time.monotonic() + OUTAGE_SECONDS
-    while time.monotonic() < deadline:
-        with suppress(*UNREACHABLE), get_client(sync_client=True) as client:
-            run = client.read_flow_run(UUID(ledger.runs_of_job(job_id)[-1].flow_run_id))
-            if run.state is None or not run.state.is_final():
-                client.set_flow_run_state(run.id, state, force=True)
-            return
-        time.sleep(LOOK_SECONDS)
 
 
 def _taken_up(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None:

@@ -22,6 +22,7 @@ from prefect_bt.flows.mirroring import MirrorSite, failed, mirror_all, mirror_on
 from prefect_bt.flows.reporting import UNREACHABLE, move_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.flows.stopping import watching_for_stop
+from prefect_bt.ownership import host_of
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobState
@@ -39,7 +40,8 @@ def accept_job(request: JobRequest, job: TakenJob) -> JobSite:
     job.site = site = request.open(run_id)
     state = site.ledger.state(site.job_id)
     scheduled = site.ledger.job_of_run(run_id) == site.job_id
-    site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id))
+    host = host_of(site.settings.state_dir)
+    site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id), host=host)
     if state is JobState.STOPPED and scheduled and flow_run.get_run_count() <= 1:
         return site
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:

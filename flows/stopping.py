@@ -66,8 +66,9 @@ class StopWatcher:
                 if self._site.ledger.stop_request(self._site.job_id):
                     self._reason = "stopped"
         if not self._reason and (now >= self._prefect_due or self._events.came()):
-            self._prefect_due = now + self._next_pause()
-            if self._cancelled():
+            cancelled = self._cancelled()
+            self._prefect_due = now + self._next_pause(answered=cancelled is not None)
+            if cancelled:
                 self._reason = "stopped"
                 with suppress(StoreError):
                     self._site.ledger.request_stop(self._site.job_id, by="Prefect's cancellation")
@@ -77,19 +78,22 @@ class StopWatcher:
         """Idempotent."""
         self._events.close()
 
-    def _next_pause(self) -> float:
-        if self._events.listening:
+    def _next_pause(self, *, answered: bool) -> float:
+        if answered and self._events.listening:
             return TOLD_SECONDS
         self._pause = min(2 * self._pause, ASKED_AT_MOST)
         return self._pause / 2
 
-    def _cancelled(self) -> bool:
-        """The run's own word: an event may be of an earlier life of the same run."""
+    def _cancelled(self) -> bool | None:
+        """The run's own word: an event may be of an earlier life of the same run.
+
+        None: no answer.
+        """
         try:
             with get_client(sync_client=True) as client:
                 run = client.read_flow_run(self._run_id)  # pyright: ignore[reportArgumentType]
         except UNREACHABLE:
-            return False
+            return None
         return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())
 
 
@@ -113,9 +117,10 @@ class _Cancellations:
 
     def came(self) -> bool:
         """Whether there was one since the last call."""
-        found = self._came.is_set()
-        self._came.clear()
-        return found
+        if not self._came.is_set():
+            return False
+        self._came.clear()  # one that comes now is asked for by the question that follows
+        return True
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the loop ended by itself

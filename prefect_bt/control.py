@@ -15,7 +15,7 @@ from prefect_bt.attempts import JobSite, clear_nodes, ended_as, reap, states_to
 from prefect_bt.errors import ServerError, StateError
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import forget_job, hold_job, host_of, is_owned, was_owned
+from prefect_bt.ownership import forget_job, hold_job, is_here, is_owned, was_owned
 from prefect_bt.records import JobRecord, JobState, Outcome
 from prefect_bt.reviving import revive
 from prefect_bt.settings import Settings
@@ -29,10 +29,11 @@ def open_site(ledger: Ledger, record: JobRecord, *, settings: Settings | None = 
     return JobSite(ledger, substrate, record, settings=settings)
 
 
-def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
+def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -> str:
     """Ask for the job to stop; returns what happens next, in a sentence.
 
-    StateError when the job is over, or when somebody asked already.
+    `abandoned`: nobody runs it any more, wherever that was; its end is written down from here.
+    StateError when the job is over, when somebody asked already, or when it is not abandoned.
     """
     record = ledger.job(job_id)
     state = ledger.state(job_id)
@@ -42,13 +43,18 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
             state=state.value,
             next_step=f"Nothing is left to stop; see: prefect-bt view --job-id {job_id}",
         )
-    if not ledger.request_stop(job_id, by=by):
+    asked_first = ledger.request_stop(job_id, by=by)
+    site = open_site(ledger, record)
+    if abandoned:
+        conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} as abandoned")
+        return f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
+    away = machine_away(site)
+    if not asked_first:
         raise StateError(
             f"Job {job_id} is being stopped already.",
             state=state.value,
-            next_step=f"Watch it end: prefect-bt logs --tail --job-id {job_id}",
+            next_step=away or f"Watch it end: prefect-bt logs --tail --job-id {job_id}",
         )
-    site = open_site(ledger, record)
     with suppress(StateError):  # taken up, or put away, by another process in this moment
         if state is JobState.PENDING:
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
@@ -56,7 +62,19 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str) -> str:
         if _is_nobodys(site) and not _starting(record):
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
             return f"Job {job_id} was not run by anything any more; it is stopped."
-    return f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
+    said = f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
+    return f"{said}\n{away}" if away else said
+
+
+def machine_away(site: JobSite) -> str:
+    """A sentence for a job that another machine runs, which may be gone; "" for one of here."""
+    host = site.ledger.host(site.job_id)
+    if is_here(site.settings.state_dir, host):
+        return ""
+    return (
+        f"It runs on {host.partition(':')[0]}. If that machine is gone for good: "
+        f"prefect-bt stop --job-id {site.job_id} --abandoned"
+    )
 
 
 def settle(ledger: Ledger, job_id: str) -> None:
@@ -69,7 +87,7 @@ def settle(ledger: Ledger, job_id: str) -> None:
     state_dir = Settings().state_dir
     if ledger.state(job_id) is JobState.PENDING:
         _settle_waiting(ledger, record)
-    elif not ledger.state(job_id).terminal and _left_behind(state_dir, job_id):
+    elif not ledger.state(job_id).terminal and _left_behind(ledger, job_id, state_dir):
         settle_site(open_site(ledger, record))
 
 
@@ -88,7 +106,7 @@ def _settle_waiting(ledger: Ledger, record: JobRecord) -> None:
 def settle_site(site: JobSite) -> None:
     """As `settle`, for a job whose settings are known."""
     ledger, job_id, state_dir = site.ledger, site.job_id, site.settings.state_dir
-    if not _left_behind(state_dir, job_id):
+    if not _left_behind(ledger, job_id, state_dir):
         return
     request = ledger.stop_request(job_id)
     if request is None:
@@ -101,15 +119,13 @@ def settle_site(site: JobSite) -> None:
 def _is_nobodys(site: JobSite) -> bool:
     """Whether no process runs the job, as far as that can be told here: not of another host's."""
     state_dir = site.settings.state_dir
-    if is_owned(state_dir, site.job_id):
-        return False
-    attempts = site.ledger.attempts(site.job_id)
-    host = attempts[-1].host if attempts else ""
-    return was_owned(state_dir, site.job_id) or host in {"", host_of(state_dir)}
+    here = is_here(state_dir, site.ledger.host(site.job_id))
+    return here and not is_owned(state_dir, site.job_id)
 
 
-def _left_behind(state_dir: Path, job_id: str) -> bool:
-    return was_owned(state_dir, job_id) and not is_owned(state_dir, job_id)
+def _left_behind(ledger: Ledger, job_id: str, state_dir: Path) -> bool:
+    here = was_owned(state_dir, job_id) and not is_owned(state_dir, job_id)
+    return here and is_here(state_dir, ledger.host(job_id))
 
 
 def conclude_abandoned(site: JobSite, state: JobState, reason: str) -> None:

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.checkpoints.announcing import Uploads
 from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, newest
+from prefect_bt.checkpoints.committed import manifest_refs
+from prefect_bt.checkpoints.manifest import ManifestRef, load
+from prefect_bt.errors import ObjectNotFound
 from prefect_bt.ledger import Ledger
+from prefect_bt.objects.protocols import Store
 from prefect_bt.records import JobRecord
 
 SLACK: Final = 1.5
@@ -57,17 +62,37 @@ class LastSave:
         return ""
 
 
+@dataclass(frozen=True)
+class Before:
+    """`began`: the attempt's, epoch seconds; rank, path and nanoseconds of earlier `files`."""
+
+    began: float = 0.0
+    files: frozenset[tuple[int, str, int]] = frozenset()
+
+
+NOTHING: Final = Before()
+
+
 def measure_last_save(
     checkpoint: CommittedCheckpoint,
     rates: Mapping[int, float],
     *,
     grace: float,
     notice: float | None = None,
+    before: Before = NOTHING,
 ) -> LastSave:
-    """`rates`: rank -> bytes a second of its uploads, where known; `grace` as configured."""
+    """`rates`: rank -> bytes a second of its uploads, where known; `grace` as configured.
+
+    What was there `before` and stayed as it was, or was copied with its old time, does not count.
+    """
     spans, uploads, sizes = [0.0], list[float](), [0]
     for part in checkpoint.manifests:
-        times = [entry.mtime_ns for entry in part.entries if entry.mtime_ns]
+        times = [
+            entry.mtime_ns
+            for entry in part.entries
+            if entry.mtime_ns > before.began * 1e9
+            and (part.rank, entry.path, entry.mtime_ns) not in before.files
+        ]
         spans.append((max(times) - min(times)) / 1e9 if times else 0.0)
         sizes.append(part.size)
         if rate := rates.get(part.rank, 0.0):
@@ -91,7 +116,31 @@ def find_last_save(
         return None
     uploads = Uploads(ledger.store, record.project_id, record.id, attempts[-1].attempt).look()
     rates = {one.rank: one.status.rate for one in uploads}
-    return measure_last_save(best, rates, grace=grace, notice=notice)
+    began = [one.at for one in attempts if one.attempt == best.attempt]
+    return measure_last_save(
+        best,
+        rates,
+        grace=grace,
+        notice=notice,
+        before=Before(max(began, default=0.0), _earlier(ledger.store, best)),
+    )
+
+
+def _earlier(store: Store, checkpoint: CommittedCheckpoint) -> frozenset[tuple[int, str, int]]:
+    """Rank, path and time of what the last version of each of its parts had."""
+    found: dict[int, ManifestRef] = {}
+    now = {part.rank: (part.attempt, part.version) for part in checkpoint.manifests}
+    for ref in manifest_refs(store, checkpoint.project_id, checkpoint.job_id):
+        if ref.name != checkpoint.checkpoint_id or ref.order >= now.get(ref.rank, (0, 0)):
+            continue
+        if ref.rank not in found or found[ref.rank].order < ref.order:
+            found[ref.rank] = ref
+    files: set[tuple[int, str, int]] = set()
+    for ref in found.values():
+        with suppress(ObjectNotFound):  # pruned in this moment
+            entries = load(store.get(ref.key), key=ref.key).entries
+            files |= {(ref.rank, entry.path, entry.mtime_ns) for entry in entries}
+    return frozenset(files)
 
 
 def choose_grace(write: float, *, grace: float, notice: float | None) -> float:

@@ -173,16 +173,30 @@ class Ledger:
                     continue
         return sorted(found, key=lambda j: (j.created_at, j.id))
 
-    def bind_run(self, flow_run_id: str, job_id: str, *, url: str = "") -> str:
-        """Remember which job a Prefect run is; returns the job bound first."""
+    def bind_run(self, flow_run_id: str, job_id: str, *, url: str = "", host: str = "") -> str:
+        """Remember which job a Prefect run is; returns the job bound first.
+
+        `host`: who runs it from now on, "" for nobody yet.
+        """
+        bound = job_id
         try:
             self._create(run_index_key(flow_run_id), {"job_id": job_id})
         except ObjectExists:
-            return self.job_of_run(flow_run_id) or job_id
-        run = RunRecord(flow_run_id, self._clock(), url)
-        key = f"{self._prefix(job_id)}/runs/{flow_run_id}.json"
+            bound = self.job_of_run(flow_run_id) or job_id
+            known = [run for run in self.runs_of_job(bound) if run.flow_run_id == flow_run_id]
+            if not host or (known and known[0].host == host):
+                return bound
+            url = known[0].url if known else url
+        run = RunRecord(flow_run_id, self._clock(), url, host)
+        key = f"{self._prefix(bound)}/runs/{flow_run_id}.json"
         self.store.put(key, codec.dumps(run).encode())
-        return job_id
+        return bound
+
+    def host(self, job_id: str) -> str:
+        """Where the job was run last; "" before that, and in records of older releases."""
+        runs = [run.host for run in self.runs_of_job(job_id) if run.host]
+        attempts = [attempt.host for attempt in self.attempts(job_id)]
+        return next(iter([*runs[-1:], *attempts[-1:]]), "")
 
     def job_of_run(self, flow_run_id: str) -> str | None:
         try:

@@ -39,6 +39,11 @@ def host_of(state_dir: Path) -> str:
     return f"{os.uname().nodename}:{state_dir.absolute()}"
 
 
+def is_here(state_dir: Path, host: str) -> bool:
+    """Whether a record's `host` is this one; a job that no host has run yet may be."""
+    return host in {"", host_of(state_dir)}
+
+
 @contextmanager
 def hold_job(state_dir: Path, job_id: str, *, patience: float = PATIENCE) -> Generator[int]:
     """Own the job; yields the locked file descriptor. StateError when another process does.

@@ -280,11 +280,16 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A Prefect run of a job; `url` leads to it in the UI, empty when there is none."""
+    """A Prefect run of a job; `url` leads to it in the UI, empty when there is none.
+
+    `at`: when it was bound to the job, or taken up by another host.
+    """
 
     flow_run_id: str
     at: float
     url: str = ""
+    host: str = ""
+    """Whose process has run it last, as ownership.host_of names it; "" before any has."""
 
 
 @dataclass(frozen=True)

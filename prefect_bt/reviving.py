@@ -14,8 +14,8 @@ from pathlib import Path
 from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim, left_behind, lock_path, was_owned
-from prefect_bt.records import JobState
+from prefect_bt.ownership import Claim, is_here, left_behind, lock_path, was_owned
+from prefect_bt.records import JobRecord, JobState
 
 _TROUBLE = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
 """Of one job: a store that is away, a disk that is full, a record that is damaged."""
@@ -34,23 +34,26 @@ def revive(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
         claim.take(job_id)
     except StateError:
         return False
-    if ledger.state(job_id).terminal:  # it ended while its lock was being taken
+    try:
+        return _revive(ledger, record, claim)
+    finally:
+        claim.release()  # handed over, or left behind still
+
+
+def _revive(ledger: Ledger, record: JobRecord, claim: Claim) -> bool:
+    state_dir, job_id = claim.state_dir, record.id
+    # It ended while its lock was being taken, or another machine runs it since.
+    if ledger.state(job_id).terminal or not is_here(state_dir, ledger.host(job_id)):
         claim.drop()
         return False
     from prefect_bt.starting import Starter
 
+    starter = Starter(claim)
     try:
-        starter = Starter(claim)
-        try:
-            starter.start(ledger, record)
-        except BaseException:
-            claim.release()  # not dropped: it is left behind still
-            raise
-        finally:
-            starter.close()
-    except OSError:
-        claim.release()
-        raise
+        starter.start(ledger, record)
+    finally:
+        claim.release()  # before the starter is closed, which would drop it
+        starter.close()
     return True
 
 
@@ -73,9 +76,10 @@ def revive_all(state_dir: Path, over: set[str] | None = None) -> Iterator[tuple[
         try:
             ledger = open_ledger(store)
             state = ledger.state(job_id)
-            if state.terminal:
+            elsewhere = not is_here(state_dir, ledger.host(job_id))
+            if state.terminal or elsewhere:
                 over.add(taken)
-            if state.terminal or state is JobState.PENDING:
+            if state.terminal or elsewhere or state is JobState.PENDING:
                 continue
             if revive(ledger, job_id, state_dir=state_dir):
                 yield job_id, "taken up again"

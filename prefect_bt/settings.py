@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 def _default_state_dir() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return state_dir_of({"HOME": str(Path.home()), **os.environ, "PREFECT_BT_STATE_DIR": ""})
+
+
+def state_dir_of(variables: Mapping[str, str]) -> Path:
+    """The state folder of a process with these variables."""
+    if told := variables.get("PREFECT_BT_STATE_DIR"):
+        return Path(told)
+    base = variables.get("XDG_STATE_HOME") or Path(variables.get("HOME", "/"), ".local", "state")
     return Path(base) / "prefect-bt"
 
 

@@ -24,8 +24,8 @@ def test_one_that_lived_long_begins_a_new_row() -> None:
         assert starts.pause_before_next(1, LONG_SECONDS + 1) == 1.0
 
 
-def test_a_server_that_was_away_counts_for_nothing() -> None:
+def test_one_that_is_cut_off_from_prefect_is_given_minutes() -> None:
     starts = Starts()
-    for _ in range(100):
-        assert starts.pause_before_next(AWAY, 1.0) == 0.0
-    assert starts.pause_before_next(1, 1.0) == 1.0
+    pauses = [starts.pause_before_next(AWAY, 3.0) for _ in range(MOST_STARTS)]
+    assert sum(pause or 0.0 for pause in pauses) > 300
+    assert starts.pause_before_next(AWAY, 3.0) is None

@@ -6,7 +6,7 @@ import pytest
 
 from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
 from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest
-from prefect_bt.lastsave import MOST_GRACE, choose_grace, measure_last_save
+from prefect_bt.lastsave import MOST_GRACE, Before, choose_grace, measure_last_save
 
 
 def part(rank: int, size: int, *seconds: float) -> Manifest:
@@ -38,6 +38,13 @@ def test_the_slowest_rank_counts() -> None:
 def test_one_file_and_no_rate_tell_nothing() -> None:
     found = measure_last_save(checkpoint(part(0, 100, 1000.0)), {}, grace=5.0)
     assert (found.write, found.upload, found.grace, found.warning) == (0.0, None, 5.0, "")
+
+
+def test_what_stayed_or_was_copied_was_not_written() -> None:
+    """An args.json kept beside weights written anew, and a tokenizer copied with its old time."""
+    one = checkpoint(part(0, 100, 1500.0, 8200.0, 8203.0, 20.0))
+    before = Before(1000.0, frozenset({(0, "0.bin", 1_500_000_000_000)}))
+    assert measure_last_save(one, {}, grace=30.0, before=before).write == 3.0
 
 
 @pytest.mark.parametrize(

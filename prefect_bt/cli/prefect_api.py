@@ -45,7 +45,7 @@ def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
 
     Raises ServerError when no lasting API answers, or the deployment is unknown or refuses the run.
     """
-    with _client(temporary=False) as client:
+    with prefect_client(temporary=False) as client:
         run = client.create_flow_run_from_deployment(
             _find_deployment(client, name),
             # The fields of a TrainingStore block: where the flow wants a block, text is refused.
@@ -57,7 +57,7 @@ def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
 
 def check_deployment(name: str) -> None:
     """Before anything is written: ServerError as run_deployment would raise it."""
-    with _client(temporary=False) as client:
+    with prefect_client(temporary=False) as client:
         _find_deployment(client, name)
 
 
@@ -79,7 +79,7 @@ def cancel_run(flow_run_id: str) -> bool:
     A run that nothing runs yet is CANCELLED at once, another goes through CANCELLING, which whoever
     runs it enforces.
     """
-    with _client() as client:
+    with prefect_client() as client:
         try:
             state = client.read_flow_run(UUID(flow_run_id)).state
             if state is None or state.is_final():
@@ -92,9 +92,12 @@ def cancel_run(flow_run_id: str) -> bool:
 
 
 def is_cancelled(flow_run_id: str) -> bool:
-    """Whether the run is cancelled; False for one that Prefect does not know. ServerError."""
+    """Whether the run is cancelled; False for one that Prefect does not know. ServerError.
+
+    Without a server there is nobody to ask: a temporary one knows no run of another.
+    """
     try:
-        with _client() as client:
+        with prefect_client(temporary=False) as client:
             state = client.read_flow_run(UUID(flow_run_id)).state
     except ObjectNotFound:
         return False
@@ -123,7 +126,7 @@ class SecretBlocks:
         asked = [spelling for spelling in spellings if _NAMEABLE.fullmatch(spelling)]
         if not asked:
             return None
-        with _client() as client:
+        with prefect_client() as client:
             for spelling in asked:
                 value = _secret_value(client, spelling)
                 if value is not None:
@@ -164,7 +167,7 @@ def _unknown_deployment(client: SyncPrefectClient, name: str) -> ServerError:
 
 
 @contextmanager
-def _client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
+def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
     """A client whose failures are ServerErrors; `temporary`: a temporary server would do."""
     with _settings() as api_url:
         if not api_url and not temporary:

@@ -21,21 +21,27 @@ def stop(
     *,
     which: JobFilter = NO_FILTER,
     all: Annotated[bool, Parameter(help="Stop every queued and active job.")] = False,
+    abandoned: Annotated[
+        bool, Parameter(help="The job's machine is gone: write its end down from here.")
+    ] = False,
     yes: Yes = False,
     terminal: Here,
 ) -> int:
     """Stop a job: polite signal, grace, a last save of what is whole.
 
     Without --job-id there must be exactly one queued or active job. Ctrl-C ends the waiting, not
-    the stopping.
+    the stopping. A job whose machine will not come back is ended with --abandoned; it can go on
+    elsewhere then: `prefect-bt retry`.
 
     `prefect-bt stop --job-id abc1234`
     """
     from prefect_bt.jobs import open_ledger
 
     ledger = open_ledger()
+    if abandoned and (which.job_id is None or all):
+        raise PrefectBtError("--abandoned is of one job.", next_step="Name it with --job-id.")
     if which.job_id is not None:
-        return _stop_each(terminal, ledger, find_jobs(ledger, which, terminal))
+        return _stop_each(terminal, ledger, find_jobs(ledger, which, terminal), abandoned=abandoned)
     going = in_states(ledger, find_jobs(ledger, which, terminal), QUEUED | ACTIVE, terminal)
     if all and not going:
         terminal.warn("No queued or active training jobs.")
@@ -64,14 +70,16 @@ def _only(terminal: Terminal, ledger: Ledger, going: list[JobRecord]) -> None:
         )
 
 
-def _stop_each(terminal: Terminal, ledger: Ledger, records: list[JobRecord]) -> int:
+def _stop_each(
+    terminal: Terminal, ledger: Ledger, records: list[JobRecord], *, abandoned: bool = False
+) -> int:
     from prefect_bt import control
 
     asked: list[JobRecord] = []
     code = OK
     for record in records:
         try:
-            terminal.note(control.stop_job(ledger, record.id, by=_who()))
+            terminal.note(control.stop_job(ledger, record.id, by=_who(), abandoned=abandoned))
         except StateError as error:
             # The others are to be stopped all the same.
             terminal.error(str(error))

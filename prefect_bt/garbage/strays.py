@@ -23,11 +23,11 @@ from prefect_bt.host.processes import (
     variables_of,
 )
 from prefect_bt.ownership import is_owned
+from prefect_bt.settings import state_dir_of
 
 LAST_WORDS: Final = 120.0
 """Seconds that a job's processes may take to leave once it is over."""
 _MODULES: Final = ("prefect_bt.flows.keeper", "prefect_bt.flows.run_job")
-_STATE_DIR: Final = "PREFECT_BT_STATE_DIR"
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Strays:
         return {job_id: pids for job_id, pids in found.items() if pids and job_id.isalnum()}
 
     def _is_ours(self, pid: int) -> bool:
-        told = variables_of(pid).get(_STATE_DIR, "")
-        return pid != os.getpid() and bool(told) and Path(told).absolute() == self.state_dir
+        theirs = state_dir_of(variables_of(pid))
+        return pid != os.getpid() and theirs.resolve() == self.state_dir.resolve()
 
     def _judge(self, job_id: str, pid: int) -> Verdict:
         store = variables_of(pid).get("PREFECT_BT_STORE") or self.stores.own

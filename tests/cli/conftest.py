@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from prefect_bt.checkpoints.manifest import Entry, Manifest, dump
+from prefect_bt.cli.app import main
 from prefect_bt.contract import job_prefix, log_key, logical_path
 from prefect_bt.definitions import (
     Compute,
@@ -27,6 +28,9 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.logs import format_line
 from prefect_bt.objects import open_store
 from prefect_bt.records import JobRecord, JobState
+from tests.weights.hub_server import Hub, Repo, serving_hub
+
+from .sources import LARGE, folder
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "prefect_bt.cli.app"]
@@ -90,6 +94,9 @@ class Cli:
             env=self.env,
             cwd=self.folder,
         )
+
+
+Within = Callable[..., Run]
 
 
 @dataclass
@@ -193,6 +200,24 @@ def cli(tmp_path: Path) -> Cli:
 
 
 @pytest.fixture
+def within(cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Within:
+    """The command in this process, with `cli`'s environment: for many refusals, which are quick."""
+    for name in os.environ:
+        if name not in cli.env:
+            monkeypatch.delenv(name)
+    for name, value in cli.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(cli.folder)
+
+    def run(*arguments: str) -> Run:
+        code = main(arguments)
+        told = capsys.readouterr()
+        return Run(code, told.out, told.err)
+
+    return run
+
+
+@pytest.fixture
 def shop(cli: Cli) -> Shop:
     return Shop(cli.env["PREFECT_BT_STORE"])
 
@@ -226,3 +251,19 @@ def config(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """`hf://o/base` has a small file and a large one; HF_ENDPOINT is `hub.url`."""
+    files = {"config.json": b"{}", "model.safetensors": os.urandom(LARGE)}
+    commit = os.urandom(20).hex()  # `Repo.commit` would make it of the files, in a second
+    with serving_hub() as hub:
+        hub.repos["o/base"] = Repo({commit: files}, {"main": commit})
+        yield hub
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A folder as a source: 2 and 5000 bytes."""
+    return folder(tmp_path, "model", {"config.json": b"{}", "weights.bin": os.urandom(5000)})

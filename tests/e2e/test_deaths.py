@@ -119,6 +119,20 @@ def test_flow_while_the_record_cannot_be_read(machine: Machine) -> None:
     check_went_on(machine, job_id)
 
 
+def test_flow_between_the_jobs_end_and_the_runs(machine: Machine) -> None:
+    """Prefect is told all the same: its run would seem to go on for ever."""
+    job_id = machine.push(machine.folder("sleep 2\n"))["id"]
+    until(lambda: machine.job_processes(job_id), seconds=60, what="the flow")
+    flows = machine.processes("prefect_bt.flows.run_job", job_id)
+    machine.wait(job_id, "COMPLETED")
+    for flow in flows:
+        with suppress(psutil.NoSuchProcess):
+            flow.kill()
+    run = machine.ledger.runs_of_job(job_id)[-1].flow_run_id
+    until(lambda: run_is(machine, run, "COMPLETED"), seconds=60, what="the run to end")
+    machine.nothing_left(job_id)
+
+
 def looked_after(machine: Machine, job_id: str) -> bool:
     return is_owned(machine.state_dir, job_id) or machine.ledger.state(job_id).terminal
 

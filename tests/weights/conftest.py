@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class Place:
         return done["error"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of a server of buckets."""
     with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
@@ -111,6 +111,22 @@ def place(tmp_path: Path, hub: Hub) -> Place:
         "PYTHONPATH": str(REPOSITORY),
     }
     return Place(tmp_path / "state", environment)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Runs code in processes that are gone when the test is over."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(code: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
 
 
 def mirror(plan: WeightsPlan, state_dir: Path, **given: Any) -> Path:

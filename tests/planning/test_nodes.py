@@ -1,0 +1,97 @@
+"""The nodes of a plan: how many, what each may use, and the environment that it gets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prefect_bt import codec
+from prefect_bt.plan import GangPlan, VolumeKind
+from prefect_bt.planning import plan_gang, secret_names
+
+from .laptop import CONTEXT, LAPTOP, problems, project, runtime
+
+
+def test_many_nodes_on_one_machine_are_told_so() -> None:
+    plan = plan_gang(project(compute={"node_count": 6}), CONTEXT)
+    assert any("All 6 nodes share this machine's 4 CPUs and 8.0Gi" in note for note in plan.notes)
+    assert not any("nodes share" in note for note in plan_gang(project(), CONTEXT).notes)
+    far = replace(CONTEXT, substrate="kubernetes")
+    assert len(plan_gang(project(compute={"node_count": 100}), far).nodes) == 100
+    assert "at most 4096" in problems(project(compute={"node_count": 10**9}), far)[0]
+
+
+def test_gpus_are_counted_over_all_nodes() -> None:
+    given = project(compute={"node_count": 2, "accelerator": "H100:4"})
+    two = replace(CONTEXT, capacity=replace(LAPTOP, gpus=8, gpu_types=("A100",)))
+    plan = plan_gang(given, two)
+    assert [node.resources.gpus for node in plan.nodes] == [4, 4]
+    assert any("this machine has A100" in note for note in plan.notes)
+    assert "8 H100" in problems(given, replace(two, capacity=replace(LAPTOP, gpus=7)))[0]
+
+
+def test_every_row_of_5_1_on_a_single_node() -> None:
+    given = project(
+        runtime=runtime(
+            checkpointing_config={"enabled": True},
+            cache_config={"enabled": True},
+            load_checkpoint_config={"enabled": True},
+            environment_variables={"A": "1", "TOKEN": {"name": "hf_access_token"}},
+        )
+    )
+    node = plan_gang(given, replace(CONTEXT, attempt=2)).nodes[0]
+    assert node.environment == {
+        "A": "1",
+        "BT_TRAINING_JOB_ID": "abc1234",
+        "BT_TRAINING_PROJECT_ID": "pr0j3ct",
+        "BT_TRAINING_JOB_NAME": "job-1",
+        "BT_TRAINING_PROJECT_NAME": "p",
+        "BT_NUM_GPUS": "0",
+        "BT_WORKING_DIR": "/b10/workspace",
+        "BT_SCRATCH_DIR": "/mnt/bt-scratch",
+        "BT_CHECKPOINT_DIR": "/mnt/ckpts",
+        "BT_LOAD_CHECKPOINT_DIR": "/tmp/loaded_checkpoints",
+        "BT_PROJECT_CACHE_DIR": "/root/.cache/user_artifacts",
+        "BT_TEAM_CACHE_DIR": "/root/.cache/team_artifacts",
+        "BT_RW_CACHE_DIR": "/root/.cache",
+        "BT_RETRY_COUNT": "2",
+        "BT_GROUP_SIZE": "1",
+        "BT_LEADER_ADDR": "127.0.0.1",
+        "BT_NODE_RANK": "0",
+    }
+    assert node.secret_environment == {"TOKEN": "hf_access_token"}
+
+
+def test_what_is_off_sets_no_variable() -> None:
+    node = plan_gang(project(enable_baseten_workdir=False), CONTEXT).nodes[0]
+    absent = {"BT_WORKING_DIR", "BT_CHECKPOINT_DIR", "BT_LOAD_CHECKPOINT_DIR", "BT_RW_CACHE_DIR"}
+    assert not absent & set(node.environment)
+    assert node.checkpoints is None
+
+
+def test_a_plan_survives_its_json() -> None:
+    plan = plan_gang(
+        project(
+            compute={"node_count": 3},
+            weights=[{"source": "hf://a/b", "mount_location": "/w", "auth_secret_name": "t"}],
+        ),
+        CONTEXT,
+    )
+    assert codec.loads(GangPlan, codec.dumps(plan)) == plan
+    assert plan.secret_names == ("t",)
+    assert [node.rank for node in plan.nodes] == [0, 1, 2]
+    weights = [v for v in plan.nodes[0].volumes if v.kind is VolumeKind.WEIGHTS]
+    assert [(v.target, v.read_only) for v in weights] == [("/w", True)]
+
+
+def test_secret_names_are_those_of_environment_and_weights() -> None:
+    given = project(
+        runtime=runtime(environment_variables={"A": {"name": "a"}, "B": {"name": "a"}}),
+        weights=[
+            {
+                "source": "hf://a/b",
+                "mount_location": "/w",
+                "auth": {"auth_method": "CUSTOM_SECRET", "auth_secret_name": "w"},
+            }
+        ],
+    )
+    assert secret_names(given.job) == ("a", "w")
