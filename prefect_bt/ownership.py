@@ -2,6 +2,7 @@
 
     <state dir>/jobs/<job id>/owner.lock
     <state dir>/jobs/<job id>/store         URL of the store that has the job's records
+    <state dir>/id                          tells state folders apart, in records
 
 The lock belongs to an open file, so a process and the children it hands the file to hold it
 together: a job is owned for as long as one of them lives. No pid is compared, so none can be
@@ -35,13 +36,32 @@ def lock_path(state_dir: Path, job_id: str) -> Path:
 
 
 def host_of(state_dir: Path) -> str:
-    """This machine and state folder, as records name them: only here is the job's lock."""
-    return f"{os.uname().nodename}:{state_dir.absolute()}"
+    """`<machine's name>:<state folder's id>`, as records name who runs a job: its lock is here."""
+    return f"{os.uname().nodename}:{_id_of(state_dir)}"
 
 
 def is_here(state_dir: Path, host: str) -> bool:
-    """Whether a record's `host` is this one; a job that no host has run yet may be."""
-    return host in {"", host_of(state_dir)}
+    """Whether a record's `host` is this one; a job that no host has run yet may be.
+
+    Only the folder's id counts: a machine may be called otherwise tomorrow, a container is with
+    every start. Records of older releases have the folder's path in its place.
+    """
+    told = host.partition(":")[2]
+    return not host or told in {_id_of(state_dir), str(state_dir.absolute())}
+
+
+def _id_of(state_dir: Path) -> str:
+    """Made once. Raises OSError."""
+    path = state_dir / "id"
+    with suppress(FileNotFoundError):
+        return path.read_text().strip()
+    state_dir.mkdir(parents=True, exist_ok=True)
+    fresh = state_dir / f".id.{os.urandom(4).hex()}"
+    fresh.write_text(os.urandom(6).hex())
+    with suppress(FileExistsError):  # another process was first
+        path.hardlink_to(fresh)
+    fresh.unlink()
+    return path.read_text().strip()
 
 
 @contextmanager

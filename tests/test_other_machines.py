@@ -10,7 +10,7 @@ from prefect_bt.control import settle, stop_job
 from prefect_bt.errors import StateError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
-from prefect_bt.ownership import Claim, host_of, lock_path
+from prefect_bt.ownership import Claim, host_of, is_here, lock_path
 from prefect_bt.records import JobRecord, JobState
 from prefect_bt.reviving import revive, revive_all
 
@@ -91,6 +91,15 @@ def test_what_somebody_here_runs_is_not_abandoned(ledger: Ledger, state_dir: Pat
     with pytest.raises(StateError, match="run by another process"):
         stop_job(ledger, job_id, by="me", abandoned=True)
     claim.release()
+
+
+def test_a_machine_is_known_by_its_folder_not_by_its_name(state_dir: Path) -> None:
+    here = host_of(state_dir)
+    assert here == host_of(state_dir)
+    _, _, folder = here.partition(":")
+    assert is_here(state_dir, f"renamed-since:{folder}")
+    assert is_here(state_dir, f"older-release:{state_dir}")
+    assert not is_here(state_dir, host_of(state_dir.with_name("another")))
 
 
 def test_a_retry_on_another_machine_tells_it_before_its_first_attempt(
