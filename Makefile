@@ -14,11 +14,14 @@ SETUP := $(VENV)/.setup-done
 DEMO_DEPS := $(VENV)/.demo-deps-done
 AZURITE := 3.37.0
 EMULATORS := $(VENV)/emulators/.done
+ENGINE_PROGRAMS := dockerd docker-registry busybox ip
+INSTALL_ENGINES := apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120 \
+  docker.io docker-registry busybox-static iproute2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo test test-fast bench-checkpoints bench-weights bench-gangs bench-logs lint clean
+.PHONY: help setup demo-deps demo engines test test-fast bench-checkpoints bench-weights bench-gangs bench-logs lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,7 +74,22 @@ $(EMULATORS): $(SETUP)
 	fi
 	@touch $@
 
-test: $(DEMO_DEPS) $(EMULATORS) lint ## everything: lint, architecture, all tests (real training included)
+# A Docker Engine, a registry and a shell for images; the tests start what does not run.
+engines: ## install docker.io, docker-registry and busybox-static where that is possible (Debian, root)
+	@PATH="$$PATH:/usr/sbin"; missing=; \
+	for program in $(ENGINE_PROGRAMS); do command -v $$program >/dev/null || missing=1; done; \
+	if [ -z "$$missing" ]; then \
+	  :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "engines: installing docker.io, docker-registry and busybox-static (a minute)"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { $(INSTALL_ENGINES) || { apt-get update && $(INSTALL_ENGINES); }; } >/dev/null 2>&1 </dev/null \
+	    || echo "engines: they could not be installed; images and Docker nodes are not tested"; \
+	else \
+	  echo "engines: not as root, or no apt-get; Docker is tested if an Engine answers"; \
+	fi
+
+test: $(DEMO_DEPS) $(EMULATORS) engines lint ## everything: lint, architecture, all tests (real training included)
 	@echo "test: architecture"
 	@$(BIN)/pytest -q tests/test_architecture.py
 	@echo "test: all tests, $(JOBS) at once"

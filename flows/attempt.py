@@ -19,7 +19,6 @@ from prefect_bt.attempts import (
     JobSite,
     adopt,
     close_attempt,
-    cut_short,
     describe,
     end_gang,
     give_time_to_save,
@@ -29,7 +28,7 @@ from prefect_bt.attempts import (
     refuse,
     site_secrets,
 )
-from prefect_bt.diagnosis import classify
+from prefect_bt.diagnosis import diagnose
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
 from prefect_bt.flows.backoff import wait_to_retry
 from prefect_bt.flows.ranklog import RankLog
@@ -184,7 +183,7 @@ def stopping(site: JobSite, gang: Gang) -> Generator[list[PrefectFuture[Any]]]:
         why = f"it could not be watched any more: {describe(error)}"
         gang.shut_down(why)
         wait(followers, timeout=FOLLOW_SECONDS)
-        close_attempt(site, cut_short(gang, why))
+        close_attempt(site, gang.cut_short(why))
         raise
     except BaseException:
         gang.shut_down("stopped")
@@ -232,7 +231,7 @@ def _on_change(site: JobSite, attempt: int) -> Callable[[Sequence[NodeStatus]], 
 
 def _node_state(status: NodeStatus) -> State[Any]:
     if status.phase is NodePhase.LOST or (status.exit_code and not status.reason):
-        return Failed(message=classify(status)[1])
+        return Failed(message=diagnose(status).sentence)
     if status.reason and status.reason != "straggler":
         return Cancelled(message=f"Ended: {status.reason}.")
     return Completed(message="Exited with 0.")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from prefect.logging import get_run_logger
 
-from prefect_bt.logs import parse_lines
+from prefect_bt.logs import parse_lines, shorten
 from prefect_bt.substrates.protocol import NodeHandle
 
 READ_BYTES: Final = 1 << 20
@@ -104,6 +104,4 @@ class RankLog:
 
     def _show(self, data: bytes) -> None:
         for line in parse_lines(data, rank=self._handle.rank):
-            more = len(line.message) - MOST_CHARACTERS
-            message = f"{line.message[:MOST_CHARACTERS]}… ({more} more characters)"
-            self._logger.info("(%s) %s", line.replica, message if more > 0 else line.message)
+            self._logger.info("(%s) %s", line.replica, shorten(line.message, MOST_CHARACTERS))

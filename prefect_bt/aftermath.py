@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from prefect_bt.diagnosis import ORPHANED, is_dying, signal_of
+from prefect_bt.ranks import ranks_in_words
 from prefect_bt.records import NodePhase, NodeStatus
 
 STOPPED: Final = "stopped"
@@ -63,25 +64,6 @@ def aftermath(
     return " ".join(filter(None, [then, _uploads(statuses)]))
 
 
-def ranks(numbers: Iterable[int]) -> str:
-    """`rank 1`, `ranks 0 and 3`, `ranks 0-5, 7`."""
-    pieces: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if pieces and number == pieces[-1][-1] + 1:
-            pieces[-1].append(number)
-        else:
-            pieces.append([number])
-    spelled = [word for piece in pieces for word in _piece(piece)]
-    if len(spelled) == 2 and all(word.isdigit() for word in spelled):
-        return f"ranks {spelled[0]} and {spelled[1]}"
-    alone = len(spelled) == 1 and spelled[0].isdigit()
-    return f"rank{'' if alone else 's'} {', '.join(spelled)}"
-
-
-def _piece(run: list[int]) -> list[str]:
-    return [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
-
-
 # A group's key is what its clause says; "was" becomes "were" for several.
 _BY_ITSELF: Final = "exited with "
 _DONE: Final = "had exited with 0"
@@ -111,7 +93,7 @@ def _clause(how: str, group: Sequence[NodeStatus], first: NodeStatus) -> str:
     words = how.replace("was ", "were ", 1) if several else how
     if how.startswith(_BY_ITSELF):
         words += f" by {'themselves' if several else 'itself'}{_within(group, first)}"
-    return f"{ranks(one.rank for one in group)} {words}"
+    return f"{ranks_in_words(one.rank for one in group)} {words}"
 
 
 def _within(group: Sequence[NodeStatus], first: NodeStatus) -> str:
@@ -130,7 +112,8 @@ def _uploads(statuses: Sequence[NodeStatus]) -> str:
     if not failed:
         return ""
     error = failed[0].upload_error.rstrip(".")
-    return f"What {ranks(one.rank for one in failed)} had written could not be uploaded: {error}."
+    whose = ranks_in_words(one.rank for one in failed)
+    return f"What {whose} had written could not be uploaded: {error}."
 
 
 def _never_set_up(status: NodeStatus) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from prefect_bt.checkpoints import holds
 from prefect_bt.checkpoints.catalogue import newest
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
-from prefect_bt.diagnosis import diagnose_cause, diagnose_error
+from prefect_bt.diagnosis import diagnose_error
 from prefect_bt.errors import (
     AttemptFailed,
     CheckpointError,
@@ -31,7 +31,7 @@ from prefect_bt.loading import resolve_load
 from prefect_bt.ownership import Claim
 from prefect_bt.plan import GangPlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
-from prefect_bt.records import AttemptRecord, Cause, JobRecord, JobState, Outcome, SealedLog
+from prefect_bt.records import AttemptRecord, JobRecord, JobState, Outcome, SealedLog
 from prefect_bt.retrying import RetryDecision, decide_retry
 from prefect_bt.sealing import Sealer
 from prefect_bt.secrets import SecretSource, resolve_secrets
@@ -159,6 +159,8 @@ def reap(site: JobSite, *, reason: str) -> None:
     handles = site.substrate.find(site.job_id)
     for begun in site.ledger.attempts(site.job_id):
         nodes = [handle for handle in handles if handle.attempt == begun.attempt]
+        if begun.attempt in known and not nodes:
+            continue
         outcome = _put_away(site, begun, nodes, reason)
         if begun.attempt not in known:
             close_attempt(site, outcome)
@@ -209,7 +211,7 @@ def _put_away(
     gang.shut_down("stopped" if stopped else reason)
     if stopped or (ended and complete):
         return gang.outcome()
-    return cut_short(gang, reason)
+    return gang.cut_short(reason)
 
 
 def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
@@ -220,22 +222,6 @@ def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
     outcome = replace(outcome, newest_checkpoint=newest_checkpoint, logs=sealed)
     site.ledger.end_attempt(site.job_id, outcome)
     return outcome
-
-
-def cut_short(gang: Gang, why: str) -> Outcome:
-    """The outcome of an attempt whose nodes are over, but which was not watched to its end."""
-    found = diagnose_cause(Cause.CUT_SHORT)
-    return Outcome(
-        attempt=gang.attempt,
-        state=JobState.FAILED,
-        message=f"The attempt was cut short: {why}.",
-        failure=found.failure,
-        cause=found.cause,
-        cure=found.cure,
-        nodes=tuple(gang.statuses),
-        started_at=gang.began,
-        ended_at=time.time(),
-    )
 
 
 def seal_logs(site: JobSite, attempt: int) -> tuple[SealedLog, ...]:

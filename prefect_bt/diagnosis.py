@@ -282,12 +282,6 @@ def diagnose_error(error: Exception) -> Diagnosis:
     return diagnose_cause(cause, str(error).rstrip("."))
 
 
-def classify(status: NodeStatus) -> tuple[FailureClass, str]:
-    """The retry budget that the failure draws on, and what happened with what to do."""
-    found = diagnose(status)
-    return found.failure, found.sentence
-
-
 def cause_of(status: NodeStatus) -> Cause:
     """What the substrate says, then phase and reason, then exit code and signal."""
     if status.oom:

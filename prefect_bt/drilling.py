@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from prefect_bt.checkpoints.announcing import Uploads
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.checkpoints.layout import step_of_name
-from prefect_bt.control import open_site, settle, stop_job, wait_terminal
+from prefect_bt.control import open_site, settle
+from prefect_bt.definitions import TrainingProject
 from prefect_bt.drills import DrillResult, save_drill
-from prefect_bt.errors import DrillError, StateError
+from prefect_bt.errors import DrillError
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobRecord
 
@@ -26,8 +27,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Drill:
-    """Which rank is killed (negative: from the last), after which committed step, and how long
-    each half may take, in seconds."""
+    """Which rank is killed (negative: from the last), and after which committed step.
+
+    `patience`, in seconds: until the kill, and as long again from the kill on.
+    """
 
     rank: int = -1
     step: int = 0
@@ -41,11 +44,15 @@ class _Watch:
     patience: float
     say: Say
     _settled: float = field(default_factory=time.monotonic)
+    _deadline: float = field(default_factory=time.monotonic)
+
+    def begin_half(self) -> None:
+        """From now on `patience` seconds are left for all that `until` waits for."""
+        self._deadline = time.monotonic() + self.patience
 
     def until(self, seen: Callable[[], int | None], what: str) -> int:
-        """What was seen; DrillError when the job ends before, or it takes too long."""
-        deadline = time.monotonic() + self.patience
-        while time.monotonic() < deadline:
+        """What was seen; DrillError when the job ends before, or the half takes too long."""
+        while time.monotonic() < self._deadline:
             over = self.ledger.state(self.record.id)
             found = seen()
             if found is not None:
@@ -88,6 +95,16 @@ class _Watch:
         )
 
 
+def refuse_pointless(project: TrainingProject) -> None:
+    """DrillError for a project whose jobs could not go on from anything."""
+    if not project.job.runtime.checkpointing_config.enabled:
+        raise DrillError(
+            f"Jobs of project {project.name!r} write no checkpoints to go on from: "
+            "checkpointing_config is not enabled.",
+            next_step="Give the runtime checkpointing_config=CheckpointingConfig(enabled=True).",
+        )
+
+
 def run_drill(ledger: Ledger, record: JobRecord, drill: Drill, *, say: Say) -> DrillResult:
     """Kill a rank of a job that has begun, and watch; the result is kept on the job.
 
@@ -96,23 +113,16 @@ def run_drill(ledger: Ledger, record: JobRecord, drill: Drill, *, say: Say) -> D
     """
     watch = _Watch(ledger, record, drill.patience, say)
     say(f"Waiting for a committed checkpoint of step {drill.step} or later")
+    watch.begin_half()
     attempt = watch.until(lambda: _reached(watch, drill.step), "a checkpoint with a step")
     before = max(watch.steps(attempt))
     rank = _kill(watch, attempt, drill.rank)
     result = DrillResult(record.id, False, "", rank, time.time(), step_before=before)
+    watch.begin_half()
     say(f"Killed rank {rank}; the newest committed step is {before}")
     result = _resumption(watch, attempt, result)
     save_drill(ledger, record, result)
     return result
-
-
-def stop_after(ledger: Ledger, job_id: str) -> None:
-    """The drill has seen what it wanted: the job need not train to its end."""
-    try:
-        stop_job(ledger, job_id, by="the drill")
-    except StateError:
-        return  # it ended by itself
-    wait_terminal(ledger, job_id)
 
 
 def _reached(watch: _Watch, step: int) -> int | None:
@@ -155,7 +165,7 @@ def _resumption(watch: _Watch, killed: int, result: DrillResult) -> DrillResult:
             lambda: min(watch.touched(attempt), default=None), "its first checkpoint"
         )
     except DrillError as error:
-        return replace(result, why=error.what)
+        return replace(result, why=str(error))
     result = replace(result, step_after=first, seconds_to_step=time.time() - result.at)
     if first > before:
         why = f"It went on from step {before}: the next one it wrote is {first}."

@@ -11,6 +11,8 @@ PrefectBtError
 │   ├── ObjectNotFound
 │   └── ObjectExists         a create-only write lost; never retried blindly
 ├── SubstrateError           a node could not be launched, observed or stopped
+│   └── ImageError           an image could not be brought to the Docker Engine
+├── IdentityError            a role or federated identity that this machine could not take on
 ├── CheckpointError          a checkpoint could not be committed, verified or restored
 ├── WeightsError             a weights source could not be resolved or mirrored
 ├── DrillError               a drill that could not show whether the job would go on
@@ -124,6 +126,35 @@ class SubstrateError(PrefectBtError):
         self, what: str, *, substrate: str, rank: int | None = None, next_step: str = ""
     ) -> None:
         self.substrate, self.rank = substrate, rank
+        super().__init__(what, next_step=next_step)
+
+
+class ImageError(SubstrateError):
+    """`reference` as the definition spells it; `fault` a registries.faults.Fault, by value.
+
+    `cause` is the records.Cause that goes with it, by value: it decides whether a retry can help.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        reference: str,
+        fault: str,
+        cause: str,
+        substrate: str = "docker",
+        rank: int | None = None,
+        next_step: str = "",
+    ) -> None:
+        self.reference, self.fault, self.cause = reference, fault, cause
+        super().__init__(what, substrate=substrate, rank=rank, next_step=next_step)
+
+
+class IdentityError(PrefectBtError):
+    """`refused`: somebody said no, or nothing is there to ask with; else it may go well later."""
+
+    def __init__(self, what: str, *, next_step: str = "", refused: bool = True) -> None:
+        self.refused = refused
         super().__init__(what, next_step=next_step)
 
 

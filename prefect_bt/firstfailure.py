@@ -32,7 +32,7 @@ class FirstFailure:
 
 
 def first_failure(ledger: Ledger, record: JobRecord, attempt: int | None = None) -> FirstFailure:
-    """Of the newest attempt that failed, or of that one; -1 is the last. PrefectBtError."""
+    """Of the newest attempt that failed, or of that one, counted from 0. PrefectBtError."""
     outcome = _chosen(ledger, record, attempt)
     rank = outcome.failed_rank
     if rank is None:
@@ -72,13 +72,12 @@ def _chosen(ledger: Ledger, record: JobRecord, attempt: int | None) -> Outcome:
             state = ledger.state(record.id).value
             raise _nothing(f"No attempt of job {record.id} ({state}) has failed.", record, failed)
         return failed[-1]
-    number = attempt + len(ledger.attempts(record.id)) if attempt < 0 else attempt
-    outcome = next((one for one in outcomes if one.attempt == number), None)
+    outcome = next((one for one in outcomes if one.attempt == attempt), None)
     if outcome is None:
-        what = f"Job {record.id} has no attempt {number} that is over."
+        what = f"Job {record.id} has no attempt {attempt} that is over."
         raise _nothing(what, record, failed)
     if outcome.failure is None:
-        what = f"Attempt {number} of job {record.id} did not fail: {outcome.state.value}."
+        what = f"Attempt {attempt} of job {record.id} did not fail: {outcome.state.value}."
         raise _nothing(what, record, failed)
     return outcome
 

@@ -120,16 +120,3 @@ class _Group:
 
 def _number(group: _Group) -> int:
     return group.number
-
-
-def ranks_label(ranks: Collection[int]) -> str:
-    """`rank-3` of one, `ranks 0-2,5` of several; ascending."""
-    if len(ranks) == 1:
-        return f"rank-{next(iter(ranks))}"
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return "ranks " + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

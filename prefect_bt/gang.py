@@ -95,11 +95,12 @@ class Gang:
         if self._stopping:
             return
         self._stopping = reason
-        if reason == STOPPED and self.grace_to_save is not None:
+        running = self._running()
+        if running and reason == STOPPED and self.grace_to_save is not None:
             self.grace = self.grace_to_save()
         now = self.pace.clock()
         self._deadline = self.pace.steady() + self.grace
-        for handle, _ in self._running():
+        for handle, _ in running:
             self._asked[handle.rank] = now
             handle.stop(reason=reason, grace=self.grace)
 
@@ -117,24 +118,32 @@ class Gang:
     def outcome(self) -> Outcome:
         """How the attempt ended; every node must be over."""
         self._note_first_failure()
-        at = self.pace.clock()
-        base = Outcome(
-            attempt=self.attempt,
-            state=JobState.COMPLETED,
-            nodes=tuple(self.statuses),
-            started_at=self.began,
-            ended_at=at,
-        )
+        base = self._base()
         if self.first_failed is not None:
             return self._failure(base, self.first_failed)
         if self._stopping == STOPPED:
             return replace(base, state=JobState.STOPPED, message="Stopped as asked.")
         for status in self.statuses:
             if _failed(status):
-                return _cut_short(base, status)
+                return self.cut_short(status.reason)
             if status.upload_error:
                 return _upload_failure(base, status)
         return replace(base, message=self._good_word())
+
+    def cut_short(self, why: str) -> Outcome:
+        """No rank failed by itself, yet nobody watched all of them to an end of their own."""
+        found = diagnose_cause(Cause.CUT_SHORT)
+        what = f"The attempt was cut short: {why.rstrip('.')}. {found.cure}"
+        return replace(_ended_by(self._base(), found), message=what)
+
+    def _base(self) -> Outcome:
+        return Outcome(
+            attempt=self.attempt,
+            state=JobState.COMPLETED,
+            nodes=tuple(self.statuses),
+            started_at=self.began,
+            ended_at=self.pace.clock(),
+        )
 
     def _good_word(self) -> str:
         left = [f"rank {s.rank}: {what}" for s in self.statuses for what in s.uncommitted]
@@ -227,13 +236,6 @@ def _ended_by(base: Outcome, found: Diagnosis) -> Outcome:
     return replace(
         base, state=JobState.FAILED, failure=found.failure, cause=found.cause, cure=found.cure
     )
-
-
-def _cut_short(base: Outcome, status: NodeStatus) -> Outcome:
-    """No rank failed by itself, yet some were stopped before their time, for another reason."""
-    found = diagnose_cause(Cause.CUT_SHORT)
-    why = status.reason.rstrip(".")
-    return replace(_ended_by(base, found), message=f"The attempt was cut short: {why}.")
 
 
 def _upload_failure(base: Outcome, status: NodeStatus) -> Outcome:

@@ -185,18 +185,6 @@ def read_lines(logs: JobLogs, query: LineFilter = EVERYTHING) -> Iterator[JobLin
     return logs.drain(query, last=True)
 
 
-def follow_lines(
-    logs: JobLogs,
-    query: LineFilter = EVERYTHING,
-    *,
-    pace: FollowPace | None = None,
-    refresh: Callable[[], None] = lambda: None,
-) -> Iterator[JobLine]:
-    """Every line there is and will be; ends when the job is over and all has been read."""
-    looks = follow_looks(logs, query, pace=pace, refresh=refresh)
-    return (line for line in looks if line is not None)
-
-
 def follow_looks(
     logs: JobLogs,
     query: LineFilter = EVERYTHING,
@@ -204,10 +192,11 @@ def follow_looks(
     pace: FollowPace | None = None,
     refresh: Callable[[], None] = lambda: None,
 ) -> Iterator[JobLine | None]:
-    """As follow_lines, with a None before every pause: nothing more has come by then.
+    """Every line there is and will be; ends when the job is over and all has been read.
 
-    `refresh` is called between looks: it may write down the end of a job whose process died, which
-    nobody else would. A job that is over before it printed anything yields nothing and ends.
+    A None comes before every pause: nothing more has come by then. `refresh` is called between
+    looks: it may write down the end of a job whose process died, which nobody else would. A job
+    that is over before it printed anything yields nothing and ends.
     """
     pace = pace or FollowPace()
     pause, lingered = pace.shortest, 0.0

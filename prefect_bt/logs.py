@@ -59,6 +59,12 @@ def render_line(line: LogLine, *, replica: str = "") -> str:
     return f"[{_local(line.timestamp // 10**9)}]: ({replica or line.replica}) {line.message}"
 
 
+def shorten(message: str, most: int) -> str:
+    """At most so many characters of it, and how many are left out."""
+    left_out = len(message) - most
+    return message if left_out <= 0 else f"{message[:most]}… ({left_out} more characters)"
+
+
 @lru_cache(maxsize=16)
 def _local(second: int) -> str:
     return f"{datetime.fromtimestamp(second):%Y-%m-%d %H:%M:%S}"

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from prefect_bt.aftermath import aftermath, moment, ranks, was_asked
+from prefect_bt.aftermath import aftermath, moment, was_asked
 from prefect_bt.records import NodePhase, NodeStatus
 
 FIRST = NodeStatus(0, NodePhase.DONE, exit_code=3, started_at=0.0, ended_at=100.0)
@@ -16,32 +14,6 @@ FIRST = NodeStatus(0, NodePhase.DONE, exit_code=3, started_at=0.0, ended_at=100.
 
 def node(rank: int, code: int | None = 1, at: float = 101.5, **facts: object) -> NodeStatus:
     return replace(FIRST, rank=rank, exit_code=code, ended_at=at, **facts)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "said"),
-    [
-        ([1], "rank 1"),
-        ([3, 0], "ranks 0 and 3"),
-        ([0, 1], "ranks 0 and 1"),
-        ([0, 1, 2], "ranks 0-2"),
-        ([0, 1, 2, 3, 4, 5, 7], "ranks 0-5, 7"),
-        ([1, 2, 5, 5, 9], "ranks 1, 2, 5, 9"),
-    ],
-)
-def test_ranks(numbers: list[int], said: str) -> None:
-    assert ranks(numbers) == said
-
-
-@settings(deadline=None)
-@given(st.sets(st.integers(0, 200), min_size=1))
-def test_every_rank_is_named_once(numbers: set[int]) -> None:
-    words = ranks(numbers).partition(" ")[2].replace(" and ", ", ").split(", ")
-    named: list[int] = []
-    for word in words:
-        low, _, high = word.partition("-")
-        named += range(int(low), int(high or low) + 1)
-    assert named == sorted(numbers)
 
 
 @pytest.mark.parametrize(

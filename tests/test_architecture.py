@@ -1,21 +1,32 @@
 """The arrows and rules of docs/architecture.md, read from the source with `ast`.
 
 A new module needs a room: add a line to LEVELS, and one to the architecture page. The last part of
-the file breaks each rule on invented source, so that a rule that checks nothing is noticed.
+the file breaks each rule on the invented source of tests/architecture/, so that a rule that checks
+nothing is noticed.
 """
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = "prefect_bt"
+from tests.architecture.invented import BROKEN, EMPTY, KEPT
+from tests.architecture.offences import environ_lines, swallowed
+from tests.architecture.sources import (
+    PACKAGE,
+    ROOT,
+    Sources,
+    foreign_imports,
+    our_imports,
+    parse,
+    reachable,
+    read_sources,
+    top,
+)
 
 # Room -> level. A room is a module or a package below prefect_bt; "x.*" is what lies in package x,
 # "x" its own __init__. The longest match counts. An import may go down or stay level, never up.
@@ -72,11 +83,14 @@ LEVELS: dict[str, int] = {
     "diagnosis": 2,
     "host": 2,  # what this machine offers a node; for the local substrate and the node itself
     "host.*": 2,
+    "identities": 2,  # roles and tokens, for weights and registries
     "objects": 2,
     "objects.protocols": 2,
     "ownership": 2,
     "planning": 2,
     "reading": 2,
+    "registries": 2,  # how an image gets onto an Engine, for whatever substrate has one
+    "registries.*": 2,
     "refusals": 2,
     "secrets": 2,
     "settings": 2,
@@ -87,6 +101,7 @@ LEVELS: dict[str, int] = {
     "definitions.*": 1,
     "logs": 1,
     "plan": 1,
+    "ranks": 1,
     "records": 1,
     # 0 ground: standard library only
     "codec": 0,
@@ -99,10 +114,10 @@ EDGES, ADAPTERS, GROUND = 5, 3, 0
 # above the ground.
 ONLY_IN: dict[str, set[str]] = {
     "prefect": {"flows", "blocks", "cli", "submission"},
-    "docker": {"substrates"},
+    "docker": {"substrates", "registries"},
     "kubernetes": {"substrates"},
-    "boto3": {"objects", "weights"},
-    "botocore": {"objects", "weights"},
+    "boto3": {"objects", "weights", "identities", "registries"},
+    "botocore": {"objects", "weights", "identities", "registries"},
     "obstore": {"objects", "weights"},
     "huggingface_hub": {"objects", "weights"},
     "urllib3": {"weights"},
@@ -148,28 +163,8 @@ MOST_BROAD_EXCEPTS = 5
 NOT_A_SUBJECT = {"common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
 MOST_LINES = 400
 
-Sources = Mapping[str, str]
-"""Module name below prefect_bt ("" for the package itself) -> its source."""
 
-
-# --- reading ----------------------------------------------------------------------------------
-
-
-def read_sources(root: Path = ROOT) -> dict[str, str]:
-    """The package without its links, then flows/ and blocks/ under the links' names."""
-    sources: dict[str, str] = {}
-    for folder in (PACKAGE, "flows", "blocks"):
-        for path in _python_files(root / folder):
-            parts = path.relative_to(root).with_suffix("").parts
-            parts = parts[1:] if parts[0] == PACKAGE else parts
-            name = ".".join(parts).removesuffix("__init__").removesuffix(".")
-            sources[name] = path.read_text(encoding="utf-8")
-    return sources
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
-    for where, _, names in os.walk(folder, followlinks=False):
-        yield from (Path(where) / name for name in sorted(names) if name.endswith(".py"))
+# --- rooms of modules -------------------------------------------------------------------------
 
 
 def room_of(module: str) -> str | None:
@@ -187,50 +182,6 @@ def room_of(module: str) -> str | None:
 def level_of(module: str) -> int | None:
     room = room_of(module)
     return None if room is None else LEVELS[room]
-
-
-def top(module: str) -> str:
-    return module.partition(".")[0]
-
-
-def imports(module: str, sources: Sources, *, deferred: bool = True) -> Iterator[str]:
-    """Absolute dotted names that `module` imports; of ours, the module, not the name in it.
-
-    With `deferred=False`, only what is imported when the module is.
-    """
-    package = module in {"", *(name.rpartition(".")[0] for name in sources)}
-    full = f"{PACKAGE}.{module}".rstrip(".")
-    for node in _nodes(ast.parse(sources[module], module), deferred=deferred):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                up = full.split(".")[: len(full.split(".")) - node.level + package]
-                base = ".".join([*up, *([node.module] if node.module else [])])
-            for alias in node.names:
-                submodule = f"{base}.{alias.name}"
-                ours = submodule.removeprefix(f"{PACKAGE}.")
-                yield submodule if ours != submodule and ours in sources else base
-
-
-def _nodes(tree: ast.AST, *, deferred: bool) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(tree):
-        yield child
-        late = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-        typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
-        if deferred or not (late or typing_only):
-            yield from _nodes(child, deferred=deferred)
-
-
-def our_imports(module: str, sources: Sources, *, deferred: bool = True) -> set[str]:
-    names = {n for n in imports(module, sources, deferred=deferred) if top(n) == PACKAGE}
-    return {name.removeprefix(PACKAGE).removeprefix(".") for name in names} - {module}
-
-
-def foreign_imports(module: str, sources: Sources, *, deferred: bool = True) -> set[str]:
-    names = {top(name) for name in imports(module, sources, deferred=deferred)}
-    return names - {PACKAGE, "__future__"}
 
 
 # --- rules: each yields sentences -------------------------------------------------------------
@@ -278,23 +229,12 @@ def circles(sources: Sources) -> Iterator[str]:
         targets = {_unit(other) for other in our_imports(module, sources)}
         graph.setdefault(_unit(module), set()).update(targets - {_unit(module)})
     for unit in sorted(graph):
-        if unit in _reachable(graph, graph[unit]):
+        if unit in reachable(graph, graph[unit]):
             yield f"{unit}: imports itself through other rooms"
 
 
 def _unit(module: str) -> str:
     return room_of(module) if level_of(module) == 2 and "." in module else top(module)  # type: ignore[return-value]
-
-
-def _reachable(graph: Mapping[str, set[str]], start: set[str]) -> set[str]:
-    seen: set[str] = set()
-    todo = list(start)
-    while todo:
-        unit = todo.pop()
-        if unit not in seen:
-            seen.add(unit)
-            todo.extend(graph.get(unit, ()))
-    return seen
 
 
 def foreign(sources: Sources) -> Iterator[str]:
@@ -312,7 +252,7 @@ def foreign(sources: Sources) -> Iterator[str]:
 def nodes(sources: Sources) -> Iterator[str]:
     graph = {module: our_imports(module, sources, deferred=False) for module in sources}
     inside = {module for module in sources if top(module) == "node"}
-    for module in sorted(inside | _reachable(graph, inside) & set(sources)):
+    for module in sorted(inside | reachable(graph, inside) & set(sources)):
         for package in sorted(foreign_imports(module, sources, deferred=False) & NOT_IN_A_NODE):
             yield f"{module} is loaded in a node and imports {package}"
 
@@ -332,55 +272,21 @@ def sizes(sources: Sources) -> Iterator[str]:
 
 def broad_excepts(sources: Sources) -> Iterator[str]:
     for module, source in sources.items():
-        for where, line in _swallowed(ast.parse(source, module), module, ""):
+        for where, line in swallowed(parse(source, module), module):
             if where not in BROAD_EXCEPTS:
                 yield f"{where} (line {line}): swallows any exception; name it, or raise again"
 
 
-def _swallowed(tree: ast.AST, module: str, inside: str) -> Iterator[tuple[str, int]]:
-    for child in ast.iter_child_nodes(tree):
-        scope = inside
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            scope = f"{inside}.{child.name}".lstrip(".")
-        swallows = isinstance(child, ast.ExceptHandler) and not _raises_again(child)
-        caught = child.type if isinstance(child, ast.ExceptHandler) else None
-        if (swallows and _is_broad(caught)) or _suppresses_all(child):
-            yield f"{module}:{inside}", getattr(child, "lineno", 0)
-        yield from _swallowed(child, module, scope)
-
-
-def _is_broad(caught: ast.expr | None) -> bool:
-    options = caught.elts if isinstance(caught, ast.Tuple) else [caught]
-    return any(o is None or ast.unparse(o) in {"Exception", "BaseException"} for o in options)
-
-
-def _raises_again(handler: ast.ExceptHandler) -> bool:
-    return isinstance(handler.body[-1], ast.Raise)
-
-
-def _suppresses_all(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] == "suppress"
-        and any(_is_broad(argument) for argument in node.args)
-    )
-
-
 def environ(sources: Sources) -> Iterator[str]:
     for module, source in sources.items():
-        if any(f"{module}.".startswith((f"{r}.", f"{r}_")) for r in ENVIRON_READERS):
+        if any(_in_reader(module, reader) for reader in ENVIRON_READERS):
             continue
-        for node in ast.walk(ast.parse(source, module)):
-            if _reads_environ(node):
-                line = getattr(node, "lineno", 0)
-                yield f"{module} (line {line}): reads os.environ; take it as an argument"
+        for line in environ_lines(parse(source, module)):
+            yield f"{module} (line {line}): reads os.environ; take it as an argument"
 
 
-def _reads_environ(node: ast.AST) -> bool:
-    if isinstance(node, ast.ImportFrom) and node.module == "os":
-        return bool({alias.name for alias in node.names} & {"environ", "environb", "getenv"})
-    spelled = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-    return spelled in {"os.environ", "os.environb", "os.getenv"}
+def _in_reader(module: str, reader: str) -> bool:
+    return f"{module}.".startswith((f"{reader}.", f"{reader}_"))
 
 
 RULES = [rooms, arrows, places, circles, foreign, nodes, names, sizes, broad_excepts, environ]
@@ -410,81 +316,27 @@ def test_the_lists_of_exceptions_stay_short() -> None:
 def test_the_lists_of_exceptions_name_what_is_there() -> None:
     sources = read_sources()
     assert {"errors", "flows", "blocks"} <= set(sources)
-    found = {where for m, s in sources.items() for where, _ in _swallowed(ast.parse(s, m), m, "")}
+    found = {where for m, s in sources.items() for where, _ in swallowed(parse(s, m), m)}
     assert set(BROAD_EXCEPTS) <= found, "remove what no longer swallows"
+    reading = {m for m, s in sources.items() if any(environ_lines(parse(s, m)))}
+    idle = {reader for reader in ENVIRON_READERS if not any(_in_reader(m, reader) for m in reading)}
+    assert not idle, "remove what no longer reads os.environ"
 
 
 # --- the rules themselves ---------------------------------------------------------------------
 
-EMPTY = dict.fromkeys(
-    ["", "errors", "records", "gang", "objects", "objects.bucket", "objects.disk", "flows"], ""
-)
 
-BROKEN = [
-    (rooms, "attic", "", "attic: has no room"),
-    (rooms, "attic.boxes", "", "attic.boxes: has no room"),
-    (arrows, "errors", "from prefect_bt.records import Job", "errors (level 0) imports records"),
-    (arrows, "errors", "import prefect_bt.gang", "imports gang"),
-    (arrows, "errors", "from prefect_bt import records", "imports records"),
-    (arrows, "errors", "from . import records", "imports records"),
-    (arrows, "definitions.job", "from ..gang import Gang", "imports gang"),
-    (arrows, "records", "def f():\n    from prefect_bt.gang import Gang", "imports gang"),
-    (arrows, "gang", "from prefect_bt.objects.bucket import B", "imports the adapter"),
-    (arrows, "substrates.local_process", "import prefect_bt.objects.disk", "the adapter"),
-    (places, "objects.disk", "from prefect_bt.objects.bucket import B", "never import each other"),
-    (places, "substrates.docker_engine", "import prefect_bt.substrates.local_run", "each other"),
-    (foreign, "gang", "import prefect", "gang imports prefect: only"),
-    (foreign, "node.main", "from prefect.states import Completed", "imports prefect"),
-    (foreign, "workspace", "import docker.errors", "imports docker"),
-    (foreign, "checkpoints.taking", "import boto3", "imports boto3"),
-    (foreign, "errors", "import pydantic", "standard library only"),
-    (foreign, "cli.app", "from flows.train import train", "say prefect_bt.flows"),
-    (names, "objects.utils", "", "'utils' is no subject"),
-    (names, "common.x", "", "'common' is no subject"),
-    (sizes, "gang", "x = 1\n" * 401, "401 lines"),
-    (broad_excepts, "gang", "try: f()\nexcept: pass", "gang: (line 2)"),
-    (
-        broad_excepts,
-        "gang",
-        "class G:\n def f(self):\n  try: g()\n  except (OSError, Exception) as e: log(e)",
-        "gang:G.f (line 4)",
-    ),
-    (broad_excepts, "gang", "def f():\n with contextlib.suppress(Exception): g()", "gang:f"),
-    (environ, "gang", "import os\nx = os.environ['A']", "gang (line 2)"),
-    (environ, "gang", "import os\nx = os.getenv('A')", "gang (line 2)"),
-    (environ, "gang", "from os import environ", "gang (line 1)"),
-]
-
-KEPT = [
-    (rooms, "flows.train", ""),
-    (rooms, "substrates.docker_engine", ""),
-    (
-        arrows,
-        "gang",
-        "from prefect_bt.errors import E\nfrom prefect_bt.substrates.protocol import S",
-    ),
-    (arrows, "flows.train", "from prefect_bt.objects.bucket import B"),
-    (arrows, "jobs", "from prefect_bt.objects import open_store"),
-    (places, "substrates.docker_engine", "import prefect_bt.substrates.docker_images"),
-    (places, "substrates.docker_engine", "import prefect_bt.substrates.protocol"),
-    (foreign, "flows.train", "from prefect import flow"),
-    (foreign, "substrates.docker_engine", "import docker"),
-    (foreign, "errors", "import json"),
-    (sizes, "gang", "x = 1\n" * 400),
-    (broad_excepts, "gang", "try: f()\nexcept BaseException:\n    undo()\n    raise"),
-    (broad_excepts, "gang", "try: f()\nexcept OSError: pass"),
-    (environ, "settings", "import os\nos.environ"),
-    (environ, "node.main", "import os\nos.environ"),
-    (environ, "substrates.local_process", "import os\nos.environ"),
-]
+def _with_rules(cases: list[tuple[str, ...]]) -> list[tuple[object, ...]]:
+    by_name = {rule.__name__: rule for rule in RULES}
+    return [(by_name[name], *rest) for name, *rest in cases]
 
 
-@pytest.mark.parametrize(("rule", "module", "source", "said"), BROKEN)
+@pytest.mark.parametrize(("rule", "module", "source", "said"), _with_rules(BROKEN))
 def test_a_rule_notices(rule, module: str, source: str, said: str) -> None:
     assert any(said in sentence for sentence in rule({**EMPTY, module: source}))
 
 
-@pytest.mark.parametrize(("rule", "module", "source"), KEPT)
+@pytest.mark.parametrize(("rule", "module", "source"), _with_rules(KEPT))
 def test_a_rule_allows(rule, module: str, source: str) -> None:
     assert list(rule({**EMPTY, module: source})) == []
 

@@ -16,7 +16,6 @@ from prefect_bt.diagnosis import (
     REMEDIES,
     SIGNALS,
     cause_of,
-    classify,
     diagnose,
     diagnose_cause,
     diagnose_error,
@@ -70,7 +69,6 @@ def test_exit_codes(code: int, cause: Cause, failure: FailureClass) -> None:
     found = diagnose(replace(ENDED, exit_code=code))
     assert (found.cause, found.failure) == (cause, failure)
     assert found.what.startswith("start command 1 ")
-    assert classify(replace(ENDED, exit_code=code)) == (failure, found.sentence)
 
 
 @pytest.mark.parametrize("number", sorted({s.value for s in signal.Signals}))

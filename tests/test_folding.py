@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_bt import folding
-from prefect_bt.folding import FoldedLine, Folder, ranks_label
+from prefect_bt.folding import FoldedLine, Folder
 from prefect_bt.joblogs import JobLine
 from prefect_bt.logs import LogLine
+from prefect_bt.ranks import ranks_label
 
 SECOND = 1_000_000_000
 
@@ -117,11 +118,3 @@ def test_nothing_lost_nothing_twice_order_kept(
         assert mine == [one.line.message for one in given_lines if one.line.rank == rank]
     assert all(list(one.ranks) == sorted(set(one.ranks)) for one in shown)
     assert not folder._alike
-
-
-@pytest.mark.parametrize(
-    ("ranks", "label"),
-    [([3], "rank-3"), ([0, 1, 2, 5], "ranks 0-2,5"), ([1, 3], "ranks 1,3"), ([0, 1], "ranks 0-1")],
-)
-def test_labels(ranks: list[int], label: str):
-    assert ranks_label(ranks) == label

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from prefect_bt.diagnosis import REMEDIES
 from prefect_bt.errors import SubstrateError
 from prefect_bt.gang import Gang, Pace, launch_gang
 from prefect_bt.plan import GangPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
 from prefect_bt.records import Cause, FailureClass, JobState, NodePhase, NodeStatus
 from prefect_bt.substrates.protocol import Capacity, NodeHandle
+
+CURE = REMEDIES[Cause.CUT_SHORT].cure
 
 
 @dataclass
@@ -276,7 +279,7 @@ def test_ranks_that_were_all_stopped_for_another_reason_are_no_success() -> None
         assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, None)
         assert (outcome.failure, outcome.cause) == (FailureClass.INFRASTRUCTURE, Cause.CUT_SHORT)
         assert outcome.message == (
-            "The attempt was cut short: it could not be watched any more: OSError."
+            f"The attempt was cut short: it could not be watched any more: OSError. {CURE}"
         )
 
 
@@ -316,6 +319,40 @@ def test_commands_that_somebody_kills_are_infrastructure_and_the_first_failure()
     outcome = gang.outcome()
     assert (outcome.failed_rank, outcome.cause) == (1, Cause.KILLED)
     assert outcome.failure is FailureClass.INFRASTRUCTURE
+
+
+def test_an_attempt_that_nobody_watched_to_its_end_was_cut_short() -> None:
+    gang = over(ended(0, 0, 1001.0))
+    outcome = gang.cut_short("the process that ran it died")
+    assert (outcome.state, outcome.cause) == (JobState.FAILED, Cause.CUT_SHORT)
+    assert outcome.failure is FailureClass.INFRASTRUCTURE
+    assert outcome.message == f"The attempt was cut short: the process that ran it died. {CURE}"
+    assert outcome.cure == CURE
+    assert (outcome.nodes, outcome.started_at, outcome.ended_at) == (
+        tuple(gang.statuses),
+        1000.0,
+        2000.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason", "asked"),
+    [(None, "stopped", 1), (None, "its flow died", 0), (5, "stopped", 0)],
+)
+def test_what_a_last_save_needs_is_asked_for_nodes_that_run_and_are_to_stop(
+    seconds: float | None, reason: str, asked: int
+) -> None:
+    clock, questions = Clock(now=1010.0), list[float]()
+
+    def grace() -> float:
+        questions.append(clock.now)
+        return 90.0
+
+    node = SimulatedNode(0, 0, Script(seconds=seconds), clock, 1000.0)
+    gang = Gang(0, [node], pace=pace_of(clock), began=1000.0, grace_to_save=grace)
+    gang.shut_down(reason)
+    assert len(questions) == asked
+    assert gang.grace == (90.0 if asked else 30.0)
 
 
 def test_a_rank_that_failed_before_a_shut_down_is_named() -> None:

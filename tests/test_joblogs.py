@@ -18,7 +18,7 @@ from prefect_bt.joblogs import (
     JobLine,
     JobLogs,
     LineFilter,
-    follow_lines,
+    follow_looks,
     read_lines,
 )
 from prefect_bt.ledger import Ledger
@@ -126,13 +126,14 @@ class World:
         def sleep(seconds: float) -> None:
             nonlocal pauses
             pauses += 1
-            assert pauses < 300, "follow_lines does not end"
+            assert pauses < 300, "follow_looks does not end"
             if todo:
                 todo.pop(0)()
 
         query = options.pop("query", LineFilter())
         pace = FollowPace(sleep=sleep)
-        return list(follow_lines(self.logs(), query, pace=pace, **options))  # pyright: ignore
+        looks = follow_looks(self.logs(), query, pace=pace, **options)  # pyright: ignore
+        return [line for line in looks if line is not None]
 
 
 @pytest.fixture

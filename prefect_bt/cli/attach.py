@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from prefect_bt.cli.terminal import FAILED, OK, Terminal, write
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.logs import render_line
 from prefect_bt.records import JobRecord, JobState
 
 if TYPE_CHECKING:
+    from prefect_bt.folding import Folder
     from prefect_bt.joblogs import JobLine, JobLogs, LineFilter
     from prefect_bt.ledger import Ledger
+
+Put = Callable[[str], object]
 
 SETTLE_SECONDS = 5.0
 
@@ -38,7 +40,7 @@ def open_logs(ledger: Ledger, record: JobRecord, terminal: Terminal) -> JobLogs:
     from prefect_bt.substrates import open_substrate
 
     try:
-        live = open_substrate(record.substrate, state_dir=Settings().state_dir)
+        live = open_substrate(record.substrate, **Settings().substrate_options())
     except PrefectBtError as error:
         terminal.warn(f"Only what is in the store is shown: {error}")
         live = None
@@ -71,19 +73,22 @@ def say_damage(terminal: Terminal, logs: JobLogs) -> None:
         terminal.warn(f"{sentence} What is there is shown.")
 
 
-def tail(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
-    """Print the job's log until the job is over, then how it ended."""
-    from prefect_bt.joblogs import LineFilter
+def tail(
+    terminal: Terminal,
+    ledger: Ledger,
+    record: JobRecord,
+    query: LineFilter,
+    folder: Folder | None,
+    *,
+    as_json: bool = False,
+    put: Put = write,
+) -> JobState:
+    """Print the job's lines until the job is over, then how it ended."""
+    from prefect_bt.cli.loglines import folded, write_lines
 
     with staying(terminal, record.id):
-        for found in follow(terminal, ledger, record, LineFilter()):
-            if found is None:
-                continue
-            text = render_line(found.line)
-            if terminal.documents:
-                terminal.note(text)
-            else:
-                write(f"{text}\n", flush=True)
+        looks = follow(terminal, ledger, record, query)
+        write_lines(folded(looks, folder), as_json=as_json, put=put)
         return say_end(terminal, ledger, record.id)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from prefect_bt.cli.options import Here, Output
-from prefect_bt.cli.terminal import FAILED, OK
+from prefect_bt.cli.terminal import FAILED, OK, Terminal
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger import Ledger
 
 
 def drill(
@@ -17,7 +20,9 @@ def drill(
     *,
     rank: Annotated[int, Parameter(help="Which one is killed; -1 is the last.")] = -1,
     step: Annotated[int, Parameter(help="Kill it after a checkpoint of this step or later.")] = 0,
-    patience: Annotated[float, Parameter(help="Seconds that each half may take.")] = 600.0,
+    patience: Annotated[
+        float, Parameter(help="Seconds until the kill, and again from the kill on.")
+    ] = 600.0,
     entrypoint: Annotated[
         str | None, Parameter(help="One start command instead of the config's.")
     ] = None,
@@ -27,21 +32,24 @@ def drill(
 ) -> int:
     """Start a job, kill a rank once a checkpoint is committed, and see it go on from there.
 
-    The job is real, and stopped afterwards. Exit code 0 when the next attempt's steps went on, 1
-    when they began anew or nothing came. The result is kept on the job; `view` shows it.
+    The job is real, and stopped afterwards; Ctrl-C asks it to stop and waits for nothing. Exit
+    code 0 when the next attempt's steps went on, 1 when they began anew or nothing came. The result
+    is kept on the job; `view` shows it.
 
     `prefect-bt drill config.py --step 20`
     """
-    from prefect_bt import codec, drilling
+    from prefect_bt import codec, control, drilling
     from prefect_bt.definitions import Overrides, apply_overrides, load_training_project
+    from prefect_bt.errors import DrillError
     from prefect_bt.jobs import open_ledger
     from prefect_bt.starting import starting
     from prefect_bt.submission import SubmitOptions, submit
 
     beside = terminal.beside(output)
+    overrides = Overrides(entrypoint=entrypoint)
+    project, _ = apply_overrides(load_training_project(config), overrides)
+    drilling.refuse_pointless(project)
     with starting() as starter:
-        overrides = Overrides(entrypoint=entrypoint)
-        project, _ = apply_overrides(load_training_project(config), overrides)
         document = submit(
             project, source_dir=config.absolute().parent, options=SubmitOptions(), starter=starter
         )
@@ -52,10 +60,34 @@ def drill(
         result = drilling.run_drill(
             ledger, record, drilling.Drill(rank, step, patience), say=beside.note
         )
-    finally:
-        if not keep_going:
-            drilling.stop_after(ledger, record.id)
-    beside.say(result.why, style="green" if result.resumed else "red")
-    if beside.documents:
-        beside.document(codec.encode(result))
-    return OK if result.resumed else FAILED
+    except DrillError as error:
+        terminal.error(str(error))
+        result = None
+    except BaseException:  # Ctrl-C among them: nobody waits for the job's end then
+        if keep_going:
+            beside.note(f"Job {record.id} goes on.")
+        else:
+            _ask_to_stop(beside, ledger, record.id)
+        raise
+    if result is not None:
+        beside.say(result.why, style="green" if result.resumed else "red")
+        if beside.documents:
+            beside.document(codec.encode(result))
+    if not keep_going and _ask_to_stop(beside, ledger, record.id):
+        with beside.working(f"Waiting for job {record.id} to end"):
+            control.wait_terminal(ledger, record.id)
+    return OK if result is not None and result.resumed else FAILED
+
+
+def _ask_to_stop(terminal: Terminal, ledger: Ledger, job_id: str) -> bool:
+    """It need not train to its end; False when it is over."""
+    from prefect_bt import control
+    from prefect_bt.errors import StateError
+
+    if ledger.state(job_id).terminal:
+        return False
+    try:
+        terminal.note(control.stop_job(ledger, job_id, by="the drill"))
+    except StateError as error:  # it ended in this moment, or somebody asked before
+        terminal.note(str(error))
+    return True

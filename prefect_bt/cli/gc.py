@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from prefect_bt.cli import ages
 from prefect_bt.cli.options import Here, Output, Yes
 from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
 
@@ -36,11 +37,10 @@ def gc(
 
     `prefect-bt gc --dry-run`
     """
-    from prefect_bt.cli.weights_prune import seconds
     from prefect_bt.garbage.looking import look_for_garbage
     from prefect_bt.settings import Settings
 
-    beside, older = terminal.beside(output), seconds(older_than)
+    beside, older = terminal.beside(output), ages.older_than(older_than)
     with beside.working("Looking"):
         found = look_for_garbage(Settings(), include_unsaved=include_unsaved, older=older)
     for note in found.notes:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from prefect_bt.cli.terminal import write
-from prefect_bt.folding import FoldedLine, Folder, ranks_label
+from prefect_bt.folding import FoldedLine, Folder
 from prefect_bt.logs import render_line
+from prefect_bt.ranks import ranks_label
 
 if TYPE_CHECKING:
     from prefect_bt.joblogs import JobLine
+    from prefect_bt.records import JobRecord
 
 
 def folded(
@@ -33,7 +36,28 @@ def folded(
     yield from folder.rest()
 
 
-def write_lines(shown: Iterable[JobLine | FoldedLine | None], *, as_json: bool) -> int:
+def choose_folder(
+    record: JobRecord,
+    *,
+    ranks: Container[int] | None = None,
+    fold: bool | None = None,
+    documents: bool = False,
+) -> Folder | None:
+    """None where lines are shown each by itself. `fold` None: as suits standard output, which is
+    for a document where `documents` says so."""
+    compute = record.definition.get("job", {}).get("compute", {})
+    shown = [n for n in range(compute.get("node_count", 1)) if ranks is None or n in ranks]
+    if fold is None:
+        fold = sys.stdout.isatty() and not documents and len(shown) > 1
+    return Folder(shown, clock=time.monotonic) if fold else None
+
+
+def write_lines(
+    shown: Iterable[JobLine | FoldedLine | None],
+    *,
+    as_json: bool,
+    put: Callable[[str], object] = write,
+) -> int:
     """One a line, seen at once whenever nothing more comes for now; returns how many."""
     written = 0
     for line in shown:
@@ -41,7 +65,7 @@ def write_lines(shown: Iterable[JobLine | FoldedLine | None], *, as_json: bool) 
             sys.stdout.flush()
             continue
         written += 1
-        write(f"{as_object(line)}\n" if as_json else f"{as_text(line)}\n")
+        put(f"{as_object(line)}\n" if as_json else f"{as_text(line)}\n")
     sys.stdout.flush()
     return written
 

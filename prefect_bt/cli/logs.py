@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, Token
 
 from prefect_bt.cli import attach
+from prefect_bt.cli.ages import parse_age
 from prefect_bt.cli.numbers import Numbers, parse_numbers
 from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output, Tail
 from prefect_bt.cli.selection import newest_job, settled_state
-from prefect_bt.cli.terminal import OK, Terminal, write
+from prefect_bt.cli.terminal import OK, Terminal, counted, write
 from prefect_bt.errors import PrefectBtError
 
 if TYPE_CHECKING:
@@ -24,19 +25,13 @@ if TYPE_CHECKING:
     from prefect_bt.ledger import Ledger
     from prefect_bt.records import JobRecord
 
-_AGE = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
-_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-
 
 def parse_since(text: str, *, now: float) -> int:
     """`30m`, `1h30m`, `2d` ago, or an ISO time, as epoch nanoseconds. Raises ValueError."""
-    text = text.strip()
-    if _AGE.fullmatch(text):
-        age = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
-        return max(0, int((now - age) * 1e9))
+    with suppress(ValueError, OverflowError):
+        return max(0, int((now - parse_age(text)) * 1e9))
     try:
-        return max(0, int(datetime.fromisoformat(text).timestamp() * 1e9))
+        return max(0, int(datetime.fromisoformat(text.strip()).timestamp() * 1e9))
     except (ValueError, OverflowError):
         raise ValueError("write for example 30m, 2h, 1d or 2026-11-20T14:00") from None
 
@@ -111,6 +106,7 @@ def logs(
 
     `prefect-bt logs --first-failure`
     """
+    from prefect_bt.cli.loglines import choose_folder
     from prefect_bt.joblogs import LineFilter
     from prefect_bt.jobs import open_ledger
 
@@ -130,39 +126,12 @@ def logs(
         since=since,
         pattern=grep,
     )
-    folder = _folder(record, ranks, fold, beside)
+    folder = choose_folder(record, ranks=ranks, fold=fold, documents=beside.documents)
     if tail:
-        _follow(beside, ledger, record, query, folder)
+        attach.tail(beside, ledger, record, query, folder, as_json=beside.documents)
     else:
         _print_all(beside, ledger, record, query, folder)
     return OK
-
-
-def _folder(
-    record: JobRecord, ranks: Numbers | None, fold: bool | None, terminal: Terminal
-) -> Folder | None:
-    from prefect_bt.folding import Folder
-
-    compute = record.definition.get("job", {}).get("compute", {})
-    shown = [n for n in range(compute.get("node_count", 1)) if ranks is None or n in ranks]
-    if fold is None:
-        fold = sys.stdout.isatty() and not terminal.documents and len(shown) > 1
-    return Folder(shown, clock=time.monotonic) if fold else None
-
-
-def _follow(
-    terminal: Terminal,
-    ledger: Ledger,
-    record: JobRecord,
-    query: LineFilter,
-    folder: Folder | None,
-) -> None:
-    from prefect_bt.cli.loglines import folded, write_lines
-
-    with attach.staying(terminal, record.id):
-        looks = attach.follow(terminal, ledger, record, query)
-        write_lines(folded(looks, folder), as_json=terminal.documents)
-        attach.say_end(terminal, ledger, record.id)
 
 
 def _print_all(
@@ -190,11 +159,7 @@ def _explain(terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: Numb
     from prefect_bt.firstfailure import first_failure
     from prefect_bt.joblogs import JobLine
 
-    if chosen is not None and chosen.single is None:
-        raise PrefectBtError(
-            "--first-failure is about one attempt.", next_step="Give one, as in --attempt 0."
-        )
-    why = first_failure(ledger, record, chosen.single if chosen else None)
+    why = first_failure(ledger, record, _one_attempt(ledger, record, chosen))
     outcome = why.outcome
     lines = [JobLine(outcome.attempt, line) for line in why.lines]
     if terminal.documents:
@@ -210,6 +175,25 @@ def _explain(terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: Numb
         return
     write(f"Attempt {outcome.attempt}: {outcome.message}\n")
     write_lines(lines, as_json=False)
+
+
+def _one_attempt(ledger: Ledger, record: JobRecord, chosen: Numbers | None) -> int | None:
+    """Counted from the first; None where none was chosen."""
+    if chosen is None:
+        return None
+    typed = chosen.single
+    if typed is None:
+        raise PrefectBtError(
+            "--first-failure is about one attempt.", next_step="Give one, as in --attempt 0."
+        )
+    begun = len(ledger.attempts(record.id))
+    meant = chosen.counted_from(begun).single
+    if meant is None or meant < 0:
+        raise PrefectBtError(
+            f"Job {record.id} has no attempt {typed}: {counted(begun, 'attempt')} began.",
+            next_step=f"All lines: prefect-bt logs --job-id {record.id}",
+        )
+    return meant
 
 
 def _refuse_beside(**others: object) -> None:

@@ -100,6 +100,7 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Checkpoint Sync", job.get("checkpoint_sync_status")),
         ("Error Message", Text(error, style="red") if error else None),
         ("Checkpoints", checkpoints or None),
+        ("Drill", drill["why"] if (drill := job.get("drill")) else None),
         *(
             (
                 f"Weights, {weights['mount_location']}",

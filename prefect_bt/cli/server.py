@@ -34,6 +34,8 @@ from prefect_bt.settings import Settings
 Say = Callable[[str], None]
 
 HOST: Final = "127.0.0.1"
+_ROLES: Final = ("caretaker", "worker", "server")
+"""In the order in which they are stopped: who would start another goes first."""
 _SERVER_PATIENCE: Final = 120.0
 _WORKER_PATIENCE: Final = 60.0
 _STOP_PATIENCE: Final = 15.0
@@ -51,7 +53,7 @@ def up(*, port: int | None = None, worker: bool = True, say: Say = print) -> dic
     shells use this server. Raises ServerError; then nothing is left running that was not before.
     """
     settings = Settings()
-    with _alone(settings.state_dir):
+    with _alone(settings.state_dir, say=say):
         known = read_server(settings.state_dir)
         if known is not None and daemon_of(known, "server").alive:
             return _already_up(settings.state_dir, known, worker=worker, say=say)
@@ -67,18 +69,20 @@ def down(*, force: bool = False, say: Say = print) -> dict[str, Any]:
     they report to.
     """
     state_dir = Settings().state_dir
-    with _alone(state_dir):
+    with _alone(state_dir, say=say):
         known = read_server(state_dir)
-        if known is None or not (
-            daemon_of(known, "server").alive or daemon_of(known, "worker").alive
-        ):
+        alive = [role for role in _ROLES if known and daemon_of(known, role).alive]
+        if known is None or not alive:
             _clear(state_dir, known)
             say("Nothing to stop: no server that `prefect-bt up` started runs here.")
             return {}
         if not force:
             _refuse_while_runs_go(known)
         _clear(state_dir, known)
-    say(f"Stopped the Prefect server at {known['ui_url']}; what it stored is kept.")
+    if "server" in alive:
+        say(f"Stopped the Prefect server at {known['ui_url']}; what it stored is kept.")
+    else:
+        say(f"The Prefect server was gone already; stopped its {' and its '.join(alive)}.")
     return known
 
 
@@ -115,7 +119,7 @@ def mend(*, say: Say) -> bool:
     """Start again what died of what `up` started here; False once it is no longer wanted."""
     settings = Settings()
     state_dir = settings.state_dir
-    with _alone(state_dir):
+    with _alone(state_dir, say=say):
         known = read_server(state_dir)
         if known is None:
             return False
@@ -219,17 +223,18 @@ def _prepare(document: dict[str, Any]) -> None:
 def _clear(state_dir: Path, document: dict[str, Any] | None) -> None:
     """Stop what still runs of `document` and remove the file."""
     if document is not None:
-        daemon_of(document, "caretaker").stop(patience=_STOP_PATIENCE)
-        daemon_of(document, "worker").stop(patience=_STOP_PATIENCE)
-        daemon_of(document, "server").stop(patience=_STOP_PATIENCE)
+        for role in _ROLES:
+            daemon_of(document, role).stop(patience=_STOP_PATIENCE)
     server_file(state_dir).unlink(missing_ok=True)
 
 
 def _refuse_while_runs_go(known: dict[str, Any]) -> None:
+    if not daemon_of(known, "server").alive:
+        return
     from prefect_bt.cli.server_setup import runs_going
 
     try:
-        going = runs_going(known["api_url"]) if daemon_of(known, "server").alive else []
+        going = runs_going(known["api_url"])
     except (httpx.HTTPError, RuntimeError):
         return  # a server that does not answer is of no use to any run
     if going:
@@ -282,9 +287,13 @@ def _did_not_start(what: str, log: Path) -> ServerError:
 
 
 @contextmanager
-def _alone(state_dir: Path) -> Generator[None]:
-    """One `up` or `down` of a state folder at a time; another waits."""
+def _alone(state_dir: Path, *, say: Say) -> Generator[None]:
+    """One `up`, `down` or `mend` of a state folder at a time; another waits, and says so."""
     state_dir.mkdir(parents=True, exist_ok=True)
     with (state_dir / "server.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Waiting: the server is being started or stopped (a few minutes at most)")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

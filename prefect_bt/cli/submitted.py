@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prefect_bt.cli import attach
-from prefect_bt.cli.terminal import OK, Terminal
+from prefect_bt.cli.terminal import OK, Terminal, write
 from prefect_bt.records import JobState
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _stay(terminal: Terminal, document: dict[str, Any], staying: Staying) -> int
 
     ledger = open_ledger(document.get("store"))
     record = ledger.job(str(document["id"]))
-    stay = attach.tail if staying.tail else attach.wait
+    stay = _tail if staying.tail else attach.wait
     try:
         state = stay(terminal, ledger, record)
         _say_page(terminal, ledger, record, known=document.get("flow_run_url"))
@@ -96,3 +97,13 @@ def _stay(terminal: Terminal, document: dict[str, Any], staying: Staying) -> int
         if terminal.documents:
             terminal.document({**document, **job_document(ledger, record)})
     return attach.exit_code(state) if staying.wait else OK
+
+
+def _tail(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
+    """As `logs --tail`; beside the result where that is a document."""
+    from prefect_bt.cli.loglines import choose_folder
+    from prefect_bt.joblogs import LineFilter
+
+    folder = choose_folder(record, documents=terminal.documents)
+    put = sys.stderr.write if terminal.documents else write
+    return attach.tail(terminal, ledger, record, LineFilter(), folder, put=put)

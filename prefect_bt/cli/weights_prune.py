@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from prefect_bt.cli import ages
 from prefect_bt.cli.options import Here, Output, Yes
 from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
 from prefect_bt.cli.weights_places import Place, open_place
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 LEFTOVER_SECONDS: Final = 7 * 86400.0
 """How long what is unfinished may wait for somebody to go on with it."""
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def _policy(
     return _Policy(
         names,
         _bytes(keep_bytes) if keep_bytes is not None else None,
-        seconds(older_than) if older_than is not None else None,
+        ages.older_than(older_than) if older_than is not None else None,
         everything,
     )
 
@@ -121,16 +119,6 @@ def _bytes(text: str) -> int:
         raise PrefectBtError(
             f"--keep-bytes {text!r} is no size.", next_step="Write 100GB, 1.5TB or 64GiB."
         ) from None
-
-
-def seconds(text: str) -> float:
-    """Of `--older-than`. PrefectBtError for what is no age."""
-    found = _AGE.fullmatch(text.strip().lower())
-    if found is None:
-        raise PrefectBtError(
-            f"--older-than {text!r} is no age.", next_step="Write 30d, 12h, 2w or 90m."
-        )
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def _choose(place: Place, policy: _Policy) -> _Choice:

@@ -1,6 +1,7 @@
 """Where a node's files lie on this machine.
 
 <state_dir>/
+    id                              tells state folders apart (prefect_bt.ownership)
     jobs/<job id>/
         owner.lock                  flock held by whoever owns the job (prefect_bt.ownership)
         rank-<r>/
@@ -120,7 +121,7 @@ class NodeRecord:
     rank: int
     mark: str
     state_dir: str
-    orphan_deadline: float | None = 20.0
+    orphan_deadline: float | None
     map_paths: bool = False
     uploader: tuple[str, ...] = ()
 

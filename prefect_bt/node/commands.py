@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from prefect_bt.diagnosis import signal_name
 from prefect_bt.host import processes
 from prefect_bt.host.cgroup import oom_kills
 from prefect_bt.host.files import StatusFile
@@ -149,7 +150,7 @@ class Commands:
         killed = number == signal.SIGKILL or code == 128 + signal.SIGKILL
         counted = None not in (kills, self._kills_before) and kills != self._kills_before
         oom = killed and counted and not self._around.watch.force
-        how = f"was ended by {_signal_name(number)}" if number else f"exited with {code}"
+        how = f"was ended by {signal_name(number)}" if number else f"exited with {code}"
         cause = " (the kernel killed it for lack of memory)" if oom else ""
         self._around.log.platform(f"start command {index + 1} {how}{cause}")
         return CommandsEnd(code, number, oom)
@@ -241,11 +242,3 @@ def _wake_on_signals() -> int:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     return reading
-
-
-def _signal_name(number: int) -> str:
-    """Most of the real-time signals have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

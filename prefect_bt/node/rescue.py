@@ -34,15 +34,13 @@ TURN: Final = 1.0
 
 
 class Rescue:
-    """Of one node. `command`: what takes the job up again, for tests."""
+    """Of one node."""
 
-    def __init__(
-        self, record: NodeRecord, store: str, *, command: tuple[str, ...] | None = None
-    ) -> None:
+    def __init__(self, record: NodeRecord, store: str) -> None:
         self._state_dir, self._job_id = Path(record.state_dir), record.job_id
         self._limit, self._rank = record.orphan_deadline, record.rank
         module = (sys.executable, "-P", "-m", "prefect_bt.reviving")
-        self._command = command or (*module, record.state_dir, record.job_id, store)
+        self._command = (*module, record.state_dir, record.job_id, store)
         self._starting = threading.Lock()
 
     def watch(self) -> None:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from prefect_bt.logs import shorten
+
 LEAST_FREE: Final = 1_000_000_000
 LEAST_SHARE: Final = 0.05
 """The smaller of both counts: of a disk of 20 GB and more 1 GB, of a smaller one 5 %."""
@@ -78,7 +80,7 @@ class Sample:
         if second != self._second:
             self._second, self._kept = second, 0
         room = A_SECOND - self._kept
-        kept = [_short(line) for line in lines[:room]]
+        kept = [shorten(line, SHORT) for line in lines[:room]]
         self._kept += len(kept)
         self.left_out += len(lines) - len(kept)
         self._last.extend(lines[max(len(kept), len(lines) - LAST_LINES) :])
@@ -86,13 +88,7 @@ class Sample:
 
     def catch_up(self) -> tuple[int, list[str]]:
         """How many were left out since the last call, and the last of them; none of both after."""
-        number, last = self.left_out, [_short(line) for line in self._last]
+        number, last = self.left_out, [shorten(line, SHORT) for line in self._last]
         self.left_out = 0
         self._last.clear()
         return number, last
-
-
-def _short(line: str) -> str:
-    if len(line) <= SHORT:
-        return line
-    return f"{line[:SHORT]}… ({len(line) - SHORT} more characters)"

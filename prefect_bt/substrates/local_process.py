@@ -41,14 +41,15 @@ class LocalSubstrate:
     """Runs nodes beside us. `state_dir` is on a local disk (Settings.state_dir).
 
     `orphan_deadline`: seconds a node goes on while nobody holds its job (ownership.hold_job); None
-    for ever. `map_paths` refuses private views. `uploader` replaces the uploader's argv, for tests.
+    for ever, and of no matter to whoever only looks at nodes. `map_paths` refuses private views.
+    `uploader` replaces the uploader's argv, for tests.
     """
 
     def __init__(
         self,
         state_dir: Path,
         *,
-        orphan_deadline: float | None = 20.0,
+        orphan_deadline: float | None = None,
         map_paths: bool = False,
         uploader: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
@@ -169,7 +170,7 @@ class LocalSubstrate:
 
 
 def make_substrate(
-    state_dir: Path, *, orphan_deadline: float | None = 20.0, map_paths: bool = False
+    state_dir: Path, *, orphan_deadline: float | None, map_paths: bool = False
 ) -> LocalSubstrate:
     """For the table of substrates; see LocalSubstrate."""
     return LocalSubstrate(state_dir, orphan_deadline=orphan_deadline, map_paths=map_paths)

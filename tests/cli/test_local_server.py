@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -157,6 +158,47 @@ def test_a_dead_server_is_forgotten_and_a_pid_of_another_process_left_alone(stat
     finally:
         other.kill()
         other.wait()
+
+
+def test_what_runs_beside_a_server_that_is_gone_is_stopped_and_told(state_dir: Path):
+    caretaker, process = start_daemon(
+        ["sleep", "60"], log=state_dir / "log", environment=dict(os.environ)
+    )
+    roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.started}
+    write_server(state_dir, {"api_url": "http://127.0.0.1:9/api", **roles})
+    told: list[str] = []
+    assert server.down(say=told.append)["caretaker_pid"] == caretaker.pid
+    assert told == ["The Prefect server was gone already; stopped its caretaker."]
+    assert process.wait(5) == -signal.SIGTERM
+    assert not server_file(state_dir).exists()
+
+
+@pytest.mark.parametrize("act", ["up", "down", "mend"])
+def test_whoever_waits_for_another_says_so(state_dir: Path, act: str):
+    told: list[str] = []
+    taken = socket.socket()  # what `up` would ask for: it ends there, once its turn has come
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    acts = {
+        "up": lambda: server.up(port=port, say=told.append),
+        "down": lambda: server.down(say=told.append),
+        "mend": lambda: server.mend(say=told.append),
+    }
+    with (state_dir / "server.lock").open("w") as lock, ThreadPoolExecutor() as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = pool.submit(acts[act])
+        while not told and not waiting.done():
+            time.sleep(0.02)
+        assert [line.partition(":")[0] for line in told] == ["Waiting"]
+        assert not waiting.done()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        if act == "up":
+            with pytest.raises(ServerError, match=f"Port {port} is taken"):
+                waiting.result(60)
+        else:
+            assert not waiting.result(60)
+    taken.close()
 
 
 def test_a_server_that_does_not_start_leaves_nothing(state_dir: Path, monkeypatch):

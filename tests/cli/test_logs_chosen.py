@@ -92,8 +92,9 @@ def test_first_failure(cli: Cli, job):
     head, *lines = done.out.splitlines()
     assert head == "Attempt 0: Rank 1 failed first: start command 1 exited with 3."
     assert messages("\n".join(lines)) == ["(rank-1) loading", "(rank-1) loss of 1"]
-    found = cli("logs", "--first-failure", "--attempt", "0", "-o", "json").json
-    assert (found["attempt"], found["failed_rank"], found["failure"]) == (0, 1, "user")
+    for attempt in ("0", "-2"):
+        found = cli("logs", "--first-failure", "--attempt", attempt, "-o", "json").json
+        assert (found["attempt"], found["failed_rank"], found["failure"]) == (0, 1, "user")
     assert [one["message"] for one in found["logs"]] == ["loading", "loss of 1"]
 
 
@@ -102,6 +103,7 @@ def test_first_failure(cli: Cli, job):
     [
         (["--attempt", "-1"], "did not fail: TRAINING_JOB_STOPPED. Attempts that failed: 0."),
         (["--attempt", "7"], "has no attempt 7 that is over. Attempts that failed: 0."),
+        (["--attempt", "-5"], "has no attempt -5: 2 attempts began. All lines: prefect-bt logs"),
         (["--attempt", "0,1"], "--first-failure is about one attempt."),
         (["--tail", "--rank", "1"], "cannot be combined with --tail and --rank."),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.definitions.compute import AvailabilityModel
+from prefect_bt.drills import DrillResult, save_drill
 from prefect_bt.records import FailureClass, JobState, Outcome
 
 from .conftest import Cli, Shop
@@ -112,6 +113,14 @@ Attempt  Status  Started              Ended                Exit Code  Failed Ran
 0        failed  2023-11-14 22:19:20  2023-11-14 22:19:50  3          1            Rank 1 failed first.
 """
     )
+
+
+def test_what_a_drill_found_is_a_line_of_its_job(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    why = "It went on from step 20: the next one it wrote is 30."
+    save_drill(shop.ledger, job, DrillResult(job.id, True, why, rank=1, at=shop.at))
+    lines = cli("view", "--job-id", job.id).out.splitlines()
+    assert [line.split(None, 1)[1] for line in lines if line.startswith("Drill ")] == [why]
 
 
 def test_a_job_as_json(cli: Cli, shop: Shop, ended):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.firstfailure import first_failure
-from prefect_bt.joblogs import JobLogs, follow_lines, read_lines
+from prefect_bt.joblogs import JobLogs, follow_looks, read_lines
 from prefect_bt.ledger import Ledger
 from prefect_bt.logs import format_lines
 from prefect_bt.objects import open_store
@@ -52,7 +52,7 @@ def test_sealed_followed_explained_and_damaged(
     ledger.end_attempt(record.id, failed)
     ledger.append(record.id, JobState.FAILED)
     found = JobLogs(ledger, record)
-    lines = list(follow_lines(found))
+    lines = [line for line in follow_looks(found) if line is not None]
     assert (len(lines), found.damage) == (10_002, [])
     assert lines[-1].line.message.startswith("9999 é")
     why = first_failure(ledger, record)

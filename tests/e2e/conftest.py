@@ -149,7 +149,12 @@ class Machine:
             seconds=10,
             what=f"{self.state_dir / 'jobs' / job_id} removed",
         )
-        until(lambda: not self.garbage(job_id), seconds=10, what=f"{self.garbage(job_id)} gone")
+        left = self.garbage(job_id)
+        deadline = time.monotonic() + 10
+        while left and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left = self.garbage(job_id)
+        assert not left
 
     def garbage(self, job_id: str) -> list[LeftOver]:
         """What `prefect-bt gc` would remove, and what it would keep of this job."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 
 import pytest
 
@@ -49,4 +51,37 @@ def test_a_job_that_gives_no_occasion(machine: Machine) -> None:
     done = machine.run("drill", str(machine.folder("exit 0\n")), check=False)
     assert done.returncode == 1
     assert "ended before a checkpoint with a step" in done.stderr
+    assert "See: prefect-bt logs --job-id" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_job_without_checkpoints_is_not_begun(machine: Machine) -> None:
+    before = [job.id for job in machine.ledger.jobs()]
+    config = machine.folder("sleep 600\n", checkpointing=False)
+    done = machine.run("drill", str(config), check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "checkpointing_config is not enabled. Give the runtime" in done.stderr
+    assert [job.id for job in machine.ledger.jobs()] == before
+
+
+def test_ctrl_c_asks_the_job_to_stop_and_waits_for_nothing(machine: Machine) -> None:
+    """The job leaves only when the command is gone."""
+    stays = "trap '' TERM\nuntil test -e $BT_CHECKPOINT_DIR/leave; do sleep 0.1; done\n"
+    drill = subprocess.Popen(
+        machine.command("drill", str(machine.folder(stays))),
+        env={**machine.environment, "PREFECT_BT_GRACE": "120"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert drill.stderr
+    job_id = drill.stderr.readline().split()[1]
+    machine.wait(job_id, "RUNNING")
+    drill.send_signal(signal.SIGINT)
+    _, said = drill.communicate(timeout=60)
+    assert drill.returncode == 130
+    assert f"Job {job_id} is being stopped: its ranks get SIGTERM" in said
+    assert machine.ledger.stop_request(job_id)
+    assert not machine.ledger.state(job_id).terminal
+    (machine.state_dir / "jobs" / job_id / "rank-0" / "checkpoints" / "leave").touch()
+    machine.wait(job_id, "STOPPED")
+    machine.nothing_left(job_id)

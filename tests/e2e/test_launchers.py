@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from .conftest import Machine
@@ -77,9 +75,9 @@ def test_two_gangs_of_torchrun_at_once(machine: Machine) -> None:
         machine.nothing_left(job_id)
 
 
-@pytest.mark.skipif(os.environ.get("CUDA_VISIBLE_DEVICES", "") != "", reason="moves it to the CPU")
 def test_accelerate_over_two_nodes(machine: Machine) -> None:
-    job_id = start(machine, ACCELERATED, ACCELERATE, ACCELERATE_USE_CPU="true")
+    cpu = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    job_id = start(machine, ACCELERATED, ACCELERATE, **cpu)
     machine.wait(job_id, "COMPLETED", "FAILED", seconds=200)
     assert sums(machine, job_id) == ["sum 3", "sum 3"], machine.logs(job_id)[-3000:]
     machine.nothing_left(job_id)

@@ -221,6 +221,6 @@ def test_an_agent_that_cannot_start_is_lost_with_its_cause(rig: Rig) -> None:
     wait_until(lambda: not agent_pids(handle))
     handle.folder.status.unlink()
     handle.folder.agent_log.write_text("Traceback\nImportError: no module\n")
+    wait_until(lambda: handle.observe().phase is NodePhase.LOST)  # its lock goes last
     status = handle.observe()
-    assert status.phase is NodePhase.LOST
     assert status.reason.endswith("ImportError: no module")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from pathlib import Path
 
 from prefect_bt.logs import parse_lines
+from prefect_bt.substrates.local_handle import LocalHandle
 from tests.node.rig import Rig, agent_pids, own_lines, raw_log, wait_over, wait_running
 
 FLOOD = """
@@ -42,25 +44,28 @@ def script(code: str) -> str:
     return f"python3 - <<'EOF'\n{textwrap.dedent(code)}\nEOF"
 
 
-def test_fifty_thousand_lines_a_second(rig: Rig) -> None:
-    handle = rig.launch(script(FLOOD), "sleep 1")
+def run_to_its_end(rig: Rig, code: str) -> tuple[LocalHandle, int]:
+    """The node that ran it, and the most memory that an agent of it had meanwhile, kB."""
+    handle = rig.launch(script(code), "sleep 1")
     wait_running(handle)
     pids, most = agent_pids(handle), 0
     while handle.observe().command == 0:
-        most = peak(pids)
-    assert wait_over(handle).exit_code == 0
+        most = max(most, peak(pids))
+        time.sleep(0.05)
+    wait_over(handle)
+    return handle, most
+
+
+def test_fifty_thousand_lines_a_second(rig: Rig) -> None:
+    handle, most = run_to_its_end(rig, FLOOD)
+    assert handle.observe().exit_code == 0
     steps = [line for line in own_lines(handle) if line.startswith("step")]
     assert steps == [f"step {number} loss 0.123456789 of the flood" for number in range(100_000)]
-    assert most < PEAK_KB
+    assert 0 < most < PEAK_KB
 
 
 def test_what_is_no_line_of_text(rig: Rig) -> None:
-    handle = rig.launch(script(ODD), "sleep 1")
-    wait_running(handle)
-    pids, most = agent_pids(handle), 0
-    while handle.observe().command == 0:
-        most = peak(pids)
-    wait_over(handle)
+    handle, most = run_to_its_end(rig, ODD)
     lines = own_lines(handle)
     assert sum(len(line) for line in lines if set(line) == {"x"}) == 10_000_000
     frames = [line for line in lines if line.endswith("of 20000")]
@@ -69,4 +74,4 @@ def test_what_is_no_line_of_text(rig: Rig) -> None:
     assert lines[-1] == "half \ufffd"
     stamps = [line.timestamp for line in parse_lines(raw_log(handle))]
     assert stamps == sorted(set(stamps))
-    assert most < PEAK_KB
+    assert 0 < most < PEAK_KB

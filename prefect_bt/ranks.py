@@ -1,0 +1,36 @@
+"""Ranks as they are spelled: in a sentence, and before a line of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0 and 3`, `ranks 0-5, 7`."""
+    spelled: list[str] = []
+    for first, last in runs(ranks):
+        many = last - first > 1
+        spelled += [f"{first}-{last}"] if many else map(str, range(first, last + 1))
+    if len(spelled) == 2 and all(word.isdigit() for word in spelled):
+        return f"ranks {spelled[0]} and {spelled[1]}"
+    alone = len(spelled) == 1 and spelled[0].isdigit()
+    return f"rank{'' if alone else 's'} {', '.join(spelled)}"
+
+
+def ranks_label(ranks: Collection[int]) -> str:
+    """`rank-3` of one, `ranks 0-2,5` of several."""
+    if len(ranks) == 1:
+        return f"rank-{next(iter(ranks))}"
+    spelled = (str(a) if a == b else f"{a}-{b}" for a, b in runs(ranks))
+    return f"ranks {','.join(spelled)}"
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The unbroken ranges that hold the numbers, ascending, both ends included."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found

@@ -1,0 +1,120 @@
+"""A workload identity of Google becomes a login of Artifact Registry, over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from prefect_bt.registries.faults import Fault, Trouble
+from prefect_bt.registries.logins import Login, open_login
+from prefect_bt.registries.reference import parse_reference
+
+from .test_logins import header
+
+IMAGE = "us-docker.pkg.dev/project/r/train:1"
+AUTH = {
+    "auth_method": "GCP_OIDC",
+    "registry": "us-docker.pkg.dev",
+    "gcp_oidc_docker_auth": {
+        "service_account": "pull@b",
+        "workload_identity_provider": "projects/1/x",
+    },
+}
+
+
+class Google:
+    """Its token service and its accounts; `status` is what both answer."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.token: object = {"accessToken": "token-of-the-account", "expireTime": "2100-01-01"}
+        self.asked: list[tuple[str, str, bytes]] = []
+        """(path, Authorization, body)."""
+
+    def answer(self, path: str) -> object:
+        return {"access_token": "federated-token"} if path == "/token" else self.token
+
+
+@pytest.fixture
+def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+    google = Google()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            google.asked.append((self.path, self.headers.get("Authorization", ""), body))
+            self.send_response(google.status)
+            self.end_headers()
+            self.wfile.write(json.dumps(google.answer(self.path)).encode())
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    (tmp_path / "subject").write_text("planted.jwt.of-the-machine\n")
+    known = {
+        "type": "external_account",
+        "token_url": f"{url}/token",
+        "service_account_impersonation_url": f"{url}/accounts/pull@b:generate",
+        "credential_source": {"file": str(tmp_path / "subject")},
+    }
+    (tmp_path / "identity.json").write_text(json.dumps(known))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "identity.json"))
+    yield google
+    server.shutdown()
+    server.server_close()
+
+
+def opened() -> Login:
+    return open_login(parse_reference(IMAGE), AUTH, {})
+
+
+def refused() -> Trouble:
+    with pytest.raises(Trouble) as caught:
+        opened()
+    assert "planted" not in caught.value.said
+    return caught.value
+
+
+def test_a_token_of_the_account_is_the_password(google: Google) -> None:
+    login = opened()
+    assert header(login)["username"] == "oauth2accesstoken"
+    assert header(login)["password"] == "token-of-the-account"
+    assert login.whose == "the service account pull@b"
+    [exchange, account] = google.asked
+    form = parse_qs(exchange[2].decode())
+    assert form["subject_token"] == ["planted.jwt.of-the-machine"]
+    assert form["audience"] == ["//iam.googleapis.com/projects/1/x"]
+    assert account[:2] == ("/accounts/pull@b:generate", "Bearer federated-token")
+
+
+@pytest.mark.parametrize(
+    ("status", "fault"), [(400, Fault.CREDENTIALS), (403, Fault.CREDENTIALS), (503, Fault.NO_TOKEN)]
+)
+def test_a_refusal_lasts_and_a_breakdown_may_not(google: Google, status: int, fault: Fault) -> None:
+    google.status = status
+    trouble = refused()
+    assert trouble.fault is fault
+    assert f"Google gave no token of pull@b ({status})" in trouble.said
+
+
+@pytest.mark.parametrize("token", [{}, [], {"accessToken": ""}, {"accessToken": 5}, None])
+def test_an_answer_without_a_token(google: Google, token: object) -> None:
+    google.token = token
+    assert refused().fault is Fault.NO_TOKEN
+
+
+def test_no_identity(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "subject").unlink()
+    assert "with a token file here" in refused().said
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
+    assert refused().fault is Fault.CREDENTIALS
