@@ -20,8 +20,8 @@ from prefect_bt.attempts import (
     release_holds,
     states_to,
 )
-from prefect_bt.control import conclude_abandoned, open_site, settle_site
-from prefect_bt.errors import AttemptFailed, PrefectBtError, StateError, StoreError
+from prefect_bt.control import begin_crashed_again, conclude_abandoned, open_site, settle_site
+from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateError, StoreError
 from prefect_bt.flows.reporting import move_job, report_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.jobs import job_document
@@ -106,7 +106,8 @@ def finish_cancelled(flow: Any, flow_run: Any, state: State[Any]) -> None:
         return
     site.ledger.request_stop(site.job_id, by="Prefect's cancellation")
     if _had_not_begun(site):
-        _conclude(site, JobState.STOPPED, "cancelled in Prefect before it began")
+        with suppress(StateError):  # another process is at it
+            conclude_abandoned(site, JobState.STOPPED, "cancelled in Prefect before it began")
     else:
         settle_site(site)  # unless another process has taken the job up: that one sees the request
 
@@ -114,14 +115,15 @@ def finish_cancelled(flow: Any, flow_run: Any, state: State[Any]) -> None:
 def finish_crashed(flow: Any, flow_run: Any, state: State[Any]) -> None:
     """Prefect's hook after the flow's process died: the job is taken up again.
 
-    One that had not begun has nothing to go on with, and nobody to take it up.
+    One that had not begun has nobody to take it up: its run is scheduled again.
     """
     _ = flow, state
     site = _site_of(flow_run)
     if site is None:
         return
     if _had_not_begun(site):
-        _conclude(site, JobState.FAILED, "its run crashed before the job began")
+        with suppress(StateError, ServerError):  # whoever looks at the job tries again
+            begin_crashed_again(site, str(flow_run.id))
     else:
         settle_site(site)
 
@@ -129,11 +131,6 @@ def finish_crashed(flow: Any, flow_run: Any, state: State[Any]) -> None:
 def _had_not_begun(site: JobSite) -> bool:
     waits = site.ledger.state(site.job_id) is JobState.PENDING
     return waits and not was_owned(site.settings.state_dir, site.job_id)
-
-
-def _conclude(site: JobSite, state: JobState, reason: str) -> None:
-    with suppress(StateError):  # another process is at it
-        conclude_abandoned(site, state, reason)
 
 
 def _site_of(run: Any) -> JobSite | None:

@@ -28,8 +28,11 @@ from prefect_bt.blocks import (
 )
 from prefect_bt.flows.attempt import attempt_until_done
 from prefect_bt.flows.ending import closing_job, final_state, finish_cancelled, finish_crashed
+from prefect_bt.flows.output import outlive_reader
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.flows.steps import accept_job, mirror_sources, name_run
+
+outlive_reader()  # before the run begins: Prefect's own first lines count, too
 
 
 @flow(

@@ -92,15 +92,28 @@ def settle(ledger: Ledger, job_id: str) -> None:
 
 
 def _settle_waiting(ledger: Ledger, record: JobRecord) -> None:
-    """A run that is cancelled before a worker takes it runs no line of ours: its job waits on."""
-    from prefect_bt.cli.prefect_api import is_cancelled
+    """A run that ends before a line of ours runs leaves its job waiting."""
+    from prefect_bt.cli.prefect_api import state_of_run
 
     runs = ledger.runs_of_job(record.id)
     with suppress(StateError, ServerError):
-        if runs and is_cancelled(runs[-1].flow_run_id):
-            conclude_abandoned(
-                open_site(ledger, record), JobState.STOPPED, "cancelled in Prefect before it began"
-            )
+        ended = state_of_run(runs[-1].flow_run_id) if runs else None
+        if ended == "CANCELLED":
+            reason = "cancelled in Prefect before it began"
+            conclude_abandoned(open_site(ledger, record), JobState.STOPPED, reason)
+        elif ended == "CRASHED":
+            begin_crashed_again(open_site(ledger, record), runs[-1].flow_run_id)
+
+
+def begin_crashed_again(site: JobSite, flow_run_id: str) -> None:
+    """The server or the worker died while the run was being started: it is, again.
+
+    One that crashes every time is the job's end. ServerError, StateError.
+    """
+    from prefect_bt.cli.prefect_api import begin_again
+
+    if not begin_again(flow_run_id):
+        conclude_abandoned(site, JobState.FAILED, "its run crashed before the job began")
 
 
 def settle_site(site: JobSite) -> None:

@@ -32,7 +32,7 @@ MOST_SECONDS: Final = 60.0
 def main() -> int:
     """Until `down` ends it, or removed what it looks after."""
     signal.signal(signal.SIGTERM, _leave)
-    jobs, worker = _Jobs(), _Worker()
+    jobs, runs = _Jobs(), _Runs()
     pause, due = LOOK_SECONDS, 0.0
     while True:
         time.sleep(LOOK_SECONDS)
@@ -42,7 +42,7 @@ def main() -> int:
         wanted = _try(lambda: server.mend(say=_say))
         if wanted is False:
             return 0
-        _try(worker.look)
+        _try(runs.look)
         # What cannot be mended is tried less often; jobs are looked at all the same.
         pause = LOOK_SECONDS if wanted else min(2 * pause, MOST_SECONDS)
         due = time.monotonic() + pause
@@ -71,24 +71,29 @@ class _Jobs:
         self._told = found
 
 
-class _Worker:
-    """Sees to the runs that a worker took and died with, once another was started for it."""
+class _Runs:
+    """Sees to the runs that were being started when their worker or the server died."""
 
     def __init__(self) -> None:
-        self._pid = self._known().get("worker_pid")
+        known = self._known()
+        self._worker, self._server = known.get("worker_pid"), known.get("server_pid")
         self._began = time.time()
         self._due = self._began + BEGIN_SECONDS
 
     def look(self) -> None:
         known, now = self._known(), time.time()
-        if known.get("worker_pid") != self._pid:
-            self._pid = known.get("worker_pid")
+        if known.get("server_pid") != self._server:
+            self._server = known.get("server_pid")
+            self._due = self._due or now + BEGIN_SECONDS
+        if known.get("worker_pid") != self._worker:
+            self._worker = known.get("worker_pid")
             self._began, self._due = now, now + BEGIN_SECONDS
         if self._due and now > self._due:
+            self._due = now + BEGIN_SECONDS  # again, should this one fail
             module = [sys.executable, "-m", "prefect_bt.cli.rescheduling"]
             arguments = [str(known.get("api_url")), str(self._began)]
             done = subprocess.run([*module, *arguments], check=False, timeout=RESCHEDULE_SECONDS)
-            self._due = now + BEGIN_SECONDS if done.returncode else 0.0
+            self._due = self._due if done.returncode else 0.0
 
     def _known(self) -> dict[str, Any]:
         return read_server(Settings().state_dir) or {}

@@ -21,7 +21,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelling
+from prefect.states import Cancelling, Scheduled
 from prefect.utilities.urls import url_for
 
 from prefect_bt.errors import ServerError
@@ -29,6 +29,8 @@ from prefect_bt.servers import local_server_url
 from prefect_bt.settings import Settings
 
 SECRET_BLOCK_TYPE: Final = "secret"
+MOST_CRASHES: Final = 6
+"""Of a run that never began. Its own process and its worker's may both write one down."""
 _LISTED: Final = 20
 
 
@@ -91,8 +93,8 @@ def cancel_run(flow_run_id: str) -> bool:
     return after is not None and after.type in {StateType.CANCELLING, StateType.CANCELLED}
 
 
-def is_cancelled(flow_run_id: str) -> bool:
-    """Whether the run is cancelled; False for one that Prefect does not know. ServerError.
+def state_of_run(flow_run_id: str) -> StateType | None:
+    """What Prefect says of the run; None for one that it does not know. ServerError.
 
     Without a server there is nobody to ask: a temporary one knows no run of another.
     """
@@ -100,8 +102,22 @@ def is_cancelled(flow_run_id: str) -> bool:
         with prefect_client(temporary=False) as client:
             state = client.read_flow_run(UUID(flow_run_id)).state
     except ObjectNotFound:
-        return False
-    return state is not None and state.is_cancelled()
+        return None
+    return state.type if state else None
+
+
+def begin_again(flow_run_id: str) -> bool:
+    """Schedule a deployment's run that crashed before a line of ours ran. ServerError.
+
+    False when that happened too often: it is not the server or the worker that died then.
+    """
+    with prefect_client(temporary=False) as client:
+        history = client.read_flow_run_states(UUID(flow_run_id))
+        if sum(state.is_crashed() for state in history) > MOST_CRASHES:
+            return False
+        again = Scheduled(message="It crashed before it began.")
+        client.set_flow_run_state(UUID(flow_run_id), again, force=True)
+    return True
 
 
 def run_url(flow_run_id: str) -> str:

@@ -1,44 +1,74 @@
-"""Runs that a worker took and died with: Prefect leaves them Pending for ever.
+"""Runs that a worker took and died with, or whose process found no server: they begin again.
 
 `python -m prefect_bt.cli.rescheduling API_URL BEFORE`, started by the caretaker some time after it
-started a worker again: a process of its own, because the caretaker imports nothing of Prefect.
+started a worker or a server again: a process of its own, because the caretaker imports nothing of
+Prefect, which leaves the first Pending for ever, and the others Crashed.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterEndTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     WorkPoolFilter,
     WorkPoolFilterName,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Scheduled
 
+from prefect_bt.cli.prefect_api import begin_again
 from prefect_bt.cli.server_setup import POOL, at
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.jobs import open_ledger
+from prefect_bt.records import JobState
+
+RECENT: Final = timedelta(days=1)
+_OURS: Final = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
 
 
 def reschedule(api_url: str, *, before: float) -> list[str]:
-    """Names of the pool's runs that were Pending since `before` (epoch seconds) or longer; they are
-    Scheduled now, for any worker to take."""
-    pending = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING]))
+    """Names of the pool's runs that are Scheduled now, for any worker to take: those that were
+    Pending since `before` (epoch seconds) or longer, and those that crashed before their job began.
+    """
     names: list[str] = []
     with at(api_url), get_client(sync_client=True) as client:
-        found = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(state=pending),
-            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
-        )
-        for run in found:
+        for run in _of_type(client, StateType.PENDING):
             if run.state is not None and run.state.timestamp.timestamp() < before:
                 client.set_flow_run_state(run.id, Scheduled(message="Its worker died."), force=True)
+                names.append(run.name)
+        for run in _of_type(client, StateType.CRASHED, since=datetime.now(UTC) - RECENT):
+            if _never_began(run) and begin_again(str(run.id)):
                 names.append(run.name)
     return names
 
 
+def _of_type(
+    client: SyncPrefectClient, state: StateType, *, since: datetime | None = None
+) -> Iterator[FlowRun]:
+    wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state])))
+    if since is not None:
+        wanted.end_time = FlowRunFilterEndTime.model_validate({"after_": since})
+    yield from client.read_flow_runs(flow_run_filter=wanted, work_pool_filter=_OURS)
+
+
+def _never_began(run: FlowRun) -> bool:
+    """Whether the run is one of `push`, whose job still waits."""
+    told: dict[str, Any] = run.parameters
+    try:
+        store, job_id = str(told["store"]["url"]), str(told["job_id"])
+        return open_ledger(store).state(job_id) is JobState.PENDING
+    except (PrefectBtError, KeyError, TypeError):
+        return False
+
+
 if __name__ == "__main__":
     for name in reschedule(sys.argv[1], before=float(sys.argv[2])):
-        sys.stdout.write(f"run {name} is scheduled again: the worker that took it died\n")
+        sys.stdout.write(f"run {name} is scheduled again: it never began\n")

@@ -22,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from prefect_bt.cli.prefect_api import MOST_CRASHES
 from prefect_bt.ownership import is_owned
 from prefect_bt.records import JobState
 from prefect_bt.servers import read_server
@@ -293,3 +294,58 @@ def test_a_run_that_a_worker_died_with_is_scheduled_again(machine: Machine) -> N
     subprocess.run([*module, str(time.time())], env=machine.environment, check=True)
     machine.wait(job["id"], "COMPLETED")
     machine.nothing_left(job["id"])
+
+
+def test_a_run_that_found_no_server_begins_again(machine: Machine) -> None:
+    """As if its process had been started in the moment in which the server died."""
+    with paused(machine):
+        jobs = [machine.push(machine.folder("echo it runs\n"), *DEPLOYMENT) for _ in range(2)]
+        for job in jobs:
+            path = f"flow_runs/{job['flow_run_id']}/set_state"
+            call(machine, "POST", path, state={"type": "CRASHED"}, force=True)
+    known = read_server(machine.state_dir) or {}
+    machine.view(jobs[0]["id"])  # who looks at a job sees to it
+    module = [sys.executable, "-m", "prefect_bt.cli.rescheduling", known["api_url"], "0"]
+    subprocess.run(module, env=machine.environment, check=True)
+    for job in jobs:
+        machine.wait(job["id"], "COMPLETED")
+        machine.nothing_left(job["id"])
+
+
+def test_a_run_that_crashes_every_time_is_the_end_of_its_job(machine: Machine) -> None:
+    with paused(machine):
+        job = machine.push(machine.folder("echo never\n"), *DEPLOYMENT)
+        path = f"flow_runs/{job['flow_run_id']}/set_state"
+        for _ in range(MOST_CRASHES):
+            call(machine, "POST", path, state={"type": "CRASHED"}, force=True)
+            machine.view(job["id"])
+            assert flow_run(machine, job["flow_run_id"])["state_type"] == "SCHEDULED"
+        call(machine, "POST", path, state={"type": "CRASHED"}, force=True)
+        seen = machine.view(job["id"])
+    assert seen["current_status"] == "TRAINING_JOB_FAILED"
+    assert "crashed before the job began" in seen["error_message"]
+    machine.nothing_left(job["id"])
+
+
+def test_a_flow_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path) -> None:
+    """A worker that is killed takes the other end of its flows' pipes with it."""
+    script = """
+import sys
+import prefect_bt.flows.train
+from prefect.logging import get_logger
+sys.stdin.readline()
+for line in range(3):
+    get_logger("flow_runs").warning("line %d", line)
+open(sys.argv[1], "w").write("went on")
+"""
+    flow = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "end")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert flow.stdout is not None
+    flow.stdout.close()
+    flow.communicate(b"go\n", timeout=60)
+    assert flow.returncode == 0
+    assert (tmp_path / "end").read_text() == "went on"
