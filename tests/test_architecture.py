@@ -122,7 +122,7 @@ ONLY_IN: dict[str, set[str]] = {
     "huggingface_hub": {"objects", "weights"},
     "urllib3": {"weights"},
     "cyclopts": {"cli"},
-    "rich": {"cli"},
+    "rich": {"cli", "flows"},  # flows: what Prefect prints with
     "prompt_toolkit": {"cli"},
     "starlette": {"fileserver"},
     "uvicorn": {"fileserver"},
