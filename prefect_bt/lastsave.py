@@ -8,7 +8,7 @@ checkpoint's first file to its last, and the bytes a second of its upload.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +25,8 @@ from prefect_bt.records import JobRecord
 SLACK: Final = 1.5
 """The next one is taken to need so much longer: the machine is busy when everything stops."""
 MOST_GRACE: Final = 600.0
+MOST_VERSIONS: Final = 8
+"""That one save is looked for in."""
 
 
 @dataclass(frozen=True)
@@ -127,20 +129,36 @@ def find_last_save(
 
 
 def _earlier(store: Store, checkpoint: CommittedCheckpoint) -> frozenset[tuple[int, str, int]]:
-    """Rank, path and time of what the last version of each of its parts had."""
-    found: dict[int, ManifestRef] = {}
-    now = {part.rank: (part.attempt, part.version) for part in checkpoint.manifests}
-    for ref in manifest_refs(store, checkpoint.project_id, checkpoint.job_id):
-        if ref.name != checkpoint.checkpoint_id or ref.order >= now.get(ref.rank, (0, 0)):
-            continue
-        if ref.rank not in found or found[ref.rank].order < ref.order:
-            found[ref.rank] = ref
+    """Rank, path and time of what was there before this save began."""
     files: set[tuple[int, str, int]] = set()
-    for ref in found.values():
+    refs = list(manifest_refs(store, checkpoint.project_id, checkpoint.job_id))
+    for part in checkpoint.manifests:
+        now = {(entry.path, entry.mtime_ns) for entry in part.entries}
+        older = [
+            ref
+            for ref in refs
+            if (ref.rank, ref.name) == (part.rank, part.name)
+            and ref.order < (part.attempt, part.version)
+        ]
+        files |= {(part.rank, *file) for file in _before_this_save(store, older, now)}
+    return frozenset(files)
+
+
+def _before_this_save(
+    store: Store, older: Iterable[ManifestRef], now: set[tuple[str, int]]
+) -> set[tuple[str, int]]:
+    """The files of the last version that something was changed of since.
+
+    Versions to which files were only added are of the same save: it was slow, and they were
+    committed while it went on.
+    """
+    for ref in sorted(older, key=lambda ref: ref.order, reverse=True)[:MOST_VERSIONS]:
         with suppress(ObjectNotFound):  # pruned in this moment
             entries = load(store.get(ref.key), key=ref.key).entries
-            files |= {(ref.rank, entry.path, entry.mtime_ns) for entry in entries}
-    return frozenset(files)
+            then = {(entry.path, entry.mtime_ns) for entry in entries}
+            if not then <= now:
+                return then
+    return set()
 
 
 def choose_grace(write: float, *, grace: float, notice: float | None) -> float:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
-from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest
-from prefect_bt.lastsave import MOST_GRACE, Before, choose_grace, measure_last_save
+from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest, dump
+from prefect_bt.lastsave import (
+    MOST_GRACE,
+    Before,
+    choose_grace,
+    find_last_save,
+    measure_last_save,
+)
+from prefect_bt.ledger import Ledger
+from prefect_bt.objects import open_store
+from prefect_bt.records import JobRecord
 
 
 def part(rank: int, size: int, *seconds: float) -> Manifest:
@@ -45,6 +57,51 @@ def test_what_stayed_or_was_copied_was_not_written() -> None:
     one = checkpoint(part(0, 100, 1500.0, 8200.0, 8203.0, 20.0))
     before = Before(1000.0, frozenset({(0, "0.bin", 1_500_000_000_000)}))
     assert measure_last_save(one, {}, grace=30.0, before=before).write == 3.0
+
+
+def written(*files: tuple[str, float], version: int) -> Manifest:
+    entries = tuple(
+        Entry(path, path, f"k-{path}-{at}", 1, "0" * 64, mtime_ns=int(at * 1e9))
+        for path, at in files
+    )
+    one = part(0, 100)
+    return replace(one, name="last", version=version, entries=entries)
+
+
+@pytest.mark.parametrize(
+    ("versions", "took"),
+    [
+        ([[("a", 1000.0)], [("a", 1000.0), ("b", 1006.0)]], 6.0),
+        (
+            [[("args", 1000.0), ("w", 1001.0)], [("args", 1000.0), ("w", 5000.0), ("x", 5003.0)]],
+            3.0,
+        ),
+        (
+            [
+                [("args", 1000.0), ("w", 1001.0)],
+                [("args", 1000.0), ("w", 5000.0)],
+                [("args", 1000.0), ("w", 5000.0), ("x", 5003.0)],
+            ],
+            3.0,
+        ),
+    ],
+    ids=["slow", "rewritten", "rewritten slowly"],
+)
+def test_a_save_is_told_from_the_one_before_it(
+    versions: list[list[tuple[str, float]]], took: float, tmp_path: Path
+) -> None:
+    ledger = Ledger(open_store(str(tmp_path)), clock=lambda: 500.0)
+    project = ledger.ensure_project("p")
+    job_id = ledger.reserve_job_id(project.id)
+    record = JobRecord(job_id, "training-job", project.id, "p", 1.0, definition={})
+    ledger.write_job(record)
+    ledger.begin_attempt(job_id)
+    for number, files in enumerate(versions):
+        one = replace(written(*files, version=number), project_id=project.id, job_id=job_id)
+        ledger.store.put(one.key, dump(one))
+    found = find_last_save(ledger, record, grace=30.0, notice=None)
+    assert found is not None
+    assert found.write == took
 
 
 @pytest.mark.parametrize(
