@@ -360,7 +360,7 @@ def _digests(tree: Path) -> list[str]:
 def touched(path: Path) -> float:
     """When somebody worked on a fill or part. FileNotFoundError."""
     inside = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)]
-    return max(path.stat().st_mtime, *inside)
+    return max([path.stat().st_mtime, *inside])
 
 
 def size_of(path: Path) -> int:
