@@ -43,13 +43,12 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
             state=state.value,
             next_step=f"Nothing is left to stop; see: prefect-bt view --job-id {job_id}",
         )
-    asked_first = ledger.request_stop(job_id, by=by)
     site = open_site(ledger, record)
-    if abandoned:
+    if abandoned:  # asked only as its owner: of a job that somebody here runs nothing is asked
         conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} as abandoned")
         return f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
     away = machine_away(site)
-    if not asked_first:
+    if not ledger.request_stop(job_id, by=by):
         raise StateError(
             f"Job {job_id} is being stopped already.",
             state=state.value,
@@ -97,7 +96,7 @@ def _settle_waiting(ledger: Ledger, record: JobRecord) -> None:
 
     runs = ledger.runs_of_job(record.id)
     with suppress(StateError, ServerError):
-        ended = state_of_run(runs[-1].flow_run_id) if runs else None
+        ended = state_of_run(runs[-1].flow_run_id) if runs else ""
         if ended == "CANCELLED":
             reason = "cancelled in Prefect before it began"
             conclude_abandoned(open_site(ledger, record), JobState.STOPPED, reason)

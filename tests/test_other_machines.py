@@ -90,6 +90,7 @@ def test_what_somebody_here_runs_is_not_abandoned(ledger: Ledger, state_dir: Pat
     claim.take(job_id)
     with pytest.raises(StateError, match="run by another process"):
         stop_job(ledger, job_id, by="me", abandoned=True)
+    assert ledger.stop_request(job_id) is None
     claim.release()
 
 

@@ -93,8 +93,8 @@ def cancel_run(flow_run_id: str) -> bool:
     return after is not None and after.type in {StateType.CANCELLING, StateType.CANCELLED}
 
 
-def state_of_run(flow_run_id: str) -> StateType | None:
-    """What Prefect says of the run; None for one that it does not know. ServerError.
+def state_of_run(flow_run_id: str) -> str:
+    """As Prefect spells it (CRASHED); "" for a run that it does not know. ServerError.
 
     Without a server there is nobody to ask: a temporary one knows no run of another.
     """
@@ -102,16 +102,20 @@ def state_of_run(flow_run_id: str) -> StateType | None:
         with prefect_client(temporary=False) as client:
             state = client.read_flow_run(UUID(flow_run_id)).state
     except ObjectNotFound:
-        return None
-    return state.type if state else None
+        return ""
+    return state.type.value if state else ""
 
 
 def begin_again(flow_run_id: str) -> bool:
     """Schedule a deployment's run that crashed before a line of ours ran. ServerError.
 
-    False when that happened too often: it is not the server or the worker that died then.
+    False when that happened too often: it is not the server or the worker that died then. One that
+    somebody scheduled since is left alone, or it would run twice.
     """
     with prefect_client(temporary=False) as client:
+        state = client.read_flow_run(UUID(flow_run_id)).state
+        if state is None or not state.is_crashed():
+            return True
         history = client.read_flow_run_states(UUID(flow_run_id))
         if sum(state.is_crashed() for state in history) > MOST_CRASHES:
             return False
