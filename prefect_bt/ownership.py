@@ -157,10 +157,20 @@ def forget_job(state_dir: Path, job_id: str, descriptor: int) -> None:
     folder = path.parent
     with suppress(OSError):
         ours = _is_file(path, descriptor)
+        if ours:
+            _drop_empty(folder)
         if ours and {entry.name for entry in folder.iterdir()} <= {*_OWNERS_FILES}:
             for name in _OWNERS_FILES:
                 (folder / name).unlink(missing_ok=True)
             folder.rmdir()
+
+
+def _drop_empty(folder: Path) -> None:
+    """Folders of attempts and ranks that somebody emptied and did not live to remove."""
+    for pattern in ("attempt-*", "rank-*/checkpoints", "rank-*"):
+        for place in folder.glob(pattern):
+            with suppress(OSError):
+                place.rmdir()
 
 
 def drop_unowned(state_dir: Path, job_id: str) -> None:

@@ -90,12 +90,13 @@ class LocalHandle:
 
     def remove(self) -> None:
         """As the protocol says. Checkpoints go with a rank's last attempt, if all are stored."""
-        if not self.folder.path.exists():
-            return self._drop_parents(keep_rank=True)
-        self._end_everything()
-        keep = self._must_keep(self._read_status())
-        delete_tree(self.folder.path, self._error)
-        return self._drop_parents(keep_rank=keep)
+        if self.folder.path.exists():
+            self._end_everything()
+            # The node's own folder last: as long as it is there, somebody finds the node.
+            if not self._must_keep(self._read_status()) and self._rank.is_dir():
+                delete_tree(self._rank, self._error)
+            delete_tree(self.folder.path, self._error)
+        self._drop_parents()
 
     # -- whether it lives -------------------------------------------------------------------
 
@@ -196,7 +197,11 @@ class LocalHandle:
 
         An attempt that never ran knows nothing of it, and one that ran has put it aside.
         """
-        return self.job.rank(self.rank) / "unsent"
+        return self._rank / "unsent"
+
+    @property
+    def _rank(self) -> Path:
+        return self.job.rank(self.rank)
 
     def _note_unsent(self, status: NodeStatus) -> None:
         with suppress(OSError):
@@ -205,13 +210,10 @@ class LocalHandle:
             elif status.started_at is not None and status.exit_code == 0:
                 self._unsent.unlink(missing_ok=True)
 
-    def _drop_parents(self, *, keep_rank: bool) -> None:
-        rank = self.job.rank(self.rank)
-        if not keep_rank and rank.is_dir():
-            delete_tree(rank, self._error)
-        if not any(path.is_file() or path.is_symlink() for path in rank.glob("*/**/*")):
+    def _drop_parents(self) -> None:
+        if not any(path.is_file() or path.is_symlink() for path in self._rank.glob("*/**/*")):
             self._unsent.unlink(missing_ok=True)
-        for folder in (rank / "checkpoints", rank, self.folder.path.parent):
+        for folder in (self._rank / "checkpoints", self._rank, self.folder.path.parent):
             with suppress(OSError):
                 folder.rmdir()  # only if empty
         drop_unowned(self.job.state_dir, self.job.job_id)

@@ -122,16 +122,12 @@ def test_it_steps_back(site):
 
 def test_it_starts_light():
     code = (
-        "import sys, time; t = time.perf_counter(); import prefect_bt.node.upload as u;"
-        "print(time.perf_counter() - t); print([m for m in ('prefect', 'docker', 'kubernetes',"
-        "'pydantic', 'obstore', 'boto3', 'huggingface_hub') if m in sys.modules])"
+        "import sys; import prefect_bt.node.upload; print([m for m in ('prefect', 'docker',"
+        "'kubernetes', 'pydantic', 'obstore', 'boto3', 'huggingface_hub') if m in sys.modules])"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(3)
-    ]
-    assert all(run.stdout.splitlines()[1] == "[]" for run in runs)
-    assert min(float(run.stdout.split()[0]) for run in runs) < 0.4
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("plan", ["", "{}", '{"job_id": 1}'])

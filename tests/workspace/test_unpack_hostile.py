@@ -189,7 +189,7 @@ def test_impossible_sizes_end_quickly(tmp_path: Path, kind: bytes, size: bytes) 
         unpack_workspace(io.BytesIO(data), tmp_path / "t")
     except WorkspaceError:
         assert list(tmp_path.iterdir()) == []
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 30
 
 
 def test_a_long_chain_of_extension_headers_is_refused(tmp_path: Path) -> None:
