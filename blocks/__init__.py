@@ -5,6 +5,7 @@ field names are for ever: stored documents outlive releases.
 """
 
 from prefect_bt.blocks.compute import GPU, TrainingCompute
+from prefect_bt.blocks.docker_substrate import DockerSubstrate
 from prefect_bt.blocks.image import TrainingImage
 from prefect_bt.blocks.local_substrate import LocalSubstrate
 from prefect_bt.blocks.registry import AwsKey, AwsRole, GcpIdentity, GcpKey, RegistryLogin
@@ -18,6 +19,7 @@ BLOCKS = (
     TrainingImage,
     TrainingStore,
     LocalSubstrate,
+    DockerSubstrate,
     RetryPolicy,
 )
 """Every block type of this package, in the order a person meets them."""
@@ -27,6 +29,7 @@ __all__ = [
     "GPU",
     "AwsKey",
     "AwsRole",
+    "DockerSubstrate",
     "GcpIdentity",
     "GcpKey",
     "LocalSubstrate",

@@ -12,25 +12,11 @@ from prefect_bt.blocks.pages import DOCUMENTATION, PROCESS_LOGO
 from prefect_bt.substrates.protocol import Substrate
 
 
-class LocalSubstrate(Block):
-    """Runs the nodes of training jobs as processes of the machine the flow runs on."""
+class HostSubstrate(Block):
+    """What every place on one machine is told; no block type by itself."""
 
-    _block_type_name: ClassVar[str | None] = "Local Substrate"
-    _block_type_slug: ClassVar[str | None] = "prefect-bt-local-substrate"
-    _description: ClassVar[str | None] = (
-        "Runs the nodes of training jobs as processes of the machine the flow runs on, each in a "
-        "file system view of its own. The job's image is not used here."
-    )
-    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
-    _logo_url: ClassVar[HttpUrl | None] = PROCESS_LOGO
-    _code_example: ClassVar[str | None] = """
-    ```python
-    from prefect_bt.blocks import LocalSubstrate
-
-    LocalSubstrate(state_dir="/scratch/prefect-bt").save("big-disk")
-    substrate = LocalSubstrate.load("big-disk").build()
-    ```
-    """
+    substrate: ClassVar[str]
+    """Its name in prefect_bt.substrates.SUBSTRATES."""
 
     # Required, for the reason given at TrainingCompute.node_count.
     state_dir: str = Field(
@@ -57,6 +43,29 @@ class LocalSubstrate(Block):
     def folder(self) -> Path:
         """`state_dir` with `~` expanded on this machine."""
         return Path(self.state_dir).expanduser()
+
+
+class LocalSubstrate(HostSubstrate):
+    """Runs the nodes of training jobs as processes of the machine the flow runs on."""
+
+    substrate: ClassVar[str] = "local"
+
+    _block_type_name: ClassVar[str | None] = "Local Substrate"
+    _block_type_slug: ClassVar[str | None] = "prefect-bt-local-substrate"
+    _description: ClassVar[str | None] = (
+        "Runs the nodes of training jobs as processes of the machine the flow runs on, each in a "
+        "file system view of its own. The job's image is not used here."
+    )
+    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
+    _logo_url: ClassVar[HttpUrl | None] = PROCESS_LOGO
+    _code_example: ClassVar[str | None] = """
+    ```python
+    from prefect_bt.blocks import LocalSubstrate
+
+    LocalSubstrate(state_dir="/scratch/prefect-bt").save("big-disk")
+    substrate = LocalSubstrate.load("big-disk").build()
+    ```
+    """
 
     def build(self) -> Substrate:
         """The engine's local substrate; `grace_seconds` belongs to plans, not to it."""

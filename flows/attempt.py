@@ -31,13 +31,14 @@ from prefect_bt.attempts import (
 from prefect_bt.diagnosis import diagnose
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
 from prefect_bt.flows.backoff import wait_to_retry
+from prefect_bt.flows.pulling import bring_image
 from prefect_bt.flows.ranklog import RankLog
 from prefect_bt.flows.reporting import move_job, report_job
 from prefect_bt.flows.stopping import watching_for_stop
 from prefect_bt.flows.uploading import uploads_shown
 from prefect_bt.gang import Gang, launch_gang
 from prefect_bt.ownership import host_of
-from prefect_bt.records import JobState, NodePhase, NodeStatus
+from prefect_bt.records import JobState, NodePhase, NodeStatus, Outcome
 
 FOLLOW_SECONDS = 5.0
 """For those who show a rank's log, to see its end before its files go; they look often."""
@@ -92,6 +93,10 @@ def _begin(site: JobSite, stop: Callable[[], str]) -> str:
     )
     move_job(site, JobState.DEPLOYING, attempt=attempt)
     with recording(site, attempt):
+        if not bring_image(site, stop):
+            why = "Stopped while its image was pulled."
+            outcome = Outcome(attempt, JobState.STOPPED, message=why, ended_at=time.time())
+            return close_attempt(site, outcome).state.value
         gang = provision(site, attempt)
     return _see_through(site, gang, stop)
 

@@ -15,6 +15,7 @@ from prefect.blocks.core import Block
 
 from prefect_bt.attempts import JobSite
 from prefect_bt.blocks import (
+    DockerSubstrate,
     LocalSubstrate,
     RetryPolicy,
     TrainingCompute,
@@ -57,7 +58,7 @@ class JobRequest:
     compute: TrainingCompute | None = None
     secrets: TrainingSecrets | None = None
     store: TrainingStore | None = None
-    substrate: LocalSubstrate | None = None
+    substrate: LocalSubstrate | DockerSubstrate | None = None
     retry_policy: RetryPolicy | None = None
 
     def open(self, flow_run_id: str) -> JobSite:
@@ -76,7 +77,7 @@ class JobRequest:
             claim.note_store(ledger.store.url)
             site = JobSite(
                 ledger,
-                open_substrate(record.substrate, **settings.substrate_options()),
+                open_substrate(record.substrate, **settings.substrate_options(record.substrate)),
                 record,
                 settings=settings,
                 secret_sources=self._secret_sources(),
@@ -90,6 +91,7 @@ class JobRequest:
     def _accept(self, ledger: Ledger, claim: Claim) -> JobRecord:
         project, folder = self._project()
         options = SubmitOptions(
+            substrate=self.settings().substrate,
             retries=self.retries,
             retry_policy=self.retry_policy.build() if self.retry_policy else None,
             keep_last=self.keep_last,
@@ -129,7 +131,7 @@ class JobRequest:
         """What the stored parameters of a run say of where its job is kept and run."""
         return cls(
             store=_block(TrainingStore, parameters.get("store")),
-            substrate=_block(LocalSubstrate, parameters.get("substrate")),
+            substrate=_substrate(parameters.get("substrate")),
         )
 
     def ledger(self) -> Ledger:
@@ -143,6 +145,8 @@ class JobRequest:
         block = self.substrate
         return Settings(
             state_dir=block.folder,
+            substrate=block.substrate,
+            docker_host=getattr(block, "docker_host", ""),
             grace=block.grace_seconds,
             orphan_deadline=block.orphan_deadline_seconds,
         )
@@ -150,6 +154,17 @@ class JobRequest:
     def _secret_sources(self) -> tuple[SecretSource, ...]:
         given = (self.secrets.build(),) if self.secrets else ()
         return (*given, SecretBlocks(), EnvironmentSecrets())
+
+
+def _substrate(value: object) -> LocalSubstrate | DockerSubstrate | None:
+    """Whichever it is: a reference says which block, a value of which type it was."""
+    if not isinstance(value, dict):
+        return None
+    given = cast("dict[str, Any]", value)
+    if "$ref" in given:
+        return cast("LocalSubstrate | DockerSubstrate | None", _block(Block, given))
+    docker = given.get("block_type_slug") == DockerSubstrate.get_block_type_slug()
+    return _block(DockerSubstrate if docker else LocalSubstrate, given)
 
 
 def _block(kind: type[B], value: object) -> B | None:

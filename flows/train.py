@@ -19,6 +19,7 @@ from prefect.client.schemas.objects import State
 from pydantic import NonNegativeInt, PositiveInt
 
 from prefect_bt.blocks import (
+    DockerSubstrate,
     LocalSubstrate,
     RetryPolicy,
     TrainingCompute,
@@ -55,7 +56,7 @@ def train(
     compute: TrainingCompute | None = None,
     secrets: TrainingSecrets | None = None,
     store: TrainingStore | None = None,
-    substrate: LocalSubstrate | None = None,
+    substrate: LocalSubstrate | DockerSubstrate | None = None,
     retry_policy: RetryPolicy | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Train: mirror the weights, run the commands on every node, commit the checkpoints.
@@ -77,7 +78,7 @@ def train(
         compute: Replaces the definition's compute.
         secrets: Looked up before Prefect's Secret blocks and the environment.
         store: Where jobs, logs and checkpoints are kept; by default PREFECT_BT_STORE.
-        substrate: Where nodes run; by default this machine with its usual state folder.
+        substrate: Where nodes run; by default PREFECT_BT_SUBSTRATE with its usual state folder.
         retry_policy: When a failed attempt is followed by another; `retries` wins over it.
 
     Returns:

@@ -29,8 +29,8 @@ from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.ownership import Claim
-from prefect_bt.plan import GangPlan, LoadedCheckpoint, WorkspacePlan
-from prefect_bt.planning import PlanContext, plan_gang, secret_names
+from prefect_bt.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
+from prefect_bt.planning import PlanContext, image_secrets, plan_gang, plan_image, secret_names
 from prefect_bt.records import AttemptRecord, JobRecord, JobState, Outcome, SealedLog
 from prefect_bt.retrying import RetryDecision, decide_retry
 from prefect_bt.sealing import Sealer
@@ -95,6 +95,8 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         workspace=workspace_plan(record),
         load=load,
         missing=tuple(missing),
+        images=site.substrate.images,
+        image=site.ledger.pinned_image(record.id) if site.substrate.images else "",
         grace=settings.grace,
         settle=settings.settle,
         retention=record.retention,
@@ -145,7 +147,18 @@ def workspace_plan(record: JobRecord) -> WorkspacePlan:
 
 def site_secrets(site: JobSite) -> dict[str, str]:
     """Values of every secret the job names; SecretError before any compute is taken."""
-    return resolve_secrets(secret_names(site.project.job), site.secret_sources)
+    names = secret_names(site.project.job, images=site.substrate.images)
+    return resolve_secrets(names, site.secret_sources)
+
+
+def site_image_secrets(site: JobSite) -> dict[str, str]:
+    """Those of docker_auth alone; SecretError."""
+    return resolve_secrets(image_secrets(site.project.job), site.secret_sources)
+
+
+def image_plan(site: JobSite) -> ImagePlan:
+    """The image that the next attempt needs: what the job pinned, else what it defines."""
+    return plan_image(site.project.job, site.ledger.pinned_image(site.job_id))
 
 
 def reap(site: JobSite, *, reason: str) -> None:

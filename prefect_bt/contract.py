@@ -22,6 +22,8 @@ checkpoint paths: §8.2. What lies in a store:
             stop.json                         somebody asked for the job to stop
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only
+            image.json                        the image that its nodes run in, by digest;
+                                              that of its first attempt; create-only
             holds/<holder>.json               who needs which manifests to stay where they are
             withdrawn/<uuid>.json             manifests on their way out: written before they go
             deleting.json                     the job is being deleted: written before anything goes
@@ -58,6 +60,8 @@ ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 LABEL_JOB: Final = "prefect-bt/job-id"
 LABEL_ATTEMPT: Final = "prefect-bt/attempt"
 LABEL_RANK: Final = "prefect-bt/rank"
+LABEL_MARK: Final = "prefect-bt/mark"
+"""Which launch it was (host.layout.new_mark), by which a state folder knows its own."""
 
 EVENT_PREFIX: Final = "prefect-bt.job."
 

@@ -25,7 +25,7 @@ from prefect_bt.substrates import open_substrate
 def open_site(ledger: Ledger, record: JobRecord, *, settings: Settings | None = None) -> JobSite:
     """The job as this process sees it, without any secret."""
     settings = settings or Settings()
-    substrate = open_substrate(record.substrate, **settings.substrate_options())
+    substrate = open_substrate(record.substrate, **settings.substrate_options(record.substrate))
     return JobSite(ledger, substrate, record, settings=settings)
 
 

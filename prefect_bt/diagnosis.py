@@ -279,6 +279,8 @@ def diagnose_cause(cause: Cause, what: str = "") -> Diagnosis:
 def diagnose_error(error: Exception) -> Diagnosis:
     """Why an attempt could not be launched; `what` is the error's own sentence."""
     cause = next((c for kind, c in ERRORS if isinstance(error, kind)), Cause.LAUNCH_FAILED)
+    if isinstance(error, SubstrateError) and error.cause:
+        cause = Cause(error.cause)
     return diagnose_cause(cause, str(error).rstrip("."))
 
 

@@ -120,20 +120,27 @@ class ObjectExists(StoreError):
 
 
 class SubstrateError(PrefectBtError):
-    """`substrate` is its table name; `rank` the node, None when the whole gang is meant."""
+    """`substrate` is its table name; `rank` the node, None when the whole gang is meant.
+
+    `cause` is the records.Cause that goes with it, by value, which decides whether a retry can
+    help; empty where there is none in particular.
+    """
 
     def __init__(
-        self, what: str, *, substrate: str, rank: int | None = None, next_step: str = ""
+        self,
+        what: str,
+        *,
+        substrate: str,
+        rank: int | None = None,
+        next_step: str = "",
+        cause: str = "",
     ) -> None:
-        self.substrate, self.rank = substrate, rank
+        self.substrate, self.rank, self.cause = substrate, rank, cause
         super().__init__(what, next_step=next_step)
 
 
 class ImageError(SubstrateError):
-    """`reference` as the definition spells it; `fault` a registries.faults.Fault, by value.
-
-    `cause` is the records.Cause that goes with it, by value: it decides whether a retry can help.
-    """
+    """`reference` as the definition spells it; `fault` a registries.faults.Fault, by value."""
 
     def __init__(
         self,
@@ -146,8 +153,8 @@ class ImageError(SubstrateError):
         rank: int | None = None,
         next_step: str = "",
     ) -> None:
-        self.reference, self.fault, self.cause = reference, fault, cause
-        super().__init__(what, substrate=substrate, rank=rank, next_step=next_step)
+        self.reference, self.fault = reference, fault
+        super().__init__(what, substrate=substrate, rank=rank, next_step=next_step, cause=cause)
 
 
 class IdentityError(PrefectBtError):

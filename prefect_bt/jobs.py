@@ -63,6 +63,10 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
         "retries": codec.encode(record.retries),
         "substrate": record.substrate,
+        "image": {
+            "reference": job.image.base_image,
+            "pinned": ledger.pinned_image(record.id) or None,
+        },
         "store": ledger.store.url,
         "flow_run_id": runs[-1].flow_run_id if runs else None,
         "flow_run_url": (runs[-1].url or None) if runs else None,

@@ -317,6 +317,24 @@ class Ledger:
             for info in self.store.list(prefix)
         }
 
+    def pin_image(self, job_id: str, reference: str) -> str:
+        """The image that the job's nodes run in, in all its attempts: that pinned first."""
+        try:
+            self.store.create(self._image_key(job_id), json.dumps(reference).encode())
+        except ObjectExists:
+            return self.pinned_image(job_id)
+        return reference
+
+    def pinned_image(self, job_id: str) -> str:
+        """With its digest, or the id of one that was built here; "" while none is pinned."""
+        try:
+            return str(json.loads(self.store.get(self._image_key(job_id))))
+        except ObjectNotFound:
+            return ""
+
+    def _image_key(self, job_id: str) -> str:
+        return f"{self._prefix(job_id)}/image.json"
+
     def _pin_key(self, job_id: str, key: str) -> str:
         return f"{self._prefix(job_id)}/weights/{key}.json"
 

@@ -119,6 +119,8 @@ class WorkspacePlan:
     key: str = ""
     sha256: str = ""
     size: int = 0
+    in_image: bool = False
+    """Whether the files are copied into the image's own WORKDIR, and the commands start there."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,13 @@ class GangPlan:
     substrate: str
     nodes: tuple[NodePlan, ...]
     weights: tuple[WeightsPlan, ...] = ()
+    image_secrets: tuple[str, ...] = ()
+    """Names of the references that pulling the image takes."""
     notes: tuple[str, ...] = field(default=())
 
     @property
     def secret_names(self) -> tuple[str, ...]:
         """Every secret reference the gang needs, sorted, each once."""
         names = {name for node in self.nodes for name in node.secret_environment.values()}
-        return tuple(sorted(names | {w.secret for w in self.weights if w.secret}))
+        names |= {w.secret for w in self.weights if w.secret}
+        return tuple(sorted(names | set(self.image_secrets)))

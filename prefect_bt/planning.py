@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import PurePosixPath
 
 from prefect_bt.contract import (
@@ -54,6 +54,7 @@ from prefect_bt.reading import (
 )
 from prefect_bt.records import Retention
 from prefect_bt.refusals import find_name_problems, find_problems
+from prefect_bt.registries.logins import needed_secrets
 from prefect_bt.substrates.protocol import Capacity
 
 
@@ -78,6 +79,10 @@ class PlanContext:
     grace: float = 30.0
     settle: float = 1.5
     retention: Retention = field(default_factory=Retention)
+    images: bool = False
+    """Whether nodes run in the definition's image (Substrate.images)."""
+    image: str = ""
+    """What the job pinned of it; "" before its first attempt."""
     revisions: Mapping[str, str] = field(default_factory=dict[str, str])
     """Key of a weights source -> the revision that the job mounts; filled once it is mirrored."""
 
@@ -105,6 +110,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         substrate=context.substrate,
         nodes=nodes,
         weights=weights,
+        image_secrets=image_secrets(project.job) if context.images else (),
         notes=tuple(_notes(project.job, context)),
     )
 
@@ -133,15 +139,28 @@ def plan_sources(sources: Sequence[str | Mapping[str, object]]) -> tuple[Weights
     return plan_weights(project.job)
 
 
-def secret_names(job: TrainingJob) -> tuple[str, ...]:
-    """Every secret reference that running the job locally needs, sorted."""
+def secret_names(job: TrainingJob, *, images: bool = False) -> tuple[str, ...]:
+    """Every secret reference that running the job needs, sorted; where it runs in its image, those
+    of docker_auth too."""
     names = {
         value.name
         for value in job.runtime.environment_variables.values()
         if isinstance(value, SecretReference)
     }
     names |= {source.secret_name for source in job.weights if source.secret_name}
+    names |= set(image_secrets(job)) if images else set()
     return tuple(sorted(names))
+
+
+def plan_image(job: TrainingJob, pinned: str = "") -> ImagePlan:
+    """`pinned`: what an earlier attempt of the job ran in."""
+    auth = job.image.docker_auth
+    return ImagePlan(pinned or job.image.base_image, auth.model_dump(mode="json") if auth else None)
+
+
+def image_secrets(job: TrainingJob) -> tuple[str, ...]:
+    """The references of the job's docker_auth."""
+    return needed_secrets(plan_image(job).auth)
 
 
 # -- the plan -------------------------------------------------------------------------------
@@ -158,7 +177,6 @@ def _plan_node(
     variables = job.runtime.environment_variables
     literal = {name: value for name, value in variables.items() if isinstance(value, str)}
     load = job.runtime.load_checkpoint_config
-    auth = job.image.docker_auth
     return NodePlan(
         job_id=context.job_id,
         project_id=context.project_id,
@@ -166,7 +184,7 @@ def _plan_node(
         rank=rank,
         group_size=job.compute.node_count,
         store=context.store,
-        image=ImagePlan(job.image.base_image, auth.model_dump(mode="json") if auth else None),
+        image=plan_image(job, context.image),
         commands=tuple(job.runtime.start_commands),
         environment={**literal, **_platform_variables(project, context, rank)},
         secret_environment={
@@ -181,7 +199,7 @@ def _plan_node(
             gpus=gpu_count(job),
             gpu_type=gpu_type(job),
         ),
-        workspace=context.workspace,
+        workspace=replace(context.workspace, in_image=not job.enable_baseten_workdir),
         checkpoints=_plan_checkpoints(job, context),
         load=context.load,
         load_directory=load.download_folder if load and load.enabled else "",
@@ -282,7 +300,9 @@ def _plan_auth(source: WeightsSource) -> WeightsAuthPlan:
 
 
 def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
-    if context.substrate != "local":
+    if context.images:
+        yield from _crowding_notes(job, context.capacity)
+        yield from _gpu_notes(job, context.capacity)
         return
     yield (
         f"The image {job.image.base_image} is not used: the local substrate runs the commands "
@@ -296,13 +316,17 @@ def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
     if not job.enable_baseten_workdir:
         yield f"There is no image WORKDIR here: the commands start in {WORKSPACE_DIR}."
     yield from _crowding_notes(job, context.capacity)
-    wanted, have = gpu_type(job), context.capacity.gpu_types
-    if wanted and have and wanted not in have:
-        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
+    yield from _gpu_notes(job, context.capacity)
     if job.compute.availability_model is AvailabilityModel.SPOT:
         yield "SPOT means nothing on one's own machine: nothing preempts the job here."
     if job.interactive_session:
         yield "interactive_session is not offered here: open a shell on this machine instead."
+
+
+def _gpu_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+    wanted, have = gpu_type(job), capacity.gpu_types
+    if wanted and have and wanted not in have:
+        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
 
 
 def _crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:

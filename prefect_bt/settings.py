@@ -36,6 +36,10 @@ class Settings(BaseSettings):
     """Running nodes' folders on this machine (PREFECT_BT_STATE_DIR); a local disk."""
     deployment: str = ""
     """`flow/deployment` that push starts; empty: a process of its own (PREFECT_BT_DEPLOYMENT)."""
+    substrate: str = "local"
+    """Where nodes run unless somebody says otherwise (PREFECT_BT_SUBSTRATE)."""
+    docker_host: str = ""
+    """Socket of the Docker Engine; empty: DOCKER_HOST, or the usual one."""
     grace: float = Field(default=30.0, ge=0)
     """Seconds between the polite and the forced signal."""
     notice: float | None = Field(default=None, gt=0)
@@ -68,6 +72,10 @@ class Settings(BaseSettings):
         """The root of this machine's node cache (weights.cache.NodeCache)."""
         return self.state_dir / "weights"
 
-    def substrate_options(self) -> dict[str, Any]:
-        """What `open_substrate` is given."""
-        return {"state_dir": self.state_dir, "orphan_deadline": self.orphan_deadline}
+    def substrate_options(self, name: str) -> dict[str, Any]:
+        """What `open_substrate` is given for the substrate of that name."""
+        given: dict[str, Any] = {
+            "state_dir": self.state_dir,
+            "orphan_deadline": self.orphan_deadline,
+        }
+        return {**given, "docker_host": self.docker_host} if name == "docker" else given

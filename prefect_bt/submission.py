@@ -11,7 +11,7 @@ import getpass
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,14 @@ DRY_RUN_ID = "dry-run"
 class SubmitOptions:
     """What our engine adds and truss does not know; never a field of a definition.
 
-    `retries` allows that many failures of the user's own code; None keeps the policy's number.
-    `retry_policy` replaces the default policy, or that of the job that is repeated, and
-    `retry_choices` single numbers of it.
-    `deployment` is `flow/deployment` of Prefect; None takes the setting. `keep_last` and
-    `keep_every` are the retention policy (records.Retention).
+    `substrate` is a name in substrates.SUBSTRATES. `retries` allows that many failures of the
+    user's own code; None keeps the policy's number. `retry_policy` replaces the default policy, or
+    that of the job that is repeated, and `retry_choices` single numbers of it. `deployment` is
+    `flow/deployment` of Prefect; None takes the setting. `keep_last` and `keep_every` are the
+    retention policy (records.Retention).
     """
 
-    substrate: str = "local"
+    substrate: str = field(default_factory=lambda: Settings().substrate)
     retries: int | None = None
     deployment: str | None = None
     store: str | None = None
@@ -85,7 +85,7 @@ def push(  # noqa: PLR0913 (truss names them)
     remote: str = "",
     source_dir: Path | str | None = None,
     team_id: str | None = None,
-    substrate: str = "local",
+    substrate: str | None = None,
     retries: int | None = None,
     deployment: str | None = None,
     store: str | None = None,
@@ -102,7 +102,7 @@ def push(  # noqa: PLR0913 (truss names them)
     """
     _ = remote
     options = SubmitOptions(
-        substrate=substrate,
+        substrate=substrate or Settings().substrate,
         retries=retries,
         deployment=deployment,
         store=store,
@@ -237,7 +237,7 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
     """The plan as it looks before the job has an id; PlanError with every problem."""
     _budget(options, None)
     settings = Settings()
-    substrate = open_substrate(options.substrate, **settings.substrate_options())
+    substrate = open_substrate(options.substrate, **settings.substrate_options(options.substrate))
     context = PlanContext(
         job_id=DRY_RUN_ID,
         job_name=project.job.name or "job-<n>",
@@ -245,8 +245,9 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
         store=ledger.store.url,
         capacity=substrate.capacity(),
         substrate=substrate.name,
+        images=substrate.images,
         leader_address=substrate.leader_address(DRY_RUN_ID, 0),
-        missing=tuple(_missing(ledger, project, options)),
+        missing=tuple(_missing(ledger, project, options, images=substrate.images)),
         grace=settings.grace,
         settle=settings.settle,
         retention=_retention(options, None),
@@ -313,10 +314,12 @@ def _packed(project: TrainingProject, source_dir: Path) -> Generator[PackedWorks
         yield pack_workspace(layout, Path(folder) / "workspace.tar")
 
 
-def _missing(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> Sequence[str]:
+def _missing(
+    ledger: Ledger, project: TrainingProject, options: SubmitOptions, *, images: bool
+) -> Sequence[str]:
     """Sentences for secrets and checkpoints that are named but not there."""
     sentences: list[str] = []
-    names = secret_names(project.job)
+    names = secret_names(project.job, images=images)
     try:
         resolve_secrets(names, [EnvironmentSecrets()])
     except SecretError as error:
@@ -353,9 +356,9 @@ def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
 
 def _retention(options: SubmitOptions, old: JobRecord | None) -> Retention:
     given = {"keep_last": options.keep_last, "keep_every": options.keep_every}
-    for field, value in given.items():
+    for name, value in given.items():
         if value is not None and value < 1:
-            raise DefinitionError(f"{field} is {value}.", next_step="Give 1 or more.", field=field)
+            raise DefinitionError(f"{name} is {value}.", next_step="Give 1 or more.", field=name)
     if any(value is not None for value in given.values()):
         return Retention(**given)
     if old is not None:

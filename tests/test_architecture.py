@@ -143,7 +143,7 @@ ENVIRON_READERS: dict[str, str] = {
     "secrets": "values come from there at the last moment",
     "node": "it runs inside the job's environment",
     "cli": "terminal and editor variables",
-    "substrates.local": "it builds a child's environment from this one",
+    "substrates.docker": "DOCKER_HOST names the Engine",
     "flows.keeping": "a keeper is told by its pusher which folders to use",
     "flows.run_job": "the same, and the lock, handed on",
     "host": "a GPU listing and a child's environment depend on it",

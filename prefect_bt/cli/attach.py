@@ -40,7 +40,7 @@ def open_logs(ledger: Ledger, record: JobRecord, terminal: Terminal) -> JobLogs:
     from prefect_bt.substrates import open_substrate
 
     try:
-        live = open_substrate(record.substrate, **Settings().substrate_options())
+        live = open_substrate(record.substrate, **Settings().substrate_options(record.substrate))
     except PrefectBtError as error:
         terminal.warn(f"Only what is in the store is shown: {error}")
         live = None

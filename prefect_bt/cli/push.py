@@ -44,7 +44,9 @@ def push(
     interactive_timeout_minutes: Annotated[
         int | None, Parameter(help="Minutes until an unused session closes.")
     ] = None,
-    substrate: Annotated[str, Parameter(help="Where the nodes run.")] = "local",
+    substrate: Annotated[
+        str | None, Parameter(help="Where the nodes run: local or docker (PREFECT_BT_SUBSTRATE).")
+    ] = None,
     retrying: RetryOptions = NO_RETRY_OPTIONS,
     keep_last: Annotated[
         int | None, Parameter(help="Let go of checkpoints but the last N; all stay when left out.")
@@ -79,6 +81,7 @@ def push(
     beside = terminal.beside(output)
     with _starter(deployment, dry_run=dry_run) as starter:  # first: it gets ready while we plan
         from prefect_bt.definitions import Overrides
+        from prefect_bt.settings import Settings
         from prefect_bt.submission import SubmitOptions, submit
 
         overrides = Overrides(
@@ -93,7 +96,7 @@ def push(
             spot=spot,
         )
         options = SubmitOptions(
-            substrate=substrate,
+            substrate=substrate or Settings().substrate,
             retry_choices=retrying.choices(),
             deployment=deployment,
             keep_last=keep_last,

@@ -11,10 +11,10 @@ from prefect_bt.errors import StateError
 from prefect_bt.garbage.verdicts import Stores, Verdict
 from prefect_bt.garbage.words import Kind, LeftOver
 from prefect_bt.host.files import read_record
+from prefect_bt.host.handle import HostHandle, delete_tree
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.ownership import forget_job, hold_job, is_owned
 from prefect_bt.plan import NodePlan
-from prefect_bt.substrates.local_handle import LocalHandle, delete_tree
 from prefect_bt.substrates.local_process import LocalSubstrate
 
 UNSAVED = "may be the only copy: --include-unsaved removes it"
@@ -113,13 +113,13 @@ def stores_of(job: JobFolder) -> list[str]:
     return [url for url in found if url]
 
 
-def handle_of(state_dir: Path, mark: str) -> LocalHandle | None:
+def handle_of(state_dir: Path, mark: str) -> HostHandle | None:
     """The node of a mark (host.layout.new_mark); None for what is none."""
     job_id, _, rest = mark.partition(".")
     numbers = rest.split(".")
     if not job_id.isalnum() or len(numbers) < 2 or not all(n.isdigit() for n in numbers[:2]):
         return None
-    return LocalHandle(JobFolder(state_dir, job_id), int(numbers[0]), int(numbers[1]))
+    return HostHandle(JobFolder(state_dir, job_id), int(numbers[0]), int(numbers[1]))
 
 
 def _clear(job: JobFolder, jobs: Jobs) -> None:

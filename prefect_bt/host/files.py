@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,3 +97,11 @@ def read_secrets(descriptor: int) -> dict[str, str]:
     while chunk := os.read(descriptor, 65536):
         chunks.append(chunk)
     return dict(json.loads(b"".join(chunks)))
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes, where the folder is or would be made."""
+    for place in (folder, *folder.parents):
+        if place.exists():
+            return shutil.disk_usage(place).free
+    return 0

@@ -15,6 +15,8 @@
             log  agent.log
             workspace/  scratch/  loaded/
             root/  mirrors/         the private root of the view: mount points, nothing more
+            control/                pipes into its container (prefect_bt.host.container)
+            container.json          which container that is
             mapped/                 stand-ins for parent folders when paths are mapped
     cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>
     cache/bases/<project id>/huggingface    also what /root/.cache/huggingface is, wherever the
@@ -106,6 +108,16 @@ class NodeFolder:
     def mirrors(self) -> Path:
         return self.path / "mirrors"
 
+    @property
+    def control(self) -> Path:
+        """What a container's first process hears and says (host.container)."""
+        return self.path / "control"
+
+    @property
+    def container(self) -> Path:
+        """The ContainerRecord, once the container runs."""
+        return self.path / "container.json"
+
 
 @dataclass(frozen=True)
 class NodeRecord:
@@ -124,6 +136,8 @@ class NodeRecord:
     orphan_deadline: float | None
     map_paths: bool = False
     uploader: tuple[str, ...] = ()
+    contained: bool = False
+    """Whether its commands run in a container, and not on this machine itself."""
 
 
 def new_mark(state_dir: Path, *, job_id: str, attempt: int, rank: int) -> str:

@@ -12,24 +12,22 @@ from typing import NamedTuple, NoReturn
 
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.host import processes, view
-from prefect_bt.host.files import StatusFile
+from prefect_bt.host.container import CONTAINER_GONE, ContainerRecord, Pipes
+from prefect_bt.host.files import StatusFile, read_record
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.host.volumes import NodePaths, ensure_volumes, local_store
 from prefect_bt.node import staging
 from prefect_bt.node.activity import Activity
 from prefect_bt.node.commands import EXIT_NOT_STARTED, Commands, CommandsEnd, Surroundings
+from prefect_bt.node.contained import Container, NotStarted
 from prefect_bt.node.environment import (
     Machine,
     command_environment,
     own_virtual_environment,
 )
 from prefect_bt.node.logfile import LogFile, OutputLog
-from prefect_bt.node.paths import (
-    NodePaths,
-    ensure_volumes,
-    kept_folders,
-    local_store,
-    map_targets,
-)
+from prefect_bt.node.paths import kept_folders, map_targets
+from prefect_bt.node.runner import Runner, Shell
 from prefect_bt.node.stopping import StopWatch
 from prefect_bt.node.uploader import DEFAULT_COMMAND, Uploader, UploadJob
 from prefect_bt.plan import NodePlan, VolumeKind
@@ -49,6 +47,8 @@ class Assignment(NamedTuple):
     """Why the node cannot run at all, known before the agent began."""
     cause: Cause | None = None
     """Of the refusal, where the table has it."""
+    pipes: Pipes | None = None
+    """Into the container that the commands run in."""
 
 
 class Agent:
@@ -62,6 +62,7 @@ class Agent:
         self.watch = StopWatch(task.folder, task.record, grace=task.plan.grace)
         self.uploader: Uploader | None = None
         self.mapped: dict[str, Path] | None = None
+        self.container: Container | None = None
 
     def run(self) -> None:
         self.status.update(phase=NodePhase.STAGING)
@@ -70,9 +71,7 @@ class Agent:
         paths = self._prepare()
         if paths is None:
             return self._finish(CommandsEnd())
-        around = self._surroundings(paths)
-        commands = Commands(around, self._environment())
-        os.chdir(self._workspace(paths))
+        commands = Commands(self._surroundings(paths), self._runner(paths))
         end = commands.run(self.task.plan.commands)
         self._flush(commands, paths, end)
         return self._finish(end)
@@ -91,14 +90,19 @@ class Agent:
         try:
             paths = self._enter()
             self._stage(paths)
+            self._enter_container()
         except Exception as error:  # the edge of the node: every cause is named
-            ours = isinstance(error, (view.ViewError, PrefectBtError))
-            refused = isinstance(error, view.ViewError) and not self.task.refusal
-            cause = Cause.VIEW_REFUSED if refused else None
+            ours = isinstance(error, (view.ViewError, NotStarted, PrefectBtError))
             why = str(error) if ours else f"{type(error).__name__}: {error}"
-            self._refuse(why, self.task.cause or cause)
+            self._refuse(why, self.task.cause or self._cause_of(error))
             return None
         return None if self.watch.reason else paths
+
+    def _cause_of(self, error: Exception) -> Cause | None:
+        if isinstance(error, NotStarted):
+            return Cause.IMAGE_UNUSABLE
+        refused = isinstance(error, view.ViewError) and not self.task.refusal
+        return Cause.VIEW_REFUSED if refused else None
 
     def _refuse(self, why: str, cause: Cause | None) -> None:
         if not self.watch.reason:
@@ -118,6 +122,16 @@ class Agent:
         if store is not None:
             # Made now: in the view it could be a folder that ends with the node.
             store.mkdir(parents=True, exist_ok=True)
+        if task.pipes is None:
+            self._have_paths(paths, state_dir)
+        for bind in paths.binds:
+            only = " (read-only)" if bind.read_only else ""
+            self.log.platform(f"{bind.target} is {bind.source}{only}")
+        return paths
+
+    def _have_paths(self, paths: NodePaths, state_dir: Path) -> None:
+        """The plan's paths for our own processes: in a view, or mapped."""
+        task = self.task
         why = "as asked" if task.record.map_paths else self._enter_view(paths, state_dir)
         if why:
             self.mapped = map_targets(task.plan, paths, node=task.folder)
@@ -125,10 +139,27 @@ class Agent:
                 f"paths are mapped, not mounted ({why}): the BT_* variables lead to folders of "
                 "the job, and absolute paths in scripts do not"
             )
-        for bind in paths.binds:
-            only = " (read-only)" if bind.read_only else ""
-            self.log.platform(f"{bind.target} is {bind.source}{only}")
-        return paths
+
+    def _enter_container(self) -> None:
+        """The container is there already (its launcher made it); now it is told what it needs."""
+        task = self.task
+        self.watch.look()
+        if task.pipes is None or self.watch.reason:
+            return
+        record = read_record(ContainerRecord, task.folder.container)
+        if record is None:
+            raise NotStarted("its launcher did not say which container it is")
+        self.container = container = Container(record, task.pipes, look=self._goes_on)
+        names = task.plan.secret_environment.items()
+        container.await_ready({name: task.secrets[reference] for name, reference in names})
+        if task.plan.workspace.in_image:
+            container.prepare("copy", task.plan.workspace.directory)
+        elif record.workdir.strip("/"):
+            container.prepare("link", record.workdir)
+
+    def _goes_on(self) -> bool:
+        self.watch.look()
+        return not self.watch.reason
 
     def _enter_view(self, paths: NodePaths, state_dir: Path) -> str:
         """Why the kernel refuses; "" when this process now sees the plan's paths."""
@@ -182,10 +213,21 @@ class Agent:
                 tree=self._tree,
                 checkpoints=checkpoints,
             ),
+        )
+
+    def _runner(self, paths: NodePaths) -> Runner:
+        if self.container is not None:
+            return self.container
+        os.chdir(self._workspace(paths))
+        return Shell(
+            self._environment(),
             tree=self._tree,
+            uploader=lambda: self.uploader.pid if self.uploader else None,
         )
 
     def _tree(self) -> list[processes.ProcessFacts]:
+        if self.container is not None:
+            return self.container.tree()
         uploader = self.uploader
         spare = (uploader.pid,) if uploader is not None and uploader.pid is not None else ()
         return processes.descendants(os.getpid(), spare=spare)
@@ -222,14 +264,17 @@ class Agent:
 
     def _flush(self, commands: Commands, paths: NodePaths, end: CommandsEnd) -> None:
         uploader = self.uploader
+        gone = self.container is not None and self.container.gone
         self.status.update(
             phase=NodePhase.FLUSHING,
             exit_code=end.exit_code,
             signal=end.signal,
             oom=end.oom,
-            reason=self.watch.reason,
+            reason=self.watch.reason or (CONTAINER_GONE if gone else ""),
             ended_at=time.time(),
         )
+        if self.container is not None:
+            self.container.close()  # what it holds (GPUs, memory) is free while we upload
         if uploader is None:
             return
         if uploader.pid is None and not any(paths.folders[VolumeKind.CHECKPOINTS].iterdir()):
@@ -254,6 +299,8 @@ class Agent:
             self.log.platform(f"checkpoint left behind: {sentence}")
 
     def _finish(self, end: CommandsEnd) -> None:
+        if self.container is not None:
+            self.container.close()
         now = self.status.status
         reason = self.watch.reason or now.reason
         how = reason or f"exit code {end.exit_code}"

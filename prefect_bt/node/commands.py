@@ -1,28 +1,25 @@
 """Running the start commands: one loop that reads their output, reaps, supervises and stops.
 
-Commands share one pipe for both streams, so that what a background process of the first command
-prints while the second runs is logged too. The agent never waits for the pipe's end: it stops
-reading when every process of the node is gone.
+Commands share one pipe for both streams (node.runner), so that what a background process of the
+first command prints while the second runs is logged too. The agent never waits for the pipe's end:
+it stops reading when every process of the node is gone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from prefect_bt.diagnosis import signal_name
 from prefect_bt.host import processes
-from prefect_bt.host.cgroup import oom_kills
 from prefect_bt.host.files import StatusFile
 from prefect_bt.node.activity import Activity
 from prefect_bt.node.logfile import LogFile, OutputLog
-from prefect_bt.node.spawn import Stdio, spawn
+from prefect_bt.node.runner import PIPE_BYTES, Runner
 from prefect_bt.node.stopping import StopWatch
 from prefect_bt.node.uploader import Uploader
 from prefect_bt.records import NodePhase
@@ -30,7 +27,6 @@ from prefect_bt.records import NodePhase
 TICK: Final = 0.1
 READ_BYTES: Final = 256 * 1024
 READS_A_TURN: Final = 8
-PIPE_BYTES: Final = 1024 * 1024
 GATHER: Final = 0.01
 """Seconds in which output gathers in the pipe. A look at every write would cost a core."""
 GATHER_SHARE: Final = 8
@@ -58,29 +54,21 @@ class Surroundings(NamedTuple):
     watch: StopWatch
     uploader: Uploader | None
     activity: Activity
-    tree: Callable[[], list[processes.ProcessFacts]]
-    """Living processes of the commands."""
 
 
 class Commands:
     """The node's start commands and everything they leave behind."""
 
-    def __init__(self, around: Surroundings, environment: Mapping[str, str]) -> None:
-        self._around, self._environment = around, environment
-        self._reading, self._writing = os.pipe()
-        os.set_blocking(self._reading, False)
-        self._little = _widen(self._writing) // GATHER_SHARE
+    def __init__(self, around: Surroundings, runner: Runner) -> None:
+        self._around, self._runner = around, runner
+        self._little = runner.pipe_bytes // GATHER_SHARE
         self._gathering = False
-        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._poll = select.poll()
-        self._poll.register(self._reading, select.POLLIN)
+        self._poll.register(runner.output, select.POLLIN)
         self._wakeup = _wake_on_signals()
         self._poll.register(self._wakeup, select.POLLIN)
         self._wakeup_poll = select.poll()
         self._wakeup_poll.register(self._wakeup, select.POLLIN)
-        self._running: int | None = None
-        self._ended: int | None = None
-        self._kills_before = oom_kills()
 
     def run(self, commands: tuple[str, ...]) -> CommandsEnd:
         """All of them in order, until one fails or somebody stops them; nothing is left running."""
@@ -107,9 +95,10 @@ class Commands:
         ready = {descriptor for descriptor, _ in self._poll.poll(pause * 1000)}
         if self._wakeup in ready:
             _read_all(self._wakeup, 4096, turns=4)
-        if self._reading in ready:
+        if self._runner.output in ready:
             self._read_output()
         processes.reap_children(self._note_end)
+        self._runner.turn()
         around.output.tick()
         around.log.tick()
         around.watch.look()
@@ -122,16 +111,13 @@ class Commands:
         around = self._around
         begun = around.status.status.started_at or time.time()
         try:
-            self._ended = None
-            argv = ("/bin/sh", "-c", command)
-            stdio = Stdio(self._null, self._writing)
-            self._running = spawn(argv, self._environment, stdio)
+            self._runner.start(command)
         except OSError as error:  # an argument list that is too long, no more processes
             around.log.platform(f"start command {index + 1} could not be started: {error}")
             around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
             return CommandsEnd(126)
         around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
-        self._until(lambda: self._ended is not None)
+        self._until(lambda: self._runner.ended is not None)
         if around.watch.reason:
             self._stop_tree()
         self._drain()
@@ -143,17 +129,15 @@ class Commands:
             self.turn()
 
     def _say_end(self, index: int) -> CommandsEnd:
-        if self._ended is None:
+        ended = self._runner.ended
+        if ended is None:
             return CommandsEnd(128 + signal.SIGKILL, signal.SIGKILL)
-        code, number = processes.exit_facts(self._ended)
-        kills = oom_kills()
-        killed = number == signal.SIGKILL or code == 128 + signal.SIGKILL
-        counted = None not in (kills, self._kills_before) and kills != self._kills_before
-        oom = killed and counted and not self._around.watch.force
-        how = f"was ended by {signal_name(number)}" if number else f"exited with {code}"
+        oom = self._runner.killed_for_memory() and not self._around.watch.force
+        how = f"was ended by {signal_name(ended.signal)}" if ended.signal else ""
+        how = how or f"exited with {ended.code}"
         cause = " (the kernel killed it for lack of memory)" if oom else ""
         self._around.log.platform(f"start command {index + 1} {how}{cause}")
-        return CommandsEnd(code, number, oom)
+        return CommandsEnd(ended.code, ended.signal, oom)
 
     # -- ending what runs -------------------------------------------------------------------
 
@@ -161,20 +145,20 @@ class Commands:
         """The polite signal to every group, then as long as it takes, or until it is forced."""
         watch = self._around.watch
         self._around.log.platform(f"stopping the commands: {watch.reason}")
-        processes.terminate_groups(self._around.tree(), spare=self._spared_groups())
-        while not watch.force and self._around.tree():
+        self._runner.terminate()
+        while not watch.force and self._runner.tree():
             self.turn()
-        if self._around.tree():
+        if self._runner.tree():
             self._around.log.platform("the commands did not leave in time and are killed")
         self._kill_tree()
 
     def _end_tree(self) -> None:
         """What the last command left in the background."""
-        left = self._around.tree()
+        left = self._runner.tree()
         if left:
-            processes.terminate_groups(left, spare=self._spared_groups())
+            self._runner.terminate()
             deadline = time.monotonic() + LEFTOVER_GRACE
-            while self._around.tree() and time.monotonic() < deadline:
+            while self._runner.tree() and time.monotonic() < deadline:
                 self.turn()
                 if self._around.watch.force:
                     break
@@ -182,35 +166,27 @@ class Commands:
         self._kill_tree()
 
     def _kill_tree(self) -> None:
-        processes.kill_until_gone(
-            lambda: [process.pid for process in self._around.tree()],
-            reap=lambda: processes.reap_children(self._note_end),
-        )
+        self._runner.kill()
         processes.reap_children(self._note_end)
-
-    def _spared_groups(self) -> set[int]:
-        uploader = self._around.uploader
-        own = {os.getpgrp()}
-        return own | {uploader.pid} if uploader is not None and uploader.pid else own
 
     def _note_end(self, pid: int, status: int) -> None:
         uploader = self._around.uploader
-        if pid == self._running:
-            self._running, self._ended = None, status
-        elif uploader is not None and pid == uploader.pid:
+        if uploader is not None and pid == uploader.pid:
             uploader.ended(status)
+        else:
+            self._runner.note_end(pid, status)
 
     # -- the pipe ---------------------------------------------------------------------------
 
     def _read_output(self) -> None:
-        chunks = _read_all(self._reading, READ_BYTES, turns=READS_A_TURN)
+        chunks = _read_all(self._runner.output, READ_BYTES, turns=READS_A_TURN)
         for data in chunks:
             self._around.output.feed(data)
         self._gathering = 0 < sum(map(len, chunks)) < self._little
 
     def _drain(self) -> None:
         """What is in the pipe now; a background process may fill it again, hence a bound."""
-        for data in _read_all(self._reading, READ_BYTES, turns=4 * PIPE_BYTES // READ_BYTES):
+        for data in _read_all(self._runner.output, READ_BYTES, turns=4 * PIPE_BYTES // READ_BYTES):
             self._around.output.feed(data)
 
 
@@ -225,13 +201,6 @@ def _read_all(descriptor: int, size: int, *, turns: int) -> list[bytes]:
             break
         chunks.append(chunk)
     return chunks
-
-
-def _widen(pipe: int) -> int:
-    """How many bytes the pipe holds."""
-    with suppress(OSError, AttributeError):
-        return fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return 64 * 1024  # the default works, with more waiting
 
 
 def _wake_on_signals() -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from prefect_bt.host import processes, syscalls
+from prefect_bt.host.container import Pipes, end_container, open_pipes
 from prefect_bt.host.files import StatusFile, read_record, read_secrets
 from prefect_bt.host.layout import NodeFolder, NodeRecord
 from prefect_bt.node.agent import Agent, Assignment, leave
@@ -40,17 +41,19 @@ def main(arguments: list[str]) -> NoReturn:
         sys.stderr.write(f"{folder.path}: node.json or plan.json cannot be read\n")
         leave(1)
     _adopt()
-    gpus, refusal = _claim(plan, Path(record.state_dir))
+    gpus, refusal = _claim(plan, Path(record.state_dir)) if not record.contained else ((), "")
+    # Both hold the pipes: a container lives for as long as one of us does.
+    pipes = open_pipes(folder) if record.contained else None
     agent = os.fork()
     if agent == 0:
         cause = Cause.GPUS_MISSING if refusal else None
-        _run_agent(Assignment(folder, record, plan, {}, gpus, refusal, cause))
+        _run_agent(Assignment(folder, record, plan, {}, gpus, refusal, cause, pipes))
     os.close(0)
     _forward_signals(agent)
     rescue = Rescue(record, plan.store)
     rescue.watch()
     _wait_for(agent)
-    _clean_up(folder, record, plan.rank)
+    _clean_up(folder, record, plan.rank, pipes)
     rescue.act_last()
     leave(0)
 
@@ -117,10 +120,12 @@ def _wait_for(agent: int) -> None:
             return
 
 
-def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int) -> None:
+def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int, pipes: Pipes | None) -> None:
     """Nothing but the uploader may outlive the agent, and the status must say that it is over."""
     status = read_record(NodeStatus, folder.status) or NodeStatus(rank)
     if not status.over:
+        if pipes is not None:
+            end_container(pipes)
         _kill_commands(folder, record)
         if status.phase is not NodePhase.FLUSHING:
             status = replace(status, phase=NodePhase.FLUSHING, reason=LOST, ended_at=time.time())

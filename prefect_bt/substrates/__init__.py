@@ -14,6 +14,7 @@ from prefect_bt.substrates.protocol import Substrate
 
 SUBSTRATES: Final[Mapping[str, str]] = {
     "local": "prefect_bt.substrates.local_process",
+    "docker": "prefect_bt.substrates.docker_nodes",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from prefect_bt.host.cgroup import count_cpus, memory_limit
+from prefect_bt.host.files import free_disk
 from prefect_bt.host.gpus import list_gpus
 from prefect_bt.substrates.protocol import Capacity
 
@@ -27,7 +27,7 @@ def measure_capacity(
         memory=measure_memory(),
         gpus=len(gpus),
         gpu_types=tuple(dict.fromkeys(gpu.type for gpu in gpus)),
-        disk=_free_disk(state_dir),
+        disk=free_disk(state_dir),
         exact_paths=not why_mapped,
         why_mapped=why_mapped,
     )
@@ -60,10 +60,3 @@ def probe_view(environment: Mapping[str, str]) -> str:
     if tried.returncode != 0:
         return (tried.stderr.strip().splitlines() or ["the probe died"])[-1]
     return tried.stdout.strip()
-
-
-def _free_disk(folder: Path) -> int:
-    for place in (folder, *folder.parents):
-        if place.exists():
-            return shutil.disk_usage(place).free
-    return 0

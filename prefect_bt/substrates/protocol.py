@@ -7,12 +7,16 @@ wait, stop together) lives once, in prefect_bt.gang.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from threading import Event
+from typing import TYPE_CHECKING, Protocol
 
-from prefect_bt.plan import NodePlan
+from prefect_bt.plan import ImagePlan, NodePlan
 from prefect_bt.records import NodeStatus
+
+if TYPE_CHECKING:
+    from prefect_bt.registries.progress import PullProgress
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,17 @@ class Capacity:
     exact_paths: bool = True
     """False when the node's paths are mapped, not mounted (decision 5)."""
     why_mapped: str = ""
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """`reference` is what a record pins, so that every attempt runs the same image.
+
+    `notes` are sentences for whoever runs the job.
+    """
+
+    reference: str
+    notes: tuple[str, ...] = ()
 
 
 class NodeHandle(Protocol):
@@ -75,7 +90,26 @@ class Substrate(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def images(self) -> bool:
+        """Whether nodes run in the image of the definition."""
+        ...
+
     def capacity(self) -> Capacity: ...
+
+    def prepare_image(
+        self,
+        image: ImagePlan,
+        *,
+        secrets: Mapping[str, str],
+        tell: Callable[[PullProgress], None] | None = None,
+        cancelled: Event | None = None,
+    ) -> PreparedImage:
+        """Bring the image to where nodes are launched, if there are `images`. Blocks.
+
+        `secrets` maps reference names to values. ImageError, also soon after `cancelled` is set.
+        """
+        ...
 
     def leader_address(self, job_id: str, attempt: int) -> str:
         """What BT_LEADER_ADDR holds on every node of the attempt."""

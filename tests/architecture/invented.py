@@ -65,5 +65,5 @@ KEPT = [
     ("broad_excepts", "gang", "try: f()\nexcept OSError: pass"),
     ("environ", "settings", "import os\nos.environ"),
     ("environ", "node.main", "import os\nos.environ"),
-    ("environ", "substrates.local_process", "import os\nos.environ"),
+    ("environ", "substrates.docker_engine", "import os\nos.environ"),
 ]

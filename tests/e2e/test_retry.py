@@ -27,9 +27,10 @@ test $BT_RETRY_COUNT = 2
 def test_a_failed_job_is_retried_until_it_completes(machine: Machine) -> None:
     code, job = machine.push_wait(machine.folder(SCRIPT))
     assert code == 1
-    for code in (1, 0):
+    for code, state in ((1, "FAILED"), (0, "COMPLETED")):
         done = machine.run("retry", "--job-id", job["id"], "--wait", "-o", "json", check=False)
         assert done.returncode == code, done.stderr
+        assert json.loads(done.stdout)["current_status"] == f"TRAINING_JOB_{state}", done.stderr
     assert json.loads(done.stdout)["id"] == job["id"]
     seen = machine.view(job["id"])
     assert [a["status"] for a in seen["attempts"]] == ["failed", "failed", "completed"]

@@ -11,11 +11,11 @@ import pytest
 
 from prefect_bt.garbage.looking import look_for_garbage
 from prefect_bt.garbage.words import Findings, Kind, remove_all
+from prefect_bt.host.handle import HostHandle
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobRecord, JobState
 from prefect_bt.settings import Settings
-from prefect_bt.substrates.local_handle import LocalHandle
 from prefect_bt.substrates.local_process import LocalSubstrate
 from tests.node.rig import make_plan
 
@@ -58,7 +58,7 @@ class Site:
             ledger.append(job_id, one)
         return job_id
 
-    def node(self, job_id: str, command: str = "true", **changes: object) -> LocalHandle:
+    def node(self, job_id: str, command: str = "true", **changes: object) -> HostHandle:
         plan = make_plan(self.state, (command,), job_id=job_id, **changes)
         plan = replace(plan, store=str(self.root / "store"))
         return LocalSubstrate(self.state, orphan_deadline=None).launch(plan, secrets={})

@@ -192,11 +192,11 @@ from pathlib import Path
 from prefect_bt.host import syscalls as sc
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.layout import JobFolder
-from prefect_bt.substrates.local_handle import LocalHandle
+from prefect_bt.host.handle import HostHandle
 from prefect_bt.host.view import enter_namespace
 base = Path({str(tmp_path)!r})
 (base / "precious").mkdir(); (base / "precious/file").touch()
-handle = LocalHandle(JobFolder(base / "state", "abc1234"), 0, 0)
+handle = HostHandle(JobFolder(base / "state", "abc1234"), 0, 0)
 (handle.folder.path / "root/x").mkdir(parents=True)
 enter_namespace()
 sc.mount(None, "/", sc.MS_REC | sc.MS_PRIVATE)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prefect_bt.host.files import read_record
+from prefect_bt.host.handle import HostHandle
 from prefect_bt.host.layout import NodeRecord
 from prefect_bt.host.processes import list_processes, marked_processes
 from prefect_bt.logs import PLATFORM_MARK, parse_lines
@@ -21,7 +22,6 @@ from prefect_bt.plan import (
     WorkspacePlan,
 )
 from prefect_bt.records import NodePhase, NodeStatus
-from prefect_bt.substrates.local_handle import LocalHandle
 from prefect_bt.substrates.local_process import LocalSubstrate
 
 PATIENCE = 60.0
@@ -75,14 +75,14 @@ class Rig:
 
     state: Path
     substrate: LocalSubstrate
-    nodes: list[tuple[LocalHandle, str]] = field(default_factory=list)
+    nodes: list[tuple[HostHandle, str]] = field(default_factory=list)
 
     def launch(
         self, *commands: str, secrets: Mapping[str, str] | None = None, **changes: object
-    ) -> LocalHandle:
+    ) -> HostHandle:
         return self.launch_plan(make_plan(self.state, commands, **changes), secrets=secrets)
 
-    def launch_plan(self, plan: NodePlan, secrets: Mapping[str, str] | None = None) -> LocalHandle:
+    def launch_plan(self, plan: NodePlan, secrets: Mapping[str, str] | None = None) -> HostHandle:
         handle = self.substrate.launch(plan, secrets=secrets or {})
         self.nodes.append((handle, mark_of(handle)))
         return handle
@@ -96,7 +96,7 @@ class Rig:
     def use_stand_in(self) -> None:
         script = self.state.parent / "uploader.sh"
         script.write_text(STAND_IN)
-        self.substrate.uploader = ("/bin/sh", str(script))
+        self.substrate.launcher.uploader = ("/bin/sh", str(script))
 
     def close(self) -> None:
         for handle, mark in self.nodes:
@@ -106,7 +106,7 @@ class Rig:
             assert not handle.folder.path.exists()
 
 
-def mark_of(handle: LocalHandle) -> str:
+def mark_of(handle: HostHandle) -> str:
     record = read_record(NodeRecord, handle.folder.record)
     assert record is not None
     return record.mark
@@ -119,12 +119,12 @@ def wait_until(condition: Callable[[], object], what: str = "") -> None:
         time.sleep(0.01)
 
 
-def wait_over(handle: LocalHandle) -> NodeStatus:
+def wait_over(handle: HostHandle) -> NodeStatus:
     wait_until(lambda: handle.observe().over, f"{handle} is not over")
     return handle.observe()
 
 
-def wait_running(handle: LocalHandle) -> NodeStatus:
+def wait_running(handle: HostHandle) -> NodeStatus:
     wait_until(lambda: handle.observe().phase is not NodePhase.LAUNCHED)
     wait_until(lambda: handle.observe().phase is not NodePhase.STAGING)
     status = handle.observe()
@@ -132,26 +132,26 @@ def wait_running(handle: LocalHandle) -> NodeStatus:
     return status
 
 
-def wait_line(handle: LocalHandle, text: str) -> None:
+def wait_line(handle: HostHandle, text: str) -> None:
     wait_until(lambda: any(text in line for line in own_lines(handle)), f"no line {text!r}")
 
 
-def raw_log(handle: LocalHandle) -> bytes:
+def raw_log(handle: HostHandle) -> bytes:
     data = b""
     while chunk := handle.read_log(offset=len(data), limit=1 << 20):
         data += chunk
     return data
 
 
-def all_lines(handle: LocalHandle) -> list[str]:
+def all_lines(handle: HostHandle) -> list[str]:
     return [line.message for line in parse_lines(raw_log(handle))]
 
 
-def own_lines(handle: LocalHandle) -> list[str]:
+def own_lines(handle: HostHandle) -> list[str]:
     return [line for line in all_lines(handle) if not line.startswith(PLATFORM_MARK)]
 
 
-def agent_pids(handle: LocalHandle) -> list[int]:
+def agent_pids(handle: HostHandle) -> list[int]:
     """Guard and agent, in this order."""
     found: list[int] = []
     for pid in marked_processes(mark_of(handle), handle.folder.root):

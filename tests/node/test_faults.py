@@ -133,7 +133,7 @@ def test_uploader_killed_while_commands_run_is_started_again(rig: Rig) -> None:
 
 
 def test_uploader_that_always_dies_is_an_upload_error_and_files_are_kept(rig: Rig) -> None:
-    rig.substrate.uploader = ("/bin/sh", "-c", "kill -9 $$")
+    rig.substrate.launcher.uploader = ("/bin/sh", "-c", "kill -9 $$")
     handle = rig.launch_plan(with_checkpoints(make_plan(rig.state, ("touch /mnt/ckpts/a",))))
     status = wait_over(handle)
     assert (status.phase, status.exit_code) == (NodePhase.DONE, 0)

@@ -6,8 +6,8 @@ import textwrap
 import time
 from pathlib import Path
 
+from prefect_bt.host.handle import HostHandle
 from prefect_bt.logs import parse_lines
-from prefect_bt.substrates.local_handle import LocalHandle
 from tests.node.rig import Rig, agent_pids, own_lines, raw_log, wait_over, wait_running
 
 FLOOD = """
@@ -44,7 +44,7 @@ def script(code: str) -> str:
     return f"python3 - <<'EOF'\n{textwrap.dedent(code)}\nEOF"
 
 
-def run_to_its_end(rig: Rig, code: str) -> tuple[LocalHandle, int]:
+def run_to_its_end(rig: Rig, code: str) -> tuple[HostHandle, int]:
     """The node that ran it, and the most memory that an agent of it had meanwhile, kB."""
     handle = rig.launch(script(code), "sleep 1")
     wait_running(handle)

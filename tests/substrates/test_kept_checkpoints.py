@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import codec
+from prefect_bt.host.handle import HostHandle
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.records import NodePhase, NodeStatus
-from prefect_bt.substrates.local_handle import LocalHandle
 
 LOST = NodeStatus(0, NodePhase.LOST, started_at=1.0, reason="the node's process is gone")
 UNSENT = NodeStatus(0, NodePhase.DONE, exit_code=0, started_at=1.0, upload_error="no such bucket")
@@ -19,8 +19,8 @@ FAILED = NodeStatus(0, NodePhase.DONE, exit_code=1, started_at=2.0)
 WELL = NodeStatus(0, NodePhase.DONE, exit_code=0, started_at=2.0)
 
 
-def attempt(job: JobFolder, number: int, status: NodeStatus) -> LocalHandle:
-    handle = LocalHandle(job, number, 0)
+def attempt(job: JobFolder, number: int, status: NodeStatus) -> HostHandle:
+    handle = HostHandle(job, number, 0)
     handle.folder.path.mkdir(parents=True)
     handle.folder.status.write_text(codec.dumps(status))
     return handle

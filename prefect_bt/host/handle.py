@@ -35,7 +35,7 @@ NODE_MODULE: Final = "prefect_bt.node"
 
 
 @dataclass(frozen=True)
-class LocalHandle:
+class HostHandle:
     """Frozen and without a process in it: two handles of one node are equal and as good."""
 
     job: JobFolder

@@ -1,0 +1,124 @@
+"""The image of a job, pulled as a task that people see, before an attempt's nodes are launched."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final, cast
+from uuid import UUID
+
+from prefect import task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
+from prefect.states import Cancelled
+
+from prefect_bt.attempts import JobSite, image_plan, site_image_secrets
+from prefect_bt.errors import ImageError, PrefectBtError
+from prefect_bt.flows.mirroring import failed
+from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.registries import PullProgress
+from prefect_bt.workspace.limits import format_bytes
+
+LOOK: Final = 0.1
+"""Seconds between two looks at whether somebody asked to stop."""
+_PART: Final = 10.0
+"""Per cent of the way between two words to Prefect."""
+
+
+def bring_image(site: JobSite, stopped: Callable[[], str]) -> bool:
+    """Have the job's image where its nodes are launched; False when asked to stop meanwhile.
+
+    ImageError, SecretError. What the first attempt got is what the job runs from then on.
+    """
+    if not site.substrate.images:
+        return True
+    stop = threading.Event()
+    future: PrefectFuture[Any] = cast(
+        "PrefectFuture[Any]",
+        pull_image.submit(site, stop),  # pyright: ignore[reportUnknownMemberType]
+    )
+    try:
+        while True:
+            with suppress(TimeoutError):
+                future.wait(LOOK)
+            if future.state.is_final():
+                break
+            if stopped():
+                stop.set()
+    except BaseException:
+        stop.set()
+        raise
+    asked = bool(stopped())
+    if not asked:
+        future.result()
+    return not asked
+
+
+@task(name="pull-image", cache_policy=NO_CACHE, persist_result=False)
+def pull_image(site: JobSite, stop: threading.Event) -> str | State[Any]:
+    """Returns the reference by which the job pins it: with its digest, or an id."""
+    plan, log = image_plan(site), get_run_logger()
+    show = _Shown(f"image-{site.job_id}", plan.reference)
+    try:
+        image = site.substrate.prepare_image(
+            plan, secrets=site_image_secrets(site), tell=show.hear, cancelled=stop
+        )
+    except PrefectBtError as error:
+        if stop.is_set() and isinstance(error, ImageError):
+            return Cancelled(message="Stopped; the layers that came are kept.")
+        return failed(error)
+    show.ended()
+    for note in image.notes:
+        log.warning(note)
+    return site.ledger.pin_image(site.job_id, image.reference)
+
+
+class _Shown:
+    """A bar on the run. Only for show: no fault of the API matters."""
+
+    def __init__(self, key: str, reference: str) -> None:
+        self._key, self._reference = key, reference
+        self._artifact: UUID | None = None
+        self._percent, self._note = -_PART, ""
+        self._log = get_run_logger()
+
+    def hear(self, progress: PullProgress) -> None:
+        if progress.note and progress.note != self._note:
+            self._note = progress.note
+            self._log.warning("%s: %s", self._reference, progress.note)
+        if not progress.bytes_total:
+            return
+        percent = 100.0 * progress.bytes_done / progress.bytes_total
+        if percent - self._percent < _PART:
+            return
+        self._percent = percent
+        self._bar(percent, _told(progress))
+
+    def ended(self) -> None:
+        if self._artifact is not None:
+            self._bar(100.0, f"{self._reference}: pulled")
+
+    def _bar(self, percent: float, text: str) -> None:
+        try:
+            if self._artifact is None:
+                self._log.info(text)
+                made = create_progress_artifact(percent, key=self._key, description=text)
+                # In a thread without a loop it answers at once, whatever its type says.
+                self._artifact = cast("UUID", made)
+            else:
+                update_progress_artifact(self._artifact, percent, description=text)
+        except UNREACHABLE as error:
+            self._log.debug("The pull cannot be shown: %s", error)
+
+
+def _told(progress: PullProgress) -> str:
+    done, total = format_bytes(progress.bytes_done), format_bytes(progress.bytes_total)
+    layers = f"{progress.layers_done} of {progress.layers_total} layers"
+    left = progress.seconds_left
+    rest = f", about {left:.0f} s left" if left is not None else ""
+    rate = f", {format_bytes(int(progress.rate))}/s" if progress.rate else ""
+    return f"{progress.reference}: {done} of {total}, {layers}{rate}{rest}"

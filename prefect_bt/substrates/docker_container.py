@@ -1,0 +1,133 @@
+"""A node plan as the Docker Engine understands it: the arguments of one `create`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt.contract import (
+    LABEL_ATTEMPT,
+    LABEL_JOB,
+    LABEL_MARK,
+    LABEL_RANK,
+    rendezvous_variables,
+)
+from prefect_bt.host.container import FIRST_PROCESS, MOUNTED_AT
+from prefect_bt.host.processes import MARK_VARIABLE
+from prefect_bt.host.view_plan import Bind
+from prefect_bt.plan import NodePlan, Resources
+
+LEADER_PORT: Final = 29500
+"""PyTorch's own default: every node has a network of its own, so nobody else can be there."""
+ULIMITS: Final = (("memlock", -1), ("stack", 64 * 1024**2), ("nofile", 1024**2))
+"""What data loaders, NCCL and RDMA need; as NVIDIA's images ask for on `docker run`."""
+LEAST_SHM: Final = 64 * 1024**2
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that one container is made of."""
+
+    plan: NodePlan
+    mark: str
+    image: str
+    binds: Sequence[Bind]
+    control: Path
+    gpus: Sequence[str] = ()
+    network: str = ""
+    """Of the gang; empty for a node alone, which has the Engine's own bridge."""
+
+
+def container_name(mark: str) -> str:
+    """Of one launch: no other, of whatever state folder, has it.
+
+    >>> container_name("abc1234.0.1.0f6b2c7d19a4e85b03c6d1f2")
+    'prefect-bt-abc1234-0-1-0f6b2c7d19a4e85b03c6d1f2'
+    """
+    return f"prefect-bt-{mark.replace('.', '-')}"
+
+
+def network_name(job_id: str, attempt: int, place: str) -> str:
+    """Of a gang; `place` tells state folders apart (host.layout.place_of)."""
+    return f"prefect-bt-{job_id}-{attempt}-{place}"
+
+
+def host_name(job_id: str, rank: int) -> str:
+    """As Baseten's nodes are called (§5.2), and resolved by the others of the gang."""
+    return f"baseten-training-job-{job_id}-multinode-{rank}"
+
+
+def labels(job_id: str, attempt: int, rank: int | None, mark: str) -> dict[str, str]:
+    """On everything that is created; a network has no rank."""
+    found = {LABEL_JOB: job_id, LABEL_ATTEMPT: str(attempt), LABEL_MARK: mark}
+    return found if rank is None else {**found, LABEL_RANK: str(rank)}
+
+
+def environment(spec: Spec) -> dict[str, str]:
+    """On top of the image's own. Secrets are no part of it (host.container)."""
+    plan = spec.plan
+    told = rendezvous_variables(
+        f"{plan.job_id}-{plan.attempt}",
+        address=host_name(plan.job_id, 0),
+        port=LEADER_PORT,
+        group_size=plan.group_size,
+    )
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **told,
+        **plan.environment,
+        MARK_VARIABLE: spec.mark,
+    }
+
+
+def create_arguments(spec: Spec) -> dict[str, Any]:
+    """Those of docker.APIClient.create_container, but `host_config` and `networking_config`."""
+    plan = spec.plan
+    return {
+        "image": spec.image,
+        "name": container_name(spec.mark),
+        "hostname": host_name(plan.job_id, plan.rank),
+        "user": "0:0",
+        "entrypoint": ["/bin/sh", "-c", FIRST_PROCESS, "prefect-bt"],
+        "command": [] if plan.workspace.in_image else [plan.workspace.directory],
+        "environment": environment(spec),
+        "labels": labels(plan.job_id, plan.attempt, plan.rank, spec.mark),
+        "healthcheck": {"test": ["NONE"]},
+    }
+
+
+def host_arguments(spec: Spec, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of docker.APIClient.create_host_config; `engine` is its /info."""
+    have = spec.plan.resources
+    control = Bind(spec.control, MOUNTED_AT, read_only=True)
+    return {
+        "mounts": [_mount(bind) for bind in (*spec.binds, control)],
+        "network_mode": spec.network or None,
+        "nano_cpus": have.cpus * 10**9 if have.cpus < int(engine.get("NCPU", 0)) else None,
+        "mem_limit": have.memory,
+        "memswap_limit": have.memory,
+        "shm_size": max(LEAST_SHM, have.memory // 2),
+        "ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ULIMITS],
+        "device_requests": _gpus(have, spec.gpus),
+        "log_config": {"Type": "none", "Config": {}},
+        "init": False,
+        "restart_policy": {"Name": "no"},
+    }
+
+
+def _mount(bind: Bind) -> dict[str, Any]:
+    """A bind by the new spelling, which refuses a source that is not there."""
+    return {
+        "Type": "bind",
+        "Source": str(bind.source),
+        "Target": bind.target,
+        "ReadOnly": bind.read_only,
+    }
+
+
+def _gpus(have: Resources, devices: Sequence[str]) -> list[dict[str, Any]] | None:
+    if not have.gpus:
+        return None
+    return [{"Driver": "", "DeviceIDs": list(devices), "Capabilities": [["gpu"]], "Options": {}}]

@@ -1,0 +1,154 @@
+"""The Docker Engine of this machine: which one it is, whether bind mounts reach it, its errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.records import Cause
+
+T = TypeVar("T")
+
+NAME: Final = "docker"
+SECONDS: Final = 60.0
+"""What a call may take; a disk that is busy makes containers slowly."""
+
+_HERE: Final = {"", "localhost", "127.0.0.1", "::1"}
+_START: Final = "Start it (`systemctl start docker`), or let DOCKER_HOST name its socket."
+
+TEXTS: Final[tuple[tuple[str, Cause, str], ...]] = (
+    ("no such image", Cause.IMAGE_PULL_FAILED, "The next attempt pulls it again."),
+    (
+        "could not select device driver",
+        Cause.GPUS_MISSING,
+        "Install the NVIDIA Container Toolkit on this machine and restart the Engine.",
+    ),
+    ("nvidia-container-cli", Cause.GPUS_MISSING, "See that `nvidia-smi` works on this machine."),
+    ("exec format error", Cause.IMAGE_UNUSABLE, "Use an image for this machine's processor."),
+    ("executable file not found", Cause.IMAGE_UNUSABLE, "Use an image that has /bin/sh."),
+    ("no such file or directory", Cause.IMAGE_UNUSABLE, "Use an image that has /bin/sh."),
+    (
+        "bind source path does not exist",
+        Cause.LAUNCH_FAILED,
+        "The Engine sees other folders than we do: run prefect-bt on the Engine's own machine.",
+    ),
+    ("no space left on device", Cause.CAPACITY_MISSING, "Make room: docker system prune."),
+    ("non-overlapping ipv4", Cause.CAPACITY_MISSING, "Remove networks: docker network prune."),
+    ("port is already allocated", Cause.CAPACITY_MISSING, "End what listens on that port."),
+    ("range of cpus", Cause.CONFIGURATION, "Ask for fewer CPUs in compute.cpu_count."),
+    ("minimum memory limit", Cause.CONFIGURATION, "Ask for more memory in compute.memory."),
+    ("is already in use by container", Cause.LAUNCH_FAILED, "Remove that container."),
+)
+"""What the Engine's sentence holds, in lower case; the first that fits. The one place where text
+decides: it passes on what its runtime says as text alone (Engine 20.10.24, November 2026)."""
+
+
+class DockerEngine:
+    """A client that connects when it is first used, and says what is wrong in our words."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(os.environ if environment is None else environment)
+        self._client: Any = None
+
+    @property
+    def client(self) -> Any:
+        """docker.APIClient; SubstrateError when no Engine answers, or one elsewhere."""
+        if self._client is None:
+            self._client = self._connect()
+        return self._client
+
+    def ask(self, call: Callable[[Any], T], *, doing: str, rank: int | None = None) -> T:
+        """What `call` returns, given the client; SubstrateError says what was being done."""
+        client = self.client
+        errors: Any = import_module("docker.errors")
+        transport: Any = import_module("requests.exceptions")
+        try:
+            return call(client)
+        except errors.APIError as error:
+            raise refusal(str(error.explanation or error), doing=doing, rank=rank) from error
+        except (errors.DockerException, transport.RequestException, OSError) as error:
+            raise _unreachable(str(error), rank) from error
+
+    def find(self, call: Callable[[Any], T]) -> T | None:
+        """As `ask`; None for what the Engine does not have."""
+        errors: Any = import_module("docker.errors")
+
+        def look(client: Any) -> T | None:
+            try:
+                return call(client)
+            except errors.NotFound:
+                return None
+
+        return self.ask(look, doing="looked for")
+
+    def info(self) -> dict[str, Any]:
+        """The Engine's `/info`."""
+        return self.ask(lambda client: client.info(), doing="asked about itself")
+
+    def _connect(self) -> Any:
+        refuse_remote(self._environment.get("DOCKER_HOST", ""))
+        docker: Any = import_module("docker")
+        errors: Any = import_module("docker.errors")
+        given = docker.utils.kwargs_from_env(environment=self._environment)
+        try:
+            return docker.APIClient(version="auto", timeout=SECONDS, **given)
+        except (errors.DockerException, OSError) as error:
+            raise _unreachable(str(error), None) from error
+
+
+def refuse_remote(host: str) -> None:
+    """SubstrateError for an Engine on another machine: it does not have our folders."""
+    parts = urlsplit(host)
+    if parts.scheme in {"", "unix", "npipe"} or (
+        parts.scheme in {"tcp", "http", "https"} and (parts.hostname or "") in _HERE
+    ):
+        return
+    raise SubstrateError(
+        f"DOCKER_HOST is {host}: an Engine on another machine cannot mount this machine's folders "
+        "(workspace, checkpoints, weights).",
+        substrate=NAME,
+        next_step="Run prefect-bt, or a worker of a deployment, on that machine.",
+        cause=Cause.CONFIGURATION,
+    )
+
+
+def refuse_other_kernel(info: Mapping[str, Any]) -> None:
+    """The same for an Engine in a virtual machine, as Docker Desktop's is."""
+    theirs, ours = str(info.get("KernelVersion", "")), os.uname().release
+    if theirs != ours:
+        raise SubstrateError(
+            f"The Docker Engine runs on another kernel ({theirs}, here {ours}): in a virtual "
+            "machine, whose containers cannot share pipes with this one.",
+            substrate=NAME,
+            next_step="Run prefect-bt inside of it, or use --substrate local.",
+            cause=Cause.CONFIGURATION,
+        )
+
+
+def refusal(said: str, *, doing: str, rank: int | None = None) -> SubstrateError:
+    """What the Engine's sentence means."""
+    text = said.lower()
+    found = next(((cause, cure) for piece, cause, cure in TEXTS if piece in text), None)
+    cause, cure = found or (Cause.LAUNCH_FAILED, "The Engine's own log says more.")
+    who = "The container" if rank is None else f"The container of rank {rank}"
+    return SubstrateError(
+        f"{who} could not be {doing}: {said.strip().rstrip('.')}.",
+        substrate=NAME,
+        rank=rank,
+        next_step=cure,
+        cause=cause,
+    )
+
+
+def _unreachable(said: str, rank: int | None) -> SubstrateError:
+    return SubstrateError(
+        f"The Docker Engine does not answer: {said.strip().rstrip('.')}.",
+        substrate=NAME,
+        rank=rank,
+        next_step=_START,
+        cause=Cause.CAPACITY_MISSING,
+    )

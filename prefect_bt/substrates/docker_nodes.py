@@ -1,0 +1,379 @@
+"""Nodes as containers of this machine's Docker Engine.
+
+Guard, agent and uploader of a node are processes of this machine, as on the local substrate; only
+the commands run in a container, through pipes (host.container). So nothing of ours is in the image,
+a node goes on while the Engine is away, and what is found, observed and kept is in its folder.
+What is created on the Engine carries the node's labels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from prefect_bt import codec
+from prefect_bt.errors import SubstrateError
+from prefect_bt.host.container import CONTAINER_GONE, ContainerRecord, make_pipes
+from prefect_bt.host.files import free_disk, write_text
+from prefect_bt.host.gpus import NotEnoughGpus, claim_gpus, list_gpus
+from prefect_bt.host.handle import HostHandle
+from prefect_bt.host.launch import NodeLauncher, nodes_of
+from prefect_bt.host.layout import JobFolder, NodeRecord, place_of
+from prefect_bt.host.view_plan import ViewError
+from prefect_bt.host.volumes import ensure_volumes
+from prefect_bt.plan import ImagePlan, NodePlan
+from prefect_bt.records import Cause, NodeStatus
+from prefect_bt.registries import Tell, pull
+from prefect_bt.substrates.docker_container import (
+    Spec,
+    container_name,
+    create_arguments,
+    host_arguments,
+    host_name,
+    labels,
+    network_name,
+)
+from prefect_bt.substrates.docker_engine import NAME, DockerEngine, refuse_other_kernel
+from prefect_bt.substrates.protocol import Capacity, PreparedImage
+
+
+class DockerSubstrate:
+    """Runs nodes in containers. The arguments are those of NodeLauncher.
+
+    `environment` names the Engine by DOCKER_HOST, as the `docker` command has it.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        orphan_deadline: float | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.launcher = NodeLauncher(
+            state_dir, orphan_deadline=orphan_deadline, environment=environment
+        )
+        self.state_dir = self.launcher.state_dir
+        self.engine = DockerEngine(self.launcher.environment)
+        self._info: dict[str, Any] = {}
+        self._raises_limits = True
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def images(self) -> bool:
+        return True
+
+    def capacity(self) -> Capacity:
+        """SubstrateError where there is no Engine, or one that cannot mount our folders."""
+        info = self._facts()
+        gpus = list_gpus(self.launcher.environment)
+        return Capacity(
+            cpus=int(info["NCPU"]),
+            memory=int(info["MemTotal"]),
+            gpus=len(gpus),
+            gpu_types=tuple(dict.fromkeys(gpu.type for gpu in gpus)),
+            disk=free_disk(self.state_dir),
+        )
+
+    def leader_address(self, job_id: str, attempt: int) -> str:
+        return host_name(job_id, 0)
+
+    def prepare_image(
+        self,
+        image: ImagePlan,
+        *,
+        secrets: Mapping[str, str],
+        tell: Tell | None = None,
+        cancelled: Event | None = None,
+    ) -> PreparedImage:
+        """Pull it, unless it is here. ImageError, SecretError."""
+        pulled = pull(
+            self.engine.client,
+            image.reference,
+            image.auth,
+            secrets=secrets,
+            tell=tell,
+            cancelled=cancelled,
+        )
+        return PreparedImage(pulled.reference, pulled.notes)
+
+    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> DockerHandle:
+        """Start the node and return once its container runs; SubstrateError leaves nothing."""
+        handle = self._handle(node.job_id, node.attempt, node.rank)
+        try:
+            with self._gpus(node) as gpus:
+                self._start(node, handle, gpus, secrets)
+        except BaseException as error:
+            if isinstance(error, FileExistsError):
+                raise _launched_before(node) from error
+            with suppress(SubstrateError):  # the one that is being raised says more
+                handle.remove()
+            if isinstance(error, (OSError, ValueError, NotEnoughGpus, ViewError)):
+                raise _launch_error(node, error) from error
+            raise
+        return handle
+
+    def _start(
+        self,
+        node: NodePlan,
+        handle: DockerHandle,
+        gpus: Mapping[str, int],
+        secrets: Mapping[str, str],
+    ) -> None:
+        """`gpus`: devices, each with the descriptor that claims it for whoever has that."""
+        lock = self.launcher.write_down(node, contained=True)
+        try:
+            make_pipes(handle.folder)
+            # Both begin at once: the container takes as long as our own processes.
+            started = self.launcher.start(handle.folder, (lock, *gpus.values()))
+            try:
+                self._contain(node, handle, list(gpus))
+                started.hand_over(secrets)
+            finally:
+                started.give_up()
+        finally:
+            os.close(lock)
+
+    @contextmanager
+    def _gpus(self, node: NodePlan) -> Generator[dict[str, int]]:
+        claimed = claim_gpus(
+            node.resources.gpus,
+            state_dir=self.state_dir,
+            environment=self.launcher.environment,
+        )
+        try:
+            yield {gpu.device: descriptor for gpu, descriptor in claimed}
+        finally:
+            for _, descriptor in claimed:
+                os.close(descriptor)
+
+    def find(self, job_id: str) -> Sequence[DockerHandle]:
+        job = JobFolder(self.state_dir, job_id)
+        return [self._handle(job_id, attempt, rank) for attempt, rank in nodes_of(job)]
+
+    def _handle(self, job_id: str, attempt: int, rank: int) -> DockerHandle:
+        return DockerHandle(JobFolder(self.state_dir, job_id), attempt, rank, self.engine)
+
+    def _facts(self) -> dict[str, Any]:
+        if not self._info:
+            info = self.engine.info()
+            refuse_other_kernel(info)
+            self._info = info
+        return self._info
+
+    # -- the container ----------------------------------------------------------------------
+
+    def _contain(self, node: NodePlan, handle: DockerHandle, gpus: Sequence[str]) -> None:
+        """Create and start it, and write down which it is."""
+        record = codec.loads(NodeRecord, handle.folder.record.read_bytes())
+        paths = ensure_volumes(node, state_dir=self.state_dir, node=handle.folder)
+        image = self._image(node)
+        info = self._facts()
+        spec = Spec(
+            node,
+            record.mark,
+            str(image["Id"]),
+            paths.binds,
+            handle.folder.control,
+            gpus,
+            handle.network if node.group_size > 1 else "",
+        )
+        if spec.network:
+            self._make_network(spec)
+
+        made = self._run(spec, info)
+        seen = self.engine.ask(
+            lambda client: client.inspect_container(made), doing="looked at", rank=node.rank
+        )
+        if not seen["State"]["Pid"]:
+            raise _ended_at_once(node, seen["State"], image, info)
+        workdir = str(image.get("Config", {}).get("WorkingDir") or "")
+        container = ContainerRecord(made, int(seen["State"]["Pid"]), workdir)
+        write_text(handle.folder.container, codec.dumps(container))
+
+    def _run(self, spec: Spec, info: Mapping[str, Any]) -> str:
+        """The id of the container, which runs."""
+        rank = spec.plan.rank
+        made = self._create(spec, info)
+        try:
+            self.engine.ask(lambda client: client.start(made), doing="started", rank=rank)
+        except SubstrateError as error:
+            if "rlimit" not in str(error) or not self._raises_limits:
+                raise
+            self._raises_limits = False  # an Engine without that right: its own limits have to do
+            self.engine.ask(lambda client: client.remove_container(made, force=True), doing="made")
+            return self._run(spec, info)
+        return made
+
+    def _create(self, spec: Spec, info: Mapping[str, Any]) -> str:
+        given = host_arguments(spec, info)
+        if not self._raises_limits:
+            given["ulimits"] = None
+
+        def create(client: Any) -> str:
+            made = client.create_container(
+                **create_arguments(spec),
+                host_config=client.create_host_config(**given),
+                networking_config=_networking(client, spec),
+            )
+            return str(made["Id"])
+
+        return self.engine.ask(create, doing="created", rank=spec.plan.rank)
+
+    def _image(self, node: NodePlan) -> dict[str, Any]:
+        return self.engine.ask(
+            lambda client: client.inspect_image(node.image.reference),
+            doing="created",
+            rank=node.rank,
+        )
+
+    def _make_network(self, spec: Spec) -> None:
+        """One a gang; the node that comes first makes it."""
+        node, name = spec.plan, spec.network
+
+        def make(client: Any) -> None:
+            if not client.networks(names=[f"^{name}$"]):
+                client.create_network(
+                    name,
+                    driver="bridge",
+                    labels=labels(node.job_id, node.attempt, None, spec.mark),
+                    check_duplicate=True,
+                )
+
+        self.engine.ask(make, doing="given a network", rank=node.rank)
+
+
+@dataclass(frozen=True)
+class DockerHandle(HostHandle):
+    """Two handles of one node are equal and as good."""
+
+    engine: DockerEngine
+
+    def observe(self) -> NodeStatus:
+        status = super().observe()
+        if not status.commands_ended or status.reason != CONTAINER_GONE or status.cause:
+            return status
+        explained = self._explain(status)
+        if explained != status and status.over:
+            with suppress(OSError):
+                write_text(self.folder.status, codec.dumps(explained))
+        return explained
+
+    def kill_commands(self) -> bool:
+        if super().kill_commands():
+            return True
+
+        def kill(client: Any, one: str) -> None:
+            client.kill(one, "SIGKILL")
+
+        return self._on_container(kill)
+
+    def remove(self) -> None:
+        """As the protocol says; where the Engine is away, `gc` removes the container later."""
+        with suppress(SubstrateError):
+            self._remove_container()
+        super().remove()
+
+    def _explain(self, status: NodeStatus) -> NodeStatus:
+        """What the Engine knows of the end of a container that we did not end."""
+        found: dict[str, Any] = {}
+        with suppress(SubstrateError):
+            name = container_name(self._mark())
+            seen = self.engine.find(lambda client: client.inspect_container(name))
+            found = seen["State"] if seen is not None else {}
+        if found.get("OOMKilled"):
+            return replace(status, oom=True, cause=Cause.OUT_OF_MEMORY)
+        return replace(status, cause=Cause.KILLED)
+
+    def _remove_container(self) -> None:
+
+        def remove(client: Any, one: str) -> None:
+            client.remove_container(one, force=True, v=True)
+
+        self._on_container(remove)
+
+        def drop(client: Any) -> None:
+            for one in client.networks(names=[f"^{self.network}$"]):
+                if not client.inspect_network(one["Id"]).get("Containers"):
+                    client.remove_network(one["Id"])
+
+        with suppress(SubstrateError):  # another node of the gang is in it, or removes it
+            self.engine.find(drop)
+
+    def _on_container(self, do: Callable[[Any, str], None]) -> bool:
+        """Whether there was one of this launch, which it was done to."""
+
+        mark = self._mark()
+
+        def act(client: Any) -> bool:
+            do(client, container_name(mark))
+            return True
+
+        return bool(mark and self.engine.find(act))
+
+    @property
+    def network(self) -> str:
+        return network_name(self.job.job_id, self.attempt, place_of(self.job.state_dir))
+
+
+def make_substrate(
+    state_dir: Path, *, orphan_deadline: float | None, docker_host: str = ""
+) -> DockerSubstrate:
+    """For the table of substrates; see DockerSubstrate."""
+    told = {"DOCKER_HOST": docker_host} if docker_host else {}
+    return DockerSubstrate(
+        state_dir, orphan_deadline=orphan_deadline, environment={**os.environ, **told}
+    )
+
+
+def _networking(client: Any, spec: Spec) -> Any:
+    if not spec.network:
+        return None
+    alias = host_name(spec.plan.job_id, spec.plan.rank)
+    endpoint = client.create_endpoint_config(aliases=[alias])
+    return client.create_networking_config({spec.network: endpoint})
+
+
+def _ended_at_once(
+    node: NodePlan, state: Mapping[str, Any], image: Mapping[str, Any], info: Mapping[str, Any]
+) -> SubstrateError:
+    """The image's /bin/sh did not live long enough to be asked anything."""
+    theirs, ours = image.get("Architecture", ""), str(info.get("Architecture", ""))
+    why = str(state.get("Error") or f"its /bin/sh ended with {state.get('ExitCode')}").rstrip(".")
+    return SubstrateError(
+        f"The container of rank {node.rank} ended before a command could run in it: {why} "
+        f"(the image is for {theirs}, the machine is {ours}).",
+        substrate=NAME,
+        rank=node.rank,
+        next_step="Use an image for this machine's processor, with a POSIX /bin/sh in it.",
+        cause=Cause.IMAGE_UNUSABLE,
+    )
+
+
+def _launched_before(node: NodePlan) -> SubstrateError:
+    return SubstrateError(
+        f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, was launched before.",
+        substrate=NAME,
+        rank=node.rank,
+        next_step="Give the next attempt a new number.",
+    )
+
+
+def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
+    missing = isinstance(error, NotEnoughGpus)
+    return SubstrateError(
+        f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, could not be launched: "
+        f"{error}",
+        substrate=NAME,
+        rank=node.rank,
+        next_step="See that PREFECT_BT_STATE_DIR is writable." if not missing else "",
+        cause=Cause.GPUS_MISSING if missing else "",
+    )

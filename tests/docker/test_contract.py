@@ -1,0 +1,52 @@
+"""What every substrate promises (tests/contracts), kept by containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import docker
+import pytest
+
+from prefect_bt.host.layout import place_of
+from prefect_bt.plan import ImagePlan, NodePlan
+from prefect_bt.substrates import open_substrate
+from prefect_bt.substrates.protocol import Substrate
+from tests.contracts.test_substrate_contract import *  # noqa: F403
+from tests.contracts.test_substrate_contract import Place
+from tests.node.rig import JOB
+
+from .daemons import Daemon
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+
+
+class Contained(Place):
+    def plan(self, *commands: str, **changes: object) -> NodePlan:
+        return replace(
+            super().plan(*commands, **changes), image=ImagePlan("prefect-bt-test/base:1")
+        )
+
+
+@pytest.fixture
+def place(
+    engine: docker.APIClient, own_daemon: Daemon | None, base_image: str, tmp_path: Path
+) -> Iterator[Place]:
+    _ = base_image
+    state = tmp_path / "state"
+
+    def reopen() -> Substrate:
+        host = own_daemon.address if own_daemon else ""
+        return open_substrate("docker", state_dir=state, orphan_deadline=None, docker_host=host)
+
+    made = Contained(reopen(), reopen, state)
+    yield made
+    for handle in made.substrate.find(JOB):
+        handle.remove()
+    assert list(made.reopen().find(JOB)) == []
+    if not state.exists():
+        return
+    left = {"label": f"prefect-bt/job-id={JOB}", "name": place_of(state)}
+    assert engine.containers(all=True, filters=left) == []
+    assert engine.networks(filters=left) == []
