@@ -24,9 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
 
 class Contained(Place):
     def plan(self, *commands: str, **changes: object) -> NodePlan:
-        return replace(
-            super().plan(*commands, **changes), image=ImagePlan("prefect-bt-test/base:1")
-        )
+        return replace(super().plan(*commands, **changes), image=ImagePlan(BASE))
 
 
 @pytest.fixture
