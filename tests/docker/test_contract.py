@@ -17,6 +17,7 @@ from tests.contracts.test_substrate_contract import *  # noqa: F403
 from tests.contracts.test_substrate_contract import Place
 from tests.node.rig import JOB
 
+from .conftest import BASE
 from .daemons import Daemon
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
