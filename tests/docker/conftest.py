@@ -33,7 +33,7 @@ def own_daemon() -> Iterator[Daemon | None]:
     why = can_start()
     if why:
         pytest.skip(f"no Docker Engine answers, and none can be started: {why}")
-    with running_daemon(network=True) as daemon:
+    with running_daemon() as daemon:
         yield daemon
 
 

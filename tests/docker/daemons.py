@@ -34,7 +34,7 @@ def can_start() -> str:
 class Daemon:
     """One `dockerd`; `restart` and `kill` are for tests of what outlives it."""
 
-    def __init__(self, folder: Path, *, bridge: str = "") -> None:
+    def __init__(self, folder: Path, *, bridge: str) -> None:
         self.folder, self.bridge = folder, bridge
         self.address = f"unix://{folder}/docker.sock"
         self.process: subprocess.Popen[bytes] | None = None
@@ -49,9 +49,9 @@ class Daemon:
         command = [_which("dockerd") or "dockerd", "--iptables=false", "--ip-forward=false"]
         command += ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec"]
         command += ["--pidfile", f"{self.folder}/pid", "-H", self.address]
-        command += ["--bridge", self.bridge or "none", "--shutdown-timeout", "5"]
-        if self.bridge:
-            command += ["--default-address-pool", f"base={_pool(self.bridge)},size=24"]
+        # Never `none`: with that a daemon removes the bridge of the machine's own.
+        command += ["--bridge", self.bridge, "--shutdown-timeout", "5"]
+        command += ["--default-address-pool", f"base={_pool(self.bridge)},size=24"]
         with (self.folder / "dockerd.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -97,32 +97,30 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running_daemon(*, network: bool, disk: str = "") -> Iterator[Daemon]:
+def running_daemon(*, disk: str = "") -> Iterator[Daemon]:
     """A daemon until the end of the block; then its processes, mounts and bridge are gone.
 
     `disk`: the size of a file system of its own for its data, such as "10m".
     """
     folder = Path(tempfile.mkdtemp(prefix="pbt-docker-"))
     (folder / "data").mkdir()
-    bridge = f"pbt{os.getpid()}-{next(_numbers)}" if network else ""
+    bridge = f"pbt{os.getpid()}-{next(_numbers)}"
     daemon = Daemon(folder, bridge=bridge)
     try:
         if disk:
             _run("mount", "-t", "tmpfs", "-o", f"size={disk}", "none", f"{folder}/data")
-        if bridge:
-            _run("ip", "link", "add", "name", bridge, "type", "bridge")
-            _run("ip", "address", "add", _gateway(bridge), "dev", bridge)
-            _run("ip", "link", "set", bridge, "up")
-            _try(*_forwarding("-I", bridge))
+        _run("ip", "link", "add", "name", bridge, "type", "bridge")
+        _run("ip", "address", "add", _gateway(bridge), "dev", bridge)
+        _run("ip", "link", "set", bridge, "up")
+        _try(*_forwarding("-I", bridge))
         daemon.start()
         yield daemon
     finally:
         _kill_containers(folder)
         daemon.stop()
         _kill_rest(folder)
-        if bridge:
-            _try(*_forwarding("-D", bridge))
-            _try("ip", "link", "delete", bridge)
+        _try(*_forwarding("-D", bridge))
+        _try("ip", "link", "delete", bridge)
         _unmount_all(folder)
         shutil.rmtree(folder)
 

@@ -115,7 +115,7 @@ def test_a_layer_that_does_not_fit(
     """On a daemon of its own, whose disk has a few megabytes."""
     if why := can_start():
         pytest.skip(f"no Docker Engine with a small disk: {why}")
-    with running_daemon(network=False, disk="7m") as small:
+    with running_daemon(disk="7m") as small:
         client = small.client()
         with pytest.raises(ImageError) as caught:
             pull(client, f"{open_registry.host}/{stored}:1")
