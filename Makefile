@@ -21,7 +21,7 @@ INSTALL_ENGINES := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines test test-fast bench-checkpoints bench-weights bench-gangs bench-logs lint clean
+.PHONY: help setup demo-deps demo engines test test-fast bench-checkpoints bench-weights bench-gangs bench-logs bench-docker lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ bench-gangs: $(SETUP) ## measure gangs of 64 nodes on this machine (five minutes
 
 bench-logs: $(SETUP) ## measure logs beside `cat` (five minutes)
 	@$(BIN)/python benchmarks/logs.py $(BENCH_ARGS)
+
+bench-docker: $(SETUP) engines ## measure the first line in a container beside docker run (two minutes)
+	@$(BIN)/python benchmarks/start_in_docker.py $(BENCH_ARGS)
 
 lint: $(SETUP) ## ruff (rules, format) and pyright
 	@echo "lint: ruff check"

@@ -38,6 +38,7 @@ def accept_job(request: JobRequest, job: TakenJob) -> JobSite:
     """
     run_id = str(flow_run.get_id())
     job.site = site = request.open(run_id)
+    site.substrate.warm_up()
     state = site.ledger.state(site.job_id)
     scheduled = site.ledger.job_of_run(run_id) == site.job_id
     host = host_of(site.settings.state_dir)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from prefect_bt.diagnosis import ORPHANED, is_dying, signal_of
+from prefect_bt.host.container import CONTAINER_GONE
 from prefect_bt.ranks import ranks_in_words
 from prefect_bt.records import NodePhase, NodeStatus
 
@@ -28,7 +29,9 @@ def was_asked(status: NodeStatus, *, asked_at: float | None = None) -> bool:
     """
     if status.phase is NodePhase.LOST or is_dying(status) or _never_set_up(status):
         return False
-    if status.reason in {"", ORPHANED} or (asked_at is None and status.reason == STOPPED):
+    if status.reason in {"", ORPHANED, CONTAINER_GONE}:
+        return False
+    if asked_at is None and status.reason == STOPPED:
         return False
     if asked_at is None or status.ended_at is None or status.ended_at >= asked_at:
         return True

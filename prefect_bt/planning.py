@@ -54,7 +54,9 @@ from prefect_bt.reading import (
 )
 from prefect_bt.records import Retention
 from prefect_bt.refusals import find_name_problems, find_problems
+from prefect_bt.registries.faults import Trouble
 from prefect_bt.registries.logins import needed_secrets
+from prefect_bt.registries.reference import parse_reference
 from prefect_bt.substrates.protocol import Capacity
 
 
@@ -92,6 +94,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
     problems = [
         *find_name_problems({"project.name": project.name, "job.name": context.job_name}),
         *find_problems(project.job, context.capacity, substrate=context.substrate),
+        *(_image_problems(project.job) if context.images else ()),
         *context.missing,
     ]
     if problems:
@@ -113,6 +116,13 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         image_secrets=image_secrets(project.job) if context.images else (),
         notes=tuple(_notes(project.job, context)),
     )
+
+
+def _image_problems(job: TrainingJob) -> Iterator[str]:
+    try:
+        parse_reference(job.image.base_image)
+    except Trouble as trouble:
+        yield f"image.base_image is {job.image.base_image!r}, no name of an image: {trouble.said}."
 
 
 def plan_weights(job: TrainingJob) -> tuple[WeightsPlan, ...]:
@@ -300,10 +310,21 @@ def _plan_auth(source: WeightsSource) -> WeightsAuthPlan:
 
 
 def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
-    if context.images:
-        yield from _crowding_notes(job, context.capacity)
-        yield from _gpu_notes(job, context.capacity)
-        return
+    if not context.images:
+        yield from _mapping_notes(job, context)
+    yield from _crowding_notes(job, context.capacity)
+    wanted, have = gpu_type(job), context.capacity.gpu_types
+    if wanted and have and wanted not in have:
+        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
+    if job.compute.availability_model is AvailabilityModel.SPOT:
+        yield "SPOT means nothing on one's own machine: nothing preempts the job here."
+    if job.interactive_session:
+        how = "docker exec" if context.images else "a shell on this machine"
+        yield f"interactive_session is not offered here: use {how} instead."
+
+
+def _mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
+    """Where the commands run on this machine itself."""
     yield (
         f"The image {job.image.base_image} is not used: the local substrate runs the commands "
         "with what this machine has installed."
@@ -315,18 +336,6 @@ def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
         )
     if not job.enable_baseten_workdir:
         yield f"There is no image WORKDIR here: the commands start in {WORKSPACE_DIR}."
-    yield from _crowding_notes(job, context.capacity)
-    yield from _gpu_notes(job, context.capacity)
-    if job.compute.availability_model is AvailabilityModel.SPOT:
-        yield "SPOT means nothing on one's own machine: nothing preempts the job here."
-    if job.interactive_session:
-        yield "interactive_session is not offered here: open a shell on this machine instead."
-
-
-def _gpu_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    wanted, have = gpu_type(job), capacity.gpu_types
-    if wanted and have and wanted not in have:
-        yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
 
 
 def _crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:

@@ -53,6 +53,8 @@ WEIGHTS_SCHEMES: Final[Mapping[str, tuple[WeightsAuthMethod, ...]]] = {
 """What the mirror can fetch, and how each can be authenticated."""
 LONGEST_TEXT: Final = 128 * 1024 - 1
 """Bytes that Linux takes in one argument or variable, its end included."""
+ONE_MACHINE: Final = frozenset({"local", "docker"})
+"""Substrates whose nodes all share the machine that the flow runs on."""
 FEWEST_LOCAL_NODES: Final = 256
 LOCAL_NODES_PER_CPU: Final = 4
 """How many nodes one machine takes at most: each is three processes even when it idles."""
@@ -130,7 +132,7 @@ def _compute_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
 
 def _node_problems(job: TrainingJob, capacity: Capacity, substrate: str) -> Iterator[str]:
     most, what = MOST_NODES, "a job can have"
-    if substrate == "local":
+    if substrate in ONE_MACHINE:
         most = max(FEWEST_LOCAL_NODES, LOCAL_NODES_PER_CPU * capacity.cpus)
         what = "this one machine takes"
     if job.compute.node_count > most:
@@ -208,7 +210,8 @@ def _session_problems(job: TrainingJob, substrate: str) -> Iterator[str]:
     if session and session.trigger is not InteractiveSessionTrigger.ON_DEMAND:
         yield (
             f"interactive_session.trigger is {session.trigger.value}; the {substrate} substrate "
-            "has no interactive sessions. Leave interactive_session out: the node is this machine."
+            "has no interactive sessions. Leave interactive_session out: "
+            + ("use docker exec." if substrate == "docker" else "the node is this machine.")
         )
 
 

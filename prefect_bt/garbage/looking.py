@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from prefect_bt.garbage.containers import Containers
 from prefect_bt.garbage.machine import Jobs
 from prefect_bt.garbage.stored import Uploads, find_holds
 from prefect_bt.garbage.strays import Strays
@@ -13,6 +14,7 @@ from prefect_bt.garbage.weights import Weights, find_claims
 from prefect_bt.garbage.words import Findings, Source, gather
 from prefect_bt.jobs import open_ledger
 from prefect_bt.settings import Settings
+from prefect_bt.substrates.docker_used import engines_used
 from prefect_bt.weights.cache import NodeCache
 
 UNFINISHED_SECONDS: Final = 7 * 86400.0
@@ -32,6 +34,13 @@ def look_for_garbage(
     found = gather(
         [
             Source("The jobs of this machine", Jobs(state_dir, stores, include_unsaved).find),
+            *(
+                Source(
+                    f"The Docker Engine at {engine.address}",
+                    Containers(state_dir, stores, engine).find,
+                )
+                for engine in engines_used(state_dir)
+            ),
             Source("The processes of this machine", Strays(state_dir, stores).find),
             Source("The weights of this machine", Weights(cache, stores, older).find),
             Source("Uploads into the store", Uploads(stores, older).find),

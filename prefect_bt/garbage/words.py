@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from prefect_bt.errors import PrefectBtError, StoreError
+from prefect_bt.errors import PrefectBtError, StoreError, SubstrateError
 
 DAMAGED: Final = (ValueError, KeyError, TypeError)
 """What reading a record raises that is none."""
@@ -18,6 +18,8 @@ class Kind(StrEnum):
     UNSAVED = "unsaved checkpoints"
     FOLDER = "job folder"
     PROCESS = "process"
+    CONTAINER = "container"
+    NETWORK = "network"
     LEASE = "weights lease"
     WEIGHTS = "unfinished weights"
     UPLOAD = "unfinished upload"
@@ -71,7 +73,7 @@ def gather(sources: Sequence[Source]) -> Findings:
     for source in sources:
         try:
             items.extend(source.find())
-        except (StoreError, OSError, *DAMAGED) as error:
+        except (StoreError, SubstrateError, OSError, *DAMAGED) as error:
             notes.append(f"{source.name} could not be looked through: {error}")
     return Findings(tuple(items), tuple(dict.fromkeys(notes)))
 

@@ -20,6 +20,7 @@ import re
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.host.layout import NodeFolder
@@ -29,13 +30,13 @@ PIPES: Final = ("orders", "signals", "reports", "output")
 READY: Final = "ready"
 CONTAINER_GONE: Final = "its container is gone"
 """The reason in the status of a node whose container ended while commands ran in it."""
-_PLAIN: Final = re.compile(rb"[^A-Za-z0-9_./=:,@+-]")
+_PLAIN: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
 
 FIRST_PROCESS: Final = f"""
 cd "${{1:-.}}" || exit 1
 _bt_control={MOUNTED_AT}
 ( trap '' HUP INT QUIT TERM
-  while read -r _bt_name; do kill -s "$_bt_name" -1; done
+  while IFS=' ' read -r _bt_name; do kill -s "$_bt_name" -1; done
   kill -s TERM -1; sleep 5; kill -s KILL -1
 ) <"$_bt_control/signals" >/dev/null 2>&1 &
 exec 3<"$_bt_control/orders" 4>"$_bt_control/reports" 5>"$_bt_control/output"
@@ -43,10 +44,11 @@ exec </dev/null >/dev/null 2>&1
 _bt_decode() {{ _bt_text=$(printf '%b.' "$1"); _bt_text=${{_bt_text%.}}; }}
 _bt_decode '\\0141' && test "$_bt_text" = a || exit 1
 echo {READY} >&4
-while read -r _bt_verb _bt_text <&3; do
-  _bt_decode "$_bt_text"
+while IFS=' ' read -r _bt_verb _bt_text <&3; do
+  case $_bt_text in *.) ;; *) continue ;; esac
+  _bt_decode "${{_bt_text%.}}"
   case $_bt_verb in
-    set) eval "$_bt_text" ;;
+    set) ( eval "$_bt_text" ) && eval "$_bt_text" ;;
     run) /bin/sh -c "$_bt_text" >&5 2>&5 3<&- 4>&- 5>&-
          echo "$?" >&4 ;;
     copy) cp -R "$_bt_text/." . 2>&5
@@ -65,18 +67,22 @@ exit 0
 """Its first argument: the folder to start in, empty for the image's own. It asks of the image a
 POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln.
 
+An order without its last dot was never written to its end, and is not followed. A variable that the
+shell does not let anybody set (UID in bash) is tried aside first: it would end the shell.
+
 The listener ignores polite signals, so that a script's `kill 0` does not end it; `kill -1` spares
 who calls it, and the kernel spares the first process."""
 
 
 @dataclass(frozen=True)
 class ContainerRecord:
-    """`pid`: of the container's first process, as this machine counts."""
+    """`pid`: of the container's first process, as this machine counts; `began`: see began_at."""
 
     id: str
     pid: int
     workdir: str = ""
     """The image's own WORKDIR."""
+    began: int = 0
 
 
 class Pipes(NamedTuple):
@@ -106,9 +112,9 @@ def order(verb: str, text: str = "") -> bytes:
     """One line for `orders`.
 
     >>> order("run", "echo 'a b'")
-    b"run echo\\\\0040\\\\0047a\\\\0040b\\\\0047\\n"
+    b'run echo\\\\0040\\\\0047a\\\\0040b\\\\0047.\\n'
     """
-    return verb.encode() + b" " + _PLAIN.sub(_octal, os.fsencode(text)) + b"\n"
+    return verb.encode() + b" " + _PLAIN.sub(_octal, os.fsencode(text)) + b".\n"
 
 
 def set_variable(name: str, value: str) -> bytes:
@@ -131,7 +137,18 @@ def end_container(pipes: Pipes) -> None:
     """Kill what runs in it, and let its first process end."""
     signal_all(pipes, signal.SIGKILL)
     with suppress(BlockingIOError):
-        os.write(pipes.orders, order("end"))
+        # Whoever wrote the line before may have been killed in the middle of it.
+        os.write(pipes.orders, b"\n" + order("end"))
+
+
+def began_at(pid: int) -> int:
+    """When the process began, in ticks since the machine did; with its pid it tells one process
+    from all others. 0 when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(text.rpartition(") ")[2].split()[19])
 
 
 def _octal(found: re.Match[bytes]) -> bytes:

@@ -265,6 +265,10 @@ class Agent:
     def _flush(self, commands: Commands, paths: NodePaths, end: CommandsEnd) -> None:
         uploader = self.uploader
         gone = self.container is not None and self.container.gone
+        if gone:
+            self.log.platform(
+                "the container is gone: it was killed or removed, or its Engine restarted"
+            )
         self.status.update(
             phase=NodePhase.FLUSHING,
             exit_code=end.exit_code,
@@ -274,7 +278,9 @@ class Agent:
             ended_at=time.time(),
         )
         if self.container is not None:
-            self.container.close()  # what it holds (GPUs, memory) is free while we upload
+            # What it holds (GPUs, memory) is free while we upload.
+            written = [v.target for v in self.task.plan.volumes if not v.read_only]
+            self.container.close(written)
         if uploader is None:
             return
         if uploader.pid is None and not any(paths.folders[VolumeKind.CHECKPOINTS].iterdir()):

@@ -9,20 +9,32 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from prefect_bt.host import processes
 from prefect_bt.host.cgroup import oom_kills
-from prefect_bt.host.container import READY, ContainerRecord, Pipes, order, set_variable, signal_all
+from prefect_bt.host.container import (
+    READY,
+    ContainerRecord,
+    Pipes,
+    began_at,
+    order,
+    set_variable,
+    signal_all,
+)
 from prefect_bt.node.runner import Ended, widen
 
 READY_SECONDS: Final = 60.0
 """For an image's shell to begin; a busy disk has to load it."""
 END_SECONDS: Final = 5.0
+OWN_SECONDS: Final = 60.0
+"""For files of a plain user's job to become that user's."""
 KILL_SECONDS: Final = 10.0
 GONE: Final = Ended(128 + signal.SIGKILL, signal.SIGKILL)
 """How a command ended whose container is gone: the kernel kills what is left in it."""
@@ -64,7 +76,8 @@ class Container:
         answer = self._answer(None)
         if answer not in {"0", ""} and not self.gone:
             tool = {"copy": "cp", "link": "ln"}[verb]
-            raise NotStarted(f"the image's `{tool}` could not {verb} {place} (exit code {answer})")
+            why = ": ".join([f"exit code {answer}", *self._last_line()])
+            raise NotStarted(f"the image's `{tool}` could not {verb} {place} ({why})")
 
     def start(self, command: str) -> None:
         self.ended = GONE if self.gone else None
@@ -83,7 +96,8 @@ class Container:
         """No command is a child of ours."""
 
     def tree(self) -> list[processes.ProcessFacts]:
-        if self.gone:
+        self._look_after()
+        if self.gone:  # its pid is perhaps another's
             return []
         return processes.descendants(self.record.pid, spare=self._own)
 
@@ -92,8 +106,11 @@ class Container:
 
     def kill(self) -> None:
         deadline = time.monotonic() + KILL_SECONDS
-        while self.tree() and time.monotonic() < deadline:
+        while (left := self.tree()) and time.monotonic() < deadline:
             self._signal(signal.SIGKILL)
+            for process in left:  # a command may have killed the listener
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.02)
             self._hear()
         self._await_word()
@@ -104,11 +121,18 @@ class Container:
         counted = None not in (kills, self._kills_before) and kills != self._kills_before
         return counted and self.ended is not None and self.ended.code != 0
 
-    def close(self) -> None:
-        """Let the container end. Idempotent."""
+    def close(self, written: Sequence[str] = ()) -> None:
+        """Let the container end. Idempotent.
+
+        `written`: folders in it whose files, root's there, become ours, who cannot delete root's.
+        """
         if self._closed:
             return
         self._closed = True
+        if written and os.geteuid() and not self.gone:
+            places = " ".join(map(shlex.quote, written))
+            self._order(order("run", f"chown -hR {os.geteuid()}:{os.getegid()} {places}"))
+            self._answer(OWN_SECONDS)
         self._order(order("end"))
         deadline = time.monotonic() + END_SECONDS
         while not self.gone and time.monotonic() < deadline:
@@ -154,11 +178,21 @@ class Container:
             pass
         *lines, self._said = self._said.split(b"\n")
         self._words += [line.decode(errors="replace").strip() for line in lines]
-        self.gone = self.gone or not _lives(self._first, self.record.pid)
+        self._look_after()
 
     def _wait(self, seconds: float) -> None:
         select.select([self._pipes.reports], [], [], seconds)
-        self.gone = self.gone or not _lives(self._first, self.record.pid)
+        self._look_after()
+
+    def _look_after(self) -> None:
+        self.gone = self.gone or not _lives(self._first, self.record)
+
+    def _last_line(self) -> list[str]:
+        """Of what is in the output; none when there is nothing."""
+        try:
+            return os.read(self.output, 4096).decode(errors="replace").split("\n")[:-1][-1:]
+        except BlockingIOError:
+            return []
 
     def _signal(self, number: signal.Signals) -> None:
         signal_all(self._pipes, number)
@@ -177,17 +211,21 @@ class NotStarted(Exception):
 
 def _open_process(record: ContainerRecord) -> int | None:
     """A descriptor that stands for the first process alone; None where there are none, or it is
-    gone."""
+    gone and its pid is perhaps another's."""
     try:
-        return os.pidfd_open(record.pid)
+        descriptor = os.pidfd_open(record.pid)
     except (OSError, AttributeError):
         return None
+    if began_at(record.pid) == record.began:
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
-def _lives(descriptor: int | None, pid: int) -> bool:
+def _lives(descriptor: int | None, record: ContainerRecord) -> bool:
     if descriptor is not None:
         return not select.select([descriptor], [], [], 0)[0]
-    return pid in processes.list_processes()
+    return began_at(record.pid) == record.began and record.pid in processes.list_processes()
 
 
 def _exit_of(word: str) -> Ended:

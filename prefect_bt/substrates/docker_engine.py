@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -14,11 +16,14 @@ from prefect_bt.records import Cause
 T = TypeVar("T")
 
 NAME: Final = "docker"
+USUAL: Final = "unix:///var/run/docker.sock"
 SECONDS: Final = 60.0
 """What a call may take; a disk that is busy makes containers slowly."""
 
 _HERE: Final = {"", "localhost", "127.0.0.1", "::1"}
 _START: Final = "Start it (`systemctl start docker`), or let DOCKER_HOST name its socket."
+
+_JOIN: Final = "Join the group `docker` (usermod -aG docker $USER, then log in again)."
 
 TEXTS: Final[tuple[tuple[str, Cause, str], ...]] = (
     ("no such image", Cause.IMAGE_PULL_FAILED, "The next attempt pulls it again."),
@@ -53,13 +58,29 @@ class DockerEngine:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = dict(os.environ if environment is None else environment)
         self._client: Any = None
+        self._connecting = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """As DOCKER_HOST has it."""
+        return self._environment.get("DOCKER_HOST") or USUAL
 
     @property
     def client(self) -> Any:
         """docker.APIClient; SubstrateError when no Engine answers, or one elsewhere."""
-        if self._client is None:
-            self._client = self._connect()
-        return self._client
+        with self._connecting:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def connect_soon(self) -> None:
+        """In the background: importing the SDK takes as long as making a container."""
+
+        def connect() -> None:
+            with suppress(SubstrateError):  # whoever asks first is told
+                _ = self.client
+
+        threading.Thread(target=connect, name="docker-connect", daemon=True).start()
 
     def ask(self, call: Callable[[Any], T], *, doing: str, rank: int | None = None) -> T:
         """What `call` returns, given the client; SubstrateError says what was being done."""
@@ -149,6 +170,6 @@ def _unreachable(said: str, rank: int | None) -> SubstrateError:
         f"The Docker Engine does not answer: {said.strip().rstrip('.')}.",
         substrate=NAME,
         rank=rank,
-        next_step=_START,
+        next_step=_JOIN if "permission denied" in said.lower() else _START,
         cause=Cause.CAPACITY_MISSING,
     )

@@ -9,16 +9,17 @@ What is created on the Engine carries the node's labels.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Final
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.container import CONTAINER_GONE, ContainerRecord, make_pipes
+from prefect_bt.host.container import CONTAINER_GONE, ContainerRecord, began_at, make_pipes
 from prefect_bt.host.files import free_disk, write_text
 from prefect_bt.host.gpus import NotEnoughGpus, claim_gpus, list_gpus
 from prefect_bt.host.handle import HostHandle
@@ -39,7 +40,11 @@ from prefect_bt.substrates.docker_container import (
     network_name,
 )
 from prefect_bt.substrates.docker_engine import NAME, DockerEngine, refuse_other_kernel
+from prefect_bt.substrates.docker_used import note_engine
 from prefect_bt.substrates.protocol import Capacity, PreparedImage
+
+LATE: Final = 2.0
+"""Seconds; the Engine goes on with what a client asked of it that is gone."""
 
 
 class DockerSubstrate:
@@ -86,6 +91,9 @@ class DockerSubstrate:
     def leader_address(self, job_id: str, attempt: int) -> str:
         return host_name(job_id, 0)
 
+    def warm_up(self) -> None:
+        self.engine.connect_soon()
+
     def prepare_image(
         self,
         image: ImagePlan,
@@ -115,7 +123,7 @@ class DockerSubstrate:
             if isinstance(error, FileExistsError):
                 raise _launched_before(node) from error
             with suppress(SubstrateError):  # the one that is being raised says more
-                handle.remove()
+                handle.remove(late=0 if isinstance(error, Exception) else LATE)
             if isinstance(error, (OSError, ValueError, NotEnoughGpus, ViewError)):
                 raise _launch_error(node, error) from error
             raise
@@ -186,6 +194,7 @@ class DockerSubstrate:
             gpus,
             handle.network if node.group_size > 1 else "",
         )
+        note_engine(self.state_dir, self.launcher.environment.get("DOCKER_HOST", ""))
         if spec.network:
             self._make_network(spec)
 
@@ -196,7 +205,8 @@ class DockerSubstrate:
         if not seen["State"]["Pid"]:
             raise _ended_at_once(node, seen["State"], image, info)
         workdir = str(image.get("Config", {}).get("WorkingDir") or "")
-        container = ContainerRecord(made, int(seen["State"]["Pid"]), workdir)
+        pid = int(seen["State"]["Pid"])
+        container = ContainerRecord(made, pid, workdir, began_at(pid))
         write_text(handle.folder.container, codec.dumps(container))
 
     def _run(self, spec: Spec, info: Mapping[str, Any]) -> str:
@@ -274,12 +284,17 @@ class DockerHandle(HostHandle):
         def kill(client: Any, one: str) -> None:
             client.kill(one, "SIGKILL")
 
-        return self._on_container(kill)
+        with suppress(SubstrateError):  # it does not run any more
+            return self._on_container(kill)
+        return False
 
-    def remove(self) -> None:
-        """As the protocol says; where the Engine is away, `gc` removes the container later."""
+    def remove(self, *, late: float = LATE) -> None:
+        """As the protocol says; where the Engine is away, `gc` removes the container later.
+
+        `late`: how long the Engine may still be making it, after its launcher was killed.
+        """
         with suppress(SubstrateError):
-            self._remove_container()
+            self._remove_container(late)
         super().remove()
 
     def _explain(self, status: NodeStatus) -> NodeStatus:
@@ -293,12 +308,17 @@ class DockerHandle(HostHandle):
             return replace(status, oom=True, cause=Cause.OUT_OF_MEMORY)
         return replace(status, cause=Cause.KILLED)
 
-    def _remove_container(self) -> None:
-
+    def _remove_container(self, late: float) -> None:
         def remove(client: Any, one: str) -> None:
             client.remove_container(one, force=True, v=True)
 
-        self._on_container(remove)
+        if self._mark() and not self.folder.container.exists():
+            # Its launch did not come to an end.
+            deadline = time.monotonic() + late
+            while not self._on_container(remove) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        else:
+            self._on_container(remove)
 
         def drop(client: Any) -> None:
             for one in client.networks(names=[f"^{self.network}$"]):
@@ -310,7 +330,6 @@ class DockerHandle(HostHandle):
 
     def _on_container(self, do: Callable[[Any, str], None]) -> bool:
         """Whether there was one of this launch, which it was done to."""
-
         mark = self._mark()
 
         def act(client: Any) -> bool:
@@ -369,11 +388,13 @@ def _launched_before(node: NodePlan) -> SubstrateError:
 
 def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
     missing = isinstance(error, NotEnoughGpus)
+    step = "The next attempt fetches them again." if isinstance(error, ViewError) else ""
+    step = step or ("" if missing else "See that PREFECT_BT_STATE_DIR is writable.")
     return SubstrateError(
         f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, could not be launched: "
         f"{error}",
         substrate=NAME,
         rank=node.rank,
-        next_step="See that PREFECT_BT_STATE_DIR is writable." if not missing else "",
+        next_step=step,
         cause=Cause.GPUS_MISSING if missing else "",
     )

@@ -68,6 +68,9 @@ class LocalSubstrate:
     def leader_address(self, job_id: str, attempt: int) -> str:
         return LEADER
 
+    def warm_up(self) -> None:
+        """There is nothing to get ready."""
+
     def prepare_image(self, image: ImagePlan, **given: object) -> PreparedImage:
         """Nothing: the commands run with what this machine has installed."""
         _ = given

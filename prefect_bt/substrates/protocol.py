@@ -97,6 +97,10 @@ class Substrate(Protocol):
 
     def capacity(self) -> Capacity: ...
 
+    def warm_up(self) -> None:
+        """Nodes will be launched soon: whatever can be got ready is, in the background."""
+        ...
+
     def prepare_image(
         self,
         image: ImagePlan,

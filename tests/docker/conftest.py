@@ -21,7 +21,7 @@ import pytest
 from .daemons import Daemon, can_start, running_daemon
 from .registry import Registry, program, running_registry
 
-BASE = f"prefect-bt-test/base:{os.environ.get('PYTEST_XDIST_WORKER', '1')}"
+BASE = f"prefect-bt-test/base:{os.environ.get('PYTEST_XDIST_WORKER', os.getpid())}"
 
 
 @pytest.fixture(scope="session")

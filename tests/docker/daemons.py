@@ -45,6 +45,8 @@ class Daemon:
 
     def start(self) -> None:
         """Returns when it answers."""
+        # With its old bridge in there, it would take the machine's away when it starts again.
+        (self.folder / "data/network/files/local-kv.db").unlink(missing_ok=True)
         # Rules would outlive it: the one that is needed, running_daemon adds and takes away.
         command = [_which("dockerd") or "dockerd", "--iptables=false", "--ip-forward=false"]
         command += ["--data-root", f"{self.folder}/data", "--exec-root", f"{self.folder}/exec"]

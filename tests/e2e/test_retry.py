@@ -29,7 +29,7 @@ def test_a_failed_job_is_retried_until_it_completes(machine: Machine) -> None:
     assert code == 1
     for code, state in ((1, "FAILED"), (0, "COMPLETED")):
         done = machine.run("retry", "--job-id", job["id"], "--wait", "-o", "json", check=False)
-        assert done.returncode == code, done.stderr
+        assert done.returncode == code and done.stdout, done.stderr
         assert json.loads(done.stdout)["current_status"] == f"TRAINING_JOB_{state}", done.stderr
     assert json.loads(done.stdout)["id"] == job["id"]
     seen = machine.view(job["id"])

@@ -1,0 +1,42 @@
+"""Which Docker Engines have run nodes of a state folder, so that what is left there can be found.
+
+<state dir>/engines/<quoted DOCKER_HOST, or "default">
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from prefect_bt.contract import quote_name
+from prefect_bt.substrates.docker_engine import USUAL, DockerEngine
+
+_DEFAULT: Final = "default"
+
+
+def note_engine(state_dir: Path, host: str) -> None:
+    """Before anything is made there. `host`: a DOCKER_HOST, empty for the usual one. OSError."""
+    folder = state_dir / "engines"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / quote_name(host or _DEFAULT)).touch()
+
+
+def engines_used(state_dir: Path) -> list[DockerEngine]:
+    """Not connected yet; none where no node ever ran in a container.
+
+    One whose socket is gone is forgotten: with it went what it held, or a new one tells us again.
+    """
+    names = sorted(path.name for path in (state_dir / "engines").glob("*"))
+    hosts = [unquote(name) for name in names]
+    hosts = [host for host in hosts if _may_be_there(USUAL if host == _DEFAULT else host)]
+    others = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
+    return [
+        DockerEngine(others if host == _DEFAULT else {**others, "DOCKER_HOST": host})
+        for host in hosts
+    ]
+
+
+def _may_be_there(host: str) -> bool:
+    return not host.startswith("unix://") or Path(host.removeprefix("unix://")).exists()

@@ -1,0 +1,224 @@
+"""Whole jobs in containers: pushed, pulled, run, killed, stopped; nothing stays on the Engine."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+import psutil
+import pytest
+
+from tests.e2e.conftest import Machine, machine_environment, until
+
+from .conftest import BASE, push
+from .daemons import Daemon
+from .registry import Registry
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+
+CONFIG = """
+import json
+from pathlib import Path
+from truss.base.truss_config import DockerAuthType
+from truss_train import definitions as d
+
+given = json.loads((Path(__file__).parent / "given.json").read_text())
+auth = d.DockerAuth(
+    auth_method=DockerAuthType.REGISTRY_SECRET,
+    registry=given["registry"],
+    registry_secret_docker_auth=d.RegistrySecretDockerAuth(
+        secret_ref=d.SecretReference(name="registry_login")
+    ),
+) if given["registry"] else None
+project = d.TrainingProject(
+    name="in containers",
+    job=d.TrainingJob(
+        image=d.Image(base_image=given["image"], docker_auth=auth),
+        compute=d.Compute(node_count=given["nodes"], memory="128Mi"),
+        runtime=d.Runtime(
+            start_commands=["/bin/sh -c 'chmod +x ./run.sh && ./run.sh'"],
+            checkpointing_config=d.CheckpointingConfig(enabled=True),
+        ),
+    ),
+)
+"""
+
+RESUMES = """
+n=$(ls $BT_CHECKPOINT_DIR | wc -l)
+echo attempt $BT_RETRY_COUNT finds $n
+mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$n && echo "{}" > $BT_CHECKPOINT_DIR/checkpoint-$n/a.json
+[ $BT_RETRY_COUNT = 1 ] || while :; do sleep 0.1; done
+"""
+
+
+@dataclass
+class Site:
+    machine: Machine
+    engine: docker.APIClient
+
+    def folder(self, run_sh: str, *, image: str = BASE, nodes: int = 1, registry: str = "") -> Path:
+        folder = self.machine.root / f"work-{time.monotonic_ns()}"
+        folder.mkdir()
+        (folder / "config.py").write_text(CONFIG)
+        given = {"image": image, "nodes": nodes, "registry": registry}
+        (folder / "given.json").write_text(json.dumps(given))
+        (folder / "run.sh").write_text(textwrap.dedent(run_sh))
+        return folder / "config.py"
+
+    def containers(self, job_id: str) -> list[str]:
+        label = {"label": f"prefect-bt/job-id={job_id}"}
+        return [one["Id"] for one in self.engine.containers(all=True, filters=label)]
+
+    def nothing_left(self, job_id: str) -> None:
+        self.machine.nothing_left(job_id)
+        assert self.containers(job_id) == []
+        assert self.engine.networks(filters={"label": f"prefect-bt/job-id={job_id}"}) == []
+
+
+@pytest.fixture(scope="session")
+def site(
+    tmp_path_factory: pytest.TempPathFactory,
+    engine: docker.APIClient,
+    own_daemon: Daemon | None,
+    base_image: str,
+) -> Iterator[Site]:
+    _ = base_image
+    root = tmp_path_factory.mktemp("docker-machine")
+    address = {"DOCKER_HOST": own_daemon.address} if own_daemon else {}
+    environment = {**machine_environment(root), "PREFECT_BT_SUBSTRATE": "docker", **address}
+    machine = Machine(root, environment)
+    machine.run("up", "--no-worker")
+    yield Site(machine, engine)
+    machine.run("down", check=False)
+    for process in machine.processes():
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def test_a_gang_of_two_meets_and_commits(site: Site) -> None:
+    """Rank 1 hears from the leader by its name; both save; no word of a secret's is needed."""
+    script = """
+    set -e
+    if [ $BT_NODE_RANK = 0 ]; then
+      echo "from the leader" | nc -l -p $BT_LEADER_PORT
+    else
+      until nc $BT_LEADER_ADDR $BT_LEADER_PORT > heard; do sleep 0.1; done
+      cat heard
+    fi
+    mkdir -p $BT_CHECKPOINT_DIR/last && echo "{}" > $BT_CHECKPOINT_DIR/last/a.json
+    """
+    code, job = site.machine.push_wait(site.folder(script, nodes=2))
+    assert code == 0, job["error_message"]
+    assert job["substrate"] == "docker"
+    assert job["image"]["reference"] == BASE
+    assert job["image"]["pinned"] == site.engine.inspect_image(BASE)["Id"]
+    assert "(rank-1) from the leader" in site.machine.logs(job["id"])
+    assert site.machine.checkpoints(job["id"]) == ["last"]
+    site.nothing_left(job["id"])
+
+
+def test_a_private_registry_wants_the_right_password(site: Site, registry: Registry) -> None:
+    name = f"{registry.host}/team/private:1"
+    site.engine.tag(BASE, f"{registry.host}/team/private", "1")
+    digest = push(site.engine, name, registry)
+    config = site.folder("echo inside\n", image=name, registry=registry.host)
+    wrong = {"PREFECT_BT_SECRET_REGISTRY_LOGIN": "someone:wrong-password"}
+    code, job = site.machine.push_wait(config, **wrong)
+    assert (code, job["current_status"]) == (1, "TRAINING_JOB_DEPLOY_FAILED")
+    assert job["attempts"][-1]["cause"] == "registry_refused"
+    assert "registry_login" in job["error_message"]
+    assert "wrong-password" not in json.dumps(job)
+    site.nothing_left(job["id"])
+    right = {"PREFECT_BT_SECRET_REGISTRY_LOGIN": registry.login}
+    code, job = site.machine.push_wait(config, **right)
+    assert code == 0, job["error_message"]
+    assert job["image"]["pinned"] == f"{registry.host}/team/private@{digest}"
+    assert registry.login.partition(":")[2] not in json.dumps(job)
+    site.engine.remove_image(job["image"]["pinned"], force=True)
+    site.nothing_left(job["id"])
+
+
+def test_a_container_removed_behind_our_back(site: Site) -> None:
+    """Infrastructure: the next attempt goes on from what the first had committed."""
+    job_id = _begun(site)
+    for one in site.containers(job_id):
+        site.engine.remove_container(one, force=True)
+    site.machine.wait(job_id, "COMPLETED")
+    attempts = site.machine.view(job_id)["attempts"]
+    assert [one["failure"] for one in attempts] == ["infrastructure", None]
+    assert "attempt 1 finds 1" in site.machine.logs(job_id)
+    site.nothing_left(job_id)
+
+
+def test_the_flow_is_killed_and_the_container_goes_on(site: Site) -> None:
+    script = """
+    echo begun
+    mkdir -p $BT_CHECKPOINT_DIR/c && echo "{}" > $BT_CHECKPOINT_DIR/c/a.json
+    while [ ! -e $BT_SCRATCH_DIR/go ]; do sleep 0.1; done
+    """
+    job_id = _begun(site, script)
+    before = site.containers(job_id)
+    for process in site.machine.processes("prefect_bt.flows.run_job", job_id):
+        process.kill()
+    until(
+        lambda: "goes on" in (site.machine.state_dir / "jobs" / job_id / "flow.log").read_text(),
+        seconds=60,
+        what="another flow",
+    )
+    assert site.containers(job_id) == before
+    scratch = site.machine.state_dir / "jobs" / job_id / "attempt-0" / "rank-0" / "scratch"
+    (scratch / "go").touch()
+    site.machine.wait(job_id, "COMPLETED")
+    assert len(site.machine.view(job_id)["attempts"]) == 1
+    site.nothing_left(job_id)
+
+
+def test_stop_saves_and_leaves_nothing(site: Site) -> None:
+    script = """
+    trap 'mkdir -p $BT_CHECKPOINT_DIR/last; echo "{}" > $BT_CHECKPOINT_DIR/last/a.json; exit 0' TERM
+    mkdir -p $BT_CHECKPOINT_DIR/c && echo "{}" > $BT_CHECKPOINT_DIR/c/a.json
+    while :; do sleep 0.1; done
+    """
+    job_id = _begun(site, script)
+    site.machine.run("stop", "--job-id", job_id)
+    site.machine.wait(job_id, "STOPPED")
+    assert "last" in site.machine.checkpoints(job_id)
+    site.nothing_left(job_id)
+
+
+def test_garbage_of_a_dead_machine_is_found(site: Site) -> None:
+    """Everything of a job is killed at once, its record says that it failed: gc clears the rest."""
+    job_id = _begun(site)
+    for pid in site.machine.job_processes(job_id):
+        with suppress(psutil.Error):
+            psutil.Process(pid).kill()
+    site.machine.run("stop", "--job-id", job_id, check=False)
+    site.machine.wait(job_id, "STOPPED")
+    job = site.machine.state_dir / "jobs" / job_id
+    site.engine.create_container(BASE, "true", name=f"left-{job_id}", labels=_labels(site, job_id))
+    found = json.loads(site.machine.run("gc", "--dry-run", "-o", "json").stdout)
+    assert f"left-{job_id}" in json.dumps(found)
+    site.machine.run("gc", "--yes", "--include-unsaved")
+    assert not job.exists()
+    site.nothing_left(job_id)
+
+
+def _labels(site: Site, job_id: str) -> dict[str, str]:
+    from prefect_bt.host.layout import new_mark
+    from prefect_bt.substrates.docker_container import labels
+
+    mark = new_mark(site.machine.state_dir, job_id=job_id, attempt=7, rank=0)
+    return labels(job_id, 7, 0, mark)
+
+
+def _begun(site: Site, script: str = RESUMES) -> str:
+    """A job whose first checkpoint is committed."""
+    job_id = str(site.machine.push(site.folder(script))["id"])
+    until(lambda: site.machine.checkpoints(job_id), seconds=90, what="a checkpoint")
+    return job_id

@@ -1,0 +1,226 @@
+"""What one `create` of the Docker Engine is told. Pure: no Engine is asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.host.container import FIRST_PROCESS, order, set_variable
+from prefect_bt.host.view_plan import Bind
+from prefect_bt.plan import NodePlan, Resources, WorkspacePlan
+from prefect_bt.records import Cause
+from prefect_bt.substrates.docker_container import (
+    Spec,
+    container_name,
+    create_arguments,
+    host_arguments,
+    network_name,
+)
+from prefect_bt.substrates.docker_engine import (
+    TEXTS,
+    refusal,
+    refuse_other_kernel,
+    refuse_remote,
+)
+from tests.node.rig import make_plan
+
+MARK = "abc1234.2.1.0f6b2c7d19a4e85b03c6d1f2"
+GIB = 1024**3
+ENGINE = {"NCPU": 8, "MemTotal": 64 * GIB}
+SHA = "sha256:8d1f2c"
+
+
+def spec(plan: NodePlan | None = None, **changes: object) -> Spec:
+    plan = plan or make_plan(Path("/state"), ("train",), rank=1, attempt=2, group_size=2)
+    binds = (
+        Bind(Path("/state/ws"), "/b10/workspace"),
+        Bind(Path("/state/weights"), "/models", read_only=True),
+    )
+    made = Spec(plan, MARK, SHA, binds, Path("/state/control"), network="prefect-bt-abc1234-2-x")
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def resources(**given: int) -> Spec:
+    return spec(make_plan(Path("/state"), ("train",), resources=Resources(**given)))
+
+
+def test_the_container_is_named_labelled_and_run_by_a_shell_of_the_image() -> None:
+    given = create_arguments(spec())
+    assert given["image"] == SHA, "what was pulled, not a tag that may move"
+    assert given["name"] == container_name(MARK) == f"prefect-bt-{MARK.replace('.', '-')}"
+    assert given["hostname"] == "baseten-training-job-abc1234-multinode-1"
+    assert given["user"] == "0:0"
+    assert given["entrypoint"] == ["/bin/sh", "-c", FIRST_PROCESS, "prefect-bt"]
+    assert given["command"] == ["/b10/workspace"]
+    assert given["healthcheck"] == {"test": ["NONE"]}
+    assert given["labels"] == {
+        "prefect-bt/job-id": "abc1234",
+        "prefect-bt/attempt": "2",
+        "prefect-bt/rank": "1",
+        "prefect-bt/mark": MARK,
+    }
+
+
+def test_it_starts_in_the_images_own_folder() -> None:
+    plan = make_plan(Path("/s"), ("x",), workspace=WorkspacePlan("/b10/workspace", in_image=True))
+    given = create_arguments(spec(plan))
+    assert given["command"] == []
+    assert "working_dir" not in given
+
+
+def test_variables_are_the_plans_and_the_gangs_and_no_secret() -> None:
+    plan = make_plan(
+        Path("/state"),
+        ("echo $TOKEN",),
+        group_size=2,
+        environment={"A": "1", "MASTER_PORT": "7", "PREFECT_BT_NODE": "forged"},
+        secret_environment={"TOKEN": "hf-reference"},
+    )
+    variables = create_arguments(spec(plan))["environment"]
+    assert variables["A"] == "1"
+    assert variables["MASTER_ADDR"] == "baseten-training-job-abc1234-multinode-0"
+    assert variables["MASTER_PORT"] == "7", "what the user says wins"
+    assert variables["BT_LEADER_PORT"] == "29500"
+    assert variables["PREFECT_BT_NODE"] == MARK, "the mark never"
+    whole = json.dumps([create_arguments(spec(plan)), host_arguments(spec(plan), ENGINE)])
+    assert "TOKEN" not in whole.replace("$TOKEN", "")
+    assert "hf-reference" not in whole
+    assert "echo" not in create_arguments(spec(plan))["command"]
+
+
+def test_a_node_alone_names_no_master() -> None:
+    variables = create_arguments(spec(make_plan(Path("/s"), ("x",))))["environment"]
+    assert "MASTER_ADDR" not in variables
+
+
+def test_mounts_refuse_sources_that_are_missing() -> None:
+    mounts = host_arguments(spec(), ENGINE)["mounts"]
+    assert [(m["Source"], m["Target"], m["ReadOnly"]) for m in mounts] == [
+        ("/state/ws", "/b10/workspace", False),
+        ("/state/weights", "/models", True),
+        ("/state/control", "/.prefect-bt", True),
+    ]
+    assert {m["Type"] for m in mounts} == {"bind"}
+    assert "CreateMountpoint" not in json.dumps(mounts)
+
+
+def test_limits() -> None:
+    given = host_arguments(resources(cpus=2, memory=8 * GIB), ENGINE)
+    assert given["nano_cpus"] == 2 * 10**9
+    assert given["mem_limit"] == given["memswap_limit"] == 8 * GIB, "and no swap beside it"
+    assert given["shm_size"] == 4 * GIB
+    limits = {one["Name"]: (one["Soft"], one["Hard"]) for one in given["ulimits"]}
+    assert limits == {
+        "memlock": (-1, -1),
+        "stack": (64 * 1024**2, 64 * 1024**2),
+        "nofile": (1024**2, 1024**2),
+    }
+
+
+@pytest.mark.parametrize(("cpus", "limit"), [(1, 10**9), (7, 7 * 10**9), (8, None), (9, None)])
+def test_all_cpus_are_no_limit(cpus: int, limit: int | None) -> None:
+    """The Engine refuses more than it has; placing (capacity) has refused that before."""
+    assert host_arguments(resources(cpus=cpus), ENGINE)["nano_cpus"] == limit
+
+
+def test_shared_memory_is_never_less_than_the_engines_default() -> None:
+    given = host_arguments(resources(memory=32 * 1024**2), ENGINE)
+    assert given["shm_size"] == 64 * 1024**2
+
+
+def test_it_is_never_begun_again_and_the_engine_keeps_no_line() -> None:
+    given = host_arguments(spec(), ENGINE)
+    assert given["restart_policy"] == {"Name": "no"}
+    assert given["log_config"]["Type"] == "none"
+    assert given["init"] is False, "the first process is ours"
+    assert not given.get("privileged")
+
+
+def test_a_gang_has_a_network_of_its_own() -> None:
+    assert host_arguments(spec(), ENGINE)["network_mode"] == "prefect-bt-abc1234-2-x"
+    assert host_arguments(spec(network=""), ENGINE)["network_mode"] is None
+    assert network_name("abc1234", 2, "p") != network_name("abc1234", 3, "p")
+    assert network_name("abc1234", 2, "p") != network_name("abc1234", 2, "q")
+
+
+def test_gpus_are_those_that_were_claimed() -> None:
+    plan = make_plan(Path("/s"), ("x",), resources=Resources(gpus=2))
+    asked = host_arguments(spec(plan, gpus=("GPU-a", "3")), ENGINE)["device_requests"]
+    assert asked == [
+        {"Driver": "", "DeviceIDs": ["GPU-a", "3"], "Capabilities": [["gpu"]], "Options": {}}
+    ]
+    assert host_arguments(spec(), ENGINE)["device_requests"] is None
+
+
+# -- orders ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", ".", "a\nb", "\\0101", "'\"$`", "  ", "Zürich", "x.y"])
+def test_an_order_is_one_line_that_ends_with_its_only_dot(text: str) -> None:
+    line = order("run", text)
+    assert line.startswith(b"run ")
+    assert line.endswith(b".\n")
+    assert (line.count(b"\n"), line.count(b"."), line.count(b" ")) == (1, 1, 1)
+    assert line.isascii()
+
+
+@pytest.mark.parametrize("name", ["", "1A", "A B", "A=1", "A;id", "Ä", "A\n"])
+def test_only_names_of_variables_are_set(name: str) -> None:
+    with pytest.raises(ValueError, match="no name of a variable"):
+        set_variable(name, "x")
+
+
+# -- which Engine ---------------------------------------------------------------------------
+
+HERE = ("", "unix:///var/run/docker.sock", "tcp://127.0.0.1:2375", "tcp://localhost:2376")
+ELSEWHERE = ("tcp://10.0.0.1:2375", "ssh://me@trainer", "https://docker.example:2376")
+
+
+@pytest.mark.parametrize("host", [*HERE, "tcp://[::1]:2375", "http://127.0.0.1:1"])
+def test_engines_of_this_machine(host: str) -> None:
+    refuse_remote(host)
+
+
+@pytest.mark.parametrize("host", ELSEWHERE)
+def test_engines_of_another_machine(host: str) -> None:
+    with pytest.raises(SubstrateError, match="cannot mount this machine's folders") as caught:
+        refuse_remote(host)
+    assert host in str(caught.value)
+    assert caught.value.cause == Cause.CONFIGURATION
+    assert "on that machine" in caught.value.next_step
+
+
+def test_engines_in_a_virtual_machine() -> None:
+    with pytest.raises(SubstrateError, match=r"another kernel \(6\.6-linuxkit") as caught:
+        refuse_other_kernel({"KernelVersion": "6.6-linuxkit"})
+    assert "--substrate local" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ('exec: "/bin/sh": stat /bin/sh: no such file or directory: unknown', "image_unusable"),
+        ("exec /bin/sh: exec format error", "image_unusable"),
+        ('could not select device driver "" with capabilities: [[gpu]]', "gpus_missing"),
+        ("invalid mount config: bind source path does not exist: /a", "launch_failed"),
+        ("Minimum memory limit allowed is 6MB", "configuration"),
+        ("Range of CPUs is from 0.01 to 2.00", "configuration"),
+        ("write /var/lib/docker: no space left on device", "capacity_missing"),
+        ("could not find an available, non-overlapping IPv4 address pool", "capacity_missing"),
+        ("No such image: team/train:1", "image_pull_failed"),
+        ("something that nobody has heard of", "launch_failed"),
+    ],
+)
+def test_what_the_engine_says_has_a_cause_and_a_cure(said: str, cause: str) -> None:
+    error = refusal(said, doing="started", rank=3)
+    assert (error.cause, error.rank) == (cause, 3)
+    assert f"rank 3 could not be started: {said}" in str(error)
+    assert error.next_step.endswith(".")
+
+
+def test_texts_are_looked_for_in_lower_case() -> None:
+    assert [piece for piece, _, _ in TEXTS if piece != piece.lower()] == []
