@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 import time
 from collections.abc import Iterator
@@ -91,7 +92,12 @@ def site(
     _ = base_image
     root = tmp_path_factory.mktemp("docker-machine")
     address = {"DOCKER_HOST": own_daemon.address} if own_daemon else {}
-    environment = {**machine_environment(root), "PREFECT_BT_SUBSTRATE": "docker", **address}
+    environment = {
+        **machine_environment(root),
+        "PREFECT_BT_SUBSTRATE": "docker",
+        "PREFECT_BT_SERVER_PORT": str(17500 + os.getpid() % 900),  # the e2e machine has the usual
+        **address,
+    }
     machine = Machine(root, environment)
     machine.run("up", "--no-worker")
     yield Site(machine, engine)
