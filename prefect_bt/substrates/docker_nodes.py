@@ -40,7 +40,7 @@ from prefect_bt.substrates.docker_container import (
     network_name,
 )
 from prefect_bt.substrates.docker_engine import NAME, DockerEngine, refuse_other_kernel
-from prefect_bt.substrates.docker_used import note_engine
+from prefect_bt.substrates.docker_used import note_engine, raises_limits
 from prefect_bt.substrates.protocol import Capacity, PreparedImage
 
 LATE: Final = 2.0
@@ -66,7 +66,8 @@ class DockerSubstrate:
         self.state_dir = self.launcher.state_dir
         self.engine = DockerEngine(self.launcher.environment)
         self._info: dict[str, Any] = {}
-        self._raises_limits = True
+        self._host = self.launcher.environment.get("DOCKER_HOST", "")
+        self._raises_limits = raises_limits(self.state_dir, self._host)
 
     @property
     def name(self) -> str:
@@ -177,8 +178,6 @@ class DockerSubstrate:
             self._info = info
         return self._info
 
-    # -- the container ----------------------------------------------------------------------
-
     def _contain(self, node: NodePlan, handle: DockerHandle, gpus: Sequence[str]) -> None:
         """Create and start it, and write down which it is."""
         record = codec.loads(NodeRecord, handle.folder.record.read_bytes())
@@ -194,10 +193,9 @@ class DockerSubstrate:
             gpus,
             handle.network if node.group_size > 1 else "",
         )
-        note_engine(self.state_dir, self.launcher.environment.get("DOCKER_HOST", ""))
+        note_engine(self.state_dir, self._host)
         if spec.network:
             self._make_network(spec)
-
         made = self._run(spec, info)
         seen = self.engine.ask(
             lambda client: client.inspect_container(made), doing="looked at", rank=node.rank
@@ -206,8 +204,8 @@ class DockerSubstrate:
             raise _ended_at_once(node, seen["State"], image, info)
         workdir = str(image.get("Config", {}).get("WorkingDir") or "")
         pid = int(seen["State"]["Pid"])
-        container = ContainerRecord(made, pid, workdir, began_at(pid))
-        write_text(handle.folder.container, codec.dumps(container))
+        container = codec.dumps(ContainerRecord(made, pid, workdir, began_at(pid)))
+        write_text(handle.folder.container, container)
 
     def _run(self, spec: Spec, info: Mapping[str, Any]) -> str:
         """The id of the container, which runs."""
@@ -219,6 +217,7 @@ class DockerSubstrate:
             if "rlimit" not in str(error) or not self._raises_limits:
                 raise
             self._raises_limits = False  # an Engine without that right: its own limits have to do
+            note_engine(self.state_dir, self._host, raises_limits=False)
             self.engine.ask(lambda client: client.remove_container(made, force=True), doing="made")
             return self._run(spec, info)
         return made

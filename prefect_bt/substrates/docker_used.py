@@ -14,13 +14,31 @@ from prefect_bt.contract import quote_name
 from prefect_bt.substrates.docker_engine import USUAL, DockerEngine
 
 _DEFAULT: Final = "default"
+_NO_LIMITS: Final = "may not raise limits\n"
 
 
-def note_engine(state_dir: Path, host: str) -> None:
-    """Before anything is made there. `host`: a DOCKER_HOST, empty for the usual one. OSError."""
-    folder = state_dir / "engines"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / quote_name(host or _DEFAULT)).touch()
+def note_engine(state_dir: Path, host: str, *, raises_limits: bool = True) -> None:
+    """Before anything is made there. `host`: a DOCKER_HOST, empty for the usual one. OSError.
+
+    `raises_limits`: False once it turned out that it may not; to find out costs a container.
+    """
+    path = _path(state_dir, host)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    if not raises_limits:
+        path.write_text(_NO_LIMITS)
+
+
+def raises_limits(state_dir: Path, host: str) -> bool:
+    """Whether the Engine may set ulimits above its own, as far as is known."""
+    try:
+        return _path(state_dir, host).read_text() != _NO_LIMITS
+    except OSError:
+        return True
+
+
+def _path(state_dir: Path, host: str) -> Path:
+    return state_dir / "engines" / quote_name(host or _DEFAULT)
 
 
 def engines_used(state_dir: Path) -> list[DockerEngine]:
