@@ -382,7 +382,7 @@ def test_a_gang_of_four_talks_to_its_leader(rig: DockerRig) -> None:
     """Plain sockets, the name that every node was told."""
     serve = "for n in 1 2 3; do nc -l -p 500$n > got$n & done; wait; cat got1 got2 got3"
     tell = (
-        "until echo hello from $BT_NODE_RANK | nc -w 1 $BT_LEADER_ADDR 500$BT_NODE_RANK; "
+        "until echo hello from $BT_NODE_RANK | nc -w 20 $BT_LEADER_ADDR 500$BT_NODE_RANK; "
         "do sleep 0.1; done"
     )
     leader = rig.substrate.leader_address(rig.job, 0)
