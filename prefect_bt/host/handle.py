@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
@@ -37,6 +37,8 @@ NODE_MODULE: Final = "prefect_bt.node"
 @dataclass(frozen=True)
 class HostHandle:
     """Frozen and without a process in it: two handles of one node are equal and as good."""
+
+    substrate: ClassVar[str] = NAME
 
     job: JobFolder
     attempt: int
@@ -221,7 +223,7 @@ class HostHandle:
     def _error(self, what: str) -> SubstrateError:
         return SubstrateError(
             f"Node {self.rank} of job {self.job.job_id} (attempt {self.attempt}) {what}.",
-            substrate=NAME,
+            substrate=self.substrate,
             rank=self.rank,
             next_step=f"Look at {self.folder.path}.",
         )

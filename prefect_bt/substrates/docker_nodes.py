@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
@@ -264,6 +264,7 @@ class DockerSubstrate:
 class DockerHandle(HostHandle):
     """Two handles of one node are equal and as good."""
 
+    substrate: ClassVar[str] = NAME
     engine: DockerEngine
 
     def observe(self) -> NodeStatus:
