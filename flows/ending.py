@@ -94,8 +94,13 @@ def final_state(job: TakenJob) -> dict[str, Any] | State[Any]:
     if job.error is not None:
         return Failed(message=str(job.error), data=job.error)
     if site.ledger.state(site.job_id) is JobState.STOPPED:
-        return Cancelled(message=f"Job {site.job_id} was stopped.")
+        return Cancelled(message=stopped_message(site.job_id))
     return job_document(site.ledger, site.record)
+
+
+def stopped_message(job_id: str) -> str:
+    """What we say of a run whose job was stopped."""
+    return f"Job {job_id} was stopped."
 
 
 def finish_cancelled(flow: Any, flow_run: Any, state: State[Any]) -> None:

@@ -95,7 +95,7 @@ def main() -> int:
         from prefect_bt.flows.keeping import AWAY, KeptJob, Starts
 
         kept, starts = KeptJob(job.message, job.lock), Starts()
-        while True:
+        while kept.is_ours(code):
             kept.clear_flow()
             lived = time.monotonic() - began
             if kept.over or (code == AWAY and not kept.await_server(lambda: ending.asked)):
@@ -106,6 +106,8 @@ def main() -> int:
             time.sleep(pause)
             began = time.monotonic()
             code = FlowProcess(output).run(job, ending)
+        else:
+            return kept.exit_code  # the flow put the job away
         output.seek(0)
         kept.conclude(output.read()[-TAIL_BYTES:], stopped_by="SIGTERM" if ending.asked else "")
         if code not in {0, 1}:

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
 from prefect_bt.attempts import clear_nodes
 from prefect_bt.control import conclude_abandoned, open_site
+from prefect_bt.errors import StateError
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.jobs import open_ledger
-from prefect_bt.ownership import INHERITED, forget_job, lock_path
+from prefect_bt.ownership import INHERITED, Claim, forget_job, lock_path, owns
 from prefect_bt.records import JobState
 from prefect_bt.servers import read_server
 
@@ -51,6 +53,28 @@ class KeptJob:
         self.state_dir = Path(told["state_dir"])
         os.environ["PREFECT_BT_STATE_DIR"] = str(self.state_dir)
         self.ledger = open_ledger(str(told["store"]))
+
+    def is_ours(self, code: int) -> bool:
+        """Whether the job is still this keeper's, after its flow ended with `code` (as Popen's).
+
+        A flow lets go of a job that is over. From then on somebody may take it up again, and it is
+        theirs. One whose flow was killed after that is taken back, for what the flow left.
+        """
+        if owns(self.state_dir, self.job_id, self._lock):
+            return True
+        if code < 0:
+            self._take_back()
+        return owns(self.state_dir, self.job_id, self._lock)
+
+    def _take_back(self) -> None:
+        claim = Claim(self.state_dir)
+        with suppress(StateError):
+            claim.take(self.job_id)
+        if claim.descriptor is not None and self.over:
+            os.close(self._lock)
+            self._lock = os.dup(claim.descriptor)
+            os.environ[INHERITED] = str(self._lock)
+        claim.release()
 
     @property
     def over(self) -> bool:

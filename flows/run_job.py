@@ -12,8 +12,9 @@ import json
 import os
 import socket
 import sys
+import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect_bt.flows.keeping import AWAY, api_answers
@@ -24,13 +25,16 @@ from prefect_bt.servers import awaited_server_url
 from prefect_bt.settings import Settings
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
 
     from prefect_bt.ledger import Ledger
 
 
 SERVER_SECONDS = 60.0
 """For the server of `up` to come back; after that the job goes on without it."""
+FINAL_SECONDS = 3.0
+"""For the process that ran the job before to tell Prefect how it ended."""
 
 
 def main() -> int:
@@ -89,7 +93,8 @@ def _run(ledger: Ledger, job_id: str) -> None:
 def _taken_up(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None:
     """The run, made ready to run again; None when this server does not know it.
 
-    A cancellation that nobody lived to see is the job's from now on.
+    Whoever ran a job that was over may not have said so to Prefect yet. A cancellation that nobody
+    lived to see is the job's from now on.
     """
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
@@ -97,15 +102,37 @@ def _taken_up(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None:
 
     with get_client(sync_client=True) as client:
         try:
-            state = client.read_flow_run(UUID(flow_run_id)).state
-            cancelled = state is not None and (state.is_cancelling() or state.is_cancelled())
-            if state and cancelled and state.timestamp.timestamp() > ledger.events(job_id)[-1].at:
+            state = _last_state(client, flow_run_id, over=ledger.state(job_id) is JobState.CREATED)
+            if state and _cancels(state, ledger, job_id):
                 ledger.request_stop(job_id, by="Prefect's cancellation")
             # Not Scheduled in any form: a worker would take that for its own.
             client.set_flow_run_state(UUID(flow_run_id), Pending(), force=True)
             return client.read_flow_run(UUID(flow_run_id))
         except ObjectNotFound:
             return None
+
+
+def _cancels(state: State[Any], ledger: Ledger, job_id: str) -> bool:
+    """Whether somebody cancelled the run since the job was last seen to; our own word is none."""
+    from prefect_bt.flows.ending import stopped_message
+
+    events = ledger.events(job_id)
+    ours = {stopped_message(job_id), *(event.message for event in events)}
+    cancelled = state.is_cancelling() or (state.is_cancelled() and state.message not in ours)
+    return cancelled and state.timestamp.timestamp() > events[-1].at
+
+
+def _last_state(client: SyncPrefectClient, flow_run_id: str, *, over: bool) -> State[Any] | None:
+    """The run's; `over`: wait until it is final, though not for long, for its process may be dead.
+
+    Said later, it would end the run that begins now.
+    """
+    deadline = time.monotonic() + (FINAL_SECONDS if over else 0.0)
+    while True:
+        state = client.read_flow_run(UUID(flow_run_id)).state
+        if state is None or state.is_final() or time.monotonic() >= deadline:
+            return state
+        time.sleep(0.1)
 
 
 def _write_to(path: os.PathLike[str]) -> None:

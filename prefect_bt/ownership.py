@@ -136,6 +136,11 @@ def was_owned(state_dir: Path, job_id: str) -> bool:
     return lock_path(state_dir, job_id).exists()
 
 
+def owns(state_dir: Path, job_id: str, descriptor: int) -> bool:
+    """Whether this open, locked file is the job's lock still, or of an owner who let go of it."""
+    return _is_file(lock_path(state_dir, job_id), descriptor)
+
+
 def left_behind(state_dir: Path) -> Iterator[tuple[str, str]]:
     """Jobs of this machine that nobody runs, each with its store ("" when none was noted)."""
     for path in sorted((state_dir / "jobs").glob("*/owner.lock")):

@@ -1,8 +1,24 @@
-"""How often a keeper starts its flow's process again."""
+"""How often a keeper starts its flow's process again, and when the job is no longer its own."""
 
 from __future__ import annotations
 
-from prefect_bt.flows.keeping import AWAY, LONG_SECONDS, MOST_FAILURES, MOST_STARTS, Starts
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.flows.keeping import (
+    AWAY,
+    LONG_SECONDS,
+    MOST_FAILURES,
+    MOST_STARTS,
+    KeptJob,
+    Starts,
+)
+from prefect_bt.jobs import open_ledger
+from prefect_bt.ownership import INHERITED, Claim, forget_job, is_owned, lock_path
+from prefect_bt.records import JobRecord, JobState
 
 
 def test_a_flow_that_is_killed_begins_at_once_so_often_in_a_row() -> None:
@@ -29,3 +45,56 @@ def test_one_that_is_cut_off_from_prefect_is_given_minutes() -> None:
     pauses = [starts.pause_before_next(AWAY, 3.0) for _ in range(MOST_STARTS)]
     assert sum(pause or 0.0 for pause in pauses) > 300
     assert starts.pause_before_next(AWAY, 3.0) is None
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptJob:
+    """A keeper's view of a job that is FAILED, and whose lock it holds."""
+    monkeypatch.setenv(INHERITED, "")
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", "")
+    ledger = open_ledger(str(tmp_path / "store"))
+    project = ledger.ensure_project("p")
+    job_id = ledger.reserve_job_id(project.id)
+    definition = {"name": "p", "job": {"image": {"base_image": "any"}}}
+    ledger.write_job(JobRecord(job_id, "j", project.id, "p", 1.0, definition=definition))
+    ledger.append(job_id, JobState.FAILED)
+    claim = Claim(tmp_path / "state")
+    claim.take(job_id)
+    assert claim.descriptor is not None
+    told = {"job_id": job_id, "store": ledger.store.url, "state_dir": str(tmp_path / "state")}
+    kept = KeptJob(json.dumps(told).encode(), os.dup(claim.descriptor))
+    claim.release()
+    return kept
+
+
+def flow_lets_go(kept: KeptJob) -> None:
+    descriptor = int(os.environ[INHERITED])
+    forget_job(kept.state_dir, kept.job_id, descriptor)
+
+
+def test_a_job_that_its_flow_let_go_of_is_somebody_elses_when_taken_up_again(
+    kept: KeptJob,
+) -> None:
+    assert kept.is_ours(1)
+    flow_lets_go(kept)
+    assert not kept.is_ours(1)
+    other = Claim(kept.state_dir)
+    other.take(kept.job_id)
+    kept.ledger.append(kept.job_id, JobState.CREATED)
+    assert not kept.is_ours(1)
+    assert not kept.is_ours(-9), "nor when the flow was killed just then"
+
+
+def test_what_a_flow_left_that_was_killed_after_letting_go_is_put_away(kept: KeptJob) -> None:
+    flow_lets_go(kept)
+    assert kept.is_ours(-9)
+    assert is_owned(kept.state_dir, kept.job_id)
+    kept.conclude(b"")
+    assert not lock_path(kept.state_dir, kept.job_id).parent.exists()
+
+
+def test_a_job_that_waits_for_its_next_owner_is_not_taken_back(kept: KeptJob) -> None:
+    flow_lets_go(kept)
+    kept.ledger.append(kept.job_id, JobState.CREATED)
+    assert not kept.is_ours(-9)
+    assert not is_owned(kept.state_dir, kept.job_id)

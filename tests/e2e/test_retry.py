@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -39,6 +40,45 @@ def test_a_failed_job_is_retried_until_it_completes(machine: Machine) -> None:
     assert "attempt 1 finds checkpoint-0" in logs
     assert "attempt 2 finds checkpoint-0 checkpoint-1" in logs
     machine.nothing_left(job["id"])
+
+
+TOLD = """
+while test ! -e $WORD/$BT_RETRY_COUNT; do sleep 0.1; done
+test $BT_RETRY_COUNT = 1
+"""
+
+
+def test_whoever_ran_a_job_before_leaves_it_alone_once_it_is_retried(
+    machine: Machine, tmp_path: Path
+) -> None:
+    job_id = machine.push(machine.folder(TOLD, env={"WORD": str(tmp_path)}))["id"]
+    machine.wait(job_id, "RUNNING")
+    (keeper,) = keepers(machine, job_id)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        (tmp_path / "0").touch()
+        machine.wait(job_id, "FAILED")
+        machine.run("retry", "--job-id", job_id)
+        machine.wait(job_id, "RUNNING")
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    until(lambda: keeper not in keepers(machine, job_id), seconds=20, what="the first one's end")
+    assert machine.view(job_id)["current_status"] == "TRAINING_JOB_RUNNING"
+    (tmp_path / "1").touch()
+    machine.wait(job_id, "COMPLETED")
+    assert [a["status"] for a in machine.view(job_id)["attempts"]] == ["failed", "completed"]
+    machine.nothing_left(job_id)
+
+
+def test_a_stopped_job_that_is_retried_at_once_goes_on(machine: Machine) -> None:
+    job_id = machine.push(machine.folder("test $BT_RETRY_COUNT = 2 || sleep 60\n"))["id"]
+    for _ in range(2):
+        machine.wait(job_id, "RUNNING")
+        machine.run("stop", "--job-id", job_id)
+        machine.wait(job_id, "STOPPED")
+        machine.run("retry", "--job-id", job_id)
+    machine.wait(job_id, "COMPLETED")
+    machine.nothing_left(job_id)
 
 
 def test_a_completed_job_is_not_retried(machine: Machine) -> None:
@@ -118,9 +158,17 @@ def test_the_pause_before_a_retry_says_why_outlives_a_crash_and_heeds_a_stop(
 
 
 def flow_processes(machine: Machine, job_id: str) -> set[int]:
+    return of_module(machine, job_id, "prefect_bt.flows.run_job")
+
+
+def keepers(machine: Machine, job_id: str) -> set[int]:
+    return of_module(machine, job_id, "prefect_bt.flows.keeper")
+
+
+def of_module(machine: Machine, job_id: str, module: str) -> set[int]:
     found: set[int] = set()
     for pid in machine.job_processes(job_id):
         with suppress(psutil.NoSuchProcess):
-            if "prefect_bt.flows.run_job" in psutil.Process(pid).cmdline():
+            if module in psutil.Process(pid).cmdline():
                 found.add(pid)
     return found
