@@ -120,7 +120,7 @@ class Bench:
         return open_ledger(str(self.root / "store"))
 
     def run(self, *words: str, **extra: str) -> str:
-        command = [sys.executable, "-m", "prefect_bt.cli.app", *words]
+        command = [sys.executable, "-m", "prefect_bt.cli.entry", *words]
         environment = {**self.environment, **extra}
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=900

@@ -133,7 +133,7 @@ def log_read_lines_per_second(given: argparse.Namespace, work: Path) -> list[Row
     store = work / "store"
     path = sealed_job(store, count)
     environment = {**os.environ, "PREFECT_BT_STORE": str(store), "PREFECT_BT_STATE_DIR": str(work)}
-    ours = [sys.executable, "-m", "prefect_bt.cli.app", "logs"]
+    ours = [sys.executable, "-m", "prefect_bt.cli.entry", "logs"]
     rows: list[Row] = []
     for name, more in (("", []), (" --tail --fold", ["--tail", "--fold"])):
         pairs: list[tuple[float, float]] = []

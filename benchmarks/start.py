@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def cli(*words: str) -> list[str]:
-    return [sys.executable, "-m", "prefect_bt.cli.app", *words]
+    return [sys.executable, "-m", "prefect_bt.cli.entry", *words]
 
 
 def prepare(root: Path) -> dict[str, str]:

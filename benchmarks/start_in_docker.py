@@ -1,8 +1,8 @@
 """From `prefect-bt push --substrate docker` to the first line inside the container.
 
 `python benchmarks/start_in_docker.py [-o json] [--runs N] [--image NAME]`. The peer is what anybody
-would pay: an empty Prefect flow with as many tasks as ours has begun by then (benchmarks/start.py),
-and after it `docker run` of the same image until its first line is printed. Both are fresh
+would pay: an empty Prefect flow (benchmarks/start.py; ours has begun one task more by then), and
+after it `docker run` of the same image until its first line is printed. Both are fresh
 processes against the same warm local server and Engine, taken in turn. The image is here already;
 without --image it is made of the machine's static busybox.
 

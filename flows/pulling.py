@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -12,7 +13,6 @@ from prefect import task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
@@ -36,26 +36,32 @@ def bring_image(site: JobSite, stopped: Callable[[], str]) -> bool:
     """
     if not site.substrate.images:
         return True
-    stop = threading.Event()
-    future: PrefectFuture[Any] = cast(
-        "PrefectFuture[Any]",
-        pull_image.submit(site, stop),  # pyright: ignore[reportUnknownMemberType]
-    )
-    try:
-        while True:
-            with suppress(TimeoutError):
-                future.wait(LOOK)
-            if future.state.is_final():
-                break
-            if stopped():
-                stop.set()
-    except BaseException:
-        stop.set()
-        raise
+    with _passing_on(stopped) as stop:
+        state = pull_image(site, stop, return_state=True)
     asked = bool(stopped())
     if not asked:
-        future.result()
+        state.result()
     return not asked
+
+
+@contextmanager
+def _passing_on(stopped: Callable[[], str]) -> Generator[threading.Event]:
+    """An event that is set as soon as somebody asks to stop, or this block ends."""
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(LOOK):
+            if stopped():
+                stop.set()
+
+    context = contextvars.copy_context()  # Prefect's server is a matter of context
+    looking = threading.Thread(target=context.run, args=(look,), name="stop-of-a-pull", daemon=True)
+    looking.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        looking.join(timeout=1.0)
 
 
 @task(name="pull-image", cache_policy=NO_CACHE, persist_result=False)

@@ -95,13 +95,21 @@ class Starter:
             self._claim.drop()
 
 
+_ahead: list[Starter] = []
+
+
+def start_ahead() -> None:
+    """For a process that will be `starting` a job: the keeper gets ready from now on."""
+    _ahead.append(Starter())
+
+
 @contextmanager
 def starting(deployment: str | None = None) -> Generator[Starter | None]:
     """A starter for the time in which a job is made; None where a deployment will run it.
 
     ServerError when there is no such deployment, before anything is written.
     """
-    starter = None if deployment else Starter()
+    starter = None if deployment else (_ahead.pop() if _ahead else Starter())
     try:
         chosen = deployment or _default_deployment()
         if starter and chosen:

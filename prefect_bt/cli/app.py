@@ -99,7 +99,7 @@ def _worth_showing(value: object) -> str | None:
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Entry point of the `prefect-bt` script."""
+    """Run one command; returns the exit code."""
     given = list(sys.argv[1:] if tokens is None else tokens)
     terminal = open_terminal(interactive=True, debug=_asks_for_debug(given))
     app = _make_app()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from importlib import import_module
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -107,8 +111,14 @@ class DockerEngine:
         return self.ask(look, doing="looked for")
 
     def info(self) -> dict[str, Any]:
-        """The Engine's `/info`."""
-        return self.ask(lambda client: client.info(), doing="asked about itself")
+        """The Engine's `/info`; of one behind a plain socket without the SDK: `push` is short."""
+        parts = urlsplit(self.address)
+        if parts.scheme != "unix":
+            return self.ask(lambda client: client.info(), doing="asked about itself")
+        try:
+            return _ask_socket(parts.path, "/info")
+        except (OSError, HTTPException, ValueError) as error:
+            raise _unreachable(str(error), None) from error
 
     def _connect(self) -> Any:
         refuse_remote(self._environment.get("DOCKER_HOST", ""))
@@ -119,6 +129,31 @@ class DockerEngine:
             return docker.APIClient(version="auto", timeout=SECONDS, **given)
         except (errors.DockerException, OSError) as error:
             raise _unreachable(str(error), None) from error
+
+
+class _SocketConnection(HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _ask_socket(path: str, what: str) -> dict[str, Any]:
+    """Without a version in its path: any Engine answers. OSError, HTTPException, ValueError."""
+    connection = _SocketConnection(path)
+    try:
+        connection.request("GET", what)
+        answer = connection.getresponse()
+        told = json.loads(answer.read())
+        if answer.status != HTTPStatus.OK:
+            raise ValueError(str(told.get("message") or answer.reason))
+        return told
+    finally:
+        connection.close()
 
 
 def refuse_remote(host: str) -> None:

@@ -33,7 +33,7 @@ from tests.weights.hub_server import Hub, Repo, serving_hub
 from .sources import LARGE, folder
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "prefect_bt.cli.app"]
+COMMAND = [sys.executable, "-m", "prefect_bt.cli.entry"]
 DAY = 1_700_000_000.0
 """2023-11-14 22:13:20 UTC: long ago, so that no job counts as starting."""
 

@@ -95,7 +95,7 @@ class Machine:
         return done
 
     def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "prefect_bt.cli.app", *words]
+        return [sys.executable, "-m", "prefect_bt.cli.entry", *words]
 
     def push(self, config: Path, *words: str, **extra: str) -> dict[str, Any]:
         """Push and return at once; the job's document."""
