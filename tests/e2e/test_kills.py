@@ -136,7 +136,8 @@ def check_end(machine: Machine, job_id: str, kills: list[Kill], story: str) -> N
     record = machine.ledger.job(job_id)
     assert verify(machine.ledger.store, record.project_id, job_id) == [], story
     check_attempts(machine, job_id, kills, story)
-    until(lambda: not machine.job_processes(job_id), seconds=15, what=f"{story}; no process left")
+    # The last one tells Prefect, whose server may have to come back first.
+    until(lambda: not machine.job_processes(job_id), seconds=90, what=f"{story}; no process left")
     folder = machine.state_dir / "jobs" / job_id
     until(lambda: not folder.exists(), seconds=15, what=f"{story}; {folder} removed")
     assert job_id not in Path("/proc/self/mountinfo").read_text(), story
