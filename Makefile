@@ -58,8 +58,8 @@ $(DEMO_DEPS): $(SETUP)
 	@$(PIP) --editable '.[demo]'
 	@touch $@
 
-demo: $(DEMO_DEPS) ## train a small language model as a job, then show the job and its checkpoints
-	@echo "demo: pushing examples/tiny-lm/config.py and following it (one to three minutes)"
+demo: $(DEMO_DEPS) ## train a small language model as a job, look at it, serve it, ask it
+	@echo "demo: pushing examples/tiny-lm/config.py, following it, asking it (two to four minutes)"
 	@PATH="$(BIN):$$PATH" sh examples/demo.sh
 
 # Azure's own emulator: without npm the tests of azure:// stores are skipped, and say so.

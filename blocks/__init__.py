@@ -11,6 +11,7 @@ from prefect_bt.blocks.local_substrate import LocalSubstrate
 from prefect_bt.blocks.registry import AwsKey, AwsRole, GcpIdentity, GcpKey, RegistryLogin
 from prefect_bt.blocks.retries import RetryPolicy
 from prefect_bt.blocks.secrets import TrainingSecrets
+from prefect_bt.blocks.serving import ServingDeployment, ServingEngine
 from prefect_bt.blocks.store import TrainingStore
 
 BLOCKS = (
@@ -21,6 +22,8 @@ BLOCKS = (
     LocalSubstrate,
     DockerSubstrate,
     RetryPolicy,
+    ServingEngine,
+    ServingDeployment,
 )
 """Every block type of this package, in the order a person meets them."""
 
@@ -35,6 +38,8 @@ __all__ = [
     "LocalSubstrate",
     "RegistryLogin",
     "RetryPolicy",
+    "ServingDeployment",
+    "ServingEngine",
     "TrainingCompute",
     "TrainingImage",
     "TrainingSecrets",

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Pushes examples/tiny-lm, follows it to its end, then shows the job, its checkpoints, where they are,
-# and its page in the Prefect UI. `make demo` calls this with .venv/bin first on PATH; it works with
+# Pushes examples/tiny-lm, follows it to its end, then shows the job, its checkpoints and its page in
+# the Prefect UI, serves the newest checkpoint, and asks it for a story. `make demo` calls this with .venv/bin first on PATH; it works with
 # any prefect-bt on PATH.
 set -eu
 
@@ -30,4 +30,15 @@ else
   echo "demo: no Prefect server was up, so it has no page in a UI. To see one: \`prefect-bt up\`, then \`make demo\` again"
   echo "demo: (prefect-bt is in .venv/bin: . .venv/bin/activate)"
 fi
+[ "$status" = 0 ] || exit "$status"
+
+echo
+echo "demo: serving its newest checkpoint (half a minute)"
+prefect-bt deploy_checkpoints --job-id "$job_id" --checkpoint latest --model-name tiny-lm \
+  --accelerator none --hf-secret none
+echo
+echo "demo: a question, and its answer"
+prefect-bt deployments call tiny-lm "Tell me a story: Lily and the blue boat" --max-tokens 120 || status=$?
+echo
+prefect-bt deployments stop tiny-lm --yes
 exit "$status"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 from prefect import task
@@ -112,12 +112,20 @@ def _see_through(
             attempt,
             len(gang.handles),
         )
-    with uploads_shown(site, attempt), stopping(site, gang) as nodes:
+    with uploads_shown(site, attempt), _serving(site, gang), stopping(site, gang) as nodes:
         nodes += [_follow(site, attempt, handle.rank) for handle in gang.handles]
         gang.watch(stop_requested=stop, observe=_on_change(site, attempt))
         upload_checkpoints(site, gang)
         wait(nodes)
     return end_gang(site, gang).state.value
+
+
+def _serving(site: JobSite, gang: Gang) -> AbstractContextManager[None]:
+    if site.record.serving is None:
+        return nullcontext()
+    from prefect_bt.flows.serving import serving_watched  # no training needs it
+
+    return serving_watched(site, site.record.serving, gang)
 
 
 @task(name="provision", cache_policy=NO_CACHE, persist_result=False)

@@ -23,8 +23,9 @@ from prefect_bt.flows.reporting import UNREACHABLE
 from prefect_bt.registries import PullProgress
 from prefect_bt.workspace.limits import format_bytes
 
-LOOK: Final = 0.1
-"""Seconds between two looks at whether somebody asked to stop."""
+LOOK: Final = 0.5
+"""Seconds between two looks at whether somebody asked to stop; longer than an image that is here
+takes, because the first look asks Prefect."""
 _PART: Final = 10.0
 """Per cent of the way between two words to Prefect."""
 
@@ -55,13 +56,11 @@ def _passing_on(stopped: Callable[[], str]) -> Generator[threading.Event]:
                 stop.set()
 
     context = contextvars.copy_context()  # Prefect's server is a matter of context
-    looking = threading.Thread(target=context.run, args=(look,), name="stop-of-a-pull", daemon=True)
-    looking.start()
+    threading.Thread(target=context.run, args=(look,), name="stop-of-a-pull", daemon=True).start()
     try:
         yield stop
     finally:
         stop.set()
-        looking.join(timeout=1.0)
 
 
 @task(name="pull-image", cache_policy=NO_CACHE, persist_result=False)

@@ -1,4 +1,4 @@
-"""Run the `train` flow for one accepted job: a new Prefect run, or the job's own one again.
+"""Run an accepted job's flow, `train` or `serve`: a new Prefect run, or the job's own one again.
 
 `python -m prefect_bt.flows.run_job JOB_ID`, started by flows.keeper with a socket for standard
 input; the id is for lists of processes. It imports everything first and then waits for its job.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun, State
 
     from prefect_bt.ledger import Ledger
+    from prefect_bt.records import JobRecord
 
 
 SERVER_SECONDS = 60.0
@@ -80,14 +81,23 @@ def main() -> int:
 def _run(ledger: Ledger, job_id: str) -> None:
     from prefect.flow_engine import run_flow
 
-    from prefect_bt.flows.train import train
-
+    flow = _flow_of(ledger.job(job_id))
     runs = ledger.runs_of_job(job_id)
     known = _taken_up(ledger, job_id, runs[-1].flow_run_id) if runs else None
     if known is None:
-        train(job_id=job_id, return_state=True)
+        flow(job_id=job_id, return_state=True)
     else:
-        run_flow(train, flow_run=known, parameters=known.parameters, return_type="state")
+        run_flow(flow, flow_run=known, parameters=known.parameters, return_type="state")
+
+
+def _flow_of(job: JobRecord) -> Any:
+    if job.serving is not None:
+        from prefect_bt.flows.serve import serve
+
+        return serve
+    from prefect_bt.flows.train import train
+
+    return train
 
 
 def _taken_up(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None:

@@ -22,16 +22,17 @@ from prefect_bt.blocks import (
     DockerSubstrate,
     LocalSubstrate,
     RetryPolicy,
+    ServingDeployment,
+    ServingEngine,
     TrainingCompute,
     TrainingImage,
     TrainingSecrets,
     TrainingStore,
 )
-from prefect_bt.flows.attempt import attempt_until_done
-from prefect_bt.flows.ending import closing_job, final_state, finish_cancelled, finish_crashed
+from prefect_bt.flows.ending import finish_cancelled, finish_crashed
 from prefect_bt.flows.output import outlive_reader
 from prefect_bt.flows.request import JobRequest
-from prefect_bt.flows.steps import accept_job, mirror_sources, name_run
+from prefect_bt.flows.whole import run_whole
 
 outlive_reader()  # before the run begins: Prefect's own first lines count, too
 
@@ -58,6 +59,9 @@ def train(
     store: TrainingStore | None = None,
     substrate: LocalSubstrate | DockerSubstrate | None = None,
     retry_policy: RetryPolicy | None = None,
+    deploy: ServingDeployment | None = None,
+    deploy_checkpoints: list[str] | None = None,
+    engine: ServingEngine | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Train: mirror the weights, run the commands on every node, commit the checkpoints.
 
@@ -80,6 +84,10 @@ def train(
         store: Where jobs, logs and checkpoints are kept; by default PREFECT_BT_STORE.
         substrate: Where nodes run; by default PREFECT_BT_SUBSTRATE with its usual state folder.
         retry_policy: When a failed attempt is followed by another; `retries` wins over it.
+        deploy: Once the job completed, its checkpoints become a revision of this deployment; the
+            run fails when they do not answer.
+        deploy_checkpoints: Which of them; "latest" by default.
+        engine: What they are served with.
 
     Returns:
         The job's document: the keys of Baseten's API, and ours from `attempts` on.
@@ -100,11 +108,9 @@ def train(
         substrate=substrate,
         retry_policy=retry_policy,
     )
-    with closing_job() as job:
-        site = accept_job(request, job)
-        name_run(site)
-        # A job that is taken up has its weights: nothing comes between its gang and who watches it.
-        over = site.ledger.state(site.job_id).terminal
-        if not over and (site.resumed or mirror_sources(site)):
-            attempt_until_done(site)
-    return final_state(job)
+    result = run_whole(request)
+    if deploy is None or not isinstance(result, dict):
+        return result
+    from prefect_bt.flows.deploy_checkpoints import deploy_trained
+
+    return deploy_trained(result, deploy, deploy_checkpoints, engine)

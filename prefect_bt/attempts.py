@@ -7,7 +7,7 @@ calls these functions from its tasks; hooks and commands call them from other pr
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -31,10 +31,18 @@ from prefect_bt.loading import resolve_load
 from prefect_bt.ownership import Claim
 from prefect_bt.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning import PlanContext, image_secrets, plan_gang, plan_image, secret_names
-from prefect_bt.records import AttemptRecord, JobRecord, JobState, Outcome, SealedLog
+from prefect_bt.records import (
+    AttemptRecord,
+    FailureClass,
+    JobRecord,
+    JobState,
+    Outcome,
+    SealedLog,
+)
 from prefect_bt.retrying import RetryDecision, decide_retry
 from prefect_bt.sealing import Sealer
 from prefect_bt.secrets import SecretSource, resolve_secrets
+from prefect_bt.serving.deployments import Deployments
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
 
@@ -134,8 +142,20 @@ def _load_held(site: JobSite, attempt: int) -> tuple[LoadedCheckpoint, ...]:
 
 def release_holds(site: JobSite) -> None:
     """The job is over and needs no checkpoint of another any more."""
-    holds.release(site.ledger.store, site.holds)
+    holds.release(site.ledger.store, [*site.holds, *_holds_of_server(site)])
     site.holds.clear()
+
+
+def _holds_of_server(site: JobSite) -> Iterator[str]:
+    """Of what it serves; whoever deployed it took them."""
+    serving = site.record.serving
+    if serving is None:
+        return
+    revision = Deployments(site.ledger).revision(serving.deployment, serving.revision)
+    for job_id in {job for job, _ in revision.held}:
+        with suppress(NotFoundError):
+            project_id = site.ledger.job(job_id).project_id
+            yield holds.hold_key(project_id, job_id, site.job_id)
 
 
 def workspace_plan(record: JobRecord) -> WorkspacePlan:
@@ -273,7 +293,17 @@ def judge_retry(site: JobSite) -> RetryDecision:
         return RetryDecision(False, "the job was asked to stop")
     if not outcomes:
         return RetryDecision(False, "no attempt was made")
+    if _never_answered(site, outcomes[-1]):
+        return RetryDecision(False, "the server has never answered")
     return decide_retry(outcomes, site.record.retries, checkpointing=site.checkpointing)
+
+
+def _never_answered(site: JobSite, last: Outcome) -> bool:
+    """A server that ended by itself before it answered once would do so again."""
+    serving = site.record.serving
+    if serving is None or last.failure is FailureClass.INFRASTRUCTURE:
+        return False
+    return not Deployments(site.ledger).was_ready(serving.deployment, serving.revision)
 
 
 def end_gang(site: JobSite, gang: Gang) -> Outcome:

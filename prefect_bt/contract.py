@@ -11,6 +11,7 @@ checkpoint paths: §8.2. What lies in a store:
     weights/manifests/<key>-<revision>.json   what a source holds; after all of its blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/claims/<key>-<revision>/<n>.json  who fetches it, for all hosts
+    deployments/<quoted name>/                what serves under a name (serving/deployments.py)
     training_projects/<project id>/
         project.json
         names/job-<n>                         the counter behind automatic job names

@@ -15,6 +15,7 @@ PrefectBtError
 ├── IdentityError            a role or federated identity that this machine could not take on
 ├── CheckpointError          a checkpoint could not be committed, verified or restored
 ├── WeightsError             a weights source could not be resolved or mirrored
+├── ServingError             a model that cannot be deployed, or does not answer
 ├── DrillError               a drill that could not show whether the job would go on
 ├── AttemptFailed            an attempt of the gang ended badly; carries its outcome
 └── ServerError              the Prefect API or a local server could not be used
@@ -186,6 +187,21 @@ class WeightsError(PrefectBtError):
 
     def __init__(self, what: str, *, source: str, next_step: str = "") -> None:
         self.source = source
+        super().__init__(what, next_step=next_step)
+
+
+class ServingError(PrefectBtError):
+    """`deployment` is its name; `log_tail` the last lines of the server that did not answer."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        next_step: str = "",
+        deployment: str = "",
+        log_tail: Sequence[str] = (),
+    ) -> None:
+        self.deployment, self.log_tail = deployment, tuple(log_tail)
         super().__init__(what, next_step=next_step)
 
 

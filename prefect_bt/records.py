@@ -249,6 +249,14 @@ class Retention:
 
 
 @dataclass(frozen=True)
+class ServingRef:
+    """Of a job that runs an inference server: which revision of which deployment it is."""
+
+    deployment: str
+    revision: int
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """What never changes about a job. `definition` is the project document of definitions."""
 
@@ -265,6 +273,7 @@ class JobRecord:
     workspace_size: int = 0
     user: str = ""
     recreated_from: str = ""
+    serving: ServingRef | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -124,12 +124,19 @@ def starting(deployment: str | None = None) -> Generator[Starter | None]:
 
 
 def start(
-    ledger: Ledger, record: JobRecord, *, starter: Starter | None, deployment: str | None = None
+    ledger: Ledger,
+    record: JobRecord,
+    *,
+    starter: Starter | None,
+    deployment: str | None = None,
+    first: Callable[[], object] = lambda: None,
 ) -> None:
-    """Begin to run the job; when that cannot be done, the job is FAILED and the error raised."""
+    """Begin to run the job, after `first`; when that cannot be done, the job is FAILED and the
+    error raised."""
     from prefect_bt.records import JobState
 
     try:
+        first()
         if starter:
             starter.start(ledger, record)
         else:

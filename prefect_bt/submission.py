@@ -25,7 +25,7 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
-from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget
+from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget, ServingRef
 from prefect_bt.retrychoices import NO_CHOICES, RetryChoices
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.settings import Settings
@@ -45,7 +45,7 @@ class SubmitOptions:
     user's own code; None keeps the policy's number. `retry_policy` replaces the default policy, or
     that of the job that is repeated, and `retry_choices` single numbers of it. `deployment` is
     `flow/deployment` of Prefect; None takes the setting. `keep_last` and `keep_every` are the
-    retention policy (records.Retention).
+    retention policy (records.Retention). `serving`: the revision that the job is.
     """
 
     substrate: str = field(default_factory=lambda: Settings().substrate)
@@ -57,6 +57,7 @@ class SubmitOptions:
     retry_policy: RetryBudget | None = None
     retry_choices: RetryChoices = NO_CHOICES
     secret_sources: tuple[SecretSource, ...] | None = None
+    serving: ServingRef | None = None
 
 
 @dataclass(frozen=True)
@@ -130,26 +131,38 @@ def submit(
     source_dir: Path,
     options: SubmitOptions | None = None,
     starter: Starter | None = None,
+    written: Callable[[JobRecord], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Accept the job, start it, and return its document with the plan's notes.
 
-    A caller that has made a `starter` earlier (starting.starting) saves the time it took.
+    A caller that has made a `starter` earlier (starting.starting) saves the time it took. `written`
+    is called once the job is there, before it starts.
     """
     options = options or SubmitOptions()
     if starter is not None:
-        return _submit(project, source_dir, options, starter)
+        return _submit(project, source_dir, options, starter, written)
     with starting(options.deployment) as made:
-        return _submit(project, source_dir, options, made)
+        return _submit(project, source_dir, options, made, written)
 
 
 def _submit(
-    project: TrainingProject, source_dir: Path, options: SubmitOptions, starter: Starter | None
+    project: TrainingProject,
+    source_dir: Path,
+    options: SubmitOptions,
+    starter: Starter | None,
+    written: Callable[[JobRecord], object],
 ) -> dict[str, Any]:
     ledger = open_ledger(options.store)
     plan = plan_submission(ledger, project, options)
     with _packed(project, source_dir) as packed:
         record = write_job(ledger, project, options, packed, birth=Birth.under(starter))
-        start(ledger, record, starter=starter, deployment=options.deployment)
+        start(
+            ledger,
+            record,
+            starter=starter,
+            deployment=options.deployment,
+            first=lambda: written(record),
+        )
     return document_of(ledger, record, plan)
 
 
@@ -290,6 +303,7 @@ def write_job(
             workspace_size=packed.size_bytes if packed else 0,
             user=_user(),
             recreated_from=old.id if old else "",
+            serving=options.serving,
         )
         if packed:
             ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", packed.path)

@@ -43,12 +43,16 @@ LEVELS: dict[str, int] = {
     "fileserver": 5,  # a process of its own, beside the commands
     "fileserver.*": 5,
     "deletion": 5,
+    "deployed": 5,
+    "deploying": 5,
     "drilling": 5,
     "garbage": 5,  # looks into every room, and opens what it needs
     "garbage.*": 5,
     "node": 5,  # the same, beside the user's commands: it puts adapters together, without Prefect
     "node.*": 5,
     "reviving": 5,
+    "router": 5,  # a process of its own, a deployment
+    "router.*": 5,
     "servers": 5,
     "starting": 5,
     "submission": 5,
@@ -121,6 +125,7 @@ ONLY_IN: dict[str, set[str]] = {
     "obstore": {"objects", "weights"},
     "huggingface_hub": {"objects", "weights"},
     "urllib3": {"weights"},
+    "aiohttp": {"router"},
     "cyclopts": {"cli"},
     "rich": {"cli", "flows"},  # flows: what Prefect prints with
     "prompt_toolkit": {"cli"},
@@ -148,6 +153,10 @@ ENVIRON_READERS: dict[str, str] = {
     "flows.run_job": "the same, and the lock, handed on",
     "host": "a GPU listing and a child's environment depend on it",
     "ownership": "the owner's lock is inherited from the parent process",
+    "serving.embedded": "it runs inside the job's environment, and without prefect_bt",
+    "serving.gate": "its command is run in this environment",
+    "deploying": "the router is started with what a Python needs of this environment",
+    "flows.serving": "the same, when the router died",
     "starting": "it hands this environment to the process that runs the flow",
 }
 # "module:function" -> why it may swallow any exception. One that raises again is no matter.

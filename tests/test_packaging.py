@@ -79,7 +79,7 @@ def test_the_wheel_names_its_command_and_its_blocks(wheel: Path) -> None:
         points = ConfigParser()
         points.read_string(opened.read(f"{info}/entry_points.txt").decode())
         assert f"{info}/licenses/LICENSE" in opened.namelist()
-    assert points["console_scripts"]["prefect-bt"] == "prefect_bt.cli.app:main"
+    assert points["console_scripts"]["prefect-bt"] == "prefect_bt.cli.entry:main"
     assert points["prefect.collections"]["prefect_bt"] == "prefect_bt.blocks"
 
 

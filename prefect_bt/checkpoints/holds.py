@@ -57,7 +57,7 @@ def take(
     for project_id, job_id in jobs:
         mine = [one for one in wanted if one.job_id == job_id]
         manifests = tuple(dict.fromkeys(key for one in mine for key in one.manifests))
-        key = f"{holds_prefix(project_id, job_id)}/{quote_name(name or holder)}.json"
+        key = hold_key(project_id, job_id, name or holder)
         hold = Hold(holder, kind, ledger.now(), manifests)
         ledger.store.put(key, codec.dumps(hold).encode("utf-8", "surrogatepass"))
         taken.append(key)
@@ -69,6 +69,11 @@ def take(
         release(ledger.store, taken)
         return (), tuple(gone)
     return tuple(taken), ()
+
+
+def hold_key(project_id: str, job_id: str, name: str) -> str:
+    """Of the hold that was taken under this name."""
+    return f"{holds_prefix(project_id, job_id)}/{quote_name(name)}.json"
 
 
 def release(store: Store, keys: Sequence[str]) -> None:

@@ -78,6 +78,23 @@ def _make_app() -> App:
     weights.command(f"{_COMMANDS}.weights_verify:verify_weights", name="verify")
     weights.command(f"{_COMMANDS}.weights_prune:prune_weights", name="prune")
     app.command(weights)
+    app.command(
+        f"{_COMMANDS}.deploy_checkpoints:deploy_checkpoints",
+        name="deploy_checkpoints",
+        alias=("deploy-checkpoints", "deploy_checkpoint"),
+        help_epilogue="",
+    )
+    deployments = App(
+        name="deployments", help="See, ask, change and stop what is served.", help_epilogue=""
+    )
+    deployments.command(f"{_COMMANDS}.deployments:list_deployments", name="list")
+    deployments.command(f"{_COMMANDS}.deployments:view_deployment", name="view")
+    deployments.command(f"{_COMMANDS}.deployments_call:call_deployment", name="call")
+    deployments.command(f"{_COMMANDS}.deployments:show_logs", name="logs")
+    deployments.command(f"{_COMMANDS}.deployments:promote_revision", name="promote")
+    deployments.command(f"{_COMMANDS}.deployments:roll_back", name="rollback")
+    deployments.command(f"{_COMMANDS}.deployments:stop_deployment", name="stop")
+    app.command(deployments)
     app.command(f"{_COMMANDS}.delete:delete", name="delete", help_epilogue="")
     app.command(f"{_COMMANDS}.drill:drill", name="drill", help_epilogue="")
     app.command(f"{_COMMANDS}.gc:gc", name="gc", help_epilogue="")

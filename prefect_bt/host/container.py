@@ -83,6 +83,8 @@ class ContainerRecord:
     workdir: str = ""
     """The image's own WORKDIR."""
     began: int = 0
+    address: str = ""
+    """On its network, as this machine reaches it; "" in records of older releases."""
 
 
 class Pipes(NamedTuple):

@@ -19,17 +19,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from prefect_bt import codec
+from prefect_bt.contract import LEADER_PORT_VARIABLE
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host import processes
 from prefect_bt.host.files import StopRequest, read_record, request_stop, write_text
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.host.view import mount_points
 from prefect_bt.ownership import drop_unowned, try_lock
+from prefect_bt.plan import NodePlan
 from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
 
 NAME: Final = "local"
 GONE = "the node's process is gone"
 END_SECONDS = 15.0
+LOOPBACK: Final = "127.0.0.1"
 NODE_MODULE: Final = "prefect_bt.node"
 """In the command line of guard and agent, and of nothing else that carries a node's mark."""
 
@@ -81,6 +84,11 @@ class HostHandle:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return bool(found)
+
+    def server_address(self) -> str | None:
+        plan = read_record(NodePlan, self.folder.plan)
+        port = plan.environment.get(LEADER_PORT_VARIABLE) if plan is not None else None
+        return f"{LOOPBACK}:{port}" if port else None
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
         try:

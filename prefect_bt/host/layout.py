@@ -23,6 +23,7 @@
                                     base is mounted
     weights/trees/<name>/files      read-only: a source at one revision, made by prefect_bt.weights
     gpus/<i>.lock                   flock held while a node uses the device
+    deployments/<quoted name>/      routers of serving deployments (prefect_bt.router)
     engines/<address>               Docker Engines that have run nodes (substrates.docker_used)
 """
 

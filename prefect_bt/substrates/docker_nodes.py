@@ -9,42 +9,35 @@ What is created on the Engine carries the node's labels.
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
-from typing import Any, ClassVar, Final
+from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.container import CONTAINER_GONE, ContainerRecord, began_at, make_pipes
+from prefect_bt.host.container import ContainerRecord, began_at, make_pipes
 from prefect_bt.host.files import free_disk, write_text
 from prefect_bt.host.gpus import NotEnoughGpus, claim_gpus, list_gpus
-from prefect_bt.host.handle import HostHandle
 from prefect_bt.host.launch import NodeLauncher, nodes_of
-from prefect_bt.host.layout import JobFolder, NodeRecord, place_of
+from prefect_bt.host.layout import JobFolder, NodeRecord
 from prefect_bt.host.view_plan import ViewError
 from prefect_bt.host.volumes import ensure_volumes
 from prefect_bt.plan import ImagePlan, NodePlan
-from prefect_bt.records import Cause, NodeStatus
+from prefect_bt.records import Cause
 from prefect_bt.registries import Tell, pull
 from prefect_bt.substrates.docker_container import (
     Spec,
-    container_name,
     create_arguments,
     host_arguments,
     host_name,
     labels,
-    network_name,
 )
 from prefect_bt.substrates.docker_engine import NAME, DockerEngine, refuse_other_kernel
+from prefect_bt.substrates.docker_handle import LATE, DockerHandle, address_of
 from prefect_bt.substrates.docker_used import note_engine, raises_limits
 from prefect_bt.substrates.protocol import Capacity, PreparedImage
-
-LATE: Final = 2.0
-"""Seconds; the Engine goes on with what a client asked of it that is gone."""
 
 
 class DockerSubstrate:
@@ -204,8 +197,9 @@ class DockerSubstrate:
             raise _ended_at_once(node, seen["State"], image, info)
         workdir = str(image.get("Config", {}).get("WorkingDir") or "")
         pid = int(seen["State"]["Pid"])
-        container = codec.dumps(ContainerRecord(made, pid, workdir, began_at(pid)))
-        write_text(handle.folder.container, container)
+        address = address_of(seen)
+        container = ContainerRecord(made, pid, workdir, began_at(pid), address)
+        write_text(handle.folder.container, codec.dumps(container))
 
     def _run(self, spec: Spec, info: Mapping[str, Any]) -> str:
         """The id of the container, which runs."""
@@ -258,89 +252,6 @@ class DockerSubstrate:
                 )
 
         self.engine.ask(make, doing="given a network", rank=node.rank)
-
-
-@dataclass(frozen=True)
-class DockerHandle(HostHandle):
-    """Two handles of one node are equal and as good."""
-
-    substrate: ClassVar[str] = NAME
-    engine: DockerEngine
-
-    def observe(self) -> NodeStatus:
-        status = super().observe()
-        if not status.commands_ended or status.reason != CONTAINER_GONE or status.cause:
-            return status
-        explained = self._explain(status)
-        if explained != status and status.over:
-            with suppress(OSError):
-                write_text(self.folder.status, codec.dumps(explained))
-        return explained
-
-    def kill_commands(self) -> bool:
-        if super().kill_commands():
-            return True
-
-        def kill(client: Any, one: str) -> None:
-            client.kill(one, "SIGKILL")
-
-        with suppress(SubstrateError):  # it does not run any more
-            return self._on_container(kill)
-        return False
-
-    def remove(self, *, late: float = LATE) -> None:
-        """As the protocol says; where the Engine is away, `gc` removes the container later.
-
-        `late`: how long the Engine may still be making it, after its launcher was killed.
-        """
-        with suppress(SubstrateError):
-            self._remove_container(late)
-        super().remove()
-
-    def _explain(self, status: NodeStatus) -> NodeStatus:
-        """What the Engine knows of the end of a container that we did not end."""
-        found: dict[str, Any] = {}
-        with suppress(SubstrateError):
-            name = container_name(self._mark())
-            seen = self.engine.find(lambda client: client.inspect_container(name))
-            found = seen["State"] if seen is not None else {}
-        if found.get("OOMKilled"):
-            return replace(status, oom=True, cause=Cause.OUT_OF_MEMORY)
-        return replace(status, cause=Cause.KILLED)
-
-    def _remove_container(self, late: float) -> None:
-        def remove(client: Any, one: str) -> None:
-            client.remove_container(one, force=True, v=True)
-
-        if self._mark() and not self.folder.container.exists():
-            # Its launch did not come to an end.
-            deadline = time.monotonic() + late
-            while not self._on_container(remove) and time.monotonic() < deadline:
-                time.sleep(0.1)
-        else:
-            self._on_container(remove)
-
-        def drop(client: Any) -> None:
-            for one in client.networks(names=[f"^{self.network}$"]):
-                if not client.inspect_network(one["Id"]).get("Containers"):
-                    client.remove_network(one["Id"])
-
-        with suppress(SubstrateError):  # another node of the gang is in it, or removes it
-            self.engine.find(drop)
-
-    def _on_container(self, do: Callable[[Any, str], None]) -> bool:
-        """Whether there was one of this launch, which it was done to."""
-        mark = self._mark()
-
-        def act(client: Any) -> bool:
-            do(client, container_name(mark))
-            return True
-
-        return bool(mark and self.engine.find(act))
-
-    @property
-    def network(self) -> str:
-        return network_name(self.job.job_id, self.attempt, place_of(self.job.state_dir))
 
 
 def make_substrate(

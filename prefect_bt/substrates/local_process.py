@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.handle import NAME, HostHandle
+from prefect_bt.host.handle import LOOPBACK, NAME, HostHandle
 from prefect_bt.host.launch import NodeLauncher, nodes_of
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.host.ports import NoFreePort
@@ -22,7 +22,7 @@ from prefect_bt.substrates.local_machine import measure_capacity, probe_view
 from prefect_bt.substrates.local_ports import GangPorts
 from prefect_bt.substrates.protocol import Capacity, PreparedImage
 
-LEADER: Final = "127.0.0.1"
+LEADER: Final = LOOPBACK
 
 
 class LocalSubstrate:

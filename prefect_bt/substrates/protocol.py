@@ -74,6 +74,13 @@ class NodeHandle(Protocol):
         """
         ...
 
+    def server_address(self) -> str | None:
+        """`host:port` of what listens on the node's BT_LEADER_PORT, as this machine reaches it.
+
+        None while that is not known.
+        """
+        ...
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
         """Raw log bytes from `offset` (see prefect_bt.logs for the line format)."""
         ...

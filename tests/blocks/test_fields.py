@@ -21,12 +21,16 @@ from prefect_bt.blocks import (
     LocalSubstrate,
     RegistryLogin,
     RetryPolicy,
+    ServingDeployment,
+    ServingEngine,
     TrainingCompute,
     TrainingImage,
     TrainingSecrets,
     TrainingStore,
 )
+from prefect_bt.blocks.serving import Engine
 from prefect_bt.records import RetryBudget
+from prefect_bt.serving.engines import ENGINES
 
 GOLDEN = Path(__file__).with_name("fields.json")
 
@@ -181,3 +185,31 @@ def test_a_retry_policy():
 def test_a_retry_policy_refuses_in_the_form(wrong, said):
     with pytest.raises(ValidationError, match=said):
         RetryPolicy(**{"user": 0, **wrong})
+
+
+def test_serving_engine():
+    plain = ServingEngine(engine="auto").build()
+    assert (plain.engine, plain.compute, plain.image) == ("", d.Compute(), None)
+    built = ServingEngine(
+        engine="vllm",
+        accelerator="H100",
+        accelerator_count=2,
+        image="team/vllm:1",
+        environment={"A": "b"},
+        hf_token_secret="hf",
+    ).build()
+    assert built.engine == "vllm"
+    assert built.compute.accelerator == d.AcceleratorSpec(accelerator="H100", count=2)
+    assert built.image == d.Image(base_image="team/vllm:1")
+    assert dict(built.environment) == {"A": "b", "HF_TOKEN": d.SecretReference(name="hf")}
+
+
+def test_serving_engines_are_those_there_are():
+    offered = {one.value for one in Engine}
+    assert offered == {"auto", *ENGINES}
+
+
+@pytest.mark.parametrize("wrong", [{"model_name": "a b"}, {"port": 0}, {"port": 70000}])
+def test_serving_deployment_refuses_in_the_form(wrong):
+    with pytest.raises(ValidationError):
+        ServingDeployment(**{"model_name": "stories", **wrong})

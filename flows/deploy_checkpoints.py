@@ -1,0 +1,170 @@
+"""The `deploy-checkpoints` flow: chosen checkpoints become an answering server.
+
+    choose-checkpoints -> start-server -> await-answer
+
+The revision that it starts is a job of its own with a run of its own (flows.serve), which goes on
+after this one, and is taken up again whatever dies: this run only says how it went.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_link_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
+
+from prefect_bt.blocks import ServingDeployment, ServingEngine
+from prefect_bt.deployed import deployment_document
+from prefect_bt.deploying import Deployed, DeployOptions, await_ready, deploy
+from prefect_bt.errors import DefinitionError, PrefectBtError
+from prefect_bt.flows.mirroring import failed
+from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.jobs import open_ledger
+from prefect_bt.serving.calling import curl_line
+from prefect_bt.serving.choosing import choose, wishes
+from prefect_bt.serving.deployments import Verdict
+from prefect_bt.serving.project import ServerOptions
+from prefect_bt.serving.served import Choice
+
+
+@flow(name="deploy-checkpoints", persist_result=False)
+def deploy_checkpoints(
+    model_name: str | None = None,
+    *,
+    job_id: str | None = None,
+    project: str | None = None,
+    checkpoints: list[str] | None = None,
+    base_model: str | None = None,
+    engine: ServingEngine | None = None,
+    deployment: ServingDeployment | None = None,
+    substrate: str | None = None,
+    hold: bool = False,
+) -> dict[str, Any] | State[Any]:
+    """Deploy checkpoints: a server for them is started, and serves once it answers.
+
+    Args:
+        model_name: What the deployment is called; or give the block `deployment`.
+        job_id: The job whose checkpoints; by default the newest that has one, in `project`.
+        project: Where to look for that job.
+        checkpoints: Names, or "latest", which is what it is by default; several LoRA adapters of
+            one base model are served together.
+        base_model: Of adapters that do not tell theirs: an id of the Hub, a URI or a folder.
+        engine: The inference server; by default vLLM with an accelerator, else transformers.
+        deployment: Name, address, API key and gate.
+        substrate: local or docker; by default PREFECT_BT_SUBSTRATE.
+        hold: Do not serve until it is promoted.
+
+    Returns:
+        The deployment's document.
+    """
+    try:
+        options = _options(model_name, engine, deployment, substrate, hold=hold)
+        names = tuple(checkpoints or ())
+        choice = choose_checkpoints(names, job_id or "", project or "", base_model or "")
+        deployed = start_server(choice, options)
+        verdict = await_answer(deployed)
+    except PrefectBtError as error:
+        return failed(error)
+    _show(deployed, verdict)
+    return deployment_document(open_ledger(), deployed.name)
+
+
+def deploy_trained(
+    job: dict[str, Any],
+    deployment: ServingDeployment,
+    checkpoints: list[str] | None,
+    engine: ServingEngine | None,
+) -> dict[str, Any] | State[Any]:
+    """The last step of `train`: the job's document, with the deployment's in it."""
+    try:
+        options = _options(None, engine, deployment, str(job["substrate"]), hold=False)
+        options = replace(options, store=str(job["store"]))
+        names = tuple(checkpoints or ())
+        choice = choose_checkpoints(names, str(job["id"]), "", "", store=options.store)
+        deployed = start_server(choice, options)
+        verdict = await_answer(deployed, store=options.store)
+    except PrefectBtError as error:
+        return failed(error)
+    _show(deployed, verdict)
+    return {**job, "deployment": deployment_document(open_ledger(options.store), deployed.name)}
+
+
+@task(name="choose-checkpoints", cache_policy=NO_CACHE, persist_result=False)
+def choose_checkpoints(
+    names: tuple[str, ...],
+    job_id: str,
+    project: str,
+    base_model: str,
+    *,
+    store: str | None = None,
+) -> Choice:
+    """Which files are served; what cannot be is refused here."""
+    ledger = open_ledger(store)
+    wanted = wishes(ledger, names, job_id=job_id, project=project)
+    return choose(ledger, wanted, base_model=base_model)
+
+
+@task(name="start-server", cache_policy=NO_CACHE, persist_result=False)
+def start_server(choice: Choice, options: DeployOptions) -> Deployed:
+    """The revision's job is accepted, and goes on by itself from here."""
+    deployed = deploy(choice, options)
+    log = get_run_logger()
+    for note in deployed.notes:
+        log.info("%s", note)
+    number, job_id = deployed.revision.number, deployed.job_id
+    log.info("Revision %d of %s is job %s.", number, deployed.name, job_id)
+    return deployed
+
+
+@task(name="await-answer", cache_policy=NO_CACHE, persist_result=False)
+def await_answer(deployed: Deployed, *, store: str | None = None) -> Verdict:
+    """Until it answers under every name; ServingError with the reason when it never will."""
+    log = get_run_logger()
+    verdict = await_ready(open_ledger(store), deployed, lambda phrase: log.info("%s", phrase))
+    log.info("%s", verdict.sentence)
+    return verdict
+
+
+def _options(
+    model_name: str | None,
+    engine: ServingEngine | None,
+    deployment: ServingDeployment | None,
+    substrate: str | None,
+    *,
+    hold: bool,
+) -> DeployOptions:
+    name = model_name or (deployment.model_name if deployment else "")
+    if not name:
+        raise DefinitionError(
+            "deploy-checkpoints needs a model name.",
+            next_step="Give model_name, or a Serving Deployment block.",
+            field="model_name",
+        )
+    return DeployOptions(
+        model_name=name,
+        server=engine.build() if engine else ServerOptions(),
+        substrate=substrate or "",
+        host=deployment.host if deployment else "",
+        port=deployment.port if deployment else None,
+        key_secret=deployment.api_key_secret if deployment else "",
+        gate=deployment.gate if deployment else None,
+        patience=engine.patience_seconds if engine else DeployOptions.patience,
+        hold=hold,
+    )
+
+
+def _show(deployed: Deployed, verdict: Verdict) -> None:
+    curl = curl_line(deployed.address, deployed.revision.models[0], way=verdict.way)
+    try:
+        create_link_artifact(
+            key=f"deployment-{deployed.name.lower().replace('_', '-').replace('.', '-')}",
+            link=f"{deployed.address}/v1",
+            link_text=f"{deployed.name} (OpenAI-compatible)",
+            description=curl,
+        )
+    except UNREACHABLE as error:
+        get_run_logger().warning("The address cannot be shown: %s", error)

@@ -1,0 +1,42 @@
+"""The `serve` flow: one revision of a serving deployment, for as long as it serves.
+
+    accept-job -> mirror-weights (one a source) -> training-attempt (one a start of the server)
+
+It is `train` for a job whose command is an inference server (serving.project), and beside the gang
+it sees to readiness, the gate and the route (flows.serving). `prefect-bt deploy_checkpoints` starts
+it in a process of its own; its run goes on until another revision has taken over, or it is stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from prefect_bt.blocks import TrainingStore
+from prefect_bt.flows.ending import finish_cancelled, finish_crashed
+from prefect_bt.flows.output import outlive_reader
+from prefect_bt.flows.request import JobRequest
+from prefect_bt.flows.whole import run_whole
+
+outlive_reader()
+
+
+@flow(
+    name="serve",
+    on_cancellation=[finish_cancelled],
+    on_crashed=[finish_crashed],
+    persist_result=False,
+)
+def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] | State[Any]:
+    """Serve: mirror the checkpoints, run the server, route requests to it once it answers.
+
+    Args:
+        job_id: The job of the revision, which `prefect-bt deploy_checkpoints` made.
+        store: Where its records are; by default PREFECT_BT_STORE.
+
+    Returns:
+        The job's document.
+    """
+    return run_whole(JobRequest(job_id=job_id, store=store))

@@ -1,0 +1,50 @@
+"""The API key of a deployment: what is kept of it, and who has it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+_SALT_BYTES: Final = 16
+
+
+@dataclass(frozen=True)
+class KeyHash:
+    """Both hex. The hash is HMAC-SHA256 of the key, under the salt."""
+
+    salt: str
+    hash: str
+
+
+def hashed(key: str) -> KeyHash:
+    """With a salt of its own each time. ValueError for an empty key: everybody would have it."""
+    if not key.strip():
+        raise ValueError("an API key cannot be empty")
+    salt = secrets.token_bytes(_SALT_BYTES)
+    return KeyHash(salt.hex(), _digest(salt, key).hex())
+
+
+def is_key(known: KeyHash, given: str) -> bool:
+    """Whether `given` is the key, in constant time."""
+    try:
+        salt, digest = bytes.fromhex(known.salt), bytes.fromhex(known.hash)
+    except ValueError:
+        return False
+    return hmac.compare_digest(digest, _digest(salt, given))
+
+
+def bearer(header: str) -> str:
+    """The key that an Authorization header carries; "" when it carries none.
+
+    >>> bearer("bearer  abc"), bearer("Basic abc"), bearer("")
+    ('abc', '', '')
+    """
+    scheme, _, key = header.strip().partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _digest(salt: bytes, key: str) -> bytes:
+    return hmac.digest(salt, key.encode("utf-8", "surrogatepass"), hashlib.sha256)

@@ -1,0 +1,267 @@
+"""What a router and those who steer it share: the deployment's folder in the state folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import quote, unquote, urlsplit
+
+from prefect_bt import codec
+from prefect_bt.errors import ServerError
+from prefect_bt.host.files import read_record, write_text
+from prefect_bt.ownership import try_lock
+from prefect_bt.router.keys import hashed
+from prefect_bt.servers import Daemon
+
+PATIENCE: Final = 60.0
+"""Seconds that a request waits for a server that takes it."""
+GRACE: Final = 30.0
+"""Seconds that requests in flight have when the router is told to stop."""
+OWN_PATHS: Final = "/_router/"
+STATUS_PATH: Final = "/_router/status"
+HOST: Final = "127.0.0.1"
+BACKLOG: Final = 1024
+TOLD: Final = 3
+"""Exit code of a router whose last line is a sentence for the user."""
+
+_LONGEST_NAME: Final = 200
+"""Characters of a quoted name: what file systems take, less what we put behind it."""
+_WILDCARDS: Final = {"": HOST, "0.0.0.0": HOST, "::": "::1"}
+"""Every address of a machine → the one at which the machine itself finds it."""
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where a router listens."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """As clients of this machine spell it: `http://127.0.0.1:19000`."""
+        host = _WILDCARDS.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where new requests go. `target`: scheme, host and port of a server, without a path.
+
+    `aliases`: what a JSON request may name as its model -> the model of `models` that it means.
+    """
+
+    revision: int
+    target: str
+    models: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Running:
+    """The process that listens, as it noted itself."""
+
+    pid: int
+    started: str
+
+    @property
+    def daemon(self) -> Daemon:
+        return Daemon(self.pid, self.started)
+
+
+@dataclass(frozen=True)
+class RouterPlace:
+    """A deployment's folder. Every file is replaced in one step, so it can be read at any time."""
+
+    name: str
+    folder: Path
+
+    @classmethod
+    def of(cls, state_dir: Path, name: str) -> RouterPlace:
+        """ServerError for a name that no folder can have."""
+        quoted = _quoted(name)
+        if not 0 < len(quoted) <= _LONGEST_NAME:
+            raise ServerError(
+                f"A deployment cannot be called {name[:40]!r}: its folder's name would have "
+                f"{len(quoted)} characters, of 1 to {_LONGEST_NAME}.",
+                next_step="Choose another name.",
+            )
+        return cls(name, state_dir.expanduser().absolute() / "deployments" / quoted)
+
+    @property
+    def state_dir(self) -> Path:
+        return self.folder.parent.parent
+
+    @classmethod
+    def all_in(cls, state_dir: Path) -> Iterator[RouterPlace]:
+        """Deployments that ever had a router or a route on this machine."""
+        folder = state_dir.expanduser().absolute() / "deployments"
+        for path in sorted(folder.glob("*/")):
+            if (path / "listen.json").exists() or (path / "route.json").exists():
+                yield cls(unquote(path.name), path)
+
+    @property
+    def id(self) -> str:
+        """What the router answers when asked which deployment it serves."""
+        return hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "router.log"
+
+    @property
+    def route_file(self) -> Path:
+        return self.folder / "route.json"
+
+    @property
+    def key_file(self) -> Path:
+        return self.folder / "key.json"
+
+    def make(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextlib.contextmanager
+    def alone(self) -> Generator[None]:
+        """One start or stop at a time; another waits."""
+        self.make()
+        with (self.folder / "starting.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def open_lock(self) -> int:
+        """The descriptor of the file that a router has locked while it lives."""
+        self.make()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        return os.open(self.folder / "router.lock", flags, 0o600)
+
+    def is_locked_by(self, descriptor: int) -> bool:
+        """Whether the open file is the deployment's lock still: nobody removed the folder."""
+        try:
+            return os.path.samestat((self.folder / "router.lock").stat(), os.fstat(descriptor))
+        except OSError:
+            return False
+
+    def is_run(self) -> bool:
+        """Whether a living process is the router. Never blocks."""
+        try:
+            descriptor = os.open(self.folder / "router.lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return not try_lock(descriptor, shared=True)
+        finally:
+            os.close(descriptor)
+
+    def listen(self) -> Listen | None:
+        """None when no port was chosen yet, or the file is damaged."""
+        listen = read_record(Listen, self.folder / "listen.json")
+        return listen if listen is not None and type(listen.port) is int else None
+
+    @property
+    def has_listen_file(self) -> bool:
+        return (self.folder / "listen.json").exists()
+
+    def set_listen(self, listen: Listen | None) -> None:
+        if listen is None:
+            (self.folder / "listen.json").unlink(missing_ok=True)
+        else:
+            self._write("listen.json", listen)
+
+    def running(self) -> Running | None:
+        """The last router; it may be gone by now."""
+        return read_record(Running, self.folder / "router.json")
+
+    def set_running(self, running: Running) -> None:
+        self._write("router.json", running)
+
+    def route(self) -> Route | None:
+        """None when there is none. ServerError when it cannot be read."""
+        try:
+            return parsed_route(self.route_file.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise ServerError(
+                f"The route of deployment {self.name!r} cannot be read: {error}.",
+                next_step="Promote one of its revisions again.",
+            ) from error
+
+    def set_route(self, route: Route) -> None:
+        """Requests that arrive from now on go there."""
+        parsed_route(codec.dumps(route).encode())
+        self._write("route.json", route)
+
+    def clear_route(self) -> None:
+        """Requests that arrive from now on wait for a route."""
+        self.route_file.unlink(missing_ok=True)
+
+    def set_key(self, key: str) -> None:
+        """Only who sends `key` is answered from now on; it is not kept, its hash is."""
+        self._write("key.json", hashed(key))
+
+    def clear_key(self) -> None:
+        """Everybody who reaches the address is answered from now on."""
+        self.key_file.unlink(missing_ok=True)
+
+    def _write(self, name: str, record: object) -> None:
+        self.make()
+        write_text(self.folder / name, codec.dumps(record) + "\n")
+
+
+def parsed_route(text: bytes) -> Route:
+    """ValueError says what is wrong with it.
+
+    >>> parsed_route(b'{"revision": 3, "target": "http://127.0.0.1:20011", "models": ["a"]}')
+    Route(revision=3, target='http://127.0.0.1:20011', models=('a',), aliases={})
+    """
+    told: Any = json.loads(text)
+    if not isinstance(told, dict):
+        raise ValueError("it is no object")  # noqa: TRY004 (whoever reads it knows one error)
+    found = cast("dict[str, Any]", told)
+    revision, target, models = found.get("revision"), found.get("target"), found.get("models", [])
+    if type(revision) is not int:
+        raise ValueError(f"its revision is {revision!r}, no whole number")
+    if not isinstance(target, str) or not _is_target(target):
+        raise ValueError(f"its target is {target!r}, nothing like http://127.0.0.1:20011")
+    if not isinstance(models, list) or not all(
+        isinstance(m, str) for m in cast("list[Any]", models)
+    ):
+        raise ValueError(f"its models are {models!r}, no list of names")
+    names = tuple(cast("list[str]", models))
+    return Route(revision, target.rstrip("/"), names, _aliases(found.get("aliases", {}), names))
+
+
+def _aliases(told: Any, models: tuple[str, ...]) -> dict[str, str]:
+    if not isinstance(told, dict):
+        raise ValueError(f"its aliases are {told!r}, no names of models")  # noqa: TRY004 (as above)
+    aliases = cast("dict[str, Any]", told)
+    if strangers := [name for name in aliases.values() if name not in models]:
+        raise ValueError(f"its aliases mean {strangers}, which it does not serve")
+    return aliases
+
+
+def _is_target(target: str) -> bool:
+    try:
+        parts = urlsplit(target)
+        known = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return (
+        known and parts.path in {"", "/"} and not (parts.query or parts.fragment or "@" in target)
+    )
+
+
+def _quoted(name: str) -> str:
+    """A file name; `.` and `..` would be folders that are there already."""
+    try:
+        quoted = quote(name, safe="")
+    except UnicodeEncodeError:
+        return ""
+    return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted

@@ -1,0 +1,84 @@
+"""Answers of the router itself, in the shape that clients of OpenAI's API know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import web
+
+RETRY_AFTER: Final = 5
+"""Seconds that a client is asked to wait."""
+
+
+def refusal(
+    status: int, message: str, *, kind: str, code: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return web.json_response({"error": error}, status=status, headers=headers)
+
+
+def no_key(name: str, *, given: bool) -> web.Response:
+    what = "That is not the API key" if given else "No API key was sent"
+    return refusal(
+        401,
+        f"{what} of deployment {name!r}. Send it as `Authorization: Bearer KEY`.",
+        kind="invalid_request_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def damaged_key() -> web.Response:
+    return refusal(
+        503,
+        "The file with this deployment's API key cannot be read, so nobody is answered. "
+        "Set the key again.",
+        kind="server_error",
+        code="key_unreadable",
+    )
+
+
+def nobody_serves(name: str, *, waited: float, refused_by: str) -> web.Response:
+    """`refused_by`: the target that did not accept; "" when there was none."""
+    why = f"its server at {refused_by} accepts no connection" if refused_by else "it has no route"
+    return _unavailable(
+        f"Deployment {name!r} does not answer: {why}, and did not within {waited:.0f} s. "
+        "Try again later, or look at its log.",
+        code="no_upstream",
+    )
+
+
+def is_ending(name: str) -> web.Response:
+    return _unavailable(
+        f"The router of deployment {name!r} is being stopped. Try again later.", code="stopping"
+    )
+
+
+def _unavailable(message: str, *, code: str) -> web.Response:
+    headers = {"Retry-After": str(RETRY_AFTER)}
+    return refusal(503, message, kind="server_error", code=code, headers=headers)
+
+
+def died(target: str) -> web.Response:
+    return refusal(
+        502,
+        f"The server at {target} ended the connection before its answer was whole. The "
+        "request may have reached the model, so it was not sent again. Send it again if that does "
+        "no harm.",
+        kind="server_error",
+        code="upstream_lost",
+    )
+
+
+def nonsense(target: str) -> web.Response:
+    return refusal(
+        502,
+        f"What the server at {target} answered is no HTTP. Look at its log.",
+        kind="server_error",
+        code="upstream_invalid",
+    )
+
+
+def not_passed_on(status: int, message: str) -> web.Response:
+    return refusal(status, message, kind="invalid_request_error", code="not_supported")

@@ -1,0 +1,288 @@
+"""Which checkpoints one server serves: the rules of §11.2.
+
+What is wished for comes from a `DeployCheckpointsConfig` or as names; what comes out is frozen, so
+that a checkpoint that is written anew while it is deployed is not served in its place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from prefect_bt.definitions import Checkpoint, CheckpointList, LoRACheckpoint, ModelWeightsFormat
+from prefect_bt.definitions.deploy import DEFAULT_DOWNLOAD_FOLDER
+from prefect_bt.errors import DefinitionError
+from prefect_bt.ledger import Ledger
+from prefect_bt.reading import clean_path
+from prefect_bt.serving.bases import stored_base, tokenizer_of, told_base, trained_base
+from prefect_bt.serving.served import BaseModel, Choice, Chosen
+from prefect_bt.serving.shelves import LATEST, Item, Shelf, look, newest_shelf, pick, refusal
+
+MODEL_NAME: Final = re.compile(r"[0-9A-Za-z_.-]{1,100}")
+ROOT: Final = "."
+
+
+@dataclass(frozen=True)
+class Wish:
+    """`checkpoint`: a name, an id or "latest"; `stated`: as a config writes it."""
+
+    job_id: str
+    checkpoint: str = LATEST
+    stated: Checkpoint | None = None
+
+
+def wishes_of(details: CheckpointList | None) -> tuple[Wish, ...]:
+    """What a config names; empty where it leaves the choice open. DefinitionError for Loops."""
+    if details is None:
+        return ()
+    if details.loops_checkpoint_ids:
+        raise DefinitionError(
+            f"loops_checkpoint_ids names {', '.join(details.loops_checkpoint_ids)}; checkpoints of "
+            "Loops runs are not kept here.",
+            next_step="Name checkpoints of training jobs.",
+            field="checkpoint_details.loops_checkpoint_ids",
+        )
+    return tuple(Wish(one.training_job_id, one.checkpoint_name, one) for one in details.checkpoints)
+
+
+def wishes(
+    ledger: Ledger, names: Sequence[str] = (), *, job_id: str = "", project: str = ""
+) -> tuple[Wish, ...]:
+    """Names of one job's checkpoints; without any, the latest.
+
+    Without a job that of the newest that has one, in `project` if it is given. NotFoundError where
+    there is none.
+    """
+    job = job_id or newest_shelf(ledger, project).job.id
+    return tuple(Wish(job, name) for name in names or (LATEST,))
+
+
+def choose(
+    ledger: Ledger,
+    wanted: Sequence[Wish],
+    *,
+    base_model: str = "",
+    served_names: Mapping[str, str] | None = None,
+    download_folder: str = DEFAULT_DOWNLOAD_FOLDER,
+) -> Choice:
+    """What is served, with all rules kept.
+
+    NotFoundError, CheckpointError or DefinitionError says why nothing is.
+
+    Args:
+        ledger: Where the jobs are.
+        wanted: One checkpoint, or LoRA adapters of one base model.
+        base_model: An id of the Hub, a weights URI or a folder; over what the adapters tell.
+        served_names: `<checkpoint>` or `<job id>/<checkpoint>` -> the name that it answers under,
+            by default its own.
+        download_folder: Where the checkpoints are mounted (§11.5).
+    """
+    if not wanted:
+        raise DefinitionError(
+            "No checkpoint was chosen.", next_step=f'Name at least one, or "{LATEST}".'
+        )
+    folder = _folder(download_folder)
+    shelves = {wish.job_id: look(ledger, wish.job_id) for wish in wanted}
+    picked = {
+        (wish.job_id, item.name): _chosen(shelves[wish.job_id], item, wish)
+        for wish in wanted
+        for item in [pick(ledger, shelves[wish.job_id], wish.checkpoint)]
+    }
+    models = list(picked.values())
+    _check_together(models)
+    models = _named(models, served_names or {})
+    placed = tuple(replace(one, folder=_mount(one, models, folder)) for one in models)
+    base = _base(ledger, placed, base_model, shelves)
+    if base is not None:
+        base = replace(base, mount=f"{folder}/base")
+    return Choice(placed, base, folder, tuple(_notes(placed)))
+
+
+def check_model_name(name: str) -> str:
+    """DefinitionError for what cannot name a deployment."""
+    if not MODEL_NAME.fullmatch(name) or name in {".", ".."}:
+        raise DefinitionError(
+            f"The model name is {name!r}.",
+            next_step="Use up to 100 letters, digits and _ - . only, for example my-model.",
+            field="model_name",
+            value=name,
+        )
+    return name
+
+
+def _folder(download_folder: str) -> str:
+    folder = clean_path(download_folder)
+    if not folder.startswith("/") or folder == "/" or ".." in folder.split("/"):
+        raise DefinitionError(
+            f"download_folder is {download_folder!r}; checkpoints need an absolute path below /.",
+            next_step=f"Leave it out for {DEFAULT_DOWNLOAD_FOLDER}.",
+            field="checkpoint_details.download_folder",
+            value=download_folder,
+        )
+    return folder
+
+
+def _chosen(shelf: Shelf, item: Item, wish: Wish) -> Chosen:
+    stated = wish.stated
+    format_ = stated.model_weight_format if stated else None
+    if error := refusal(shelf, item, format_):
+        raise error
+    found = item.contents.format or format_
+    assert found is not None, "an obstacle otherwise"
+    said = stated if isinstance(stated, LoRACheckpoint) else None
+    return Chosen(
+        name=item.name,
+        project_id=shelf.job.project_id,
+        job_id=shelf.job.id,
+        checkpoint=item.name,
+        format=found,
+        manifest=item.checkpoint.manifests[0].key,
+        manifests=tuple(item.checkpoint.manifest_keys.values()),
+        folder="",
+        contents=item.contents,
+        stated_rank=said.lora_details.rank
+        if said and "rank" in said.lora_details.model_fields_set
+        else None,
+    )
+
+
+def _check_together(models: Sequence[Chosen]) -> None:
+    alone = [one for one in models if one.format is not ModelWeightsFormat.LORA]
+    if len(models) == 1 or not alone:
+        return
+    what = "a Whisper model" if alone[0].format is ModelWeightsFormat.WHISPER else "a full model"
+    raise DefinitionError(
+        f"{len(models)} checkpoints were chosen, and {_where(alone[0])} is {what}, of which a "
+        "server holds one and nothing else.",
+        next_step="Choose a single checkpoint; only LoRA adapters are served together.",
+        field="checkpoint_details.checkpoints",
+    )
+
+
+def _named(models: Sequence[Chosen], names: Mapping[str, str]) -> list[Chosen]:
+    """Every one under the name it answers to, no two alike."""
+    left = dict(names)
+    named: dict[str, Chosen] = {}
+    for one in models:
+        short = left.pop(one.checkpoint, "") if _is_only(one, models) else ""
+        name = left.pop(_address(one), short) or short or _own_name(one)
+        if not name.strip() or any(sign < " " or sign == "\x7f" for sign in name):
+            raise DefinitionError(
+                f"A server would call {_where(one)} {name!r}.",
+                next_step=f"Name it otherwise: --served-name {_address(one)}=NAME.",
+            )
+        if name in named:
+            raise DefinitionError(
+                f"The {_where(named[name])} and {_where(one)} would both answer as {name}.",
+                next_step=f"Name one of them otherwise: --served-name {_address(one)}=NAME "
+                "(served_names in Python), or deploy them under two model names.",
+            )
+        named[name] = replace(one, name=name)
+    if left:
+        there = ", ".join(_address(one) for one in models)
+        raise DefinitionError(
+            f"served_names has {', '.join(left)}, which is not among what is served.",
+            next_step=f"Served are: {there}.",
+        )
+    return list(named.values())
+
+
+def _is_only(one: Chosen, models: Sequence[Chosen]) -> bool:
+    return sum(other.checkpoint == one.checkpoint for other in models) == 1
+
+
+def _own_name(one: Chosen) -> str:
+    """Files in the checkpoint directory itself are called after their job: `.` is no name."""
+    return one.job_id if one.checkpoint == ROOT else one.checkpoint
+
+
+def _mount(one: Chosen, models: Sequence[Chosen], folder: str) -> str:
+    """§11.5's path; one that would lie over another that is served too goes beside it."""
+    place = clean_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}")
+    others = {
+        clean_path(f"{folder}/{other.job_id}/rank-0/{other.checkpoint}")
+        for other in models
+        if other is not one
+    }
+    while any(other == place or other.startswith(f"{place}/") for other in others):
+        place += "/_"
+    return place
+
+
+def _notes(models: Sequence[Chosen]) -> Iterator[str]:
+    for one in models:
+        if one.checkpoint == ROOT:
+            yield f"The files in the checkpoint directory of job {one.job_id} answer as {one.name}."
+    if len({one.contents.chat_template for one in models}) > 1:
+        yield "The adapters' chat templates differ; vLLM uses the base model's for all of them."
+
+
+def _base(
+    ledger: Ledger, models: Sequence[Chosen], told: str, shelves: Mapping[str, Shelf]
+) -> BaseModel | None:
+    """What an adapter stands on; of a whole model, the tokenizer that it was saved without."""
+    if models[0].format is ModelWeightsFormat.LORA:
+        return _told(ledger, told) if told else _one_base(ledger, models, shelves)
+    if models[0].contents.has_tokenizer:
+        return None
+    found = _told(ledger, told) if told else _trained(ledger, models[0], shelves)
+    if found is None:
+        raise DefinitionError(
+            f"The {_where(models[0])} was saved without its tokenizer: nothing can be asked of it.",
+            next_step="Give base_model_id: the model whose tokenizer it was trained with.",
+            field="checkpoint_details.base_model_id",
+        )
+    return tokenizer_of(found)
+
+
+def _told(ledger: Ledger, told: str) -> BaseModel:
+    return stored_base(ledger, told_base(told))
+
+
+def _one_base(ledger: Ledger, models: Sequence[Chosen], shelves: Mapping[str, Shelf]) -> BaseModel:
+    bases = [(one, _adapters_base(ledger, one, shelves)) for one in models]
+    (first, base), *others = bases
+    for one, other in others:
+        if (other.source, other.inside) != (base.source, base.inside):
+            raise DefinitionError(
+                f"The {_where(first)} is an adapter of {base.model}, {_where(one)} one of "
+                f"{other.model}; a server has one base model.",
+                next_step="Deploy them under two model names, or give base_model_id if these are "
+                "two names of one model.",
+                field="checkpoint_details.checkpoints",
+            )
+    return base
+
+
+def _adapters_base(ledger: Ledger, one: Chosen, shelves: Mapping[str, Shelf]) -> BaseModel:
+    found, model = _trained(ledger, one, shelves), one.contents.base_model
+    if found is not None:
+        return found
+    step = "Give base_model_id, an id of the Hub or a weights URI"
+    if not model:
+        what = "does not say which base model it stands on"
+    else:
+        what = f"was trained on {model!r}, a folder that is no part of its job"
+        step += f", or file://{model} if it lies on this machine" if model[0] == "/" else ""
+    raise DefinitionError(
+        f"The {_where(one)} {what}.",
+        next_step=f"{step}.",
+        field="checkpoint_details.base_model_id",
+    )
+
+
+def _trained(ledger: Ledger, one: Chosen, shelves: Mapping[str, Shelf]) -> BaseModel | None:
+    held = one.contents
+    if not held.base_model:
+        return None
+    return trained_base(ledger, shelves[one.job_id].job, held.base_model, held.base_revision)
+
+
+def _address(one: Chosen) -> str:
+    return f"{one.job_id}/{one.checkpoint}"
+
+
+def _where(one: Chosen) -> str:
+    return f"checkpoint {one.checkpoint} of job {one.job_id}"

@@ -1,0 +1,303 @@
+"""The servers, as a literal table: each a pure function from what is served to a command.
+
+`vllm` is §11.5's command line. What is ours in addition: the base model is a folder that the
+weights mirror put there, a full model, a Whisper and a base answer under a name and not under their
+path, `--host`, and an adapter's chat template where all adapters share one. `VLLM_USE_V1=0` is left
+out, which newer releases refuse or do not know.
+
+`transformers` is `transformers serve` of the job's own Python, started by embedded.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prefect_bt.contract import LEADER_PORT_VARIABLE
+from prefect_bt.definitions import Accelerator, Compute, ModelWeightsFormat
+from prefect_bt.definitions.deploy import DEFAULT_LORA_RANK
+from prefect_bt.errors import DefinitionError
+from prefect_bt.serving.contents import CHAT_TEMPLATE
+from prefect_bt.serving.embedded import served_id
+from prefect_bt.serving.served import Chosen
+
+VLLM: Final = "vllm"
+TRANSFORMERS: Final = "transformers"
+PORT: Final = f'"${LEADER_PORT_VARIABLE}"'
+"""A word for the shell: which port it is, the node knows."""
+LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as --max-lora-rank (it takes 1 too)."""
+SERVED_FILE: Final = "served.json"
+PROGRAM: Final = "embedded.py"
+_NO_MEMORY: Final = re.compile(r"\s*0+(?:\.0+)?\s*[A-Za-z]*\s*")
+_WITHOUT_BFLOAT16: Final = frozenset({Accelerator.T4, Accelerator.V100})
+
+
+@dataclass(frozen=True)
+class Base:
+    """What adapters stand on, or what lends a full model its tokenizer.
+
+    `model` is what the engine opens: a folder, or an id of the Hub.
+    """
+
+    model: str
+    name: str
+    tokenizer_only: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """`argv` may hold PORT.
+
+    `requirements` is what pip of `python` brings where the image may lack it.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    image: str
+    requirements: tuple[str, ...] = ()
+    python: str = "python"
+
+    @property
+    def line(self) -> str:
+        """For the shell."""
+        return " ".join(word if word == PORT else shlex.quote(word) for word in self.argv)
+
+
+@dataclass(frozen=True)
+class Listen:
+    """`port`: a number, or PORT. `host` empty: as the engine has it."""
+
+    host: str = ""
+    port: str = PORT
+
+
+Build = Callable[[Sequence[Chosen], Base | None, Compute, Listen], Command]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`answers_as` says what a request calls a model; ValueError for what it cannot call one.
+
+    `reads_served`: whether it is told by served.json what to serve.
+    """
+
+    name: str
+    build: Build
+    answers_as: Callable[[str], str]
+    reads_served: bool = False
+
+
+def default_engine(compute: Compute) -> str:
+    """vLLM where there is an accelerator to serve with, else the embedded one."""
+    return VLLM if accelerators(compute) else TRANSFORMERS
+
+
+def find_engine(name: str) -> Engine:
+    """DefinitionError lists those there are."""
+    if name not in ENGINES:
+        raise DefinitionError(
+            f"There is no engine {name!r}.",
+            next_step=f"Use one of: {', '.join(ENGINES)}.",
+            field="engine",
+            value=name,
+        )
+    return ENGINES[name]
+
+
+def answered_names(engine: Engine, models: Sequence[Chosen]) -> tuple[str, ...]:
+    """What a request's `model` says for each; DefinitionError where the engine has no way to."""
+    answered: dict[str, Chosen] = {}
+    for one in models:
+        try:
+            name = engine.answers_as(one.name)
+        except ValueError:
+            name = ""
+        if not name or name in answered:
+            raise DefinitionError(
+                f"The engine {engine.name} cannot serve checkpoint {one.checkpoint} of job "
+                f"{one.job_id} as {one.name!r}.",
+                next_step=f"Name it otherwise: --served-name {one.job_id}/{one.checkpoint}=NAME.",
+            )
+        answered[name] = one
+    return tuple(answered)
+
+
+def accelerators(compute: Compute) -> int:
+    """How many, on the one node that serves."""
+    spec = compute.accelerator
+    return spec.count if spec and spec.accelerator else 0
+
+
+def asked_memory(compute: Compute) -> str:
+    """Empty where the config says none, or none of it (§11.1: 0Mi)."""
+    told = "memory" in compute.model_fields_set and not _NO_MEMORY.fullmatch(compute.memory)
+    return compute.memory if told else ""
+
+
+def asked_cpus(compute: Compute) -> int:
+    """0 where the config says none."""
+    return compute.cpu_count if "cpu_count" in compute.model_fields_set else 0
+
+
+def lora_rank(models: Sequence[Chosen]) -> int:
+    """The lowest that vLLM takes for all of these; DefinitionError when none is high enough."""
+    known = [
+        (one.contents.lora_rank or one.stated_rank or DEFAULT_LORA_RANK, one) for one in models
+    ]
+    highest, which = max(known, key=lambda pair: pair[0])
+    fitting = next((rank for rank in LORA_RANKS if rank >= highest), None)
+    if fitting is None:
+        raise DefinitionError(
+            f"The adapter {which.checkpoint} of job {which.job_id} has rank {highest}; vLLM takes "
+            f"up to {LORA_RANKS[-1]}.",
+            next_step="Merge it into its base model and deploy that, or use the engine "
+            f"{TRANSFORMERS}.",
+        )
+    return fitting
+
+
+def shared_chat_template(models: Sequence[Chosen]) -> str:
+    """The path of the one that all of them have; empty where they differ or lack it."""
+    templates = {one.contents.chat_template for one in models}
+    return f"{models[0].folder}/{CHAT_TEMPLATE}" if len(templates) == 1 and all(templates) else ""
+
+
+# -- vLLM -----------------------------------------------------------------------------------
+
+
+def vllm_argv(
+    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+) -> tuple[str, ...]:
+    """§11.5, flag by flag. DefinitionError for an adapter that vLLM does not load."""
+    builder = {
+        ModelWeightsFormat.LORA: _vllm_lora,
+        ModelWeightsFormat.FULL: _vllm_full,
+        ModelWeightsFormat.WHISPER: _vllm_whisper,
+    }[models[0].format]
+    return builder(models, base, compute, listen)
+
+
+def _vllm(models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen) -> Command:
+    audio = models[0].format is ModelWeightsFormat.WHISPER
+    return Command(
+        argv=vllm_argv(models, base, compute, listen),
+        # All of it is mounted: what is missing is an error at once, not a download.
+        environment={"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
+        image="vllm/vllm-openai:latest",
+        requirements=("vllm[audio]",) if audio else (),
+        python="python3",
+    )
+
+
+def _vllm_lora(
+    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+) -> tuple[str, ...]:
+    for one in models:
+        if one.contents.beyond_vllm:
+            raise DefinitionError(
+                f"The adapter {one.checkpoint} of job {one.job_id} has "
+                f"{' and '.join(one.contents.beyond_vllm)}, which vLLM does not load.",
+                next_step="Merge it into its base model and deploy that, or use the engine "
+                f"{TRANSFORMERS}.",
+            )
+    assert base is not None, "no adapter is chosen without one"
+    count = accelerators(compute)
+    template = shared_chat_template(models)
+    return (
+        *("vllm", "serve", base.model),
+        *_listening(listen),
+        *(("--tensor-parallel-size", str(count)) if count else ()),
+        "--enable-lora",
+        *("--max-lora-rank", str(lora_rank(models))),
+        *("--dtype", _dtype(compute)),
+        *(("--chat-template", template) if template else ()),
+        *(("--served-model-name", base.name) if base.name != base.model else ()),
+        "--lora-modules",
+        *(_lora_module(one.name, one.folder) for one in models),
+    )
+
+
+def _vllm_name(name: str) -> str:
+    if name.startswith("-"):
+        raise ValueError(f"{name!r} would be an option")
+    return name
+
+
+def _lora_module(name: str, path: str) -> str:
+    """`name=path`; JSON where vLLM, or argparse, would read something else in it."""
+    if "=" in f"{name}{path}" or "," in f"{name}{path}" or name.startswith("-"):
+        return json.dumps({"name": name, "path": path}, ensure_ascii=False)
+    return f"{name}={path}"
+
+
+def _vllm_full(
+    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+) -> tuple[str, ...]:
+    (one,) = models
+    template = shared_chat_template(models)
+    return (
+        *_vllm_whole(one, base, compute, listen),
+        *("--dtype", _dtype(compute)),
+        *(("--chat-template", template) if template else ()),
+    )
+
+
+def _vllm_whisper(
+    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+) -> tuple[str, ...]:
+    (one,) = models
+    return _vllm_whole(one, base, compute, listen)
+
+
+def _vllm_whole(
+    one: Chosen, base: Base | None, compute: Compute, listen: Listen
+) -> tuple[str, ...]:
+    return (
+        *("vllm", "serve", one.folder),
+        *_listening(listen),
+        *("--tensor-parallel-size", str(accelerators(compute) or 1)),
+        *("--served-model-name", one.name),
+        *(("--tokenizer", base.model) if base else ()),
+    )
+
+
+def _listening(listen: Listen) -> tuple[str, ...]:
+    return (*(("--host", listen.host) if listen.host else ()), "--port", listen.port)
+
+
+def _dtype(compute: Compute) -> str:
+    """The older GPUs have no bfloat16."""
+    spec = compute.accelerator
+    return "float16" if spec and spec.accelerator in _WITHOUT_BFLOAT16 else "bfloat16"
+
+
+# -- transformers ---------------------------------------------------------------------------
+
+
+def _transformers(
+    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+) -> Command:
+    _ = base, compute
+    extra = {
+        ModelWeightsFormat.LORA: ("peft~=0.21.2",),
+        ModelWeightsFormat.FULL: (),
+        # What its /v1/audio/transcriptions decodes sound and forms with.
+        ModelWeightsFormat.WHISPER: ("python-multipart", "soundfile", "soxr"),
+    }[models[0].format]
+    return Command(
+        argv=("python", PROGRAM, SERVED_FILE, *_listening(listen)),
+        environment={"HF_HUB_OFFLINE": "1"},
+        image="python:3.11-slim",
+        requirements=("torch>=2.13,<2.14", "transformers[serving]~=5.23", *extra),
+    )
+
+
+ENGINES: Final[dict[str, Engine]] = {
+    VLLM: Engine(VLLM, _vllm, _vllm_name),
+    TRANSFORMERS: Engine(TRANSFORMERS, _transformers, served_id, reads_served=True),
+}

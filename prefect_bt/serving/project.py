@@ -1,0 +1,247 @@
+"""The serving job: what is served, as a training project and the files of its workspace.
+
+    weights       every checkpoint at §11.5's path, the base model beside them, read-only
+    commands      the engine, on $BT_LEADER_PORT
+    workspace     served.json; for the embedded engine its program too
+
+A server writes nothing that is kept, so checkpointing is off. Secrets are names, as everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt import codec
+from prefect_bt.checkpoints.manifest import load
+from prefect_bt.definitions import (
+    Compute,
+    Image,
+    ModelWeightsFormat,
+    Runtime,
+    SecretReference,
+    TrainingJob,
+    TrainingProject,
+    WeightsAuth,
+    WeightsSource,
+)
+from prefect_bt.definitions.variables import EnvironmentVariables
+from prefect_bt.errors import DefinitionError
+from prefect_bt.ledger import Ledger
+from prefect_bt.objects.protocols import Get
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.planning import plan_weights
+from prefect_bt.serving.bases import TRAINING_STATE
+from prefect_bt.serving.engines import (
+    PROGRAM,
+    SERVED_FILE,
+    Base,
+    Command,
+    Listen,
+    answered_names,
+    asked_cpus,
+    asked_memory,
+    default_engine,
+    find_engine,
+)
+from prefect_bt.serving.served import BaseModel, Choice, Chosen, Served, ServedModel
+from prefect_bt.substrates.protocol import Capacity
+from prefect_bt.weights.patterns import choose_files
+
+PROJECT_NAME: Final = "serving"
+HF_TOKEN: Final = "HF_TOKEN"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """`engine` empty: vLLM where there is an accelerator, else the embedded one.
+
+    `host` is what the server listens on; `install`: whether pip may bring what the image lacks,
+    which is for images, never for somebody's machine.
+    """
+
+    engine: str = ""
+    compute: Compute = field(default_factory=Compute)
+    environment: EnvironmentVariables = field(default_factory=EnvironmentVariables)
+    host: str = "127.0.0.1"
+    image: Image | None = None
+    install: bool = False
+    job_name: str | None = None
+
+
+@dataclass(frozen=True)
+class ServingJob:
+    """`files`: name in the workspace -> its text, or the file to copy."""
+
+    project: TrainingProject
+    files: Mapping[str, str | Path]
+    engine: str
+    names: tuple[str, ...]
+    """What a request's `model` says, a model each."""
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A source of the job, by its key, and the revision that it must be. `size` in bytes."""
+
+    key: str
+    revision: str
+    files: int = 0
+    size: int = 0
+
+
+def serving_job(choice: Choice, options: ServerOptions) -> ServingJob:
+    """DefinitionError for what the engine does not serve, or no one node can."""
+    compute = options.compute
+    if compute.node_count != 1:
+        raise DefinitionError(
+            f"compute.node_count is {compute.node_count}; a server is one node.",
+            next_step="Write node_count=1, and more accelerators on it.",
+            field="compute.node_count",
+            value=compute.node_count,
+        )
+    engine = find_engine(options.engine or default_engine(compute))
+    names, listen = answered_names(engine, choice.models), Listen(options.host)
+    command = engine.build(choice.models, _base_of(choice), compute, listen)
+    job = TrainingJob(
+        image=options.image or Image(base_image=command.image),
+        compute=compute,
+        runtime=Runtime(
+            start_commands=list(_commands(command, options)),
+            environment_variables={**command.environment, **options.environment},
+        ),
+        name=options.job_name,
+        weights=list(_weights(choice, options.environment)),
+    )
+    files: dict[str, str | Path] = {SERVED_FILE: served_text(choice)}
+    if engine.reads_served:
+        files[PROGRAM] = Path(__file__).with_name(PROGRAM)
+    project = TrainingProject(name=PROJECT_NAME, job=job)
+    return ServingJob(project, files, engine.name, names, choice)
+
+
+def served_text(choice: Choice) -> str:
+    """`served.json`."""
+    models = tuple(ServedModel(one.name, one.folder, _kind(one)) for one in choice.models)
+    served = Served(models, choice.base.folder if choice.base else None)
+    return codec.dumps(served, indent=1) + "\n"
+
+
+def lay_out(files: Mapping[str, str | Path], folder: Path) -> None:
+    """Write the workspace's files into a folder that there is."""
+    for name, content in files.items():
+        text = content if isinstance(content, str) else content.read_text("utf-8")
+        (folder / name).write_text(text, "utf-8")
+
+
+def serving_compute(compute: Compute | None, capacity: Capacity) -> Compute:
+    """What a config leaves out, or asks nothing of (§11.1: no CPUs, 0Mi): all there is.
+
+    A container is held to its memory, and nobody knows what a model takes.
+    """
+    given = compute or Compute()
+    spec = given.accelerator
+    return Compute(
+        node_count=given.node_count,
+        cpu_count=asked_cpus(given) or capacity.cpus,
+        memory=asked_memory(given) or f"{capacity.memory // 1024**2}Mi",
+        accelerator=spec if spec and spec.accelerator and spec.count else None,
+        availability_model=given.availability_model,
+    )
+
+
+# -- pins -----------------------------------------------------------------------------------
+
+
+def find_pins(store: Get, serving: ServingJob) -> tuple[Pin, ...]:
+    """Which bytes were chosen: for every checkpoint its manifest, which never changes.
+
+    Without them a checkpoint that is written anew before it is mirrored would be served in the
+    place of the one that was looked at. Raises StoreError.
+    """
+    choice, plans = serving.choice, plan_weights(serving.project.job)
+    keys = [one.manifest for one in choice.models]
+    pins = [_pin(store, plan, key) for plan, key in zip(plans, keys, strict=False)]
+    if choice.base and choice.base.held:
+        pins.append(_pin(store, plans[-1], choice.base.held.manifests[0]))
+    elif choice.base and choice.base.pinned:
+        pins.append(Pin(plans[-1].key, choice.base.pinned))
+    return tuple(pins)
+
+
+def pin(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
+    """The serving job has these revisions in all its attempts; call it before anything is mirrored.
+
+    Idempotent.
+    """
+    for one in find_pins(ledger.store, serving):
+        ledger.pin_weights(job_id, one.key, one.revision, files=one.files, size=one.size)
+
+
+def _pin(store: Get, plan: WeightsPlan, key: str) -> Pin:
+    sizes = {entry.path: entry.size for entry in load(store.get(key), key=key).entries}
+    wanted = choose_files(sizes, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
+    size = sum(sizes[path] for path in wanted)
+    return Pin(plan.key, revision_of(key), files=len(wanted), size=size)
+
+
+def revision_of(manifest_key: str) -> str:
+    """As weights.stored has it."""
+    return hashlib.sha256(manifest_key.encode()).hexdigest()[:40]
+
+
+# -- inside ---------------------------------------------------------------------------------
+
+
+def _kind(one: Chosen) -> ModelWeightsFormat:
+    lora = one.format is ModelWeightsFormat.LORA
+    return ModelWeightsFormat.LORA if lora else ModelWeightsFormat.FULL
+
+
+def _base_of(choice: Choice) -> Base | None:
+    base = choice.base
+    return Base(base.folder, choice.base_name, base.tokenizer_only) if base else None
+
+
+def _commands(command: Command, options: ServerOptions) -> Iterator[str]:
+    if options.install and command.requirements:
+        yield shlex.join(
+            [command.python, "-m", "pip", "install", "--no-cache-dir", *command.requirements]
+        )
+    # The server in the shell's place: it gets the polite signal itself.
+    yield f"exec {command.line}"
+
+
+def _weights(choice: Choice, environment: EnvironmentVariables) -> Iterator[WeightsSource]:
+    for one in choice.models:
+        yield WeightsSource(
+            source=one.source, mount_location=one.folder, ignore_patterns=list(TRAINING_STATE)
+        )
+    if choice.base:
+        yield _base_source(choice.base, environment)
+
+
+def _base_source(base: BaseModel, environment: EnvironmentVariables) -> WeightsSource:
+    token = environment.get(HF_TOKEN)
+    secret = base.auth_secret_name
+    if not secret and base.source.startswith("hf://") and isinstance(token, SecretReference):
+        secret = "" if base.auth else token.name
+    values: dict[str, Any] = {"source": base.source, "mount_location": base.mount}
+    if base.auth:
+        values["auth"] = WeightsAuth.model_validate(base.auth)
+    if secret:
+        values["auth_secret_name"] = secret
+    return WeightsSource(
+        **values,
+        allow_patterns=_listed(base.allow_patterns),
+        ignore_patterns=_listed(base.ignore_patterns),
+    )
+
+
+def _listed(patterns: Sequence[str] | None) -> list[str] | None:
+    return list(patterns) if patterns is not None else None

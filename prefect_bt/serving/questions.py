@@ -1,0 +1,129 @@
+"""What is asked of somebody who left something out (§11.1), as data.
+
+A terminal shows a question and takes answers; a script gives them. Nothing is asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefect_bt.definitions import (
+    Accelerator,
+    AcceleratorSpec,
+    Compute,
+    ModelWeightsFormat,
+)
+from prefect_bt.ledger import Ledger
+from prefect_bt.serving.served import Choice
+from prefect_bt.serving.shelves import Shelf, look
+from prefect_bt.substrates.protocol import Capacity
+
+NONE = "none"
+DEFAULT_SECRET = "hf_access_token"
+
+
+@dataclass(frozen=True)
+class Option:
+    """`value` is what a script gives, `label` what a person reads."""
+
+    value: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """`about` names what is missing; `default` is one value, or empty.
+
+    `many`: any number of the options, one at least. `free`: any text, also where there are options.
+    """
+
+    about: str
+    text: str
+    options: tuple[Option, ...] = ()
+    default: str = ""
+    many: bool = False
+    free: bool = False
+
+    @property
+    def only_answer(self) -> str:
+        """What need not be asked, because there is nothing else; empty where there is a choice."""
+        return self.options[0].value if len(self.options) == 1 and not self.free else ""
+
+
+def ask_job(ledger: Ledger, project: str = "") -> Question:
+    """Every job that has something to serve, newest first. NotFoundError for the project."""
+    project_id = ledger.project(project).id if project else None
+    shelves = [look(ledger, job.id) for job in reversed(ledger.jobs(project_id=project_id))]
+    options = tuple(
+        Option(one.job.id, f"{one.job.id}  {one.job.name} of {one.job.project_name}")
+        for one in shelves
+        if one.servable
+    )
+    return Question("job_id", "Which job's checkpoints?", options, default=_first(options))
+
+
+def ask_checkpoints(shelf: Shelf) -> Question:
+    """Newest first."""
+    options = tuple(
+        Option(one.name, f"{one.name}  {one.contents.format or ''}".rstrip())
+        for one in reversed(shelf.servable)
+    )
+    return Question(
+        "checkpoints",
+        f"Which checkpoints of {shelf.job.name}?",
+        options,
+        default=_first(options),
+        many=True,
+    )
+
+
+def ask_base_model() -> Question:
+    """For adapters that do not tell theirs."""
+    return Question(
+        "base_model_id", "Which base model were they trained on? (an id of the Hub)", free=True
+    )
+
+
+def ask_model_name(choice: Choice) -> Question:
+    """Adapters are mostly called after their base model."""
+    lora = choice.format is ModelWeightsFormat.LORA
+    default = choice.base.name.rpartition("/")[2] if lora and choice.base else ""
+    return Question("model_name", "Under which name?", default=default, free=True)
+
+
+def ask_accelerator(capacity: Capacity) -> Question:
+    """The types that a machine offers; a type that it has no name for is not among them."""
+    known = {member.value for member in Accelerator}
+    types = [kind for kind in dict.fromkeys(capacity.gpu_types) if kind in known]
+    options = (*(Option(kind, kind) for kind in types), Option(NONE, "None (CPU)"))
+    return Question("compute", "Which accelerator?", options, default=_first(options))
+
+
+def ask_count(capacity: Capacity) -> Question:
+    """How many of it, up to all."""
+    options = tuple(Option(str(n), str(n)) for n in range(1, capacity.gpus + 1))
+    return Question("compute", "How many?", options, default="1")
+
+
+def answered_compute(kind: str, count: int = 1) -> Compute:
+    """What the two answers mean: nothing asked of CPUs and memory (§11.1)."""
+    if kind == NONE:
+        return Compute(cpu_count=0, memory="0Mi")
+    spec = AcceleratorSpec(accelerator=Accelerator(kind), count=count)
+    return Compute(cpu_count=0, memory="0Mi", accelerator=spec)
+
+
+def ask_hf_secret() -> Question:
+    """The secret that the Hub is asked with; stored as HF_TOKEN."""
+    return Question(
+        "hf_secret",
+        "Which secret holds the token for Hugging Face?",
+        (Option(DEFAULT_SECRET, DEFAULT_SECRET), Option(NONE, "None")),
+        default=DEFAULT_SECRET,
+        free=True,
+    )
+
+
+def _first(options: Sequence[Option]) -> str:
+    return options[0].value if options else ""

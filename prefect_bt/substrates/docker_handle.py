@@ -1,0 +1,115 @@
+"""A node in a container, seen from any process: its folder, and what the Engine knows besides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+from prefect_bt import codec
+from prefect_bt.errors import SubstrateError
+from prefect_bt.host.container import CONTAINER_GONE, ContainerRecord
+from prefect_bt.host.files import read_record, write_text
+from prefect_bt.host.handle import HostHandle
+from prefect_bt.host.layout import place_of
+from prefect_bt.records import Cause, NodeStatus
+from prefect_bt.substrates.docker_container import LEADER_PORT, container_name, network_name
+from prefect_bt.substrates.docker_engine import NAME, DockerEngine
+
+LATE: Final = 2.0
+"""Seconds; the Engine goes on with what a client asked of it that is gone."""
+
+
+@dataclass(frozen=True)
+class DockerHandle(HostHandle):
+    """Two handles of one node are equal and as good."""
+
+    substrate: ClassVar[str] = NAME
+    engine: DockerEngine
+
+    def observe(self) -> NodeStatus:
+        status = super().observe()
+        if not status.commands_ended or status.reason != CONTAINER_GONE or status.cause:
+            return status
+        explained = self._explain(status)
+        if explained != status and status.over:
+            with suppress(OSError):
+                write_text(self.folder.status, codec.dumps(explained))
+        return explained
+
+    def server_address(self) -> str | None:
+        record = read_record(ContainerRecord, self.folder.container)
+        return f"{record.address}:{LEADER_PORT}" if record and record.address else None
+
+    def kill_commands(self) -> bool:
+        if super().kill_commands():
+            return True
+
+        def kill(client: Any, one: str) -> None:
+            client.kill(one, "SIGKILL")
+
+        with suppress(SubstrateError):  # it does not run any more
+            return self._on_container(kill)
+        return False
+
+    def remove(self, *, late: float = LATE) -> None:
+        """As the protocol says; where the Engine is away, `gc` removes the container later.
+
+        `late`: how long the Engine may still be making it, after its launcher was killed.
+        """
+        with suppress(SubstrateError):
+            self._remove_container(late)
+        super().remove()
+
+    def _explain(self, status: NodeStatus) -> NodeStatus:
+        """What the Engine knows of the end of a container that we did not end."""
+        found: dict[str, Any] = {}
+        with suppress(SubstrateError):
+            name = container_name(self._mark())
+            seen = self.engine.find(lambda client: client.inspect_container(name))
+            found = seen["State"] if seen is not None else {}
+        if found.get("OOMKilled"):
+            return replace(status, oom=True, cause=Cause.OUT_OF_MEMORY)
+        return replace(status, cause=Cause.KILLED)
+
+    def _remove_container(self, late: float) -> None:
+        def remove(client: Any, one: str) -> None:
+            client.remove_container(one, force=True, v=True)
+
+        if self._mark() and not self.folder.container.exists():
+            # Its launch did not come to an end.
+            deadline = time.monotonic() + late
+            while not self._on_container(remove) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        else:
+            self._on_container(remove)
+
+        def drop(client: Any) -> None:
+            for one in client.networks(names=[f"^{self.network}$"]):
+                if not client.inspect_network(one["Id"]).get("Containers"):
+                    client.remove_network(one["Id"])
+
+        with suppress(SubstrateError):  # another node of the gang is in it, or removes it
+            self.engine.find(drop)
+
+    def _on_container(self, do: Callable[[Any, str], None]) -> bool:
+        """Whether there was one of this launch, which it was done to."""
+        mark = self._mark()
+
+        def act(client: Any) -> bool:
+            do(client, container_name(mark))
+            return True
+
+        return bool(mark and self.engine.find(act))
+
+    @property
+    def network(self) -> str:
+        return network_name(self.job.job_id, self.attempt, place_of(self.job.state_dir))
+
+
+def address_of(container: Mapping[str, Any]) -> str:
+    """By which this machine reaches a container, given what the Engine says of it; "" by none."""
+    networks: Mapping[str, Mapping[str, Any]] = container["NetworkSettings"].get("Networks") or {}
+    return next((str(one["IPAddress"]) for one in networks.values() if one.get("IPAddress")), "")

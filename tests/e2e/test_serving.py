@@ -1,0 +1,225 @@
+"""From checkpoints of a job to a model that answers, through everything that may happen to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from prefect_bt.deployed import revisions_of
+from prefect_bt.serving.deployments import Deployments
+
+from .conftest import Machine, until
+from .test_python_api import output, python
+
+needed = ("torch", "transformers", "peft", "openai")
+absent = [name for name in needed if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.xdist_group("e2e"),
+    pytest.mark.skipif(bool(absent), reason=f"needs {', '.join(absent)}: make demo-deps"),
+]
+
+TINY = Path(__file__).parents[1] / "serving" / "tiny.py"
+KEY = "sk-serving-1"
+NAME = "tiny"
+
+
+@dataclass
+class Clients:
+    """Asks all the time, as many at once as there are threads."""
+
+    address: str
+    model: str
+    answered: int = 0
+    failed: list[str] = field(default_factory=list[str])
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self) -> None:
+        while not self.over.is_set():
+            answer = ask(self.address, self.model)
+            if answer.status_code == 200:
+                self.answered += 1
+            else:
+                self.failed.append(f"{answer.status_code} {answer.text[:300]}")
+
+
+@contextmanager
+def clients(address: str, model: str, count: int = 3) -> Iterator[Clients]:
+    """While they ask."""
+    asking = Clients(address, model)
+    threads = [threading.Thread(target=asking.ask) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield asking
+    finally:
+        asking.over.set()
+        for thread in threads:
+            thread.join()
+
+
+def ask(address: str, model: str, key: str = KEY) -> httpx.Response:
+    body = {
+        "model": model,
+        "max_tokens": 8,
+        "temperature": 0,
+        "messages": [{"role": "user", "content": "Who is there?"}],
+    }
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.post(f"{address}/chat/completions", json=body, headers=headers, timeout=180)
+
+
+def said(address: str, model: str) -> str:
+    answer = ask(address, model)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def deploy(machine: Machine, job_id: str, *words: str, check: bool = True) -> Any:
+    command = ("deploy_checkpoints", "--job-id", job_id, "--model-name", NAME, *words)
+    done = machine.run(*command, "-o", "json", check=check, PREFECT_BT_SECRET_SERVING_KEY=KEY)
+    return json.loads(done.stdout) if check else done
+
+
+def routed(machine: Machine) -> int:
+    place = machine.state_dir / "deployments" / NAME / "route.json"
+    return json.loads(place.read_text())["revision"]
+
+
+def revision_states(machine: Machine) -> dict[int, str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_BT_STATE_DIR", str(machine.state_dir))
+        return {one.revision.number: one.state for one in revisions_of(machine.ledger, NAME)}
+
+
+def server_of(machine: Machine, job_id: str) -> psutil.Process:
+    """The one that listens."""
+    for pid in machine.job_processes(job_id):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if "embedded.py" in " ".join(process.cmdline()):
+                return process
+    raise AssertionError(f"no server among {machine.job_processes(job_id)}")
+
+
+def test_a_model_answers_through_all_that_may_happen(machine: Machine) -> None:
+    script = f"""
+    {sys.executable} {TINY} $BT_CHECKPOINT_DIR
+    mkdir $BT_CHECKPOINT_DIR/broken
+    cp $BT_CHECKPOINT_DIR/merged/*.json $BT_CHECKPOINT_DIR/broken
+    head -c 3000 $BT_CHECKPOINT_DIR/merged/model.safetensors \\
+      > $BT_CHECKPOINT_DIR/broken/pytorch_model.bin
+    """
+    code, job = machine.push_wait(machine.folder(script))
+    assert code == 0, job
+    training = job["id"]
+
+    # Two adapters at once, each under its own name, and who may ask.
+    both = ("--checkpoint", "checkpoint-10", "--checkpoint", "checkpoint-20")
+    first = deploy(machine, training, *both, "--api-key-secret", "serving-key")
+    address = first["address"]
+    told = {name: said(address, name) for name in ("checkpoint-10", "checkpoint-20")}
+    assert told["checkpoint-10"] != told["checkpoint-20"]
+    assert ask(address, "checkpoint-10", key="wrong").status_code == 401
+    assert said(address, NAME) == told["checkpoint-10"], "its own name is the first of them"
+    from openai import OpenAI
+
+    with OpenAI(base_url=address, api_key=KEY) as client:
+        asked: Any = [{"role": "user", "content": "Who is there?"}]
+        answer = client.chat.completions.create(
+            model="checkpoint-20", messages=asked, max_tokens=8, temperature=0
+        )
+        assert answer.choices[0].message.content == told["checkpoint-20"]
+
+    # Whoever watches dies: nobody who asks notices. The server dies: they wait for the next one.
+    serving = Deployments(machine.ledger).job_of(NAME, 1)
+    with clients(address, NAME) as asking:
+        for process in machine.processes("prefect_bt.flows", serving):
+            process.kill()
+        (router,) = machine.processes("-m prefect_bt.router")
+        before = asking.answered
+        until(lambda: asking.answered > before + 3, seconds=30, what="answers without a flow")
+        server_of(machine, serving).kill()
+        attempts = machine.ledger.attempts
+        until(lambda: len(attempts(serving)) == 2, seconds=60, what="the server's next start")
+        before = asking.answered
+        until(lambda: asking.answered > before + 3, seconds=90, what="answers of the next one")
+    refused = [one for one in asking.failed if not one.startswith("502")]
+    assert not refused, "only what the dying server had begun may fail"
+    assert len(asking.failed) <= 3
+
+    # The router dies, and is there again at the same address.
+    os.kill(router.pid, signal.SIGKILL)
+
+    def answers() -> bool:
+        with suppress(httpx.HTTPError):
+            return ask(address, NAME).status_code == 200
+        return False
+
+    until(answers, seconds=60, what="the router's next start")
+
+    # Another revision takes over under load; one that does not load changes nothing.
+    with clients(address, NAME) as asking:
+        second = deploy(machine, training, "--checkpoint", "merged")
+        assert second["serving_revision"] == 2
+        until(lambda: revision_states(machine)[1] == "stopped", seconds=60, what="the old one gone")
+        broken = deploy(machine, training, "--checkpoint", "broken", check=False)
+        assert broken.returncode == 1
+        assert "Revision 3 of tiny does not serve" in broken.stderr
+        assert routed(machine) == 2
+    assert not asking.failed, asking.failed[:3]
+    assert asking.answered > 10
+    assert said(address, NAME) == told["checkpoint-20"], "merged, it says the same"
+    assert revision_states(machine) == {1: "stopped", 2: "serving", 3: "failed"}
+
+    # Back to the one before, then the end.
+    machine.run("deployments", "rollback", NAME)
+    until(lambda: routed(machine) == 1, seconds=60, what="the first one again")
+    assert said(address, "checkpoint-10") == told["checkpoint-10"]
+    machine.run("deployments", "stop", NAME, "--yes")
+    with pytest.raises(httpx.ConnectError):
+        ask(address, NAME)
+    for number in (1, 2, 3):
+        machine.nothing_left(Deployments(machine.ledger).job_of(NAME, number))
+    assert KEY not in everything_written(machine)
+
+
+def everything_written(machine: Machine) -> str:
+    files = [
+        path for path in machine.root.rglob("*") if path.is_file() and path.stat().st_size < 1e7
+    ]
+    return "\n".join(path.read_bytes().decode("utf-8", "replace") for path in files)
+
+
+def test_the_last_step_of_a_training_is_a_model_that_answers(machine: Machine) -> None:
+    config = machine.folder(f"{sys.executable} {TINY} $BT_CHECKPOINT_DIR\n")
+    source = f"""
+    import json
+    from prefect_bt.blocks import ServingDeployment
+    from prefect_bt.flows.train import train
+    gate = {{"prompts": [{{"prompt": "Hello", "matches": "."}}]}}
+    served = ServingDeployment(model_name="trained", gate=gate)
+    print(json.dumps(train({str(config)!r}, deploy=served, deploy_checkpoints=["merged"])))
+    """
+    job = json.loads(output(python(machine, source)))
+    deployment = job["deployment"]
+    assert job["current_status"] == "TRAINING_JOB_COMPLETED"
+    assert (deployment["status"], deployment["models"]) == ("serving", ["merged"])
+    assert "passed 1 prompt of its gate" in deployment["revisions"][0]["sentence"]
+    assert said(deployment["address"], "trained")
+    machine.run("deployments", "stop", "trained", "--yes")
+    machine.nothing_left(Deployments(machine.ledger).job_of("trained", 1))
+    machine.nothing_left(job["id"])

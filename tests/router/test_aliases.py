@@ -1,0 +1,67 @@
+"""A request may call a model by its deployment's name; nothing else of it changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from prefect_bt.router.aliases import with_own_name
+from tests.router.machine import Client, Deployment, Upstream
+
+ALIASES = {"stories": "checkpoint-1"}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":  "checkpoint-1"}',
+        b'{"model": "other", "text": "stories"}',
+        b'["stories"]',
+        b'"stories"',
+        b'{"model": ["stories"]}',
+        b'{"model": "stories"',
+        b"stories \xff",
+        b"",
+    ],
+)
+def test_what_names_no_alias_stays_byte_by_byte(body: bytes) -> None:
+    assert with_own_name(body, ALIASES) is body
+
+
+def test_the_rest_of_a_request_stays() -> None:
+    asked = {"stream": True, "model": "stories", "messages": [{"content": "stories é"}], "n": 1.5}
+    passed = json.loads(with_own_name(json.dumps(asked).encode(), ALIASES))
+    assert passed == {**asked, "model": "checkpoint-1"}
+    assert list(passed) == list(asked)
+
+
+@pytest.fixture
+def client(routed: Deployment, one: Upstream) -> Iterator[Client]:
+    routed.place.set_route(replace(one.route, aliases=ALIASES))
+    client = routed.client()
+    yield client
+    client.close()
+    routed.place.set_route(one.route)
+
+
+@pytest.mark.parametrize("size", [0, 3 * 1024 * 1024], ids=["small", "3 MiB"])
+def test_the_server_is_asked_for_its_own(client: Client, size: int) -> None:
+    """Images in a chat make its JSON large."""
+    body = {"model": "stories", "image": "x" * size}
+    echoed = client.ask("/echo", body, **JSON)
+    assert echoed.json == {**body, "model": "checkpoint-1"}
+    assert client.chat().json["said"] == "hello", "the connection goes on"
+
+
+def test_what_is_no_json_is_not_read(client: Client) -> None:
+    raw = b'{"model": "stories"}'
+    assert client.ask("/echo", raw, **{"Content-Type": "text/plain"}).body == raw
+
+
+def test_a_route_whose_alias_means_nothing_is_no_route(routed: Deployment, one: Upstream) -> None:
+    with pytest.raises(ValueError, match="does not serve"):
+        routed.place.set_route(replace(one.route, aliases={"stories": "checkpoint-9"}))

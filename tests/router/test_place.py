@@ -1,0 +1,139 @@
+"""The files that a router and those who steer it share."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import ServerError
+from prefect_bt.router.current import CurrentRoute
+from prefect_bt.router.place import Listen, Route, RouterPlace, parsed_route
+from prefect_bt.router.serving import _is_this_machine
+
+TARGET = "http://127.0.0.1:20011"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("qwen", "qwen"),
+        ("a/../b", "a%2F..%2Fb"),
+        (".", "%2E"),
+        ("..", "%2E%2E"),
+        ("a.b", "a.b"),
+        ("ü x", "%C3%BC%20x"),
+    ],
+)
+def test_any_name_is_a_folder_of_its_own(tmp_path: Path, name: str, folder: str) -> None:
+    place = RouterPlace.of(tmp_path, name)
+    assert place.folder == tmp_path / "deployments" / folder
+    place.set_route(Route(1, TARGET))
+    assert list(RouterPlace.all_in(tmp_path)) == [place]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "ü" * 34, "\udcff"])
+def test_a_name_without_a_folder_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ServerError, match="cannot be called"):
+        RouterPlace.of(tmp_path, name)
+
+
+def test_files_are_kept_from_others_and_read_back(tmp_path: Path) -> None:
+    place = RouterPlace.of(tmp_path, "m")
+    assert (place.route(), place.listen(), place.running()) == (None, None, None)
+    assert not place.is_run()
+    route = Route(3, TARGET, ("checkpoint-10", "ü"))
+    place.set_route(route)
+    place.set_listen(Listen("::1", 19000))
+    assert (place.route(), place.listen()) == (route, Listen("::1", 19000))
+    assert {stat.S_IMODE(p.stat().st_mode) for p in place.folder.glob("*.json")} == {0o600}
+    place.clear_route()
+    assert place.route() is None
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:1"),
+        ("0.0.0.0", "http://127.0.0.1:1"),
+        ("", "http://127.0.0.1:1"),
+        ("::", "http://[::1]:1"),
+        ("box.local", "http://box.local:1"),
+    ],
+)
+def test_an_address_is_one_that_this_machine_can_use(host: str, address: str) -> None:
+    assert Listen(host, 1).address == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"null",
+        b"[]",
+        b'{"target": "http://x:1"}',
+        b'{"revision": true, "target": "http://x:1"}',
+        b'{"revision": "1", "target": "http://x:1"}',
+        b'{"revision": 1, "target": null}',
+        b'{"revision": 1, "target": "x:1"}',
+        b'{"revision": 1, "target": "http://"}',
+        b'{"revision": 1, "target": "http://x:99999"}',
+        b'{"revision": 1, "target": "http://x:1/v1"}',
+        b'{"revision": 1, "target": "http://u:p@x:1"}',
+        b'{"revision": 1, "target": "http://x:1", "models": "a"}',
+        b'{"revision": 1, "target": "http://x:1", "models": [1]}',
+    ],
+)
+def test_what_is_no_route_says_so(tmp_path: Path, text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parsed_route(text)
+    place = RouterPlace.of(tmp_path, "m")
+    place.make()
+    place.route_file.write_bytes(text)
+    with pytest.raises(ServerError, match="route of deployment 'm' cannot be read"):
+        place.route()
+
+
+def test_a_bad_route_is_not_written(tmp_path: Path) -> None:
+    place = RouterPlace.of(tmp_path, "m")
+    with pytest.raises(ValueError, match="target"):
+        place.set_route(Route(1, "nowhere"))
+    assert not place.route_file.exists()
+
+
+def test_the_last_route_that_made_sense_holds_and_changes_are_told_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    place = RouterPlace.of(tmp_path, "m")
+    route = CurrentRoute(place, said.append)
+    assert route.value() is None
+    place.set_route(Route(1, TARGET))
+    assert [route.value(), route.value()] == [Route(1, TARGET)] * 2
+    place.route_file.write_text("{")
+    assert [route.value(), route.value()] == [Route(1, TARGET)] * 2
+    place.set_route(Route(2, TARGET))
+    assert route.value() == Route(2, TARGET)
+    place.clear_route()
+    assert route.value() is None
+    assert len(said) == 4
+    assert "makes no sense" in said[1] and "the last one stays" in said[1]
+    assert said[3] == "no route"
+
+
+@pytest.mark.parametrize(
+    ("remote", "is_here"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("fe80::1%eth0", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_who_asks_from_this_machine(remote: str | None, is_here: bool) -> None:
+    assert _is_this_machine(remote) is is_here

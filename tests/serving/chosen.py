@@ -1,0 +1,53 @@
+"""What was chosen, without a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, ModelWeightsFormat
+from prefect_bt.serving.served import BaseModel, Choice, Chosen, Contents
+
+FULL, LORA, WHISPER = (
+    ModelWeightsFormat.FULL,
+    ModelWeightsFormat.LORA,
+    ModelWeightsFormat.WHISPER,
+)
+DOWNLOADED = "/tmp/training_checkpoints"
+HUB_BASE = BaseModel("org/base-7b", "hf://org/base-7b", mount=f"{DOWNLOADED}/base")
+
+
+def chosen(
+    name: str = "checkpoint-10",
+    format_: ModelWeightsFormat = FULL,
+    *,
+    job: str = "gvpql31",
+    stated_rank: int | None = None,
+    **contents: Any,
+) -> Chosen:
+    held = {"has_weights": True, "has_tokenizer": True, **contents}
+    return Chosen(
+        name=name,
+        project_id="aghi527",
+        job_id=job,
+        checkpoint=name,
+        format=format_,
+        manifest=f"manifests/{name}",
+        manifests=(f"manifests/{name}",),
+        folder=f"{DOWNLOADED}/{job}/rank-0/{name}",
+        contents=Contents(format=format_, **held),
+        stated_rank=stated_rank,
+    )
+
+
+def lora(name: str = "checkpoint-10", rank: int | None = 16, **more: Any) -> Chosen:
+    return chosen(name, LORA, lora_rank=rank, **more)
+
+
+def choice(*models: Chosen, base: BaseModel | None = None) -> Choice:
+    if base is None and models[0].format is LORA:
+        base = HUB_BASE
+    return Choice(models, base, DOWNLOADED)
+
+
+def gpus(kind: str = "H100", count: int = 1) -> Compute:
+    return Compute(accelerator=AcceleratorSpec(accelerator=Accelerator(kind), count=count))

@@ -1,0 +1,286 @@
+"""The real thing: `transformers serve` over tiny real models, asked with the OpenAI library."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prefect_bt.serving import embedded
+from prefect_bt.serving.gate import read_gate, run_gate
+from prefect_bt.serving.readiness import check_ready, explain, silence
+
+for needed in (
+    "torch",
+    "transformers",
+    "peft",
+    "openai",
+    "fastapi",
+    "python_multipart",
+    "soundfile",
+):
+    pytest.importorskip(needed, reason=f"{needed} is not installed: make demo-deps")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.xdist_group("serving"),
+    pytest.mark.timeout(600),
+]
+
+ODD = "Modèle: run--1 @v0"
+# Name -> folder of tiny.py
+FULL = {"base": "base", "merged": "merged", "plain": "plain", ODD: "untokenized"}
+ADAPTERS = {"checkpoint-10": "checkpoint-10", "v0/checkpoint-20": "checkpoint-20"}
+NAMES = [*FULL, *ADAPTERS, "whisper"]
+PROMPT = "Once upon a time "
+TOKENS = 24
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[bytes]
+    address: str
+    models: Path
+    log: Path
+
+    @property
+    def client(self) -> Any:
+        import openai
+
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
+
+
+@dataclass
+class Servers:
+    """Started at once, because nine tenths of their time are imports. `broken` cannot start."""
+
+    many: Server
+    alone: Server
+    broken: Server
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory) -> Iterator[Servers]:
+    from tests.serving import tiny
+
+    root = tmp_path_factory.mktemp("serving")
+    models = root / "models"
+    tiny.write(models)
+    damage(models / "base", root / "damaged")
+    for path in (models, *models.iterdir()):
+        path.chmod(0o555)
+    whole = [document(name, models / folder) for name, folder in FULL.items()]
+    adapters = [document(name, models / folder, "lora") for name, folder in ADAPTERS.items()]
+    many = [*whole, *adapters, document("whisper", models / "whisper")]
+    alone = [document("alone", models / "untokenized")]
+    broken = [document("good", models / "base"), document("broken", root / "damaged")]
+    started = Servers(*(start(root, models, served) for served in (many, alone, broken)))
+    try:
+        yield started
+    finally:
+        for server in (started.many, started.alone, started.broken):
+            server.process.kill()
+            server.process.wait()
+        for path in (models, *models.iterdir()):
+            path.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def server(servers: Servers) -> Server:
+    until_ready(servers.many, NAMES)
+    return servers.many
+
+
+def document(name: str, path: Path, kind: str = "full") -> dict[str, str]:
+    return {"name": name, "path": str(path), "kind": kind}
+
+
+def damage(whole: Path, damaged: Path) -> None:
+    damaged.mkdir()
+    for file in whole.iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes())
+    (damaged / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+
+
+def start(root: Path, models: Path, served: list[dict[str, str]]) -> Server:
+    port = free_port()
+    file, log = root / f"served-{port}.json", root / f"log-{port}"
+    file.write_text(json.dumps({"models": served, "base": str(models / "base")}))
+    line = [sys.executable, embedded.__file__, file, "--port", str(port)]
+    environment = {"BT_SCRATCH_DIR": str(root), "HOME": str(root)}
+    with log.open("wb") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
+    return Server(process, f"http://127.0.0.1:{port}", models, log)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def until_ready(server: Server, names: list[str], seconds: float = 240) -> None:
+    end, missing = time.monotonic() + seconds, "nobody looked"
+    while time.monotonic() < end and server.process.poll() is None:
+        missing = check_ready(server.address, names)
+        if missing is None:
+            return
+        time.sleep(0.5)
+    pytest.fail(f"{missing}\n{server.log.read_text()[-4000:]}")
+
+
+@pytest.fixture(scope="module")
+def generated(server: Server) -> dict[str, tuple[str, int]]:
+    """By the training side: name -> what follows PROMPT greedily, and of how many tokens."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = server.models / "base"
+    words = AutoTokenizer.from_pretrained(base)
+    prompt = words(PROMPT, return_tensors="pt")
+    found: dict[str, tuple[str, int]] = {}
+    for name, folder in {**FULL, **ADAPTERS}.items():
+        model = AutoModelForCausalLM.from_pretrained(
+            base if name in ADAPTERS else server.models / folder
+        )
+        if name in ADAPTERS:
+            model = PeftModel.from_pretrained(model, server.models / folder)
+        row = model.eval().generate(**prompt, max_new_tokens=TOKENS, do_sample=False)[0]
+        new = row[prompt["input_ids"].shape[1] :]
+        found[name] = (words.decode(new, skip_special_tokens=True), len(new))
+    return found
+
+
+def complete(server: Server, name: str) -> tuple[str, int]:
+    answer = server.client.completions.create(
+        model=name, prompt=PROMPT, max_tokens=TOKENS, temperature=0
+    )
+    return answer.choices[0].text, answer.usage.completion_tokens
+
+
+def test_every_chosen_name_is_listed(server: Server) -> None:
+    """What the server takes for another id is listed under both, and answers under both."""
+    listed = [model.id for model in server.client.models.list()]
+    assert sorted(listed) == sorted([*NAMES, embedded.served_id(ODD)])
+    assert complete(server, embedded.served_id(ODD)) == complete(server, ODD)
+
+
+@pytest.mark.parametrize("name", [*FULL, *ADAPTERS])
+def test_served_tokens_are_the_training_sides(server: Server, generated, name: str) -> None:
+    assert complete(server, name) == generated[name]
+
+
+def test_two_adapters_of_one_base_answer_each_for_itself(server: Server, generated) -> None:
+    base, first, second = (generated[n] for n in ("base", "checkpoint-10", "v0/checkpoint-20"))
+    assert len({base, first, second}) == 3
+    for _ in range(2):  # turn by turn: none takes another's place
+        assert [complete(server, n) for n in ADAPTERS] == [first, second]
+
+
+def test_a_merged_adapter_says_what_the_adapter_says(server: Server, generated) -> None:
+    assert complete(server, "merged") == generated["v0/checkpoint-20"]
+
+
+@pytest.mark.parametrize("name", ["base", *ADAPTERS, ODD])
+def test_they_chat_with_the_bases_template(server: Server, name: str) -> None:
+    asked = [{"role": "user", "content": "Hi"}]
+    chat = server.client.chat.completions.create(
+        model=name, messages=asked, max_tokens=8, temperature=0
+    )
+    plain = server.client.completions.create(
+        model=name, prompt="<|user|>Hi<|end|><|assistant|>", max_tokens=8, temperature=0
+    )
+    assert chat.choices[0].message.content == plain.choices[0].text
+    assert chat.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_a_stream_brings_the_same(server: Server, generated) -> None:
+    stream = server.client.completions.create(
+        model="checkpoint-10", prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True
+    )
+    told = "".join(chunk.choices[0].text for chunk in stream)
+    assert told == generated["checkpoint-10"][0]
+
+
+def test_a_whisper_model_transcribes(server: Server) -> None:
+    heard = server.client.audio.transcriptions.create(
+        model="whisper", file=("silence.wav", silence(), "audio/wav")
+    )
+    assert isinstance(heard.text, str)
+
+
+def test_the_name_in_an_answer_is_a_name(server: Server, generated) -> None:
+    answer = server.client.completions.create(model="checkpoint-10", prompt="a", max_tokens=1)
+    assert complete(server, answer.model) == generated["checkpoint-10"]
+
+
+def test_no_other_model_is_loaded(server: Server) -> None:
+    import openai
+
+    for name in ("nope", str(server.models / "merged"), "base@other"):
+        with pytest.raises(openai.NotFoundError) as refused:
+            complete(server, name)
+        assert f"{name!r} does not exist; there is base, " in refused.value.response.text
+    assert "nope" in (check_ready(server.address, ["base", "nope"]) or "")
+
+
+def test_nothing_is_written_beside_the_checkpoints(server: Server) -> None:
+    assert not [path for path in server.models.rglob("*") if path.is_symlink()]
+    config = json.loads((server.models / "checkpoint-10" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(server.models / "base")
+    assert sorted(path.name for path in (server.models / "checkpoint-10").iterdir()) == [
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_the_gate_is_put_to_real_models(server: Server, generated) -> None:
+    right = generated["checkpoint-10"][0]
+    prompt = {"prompt": PROMPT, "equals": right}
+    gate = {"prompts": [{**prompt, "model": "checkpoint-10"}], "tokens": TOKENS}
+    passed = run_gate(read_gate(gate), server.address, [*ADAPTERS])
+    assert passed.passed, passed
+    failed = run_gate(read_gate({**gate, "prompts": [prompt]}), server.address, [*ADAPTERS])
+    assert not failed.passed
+    assert [row.passed for row in failed.rows] == [True, False]
+    assert "1 of 2 prompts failed: v0/checkpoint-20's answer to" in failed.sentence
+
+
+def test_a_gates_command_asks_with_the_openai_library(server: Server) -> None:
+    asks = (
+        "import openai, os; names = os.environ['PREFECT_BT_MODELS'].splitlines(); "
+        "client = openai.OpenAI(); "
+        "print([client.completions.create(model=n, prompt='a', max_tokens=1).model for n in names])"
+    )
+    command = f'{sys.executable} -c "{asks}" && exit 7'
+    result = run_gate(read_gate({"command": command}), server.address, [*ADAPTERS])
+    assert result.sentence.endswith("ended with 7: ['checkpoint-10@main', 'v0/checkpoint-20@main']")
+
+
+def test_one_alone_needs_no_name_and_ends_when_it_is_asked_to(servers: Servers, server) -> None:
+    alone = servers.alone
+    until_ready(alone, ["alone"])
+    assert complete(alone, "alone") == complete(server, "base")
+    unnamed = httpx.post(f"{alone.address}/v1/completions", json={"prompt": "a", "max_tokens": 1})
+    assert unnamed.is_success
+    alone.process.send_signal(signal.SIGTERM)
+    assert alone.process.wait(60) in {0, -signal.SIGTERM}
+    assert "Finished server process" in alone.log.read_text()
+
+
+def test_what_cannot_be_loaded_ends_it_with_a_sentence(servers: Servers) -> None:
+    assert servers.broken.process.wait(200) == 1
+    last = servers.broken.log.read_text().splitlines()[-1]
+    assert last.startswith("embedded: broken cannot be loaded: Error while deserializing header")
+    assert "`prefect-bt checkpoints verify`" in explain([last])
