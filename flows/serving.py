@@ -33,6 +33,8 @@ from prefect_bt.serving.roles import Role, Scene, role_of
 
 LOOK: Final = 1.0
 """Seconds between two looks."""
+STEADY: Final = 2.0
+"""The same of a revision that serves."""
 MOST_DRAIN: Final = 600.0
 """Seconds that requests in flight have after another revision took over."""
 
@@ -69,10 +71,10 @@ class RevisionWatch:
 
     def until(self, over: threading.Event) -> None:
         self._deployments.bind_job(self._ref.deployment, self._ref.revision, self._site.job_id)
-        while not over.wait(LOOK):
+        while not over.wait(STEADY if self._address else LOOK):
             try:
                 self.look()
-            except PrefectBtError as error:
+            except (PrefectBtError, OSError, ValueError) as error:
                 self._tell(f"Tried again: {error}")
 
     def look(self) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from prefect_bt.garbage.containers import Containers
 from prefect_bt.garbage.machine import Jobs
+from prefect_bt.garbage.routers import Routers
 from prefect_bt.garbage.stored import Uploads, find_holds
 from prefect_bt.garbage.strays import Strays
 from prefect_bt.garbage.verdicts import Stores
@@ -42,6 +43,7 @@ def look_for_garbage(
                 for engine in engines_used(state_dir)
             ),
             Source("The processes of this machine", Strays(state_dir, stores).find),
+            Source("The deployments of this machine", Routers(state_dir, stores).find),
             Source("The weights of this machine", Weights(cache, stores, older).find),
             Source("Uploads into the store", Uploads(stores, older).find),
             Source("Holds in the store", lambda: find_holds(stores)),

@@ -20,6 +20,7 @@ class Kind(StrEnum):
     PROCESS = "process"
     CONTAINER = "container"
     NETWORK = "network"
+    ROUTER = "router"
     LEASE = "weights lease"
     WEIGHTS = "unfinished weights"
     UPLOAD = "unfinished upload"

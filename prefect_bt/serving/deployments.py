@@ -99,6 +99,7 @@ class Deployments:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.store = ledger, ledger.store
+        self._written_once: dict[str, bytes] = {}
 
     def ensure(self, name: str) -> Deployment:
         """The deployment of that name, made if there is none."""
@@ -204,7 +205,10 @@ class Deployments:
                 yield self._read(kind, info.key)
 
     def _read(self, kind: type[T], key: str) -> T:
-        return codec.loads(kind, self.store.get(key))
+        """Fetched once: who watches a revision looks for as long as it serves."""
+        if key not in self._written_once:
+            self._written_once[key] = self.store.get(key)
+        return codec.loads(kind, self._written_once[key])
 
     def _create(self, key: str, document: object) -> bool:
         try:

@@ -14,12 +14,16 @@ import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import docker
 import pytest
 
 from .daemons import Daemon, can_start, running_daemon
 from .registry import Registry, program, running_registry
+
+if TYPE_CHECKING:
+    from .node_rig import DockerRig
 
 BASE = f"prefect-bt-test/base:{os.environ.get('PYTEST_XDIST_WORKER', os.getpid())}"
 
@@ -98,6 +102,18 @@ def _add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(data), 0o644
     tar.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def rig(
+    engine: docker.APIClient, own_daemon: Daemon | None, base_image: str, tmp_path: Path
+) -> Iterator[DockerRig]:
+    """A machine to launch nodes on."""
+    from .node_rig import docker_rig  # which needs BASE
+
+    host = own_daemon.address if own_daemon else ""
+    with docker_rig(engine, tmp_path, host=host, image=base_image) as made:
+        yield made
 
 
 def build(engine: docker.APIClient, tag: str, *sizes: int, base: str = BASE, **given: str) -> str:

@@ -33,7 +33,8 @@ from prefect_bt.node.runner import Ended
 from prefect_bt.plan import ImagePlan, NodePlan
 from prefect_bt.records import NodeStatus
 from prefect_bt.substrates.docker_container import container_name
-from prefect_bt.substrates.docker_nodes import DockerHandle, DockerSubstrate
+from prefect_bt.substrates.docker_handle import DockerHandle
+from prefect_bt.substrates.docker_nodes import DockerSubstrate
 from tests.node.rig import make_plan, mark_of, own_lines, wait_over, wait_until
 
 from .conftest import BASE

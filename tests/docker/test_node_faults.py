@@ -8,7 +8,6 @@ import shutil
 import signal
 import struct
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,20 +36,11 @@ from tests.node.rig import (
 )
 
 from .daemons import Daemon, can_start, running_daemon
-from .node_rig import DockerRig, docker_rig, import_image, record_of
+from .node_rig import DockerRig, import_image, record_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
 
 TAKES_MEMORY = "dd if=/dev/zero of=/dev/null bs=300M count=1"
-
-
-@pytest.fixture
-def rig(
-    engine: docker.APIClient, own_daemon: Daemon | None, base_image: str, tmp_path: Path
-) -> Iterator[DockerRig]:
-    host = own_daemon.address if own_daemon else ""
-    with docker_rig(engine, tmp_path, host=host, image=base_image) as made:
-        yield made
 
 
 def assert_taken_away(status: NodeStatus) -> None:

@@ -17,7 +17,7 @@ from prefect_bt.node.contained import Container, NotStarted
 from prefect_bt.node.runner import Ended
 from prefect_bt.plan import Resources, Volume, VolumeKind, WorkspacePlan
 from prefect_bt.records import NodePhase
-from prefect_bt.substrates.docker_nodes import DockerHandle
+from prefect_bt.substrates.docker_handle import DockerHandle
 from tests.node.rig import (
     all_lines,
     own_lines,
@@ -26,12 +26,10 @@ from tests.node.rig import (
     with_checkpoints,
 )
 
-from .daemons import Daemon
 from .node_rig import (
     DockerRig,
     bare_container,
     build_image,
-    docker_rig,
     import_image,
     record_of,
     shell_files,
@@ -50,15 +48,6 @@ SECRETS = {
     "empty": "",
     "percent": "%s %b * ? [a] ~ # ; & | < >",
 }
-
-
-@pytest.fixture
-def rig(
-    engine: docker.APIClient, own_daemon: Daemon | None, base_image: str, tmp_path: Path
-) -> Iterator[DockerRig]:
-    host = own_daemon.address if own_daemon else ""
-    with docker_rig(engine, tmp_path, host=host, image=base_image) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,38 @@
+"""What listens in a container is reached from the machine it runs on."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+import pytest
+
+from tests.node.rig import wait_over, wait_until
+
+from .node_rig import DockerRig
+
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+
+
+def told_by(address: str | None) -> bytes:
+    if address is None:
+        return b""
+    host, _, port = address.partition(":")
+    with suppress(OSError), socket.create_connection((host, int(port)), timeout=5) as connection:
+        return connection.recv(100)
+    return b""
+
+
+def test_a_server_on_the_nodes_own_port(rig: DockerRig) -> None:
+    handle = rig.launch("echo here | nc -l -p $BT_LEADER_PORT")
+    found: list[bytes] = []
+
+    def answers() -> bool:
+        found.append(told_by(handle.server_address()))
+        return bool(found[-1])
+
+    wait_until(answers)
+    assert found[-1] == b"here\n"
+    assert wait_over(handle).exit_code == 0
+    (again,) = rig.reopen().find(handle.job.job_id)
+    assert again.server_address() == handle.server_address(), "any process knows it"

@@ -1,0 +1,58 @@
+"""The router of a deployment goes when nothing can ever answer behind it, and not before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from prefect_bt.garbage.words import Kind
+from prefect_bt.records import JobState
+from prefect_bt.router.place import RouterPlace
+from prefect_bt.router.running import ensure_router, stop_router
+from prefect_bt.serving.deployments import Deployments, Revision
+
+from .conftest import Site
+
+NAME = "stories"
+
+
+@pytest.fixture
+def router(site: Site) -> Iterator[RouterPlace]:
+    ensure_router(site.state, NAME, environment=os.environ)
+    yield RouterPlace.of(site.state, NAME)
+    stop_router(site.state, NAME, grace=1)
+
+
+def revision(site: Site, state: JobState) -> None:
+    deployments = Deployments(site.ledger)
+    deployments.ensure(NAME)
+    made = deployments.add(
+        NAME, lambda n: Revision(n, 1.0, "transformers", "full", ("a",), (("abc1234", "a"),))
+    )
+    deployments.bind_job(NAME, made.number, site.job(state))
+
+
+def test_it_goes_with_the_last_revision(site: Site, router: RouterPlace) -> None:
+    revision(site, JobState.COMPLETED)
+    revision(site, JobState.FAILED)
+    (found,) = [one for one in site.look().items if one.kind is Kind.ROUTER]
+    assert "no revision" in found.why
+    found.remove()
+    assert not router.is_run()
+    assert not [one for one in site.look().items if one.kind is Kind.ROUTER]
+
+
+def test_it_stays_while_one_runs_and_is_looked_at_again(site: Site, router: RouterPlace) -> None:
+    revision(site, JobState.COMPLETED)
+    (found,) = [one for one in site.look().items if one.kind is Kind.ROUTER]
+    revision(site, JobState.RUNNING)
+    assert not [one for one in site.look().items if one.kind is Kind.ROUTER]
+    found.remove()
+    assert router.is_run(), "somebody deployed since"
+
+
+def test_one_that_the_store_does_not_know_is_left_alone(site: Site, router: RouterPlace) -> None:
+    assert router.is_run()
+    assert not [one for one in site.look().items if one.kind is Kind.ROUTER]
