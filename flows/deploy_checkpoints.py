@@ -65,12 +65,9 @@ def deploy_checkpoints(
         options = _options(model_name, engine, deployment, substrate, hold=hold)
         names = tuple(checkpoints or ())
         choice = choose_checkpoints(names, job_id or "", project or "", base_model or "")
-        deployed = start_server(choice, options)
-        verdict = await_answer(deployed)
+        return _answering(choice, options)
     except PrefectBtError as error:
         return failed(error)
-    _show(deployed, verdict)
-    return deployment_document(open_ledger(), deployed.name)
 
 
 def deploy_trained(
@@ -85,12 +82,17 @@ def deploy_trained(
         options = replace(options, store=str(job["store"]))
         names = tuple(checkpoints or ())
         choice = choose_checkpoints(names, str(job["id"]), "", "", store=options.store)
-        deployed = start_server(choice, options)
-        verdict = await_answer(deployed, store=options.store)
+        return {**job, "deployment": _answering(choice, options)}
     except PrefectBtError as error:
         return failed(error)
+
+
+def _answering(choice: Choice, options: DeployOptions) -> dict[str, Any]:
+    """The deployment's document, once it answers."""
+    deployed = start_server(choice, options)
+    verdict = await_answer(deployed, store=options.store)
     _show(deployed, verdict)
-    return {**job, "deployment": deployment_document(open_ledger(options.store), deployed.name)}
+    return deployment_document(open_ledger(options.store), deployed.name)
 
 
 @task(name="choose-checkpoints", cache_policy=NO_CACHE, persist_result=False)
@@ -158,7 +160,9 @@ def _options(
 
 
 def _show(deployed: Deployed, verdict: Verdict) -> None:
-    curl = curl_line(deployed.address, deployed.revision.models[0], way=verdict.way)
+    revision = deployed.revision
+    key = bool(revision.key_secret)
+    curl = curl_line(deployed.address, revision.models[0], key=key, way=verdict.way)
     try:
         create_link_artifact(
             key=f"deployment-{deployed.name.lower().replace('_', '-').replace('.', '-')}",

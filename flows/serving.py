@@ -64,6 +64,8 @@ class RevisionWatch:
         self._place = RouterPlace.of(site.settings.state_dir, ref.deployment)
         self._revision = self._deployments.revision(ref.deployment, ref.revision)
         self._ready = False
+        judged = self._deployments.verdicts(ref.deployment, ref.revision)
+        self._given_up = any(not v.ready for v in judged if v.attempt == gang.attempt)
         self._address, self._way = "", CHAT
         self._finishing: float | None = None
         self._told = ""
@@ -80,6 +82,9 @@ class RevisionWatch:
     def look(self) -> None:
         status = self._gang.handles[0].observe()
         if status.commands_ended:
+            return
+        if self._given_up:  # its gate is not asked again, and whoever judged it may have died since
+            self._site.ledger.request_stop(self._site.job_id, by="its readiness check")
             return
         if not self._ready:
             self._ready = self._is_ready(status.started_at)
@@ -124,6 +129,7 @@ class RevisionWatch:
 
     def _give_up(self, what: str, why: str) -> None:
         sentence = f"{what}: {why}"
+        self._given_up = True
         self._judge(ready=False, sentence=sentence)
         self._site.ledger.request_stop(self._site.job_id, by=f"its readiness check. {sentence}")
 

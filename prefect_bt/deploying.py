@@ -61,10 +61,9 @@ class DeployOptions:
     """How the choice is served. `server.compute` may leave out what serving_compute fills in.
 
     `host` and `port` are the deployment's own address, by default a free port of this machine
-    alone. `key_secret` names the secret that is its API key, by
-    default the one it has. `patience`: seconds that the server
-    may take to answer first. `hold`: it is not to serve until it is promoted. `gate`: as
-    serving.gate reads it.
+    alone. `key_secret` names the secret that is its API key, by default the one it has. `patience`:
+    seconds that the server may take to answer first. `hold`: it is not to serve until it is
+    promoted. `gate`: as serving.gate reads it.
     """
 
     model_name: str
@@ -236,8 +235,9 @@ def await_ready(
         if verdicts and verdicts[-1].ready:
             return verdicts[-1]
         if state.terminal:
-            raise _not_ready(ledger, deployed, verdicts[-1] if verdicts else None)
-        phrase = _PHRASES.get(state, "")
+            verdict = verdicts[-1] if verdicts else None
+            raise not_serving(ledger, name, number, job_id=deployed.job_id, verdict=verdict)
+        phrase = PHRASES.get(state, "")
         if phrase != told:
             told = phrase
             tell(phrase)
@@ -247,21 +247,23 @@ def await_ready(
         time.sleep(LOOK)
 
 
-_PHRASES: Final = {
+PHRASES: Final = {
     JobState.CREATED: "fetching checkpoints and the base model",
     JobState.DEPLOYING: "starting the server",
     JobState.RUNNING: "loading the model",
 }
 
 
-def _not_ready(ledger: Ledger, deployed: Deployed, verdict: Verdict | None) -> ServingError:
-    last = ledger.events(deployed.job_id)[-1]
-    outcomes = ledger.outcomes(deployed.job_id)
-    why = verdict.sentence if verdict else last.message or f"its job is {last.state.short}"
+def not_serving(
+    ledger: Ledger, name: str, number: int, *, job_id: str, verdict: Verdict | None
+) -> ServingError:
+    """Of a revision whose job is over: why, and the end of its log."""
+    last, outcomes = ledger.events(job_id)[-1], ledger.outcomes(job_id)
+    failed = verdict if verdict and not verdict.ready else None
+    why = failed.sentence if failed else last.message or f"its job is {last.state.short}"
     return ServingError(
-        f"Revision {deployed.revision.number} of {deployed.name} does not serve. "
-        f"{why.rstrip('.')}.",
-        next_step=f"Its log: prefect-bt logs --job-id {deployed.job_id}",
-        deployment=deployed.name,
+        f"Revision {number} of {name} does not serve. {why.rstrip('.')}.",
+        next_step=f"Its log: prefect-bt logs --job-id {job_id}",
+        deployment=name,
         log_tail=outcomes[-1].log_tail if outcomes else (),
     )

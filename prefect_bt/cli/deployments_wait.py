@@ -43,17 +43,20 @@ def await_serving(ledger: Ledger, awaited: Awaited, tell: Tell) -> None:
     ServingError with the reason when it never will, StateError when another one is to serve.
     """
     from prefect_bt.control import settle
+    from prefect_bt.deploying import PHRASES, not_serving
     from prefect_bt.serving.deployments import Deployments
 
     deployments, told, settled = Deployments(ledger), "", time.monotonic()
     while not _is_serving(ledger, deployments, awaited):
         wanted = deployments.wanted(awaited.name)  # read first: a verdict comes before its move
         verdict = _verdict(ledger, deployments, awaited)
-        if ledger.state(awaited.job_id).terminal:
-            raise _not_serving(ledger, awaited, verdict)
+        state = ledger.state(awaited.job_id)
+        if state.terminal:
+            name, number = awaited.name, awaited.revision
+            raise not_serving(ledger, name, number, job_id=awaited.job_id, verdict=verdict)
         if wanted != awaited.revision and (verdict is None or verdict.ready):
             raise _passed_over(awaited, wanted)
-        phrase = _ANSWERS if verdict and verdict.ready else _phrase(ledger, awaited)
+        phrase = _ANSWERS if verdict and verdict.ready else PHRASES.get(state, "waiting")
         if phrase != told:
             told = phrase
             tell(phrase)
@@ -90,29 +93,6 @@ def _passed_over(awaited: Awaited, wanted: int) -> StateError:
         f"{awaited.label} does not serve: by now {now} to serve.",
         state="",
         next_step=f"See: prefect-bt deployments view {awaited.name}",
-    )
-
-
-def _phrase(ledger: Ledger, awaited: Awaited) -> str:
-    from prefect_bt.records import JobState
-
-    phrases = {
-        JobState.CREATED: "fetching checkpoints and the base model",
-        JobState.DEPLOYING: "starting the server",
-        JobState.RUNNING: "loading the model",
-    }
-    return phrases.get(ledger.state(awaited.job_id), "waiting")
-
-
-def _not_serving(ledger: Ledger, awaited: Awaited, verdict: Verdict | None) -> ServingError:
-    last, outcomes = ledger.events(awaited.job_id)[-1], ledger.outcomes(awaited.job_id)
-    failed = verdict if verdict and not verdict.ready else None
-    why = failed.sentence if failed else last.message or f"its job is {last.state.short}"
-    return ServingError(
-        f"{awaited.label} does not serve. {why.rstrip('.')}.",
-        next_step=f"Its log: prefect-bt logs --job-id {awaited.job_id}",
-        deployment=awaited.name,
-        log_tail=outcomes[-1].log_tail if outcomes else (),
     )
 
 

@@ -9,7 +9,6 @@ A server writes nothing that is kept, so checkpointing is off. Secrets are names
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +50,7 @@ from prefect_bt.serving.engines import (
 from prefect_bt.serving.served import BaseModel, Choice, Chosen, Served, ServedModel
 from prefect_bt.substrates.protocol import Capacity
 from prefect_bt.weights.patterns import choose_files
+from prefect_bt.weights.stored import checkpoint_revision
 
 PROJECT_NAME: Final = "serving"
 HF_TOKEN: Final = "HF_TOKEN"
@@ -187,12 +187,7 @@ def _pin(store: Get, plan: WeightsPlan, key: str) -> Pin:
     sizes = {entry.path: entry.size for entry in load(store.get(key), key=key).entries}
     wanted = choose_files(sizes, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     size = sum(sizes[path] for path in wanted)
-    return Pin(plan.key, revision_of(key), files=len(wanted), size=size)
-
-
-def revision_of(manifest_key: str) -> str:
-    """As weights.stored has it."""
-    return hashlib.sha256(manifest_key.encode()).hexdigest()[:40]
+    return Pin(plan.key, checkpoint_revision(key), files=len(wanted), size=size)
 
 
 # -- inside ---------------------------------------------------------------------------------

@@ -14,9 +14,8 @@ from prefect_bt.definitions import (
     Compute,
     ModelWeightsFormat,
 )
-from prefect_bt.ledger import Ledger
 from prefect_bt.serving.served import Choice
-from prefect_bt.serving.shelves import Shelf, look
+from prefect_bt.serving.shelves import Shelf
 from prefect_bt.substrates.protocol import Capacity
 
 NONE = "none"
@@ -49,18 +48,6 @@ class Question:
     def only_answer(self) -> str:
         """What need not be asked, because there is nothing else; empty where there is a choice."""
         return self.options[0].value if len(self.options) == 1 and not self.free else ""
-
-
-def ask_job(ledger: Ledger, project: str = "") -> Question:
-    """Every job that has something to serve, newest first. NotFoundError for the project."""
-    project_id = ledger.project(project).id if project else None
-    shelves = [look(ledger, job.id) for job in reversed(ledger.jobs(project_id=project_id))]
-    options = tuple(
-        Option(one.job.id, f"{one.job.id}  {one.job.name} of {one.job.project_name}")
-        for one in shelves
-        if one.servable
-    )
-    return Question("job_id", "Which job's checkpoints?", options, default=_first(options))
 
 
 def ask_checkpoints(shelf: Shelf) -> Question:

@@ -31,6 +31,11 @@ PIECE: Final = 8 << 20
 LATEST: Final = "latest"
 
 
+def checkpoint_revision(manifest_key: str) -> str:
+    """Of the checkpoint, or the rank's part of it, that the manifest commits."""
+    return hashlib.sha256(manifest_key.encode()).hexdigest()[:40]
+
+
 class CheckpointSource:
     """Implements weights.source.Source."""
 
@@ -65,8 +70,7 @@ class CheckpointSource:
         part = parts[min(parts)]
         self._entries = {entry.path: entry for entry in part.entries}
         files = tuple(ListedFile(e.path, e.size, e.sha256, tag=e.key) for e in part.entries)
-        revision = hashlib.sha256(part.key.encode()).hexdigest()[:40]
-        return Listing(self._source, revision, files)
+        return Listing(self._source, checkpoint_revision(part.key), files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         end = (file.size or 0) if length < 0 else start + length

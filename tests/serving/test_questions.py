@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from prefect_bt.definitions import Compute
-from prefect_bt.errors import NotFoundError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects.disk import DiskStore
 from prefect_bt.serving.choosing import Wish, choose
@@ -16,7 +15,6 @@ from prefect_bt.serving.questions import (
     ask_checkpoints,
     ask_count,
     ask_hf_secret,
-    ask_job,
     ask_model_name,
 )
 from prefect_bt.serving.shelves import look
@@ -35,19 +33,6 @@ def shop(tmp_path) -> Shop:
 
 def values(question):
     return [one.value for one in question.options]
-
-
-def test_jobs_that_have_something_newest_first(shop):
-    one, two, _ = shop.job(), shop.job("other"), shop.job("empty")
-    for job in (one, two):
-        shop.commit(job, {"checkpoint-10": full()})
-    question = ask_job(shop.ledger)
-    assert (values(question), question.default) == ([two.id, one.id], two.id)
-    assert question.options[0].label == f"{two.id}  job-1 of other"
-    assert ask_job(shop.ledger, "train").only_answer == one.id
-    assert values(ask_job(shop.ledger, "empty")) == []
-    with pytest.raises(NotFoundError):
-        ask_job(shop.ledger, "nothere")
 
 
 def test_checkpoints_that_can_be_served(shop):
