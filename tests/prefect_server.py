@@ -1,7 +1,6 @@
-"""A real Prefect server for tests, one a session: `pytest_plugins = ["tests.prefect_server"]`.
+"""A real Prefect server, one for each process of pytest: `pytest_plugins = ["tests.prefect_server"]`.
 
-Mark tests that use it `integration` and `xdist_group("prefect")`, so that one process runs them all
-and one server is started.
+Mark tests that use it `integration`.
 """
 
 from __future__ import annotations

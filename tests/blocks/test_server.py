@@ -29,7 +29,7 @@ from prefect_bt.blocks import (
 )
 
 pytest_plugins = ["tests.prefect_server"]
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("prefect")]
+pytestmark = [pytest.mark.integration]
 
 PLANTED = "planted-5f3a-value"
 

@@ -130,9 +130,11 @@ def current(site):
     return site.status.current if site.status_file.exists() else ""
 
 
-def wait_for_an_upload(site, seconds=3.0):
+def wait_for_an_upload(site, place, seconds=15.0):
+    """Until something is under way; at a bucket, something of more than one part."""
+    under_way = place.unfinished if isinstance(place, Bucket) else lambda: current(site)
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not current(site):
+    while time.monotonic() < deadline and not under_way():
         time.sleep(0.01)
 
 
@@ -156,9 +158,9 @@ def episode(place, root, rng, kills):
             site.status_file.unlink(missing_ok=True)
             process = site.start(attempt=attempt, settle=0.05)
             if number % 2:
-                wait_for_an_upload(site)
+                wait_for_an_upload(site, place)
                 # A folder takes a checkpoint in some hundredths of a second.
-                time.sleep(rng.uniform(0, 0.3 if isinstance(place, Bucket) else 0.02))
+                time.sleep(rng.uniform(0, 0.1 if isinstance(place, Bucket) else 0.02))
             else:
                 time.sleep(rng.uniform(0.1, 1.2))
             process.send_signal(signal.SIGKILL)

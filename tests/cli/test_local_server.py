@@ -57,7 +57,6 @@ def answer(url: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.xdist_group("prefect")
 def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
     port, told = free_port(), []
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")

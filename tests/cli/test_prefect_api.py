@@ -20,7 +20,7 @@ from prefect_bt.errors import ServerError
 from prefect_bt.servers import write_server
 
 pytest_plugins = ["tests.prefect_server"]
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("prefect")]
+pytestmark = [pytest.mark.integration]
 
 
 @flow

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.prefect_server import PrefectServer
 
 pytest_plugins = ["tests.prefect_server"]
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("prefect")]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 180.0

@@ -11,7 +11,7 @@ from tests.node.rig import wait_over, wait_until
 
 from .node_rig import DockerRig
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.integration]
 
 
 def told_by(address: str | None) -> bytes:

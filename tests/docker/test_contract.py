@@ -20,7 +20,7 @@ from tests.node.rig import JOB
 from .conftest import BASE
 from .daemons import Daemon
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.integration]
 
 
 class Contained(Place):

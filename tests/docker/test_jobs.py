@@ -21,7 +21,7 @@ from .conftest import BASE, push
 from .daemons import Daemon
 from .registry import Registry
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.integration]
 
 CONFIG = """
 import json

@@ -38,7 +38,7 @@ from tests.node.rig import (
 from .daemons import Daemon, can_start, running_daemon
 from .node_rig import DockerRig, import_image, record_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.integration]
 
 TAKES_MEMORY = "dd if=/dev/zero of=/dev/null bs=300M count=1"
 

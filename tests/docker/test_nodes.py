@@ -36,7 +36,7 @@ from .node_rig import (
     wait_file,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.integration]
 
 SECRETS = {
     "quotes": "it's \"here\" ''",

@@ -22,7 +22,7 @@ from prefect_bt.registries import PulledImage, PullProgress, pull
 from .conftest import BASE, build, push
 from .registry import PASSWORD, USER, Registry, running_registry
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from .conftest import build, push
 from .daemons import can_start, running_daemon
 from .registry import Line, Registry, line_to, put_manifest
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("docker")]
+pytestmark = [pytest.mark.integration]
 
 LAYER = 6_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from .conftest import Machine
 from .test_python_api import output, python
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 COUNTED = """
 import json, re

@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import Machine
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 HEAD = "from truss_train import definitions as d\n"
 JOB = "d.TrainingJob(image=d.Image(base_image='i'), runtime=d.Runtime(start_commands=['true']))"

@@ -11,7 +11,7 @@ import pytest
 
 from .conftest import Machine
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 CONFIG = """
 import json

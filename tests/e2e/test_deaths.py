@@ -16,7 +16,7 @@ from prefect_bt.ownership import is_owned
 from .conftest import Machine, until
 from .test_worker import call, run_is
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 # Each attempt says what it finds, commits one checkpoint, then waits; the second one ends well.
 TRAIN = """

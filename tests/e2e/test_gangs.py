@@ -6,7 +6,7 @@ import pytest
 
 from .conftest import Machine
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 NODES = 16
 SCRIPT = """

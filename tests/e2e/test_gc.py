@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import Machine, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 
 def test_what_a_dead_job_left_goes_and_a_running_one_stays(machine: Machine) -> None:

@@ -30,7 +30,6 @@ from .conftest import Machine, until
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("e2e"),
     pytest.mark.timeout(0),  # each wait in it has its own
 ]
 

@@ -11,7 +11,6 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: make demo
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("e2e"),
 ]
 
 # Two processes of a node share one pipe: `print` would write the line and its end apart.

@@ -15,7 +15,7 @@ from prefect_bt.contract import log_key
 
 from .conftest import Machine
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 GANG = """
 echo attempt $BT_RETRY_COUNT is loading

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Machine
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 WRITE = (
     "mkdir -p $BT_CHECKPOINT_DIR/checkpoint-1; echo '{}' > $BT_CHECKPOINT_DIR/checkpoint-1/a.json"

@@ -19,7 +19,7 @@ from .test_prefect_sees import ask
 from .test_python_api import python
 from .test_weights import SOURCE, config
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 MODEL = os.urandom(400_000)
 DEFINITION = {

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Machine, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 LINES = 5000
 

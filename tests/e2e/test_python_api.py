@@ -13,7 +13,7 @@ import pytest
 
 from .conftest import Machine, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 
 def python(machine: Machine, source: str) -> subprocess.Popen[str]:

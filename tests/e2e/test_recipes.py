@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Machine
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 HEAD = """
     from truss_train import definitions

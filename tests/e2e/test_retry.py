@@ -15,7 +15,7 @@ import pytest
 
 from .conftest import Machine, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 SCRIPT = """
 echo attempt $BT_RETRY_COUNT finds $(ls $BT_CHECKPOINT_DIR)

@@ -14,7 +14,7 @@ import pytest
 from .conftest import Machine
 
 pytest.importorskip("moto.server", reason="moto[server] is not installed: make setup")
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture

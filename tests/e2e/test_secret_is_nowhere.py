@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Machine, read_all, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 VALUE = "pl4nted-S3cret/with+signs"
 SPELLINGS = [VALUE, "pl4nted-S3cret%2Fwith%2Bsigns", base64.b64encode(VALUE.encode()).decode()[:-4]]

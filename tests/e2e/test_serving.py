@@ -28,7 +28,6 @@ needed = ("torch", "transformers", "peft", "openai")
 absent = [name for name in needed if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.xdist_group("e2e"),
     pytest.mark.skipif(bool(absent), reason=f"needs {', '.join(absent)}: make demo-deps"),
 ]
 

@@ -16,7 +16,6 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("e2e"),
     pytest.mark.timeout(900),
 ]
 

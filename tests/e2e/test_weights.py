@@ -18,7 +18,7 @@ from tests.weights.hub_server import Hub, Repo, serving_hub
 from .conftest import Machine, until
 from .test_prefect_sees import ask
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 MODEL = os.urandom(300_000)
 SECRET = "hf_pl4ntedT0kenOfWeights"

@@ -30,7 +30,7 @@ from prefect_bt.servers import read_server
 from .conftest import Machine, until
 from .test_python_api import output, python
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("e2e")]
+pytestmark = [pytest.mark.integration]
 
 DEPLOYMENT = ("--deployment", "train/train")
 

@@ -33,7 +33,6 @@ for needed in (
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.xdist_group("serving"),
     pytest.mark.timeout(600),
 ]
 

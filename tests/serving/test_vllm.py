@@ -24,7 +24,6 @@ from tests.serving.committed import Shop
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.integration,
-    pytest.mark.xdist_group("e2e"),
     pytest.mark.timeout(900),
 ]
 if shutil.which("vllm") is None:
