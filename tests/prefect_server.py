@@ -1,4 +1,4 @@
-"""A real Prefect server, one for each process of pytest: `pytest_plugins = ["tests.prefect_server"]`.
+"""A Prefect server, one for each process of pytest: `pytest_plugins = ["tests.prefect_server"]`.
 
 Mark tests that use it `integration`.
 """
