@@ -26,7 +26,7 @@ from prefect_bt.router.place import Route, RouterPlace
 from prefect_bt.router.running import ensure_router, router_status
 from prefect_bt.secrets import resolve_secrets
 from prefect_bt.serving.calling import CHAT, curl_line
-from prefect_bt.serving.deployments import Deployments, Verdict
+from prefect_bt.serving.deployments import NONE, Deployments, Verdict
 from prefect_bt.serving.gate import read_gate, run_gate
 from prefect_bt.serving.readiness import check_ready, explain, way_of
 from prefect_bt.serving.roles import Role, Scene, role_of
@@ -161,20 +161,32 @@ class RevisionWatch:
     # -- whose the requests are -------------------------------------------------------------
 
     def _play(self) -> None:
-        name, mine = self._ref.deployment, self._ref.revision
-        moves = self._deployments.moves(name)
-        route = self._place.route()
-        scene = Scene(
-            wanted=moves[-1].revision if moves else 0,
-            routed=route.revision if route else None,
-            named={move.revision for move in moves},
-        )
-        role = role_of(mine, scene)
+        if self._site.ledger.stop_request(self._site.job_id):
+            return  # its server is about to end: requests must not come back to it
+        role, route = self._role()
         if role is Role.SERVE:
             self._serve(route)
         elif role is Role.STOP or (role is Role.FINISH and self._is_idle()):
-            by = f"revision {scene.routed}, which took over" if role is Role.FINISH else "its stop"
-            self._site.ledger.request_stop(self._site.job_id, by=by)
+            self._leave()
+
+    def _role(self) -> tuple[Role, Route | None]:
+        """And whose the requests are now."""
+        moves, route = self._deployments.moves(self._ref.deployment), self._place.route()
+        scene = Scene(
+            wanted=moves[-1].revision if moves else NONE,
+            routed=route.revision if route else None,
+            named={move.revision for move in moves},
+        )
+        return role_of(self._ref.revision, scene), route
+
+    def _leave(self) -> None:
+        """Unless it was promoted since: who promotes looks whether it is leaving."""
+        with self._place.deciding():
+            role, route = self._role()
+            if role in {Role.FINISH, Role.STOP}:
+                heir = f"revision {route.revision}, which took over" if route else ""
+                by = heir if role is Role.FINISH else "its stop"
+                self._site.ledger.request_stop(self._site.job_id, by=by)
 
     def _serve(self, route: Route | None) -> None:
         target = f"http://{self._gang.handles[0].server_address()}"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from prefect_bt.checkpoints import holds
 from prefect_bt.checkpoints.catalogue import newest
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
-from prefect_bt.diagnosis import diagnose_error
+from prefect_bt.diagnosis import diagnose_cause, diagnose_error
 from prefect_bt.errors import (
     AttemptFailed,
     CheckpointError,
@@ -33,6 +33,7 @@ from prefect_bt.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning import PlanContext, image_secrets, plan_gang, plan_image, secret_names
 from prefect_bt.records import (
     AttemptRecord,
+    Cause,
     FailureClass,
     JobRecord,
     JobState,
@@ -253,8 +254,22 @@ def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
     best = newest(site.ledger.store, site.record.project_id, site.job_id)
     newest_checkpoint = best.newest_manifest if best else ""
     outcome = replace(outcome, newest_checkpoint=newest_checkpoint, logs=sealed)
+    if site.record.serving and outcome.state is JobState.COMPLETED:
+        outcome = _server_left(outcome)
     site.ledger.end_attempt(site.job_id, outcome)
     return outcome
+
+
+def _server_left(outcome: Outcome) -> Outcome:
+    """A server is never done: one that ends by itself failed, whatever it exits with."""
+    found = diagnose_cause(Cause.COMMAND_FAILED)
+    return replace(
+        outcome,
+        state=JobState.FAILED,
+        message="The server ended by itself, with exit code 0.",
+        failure=found.failure,
+        cause=found.cause,
+    )
 
 
 def seal_logs(site: JobSite, attempt: int) -> tuple[SealedLog, ...]:

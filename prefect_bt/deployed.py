@@ -9,7 +9,7 @@ from typing import Any, Final
 from prefect_bt import codec, submission
 from prefect_bt.checkpoints import holds
 from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.control import settle, stop_job
+from prefect_bt.control import settle, stop_job, wait_terminal
 from prefect_bt.errors import CheckpointError, NotFoundError, PrefectBtError, StateError
 from prefect_bt.jobs import iso
 from prefect_bt.ledger import Ledger
@@ -115,10 +115,11 @@ def deployment_document(ledger: Ledger, name: str) -> dict[str, Any]:
     }
 
 
-def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted") -> str:
+def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted", by: str = "") -> str:
     """From now on revision `number` is to serve; its server is started again where it has ended.
 
-    Returns the id of its job. NotFoundError, StateError, CheckpointError.
+    One that is just ending is waited for. Returns the id of its job. NotFoundError, StateError,
+    CheckpointError.
     """
     deployments = Deployments(ledger)
     deployments.get(name)
@@ -130,14 +131,20 @@ def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted") ->
             state="failed",
             next_step="Deploy its checkpoints again: prefect-bt deploy_checkpoints",
         )
-    if ledger.state(job_id).terminal:
-        _hold_again(ledger, revision, job_id)
-        submission.retry(job_id)
-    deployments.move(name, number, why=why)
-    return job_id
+    place = RouterPlace.of(Settings().state_dir, name)
+    while True:
+        with place.deciding():
+            over = ledger.state(job_id).terminal
+            if over:
+                _hold_again(ledger, revision, job_id)
+                submission.retry(job_id)
+            if over or ledger.stop_request(job_id) is None:
+                deployments.move(name, number, why=why, by=by)
+                return job_id
+        wait_terminal(ledger, job_id)
 
 
-def rollback(ledger: Ledger, name: str) -> tuple[int, str]:
+def rollback(ledger: Ledger, name: str, *, by: str = "") -> tuple[int, str]:
     """Back to the revision that served before this one: its number and its job's id.
 
     StateError when there is none that ever answered.
@@ -148,7 +155,7 @@ def rollback(ledger: Ledger, name: str) -> tuple[int, str]:
     now = moves[-1] if moves else NONE
     for number in reversed(moves):
         if number != now and deployments.was_ready(name, number):
-            return number, promote(ledger, name, number, why=f"rolled back from {now}")
+            return number, promote(ledger, name, number, why=f"rolled back from {now}", by=by)
     raise StateError(
         f"{name} has no revision before {now} that ever answered."
         if now
@@ -158,12 +165,12 @@ def rollback(ledger: Ledger, name: str) -> tuple[int, str]:
     )
 
 
-def stop(ledger: Ledger, name: str) -> list[str]:
+def stop(ledger: Ledger, name: str, *, by: str = "") -> list[str]:
     """Nothing of it is to serve: jobs asked to stop, router ended; ids of the jobs. Idempotent."""
     deployments = Deployments(ledger)
     deployments.get(name)
     if deployments.wanted(name) != NONE:
-        deployments.move(name, NONE, why="stopped")
+        deployments.move(name, NONE, why="stopped", by=by)
     asked: list[str] = []
     for one in revisions_of(ledger, name):
         if one.job_id and one.job_state and not one.job_state.terminal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -176,3 +177,11 @@ def _instance_type(record: JobRecord) -> dict[str, Any]:
         "gpu_type": gpu,
         "gpu_memory_limit_mib": None,
     }
+
+
+def who_asks() -> str:
+    """The user of this process; "" where the system knows none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

@@ -7,7 +7,6 @@ job are written, in that order, and the job is started.
 
 from __future__ import annotations
 
-import getpass
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.control import settle
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.errors import DefinitionError, NotFoundError, SecretError, StateError
-from prefect_bt.jobs import job_document, load_definition, open_ledger
+from prefect_bt.jobs import job_document, load_definition, open_ledger, who_asks
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.plan import GangPlan, WorkspacePlan
@@ -301,7 +300,7 @@ def write_job(
             retention=_retention(options, old),
             workspace_sha256=packed.sha256 if packed else "",
             workspace_size=packed.size_bytes if packed else 0,
-            user=_user(),
+            user=who_asks(),
             recreated_from=old.id if old else "",
             serving=options.serving,
         )
@@ -379,10 +378,3 @@ def _retention(options: SubmitOptions, old: JobRecord | None) -> Retention:
         return old.retention
     settings = Settings()
     return Retention(settings.keep_last, settings.keep_every)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""

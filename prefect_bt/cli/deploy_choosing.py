@@ -65,7 +65,9 @@ def decide(desk: Desk) -> tuple[Choice, DeployOptions]:
 
 def _options(desk: Desk) -> DeployOptions:
     """All that needs no answer."""
+    from prefect_bt.definitions import Image
     from prefect_bt.deploying import DeployOptions
+    from prefect_bt.jobs import who_asks
     from prefect_bt.serving.choosing import check_model_name
     from prefect_bt.serving.engines import find_engine
     from prefect_bt.serving.project import ServerOptions
@@ -81,7 +83,10 @@ def _options(desk: Desk) -> DeployOptions:
         read_accelerator(given.accelerator)
     return DeployOptions(
         model_name=told,
-        server=ServerOptions(engine=given.engine or ""),
+        server=ServerOptions(
+            engine=given.engine or "",
+            image=Image(base_image=given.image) if given.image else None,
+        ),
         substrate=given.substrate or Settings().substrate,
         host=given.host or "",
         port=given.port,
@@ -89,7 +94,7 @@ def _options(desk: Desk) -> DeployOptions:
         patience=given.patience,
         gate=read_gate_file(given.gate) if given.gate else None,
         hold=given.hold,
-        by=_who(),
+        by=who_asks(),
     )
 
 
@@ -239,12 +244,3 @@ def _environment(desk: Desk, choice: Choice) -> EnvironmentVariables:
     if secret and secret != NONE:
         environment[_HF_TOKEN] = SecretReference(name=secret)
     return environment
-
-
-def _who() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "a user"

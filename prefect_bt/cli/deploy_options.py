@@ -41,6 +41,9 @@ class ServingChoices:
         str | None,
         Parameter(help="vllm (default with an accelerator) or transformers (without)."),
     ] = None
+    image: Annotated[
+        str | None, Parameter(help="On Docker: instead of the engine's own image.")
+    ] = None
     accelerator: Annotated[
         str | None, Parameter(help="TYPE[:N] GPUs, or `none` to serve on CPUs.")
     ] = None

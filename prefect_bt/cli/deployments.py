@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from prefect_bt.cli.deployments_wait import Awaited
 from prefect_bt.cli.options import Here, JobFilter, Output, Tail, Yes
 from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
 from prefect_bt.errors import ServingError
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger import Ledger
 
 Name = Annotated[str, Parameter(help="The deployment.")]
 Number1 = Annotated[int | None, Parameter(validator=Number(gte=1))]
@@ -81,7 +85,9 @@ def show_logs(
     return logs(which=JobFilter(job_id=job_id), tail=tail, output=output, terminal=terminal)
 
 
-def stop_deployment(name: Name, /, *, yes: Yes = False, terminal: Here) -> int:
+def stop_deployment(
+    name: Name, /, *, yes: Yes = False, output: Output = "cli-table", terminal: Here
+) -> int:
     """Stop a deployment: its servers end, its address answers no more. Its revisions stay.
 
     Ctrl-C ends the waiting, not the stopping.
@@ -90,26 +96,29 @@ def stop_deployment(name: Name, /, *, yes: Yes = False, terminal: Here) -> int:
     """
     from prefect_bt import deployed
     from prefect_bt.control import wait_terminal
-    from prefect_bt.jobs import open_ledger
+    from prefect_bt.jobs import open_ledger, who_asks
     from prefect_bt.serving.deployments import Deployments
 
-    ledger = open_ledger()
+    ledger, beside = open_ledger(), terminal.beside(output)
     Deployments(ledger).get(name)
-    if not yes and not terminal.confirm(f"Stop deployment {name}?"):
-        terminal.error("Nothing was stopped.")
+    if not yes and not beside.confirm(f"Stop deployment {name}?"):
+        beside.error("Nothing was stopped.")
         return FAILED
-    with terminal.working(f"Stopping deployment {name}"):
-        jobs = deployed.stop(ledger, name)
+    with beside.working(f"Stopping deployment {name}"):
+        jobs = deployed.stop(ledger, name, by=who_asks())
     try:
-        with terminal.working(f"Waiting for {counted(len(jobs), 'server')} of {name} to end"):
+        with beside.working(f"Waiting for {counted(len(jobs), 'server')} of {name} to end"):
             for job_id in jobs:
                 wait_terminal(ledger, job_id)
     except KeyboardInterrupt:
-        terminal.note("")
-        terminal.warn(f"Deployment {name} is still being stopped; nobody needs to wait for it.")
+        beside.note("")
+        beside.warn(f"Deployment {name} is still being stopped; nobody needs to wait for it.")
         raise
+    if beside.documents:
+        beside.document({**deployed.deployment_document(ledger, name), "stopped_jobs": jobs})
+        return OK
     ended = f" {counted(len(jobs), 'server')} ended." if jobs else " No server ran."
-    terminal.say(f"Deployment {name} is stopped.{ended}", style="green")
+    beside.say(f"Deployment {name} is stopped.{ended}", style="green")
     return OK
 
 
@@ -121,6 +130,7 @@ def promote_revision(
         int, Parameter(validator=Number(gte=1), help="Which one is to serve from now on.")
     ],
     wait: Wait = True,
+    output: Output = "cli-table",
     terminal: Here,
 ) -> int:
     """Have another revision serve; one whose server has ended is started again.
@@ -130,46 +140,47 @@ def promote_revision(
     `prefect-bt deployments promote stories --revision 2`
     """
     from prefect_bt import deployed
-    from prefect_bt.jobs import open_ledger
+    from prefect_bt.jobs import open_ledger, who_asks
 
-    ledger = open_ledger()
-    with terminal.working(f"Promoting revision {revision} of {name}"):
-        job_id = deployed.promote(ledger, name, revision)
-    return _stay(terminal, name, revision, job_id, wait=wait)
+    ledger, beside = open_ledger(), terminal.beside(output)
+    with beside.working(f"Promoting revision {revision} of {name}"):
+        job_id = deployed.promote(ledger, name, revision, by=who_asks())
+    return _stay(beside, ledger, Awaited(name, revision, job_id), wait=wait)
 
 
-def roll_back(name: Name, /, *, wait: Wait = True, terminal: Here) -> int:
+def roll_back(
+    name: Name, /, *, wait: Wait = True, output: Output = "cli-table", terminal: Here
+) -> int:
     """Have the revision serve again that did before this one.
 
     `prefect-bt deployments rollback stories`
     """
     from prefect_bt import deployed
-    from prefect_bt.jobs import open_ledger
+    from prefect_bt.jobs import open_ledger, who_asks
 
-    ledger = open_ledger()
-    with terminal.working(f"Rolling {name} back"):
-        revision, job_id = deployed.rollback(ledger, name)
-    return _stay(terminal, name, revision, job_id, wait=wait)
+    ledger, beside = open_ledger(), terminal.beside(output)
+    with beside.working(f"Rolling {name} back"):
+        revision, job_id = deployed.rollback(ledger, name, by=who_asks())
+    return _stay(beside, ledger, Awaited(name, revision, job_id), wait=wait)
 
 
-def _stay(terminal: Terminal, name: str, revision: int, job_id: str, *, wait: bool) -> int:
-    from prefect_bt.cli.deployments_wait import (
-        Awaited,
-        await_serving,
-        leaving,
-        say_failure,
-        telling,
-    )
-    from prefect_bt.jobs import open_ledger
+def _stay(terminal: Terminal, ledger: Ledger, awaited: Awaited, *, wait: bool) -> int:
+    """Until it serves, unless nobody waits; then the document or a sentence."""
+    from prefect_bt.cli.deployments_wait import await_serving, leaving, say_failure, telling
+    from prefect_bt.deployed import deployment_document
 
-    awaited = Awaited(name, revision, job_id)
-    if not wait:
-        terminal.say(f"{awaited.label} is to serve; it does once it answers.", style="yellow")
-        return OK
     try:
-        with leaving(terminal, awaited), telling(terminal, awaited.label) as tell:
-            await_serving(open_ledger(), awaited, tell)
+        if wait:
+            with leaving(terminal, awaited), telling(terminal, awaited.label) as tell:
+                await_serving(ledger, awaited, tell)
     except ServingError as error:
         return say_failure(terminal, error)
-    terminal.say(f"{awaited.label} serves.", style="green")
+    if terminal.documents:
+        document = deployment_document(ledger, awaited.name)
+        told = {"revision": awaited.revision, "job_id": awaited.job_id}
+        terminal.document({**document, **told})
+    elif wait:
+        terminal.say(f"{awaited.label} serves.", style="green")
+    else:
+        terminal.say(f"{awaited.label} is to serve; it does once it answers.", style="yellow")
     return OK

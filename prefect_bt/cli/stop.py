@@ -74,12 +74,14 @@ def _stop_each(
     terminal: Terminal, ledger: Ledger, records: list[JobRecord], *, abandoned: bool = False
 ) -> int:
     from prefect_bt import control
+    from prefect_bt.jobs import who_asks
 
     asked: list[JobRecord] = []
+    by = who_asks() or "a user"
     code = OK
     for record in records:
         try:
-            terminal.note(control.stop_job(ledger, record.id, by=_who(), abandoned=abandoned))
+            terminal.note(control.stop_job(ledger, record.id, by=by, abandoned=abandoned))
         except StateError as error:
             # The others are to be stopped all the same.
             terminal.error(str(error))
@@ -124,12 +126,3 @@ def _await(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
         terminal.say(f"Training job {record.id} stopped successfully.", style="green")
     else:
         attach.say_end(terminal, ledger, record.id)
-
-
-def _who() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "a user"

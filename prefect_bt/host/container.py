@@ -36,8 +36,8 @@ FIRST_PROCESS: Final = f"""
 cd "${{1:-.}}" || exit 1
 _bt_control={MOUNTED_AT}
 ( trap '' HUP INT QUIT TERM
-  while IFS=' ' read -r _bt_name; do kill -s "$_bt_name" -1; done
-  kill -s TERM -1; sleep 5; kill -s KILL -1
+  while IFS=' ' read -r _bt_name; do kill "-$_bt_name" -1; done
+  kill -TERM -1; sleep 5; kill -KILL -1
 ) <"$_bt_control/signals" >/dev/null 2>&1 &
 exec 3<"$_bt_control/orders" 4>"$_bt_control/reports" 5>"$_bt_control/output"
 exec </dev/null >/dev/null 2>&1
@@ -70,8 +70,9 @@ POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln.
 An order without its last dot was never written to its end, and is not followed. A variable that the
 shell does not let anybody set (UID in bash) is tried aside first: it would end the shell.
 
-The listener ignores polite signals, so that a script's `kill 0` does not end it; `kill -1` spares
-who calls it, and the kernel spares the first process."""
+The listener ignores polite signals, so that a script's `kill 0` does not end it; `kill -TERM -1`
+spares who calls it, and the kernel spares the first process. Not `kill -s TERM -1`, whose last word
+dash takes for an option."""
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,19 @@ class RouterPlace:
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
         """One start or stop at a time; another waits."""
+        with self._locked("starting.lock"):
+            yield
+
+    @contextlib.contextmanager
+    def deciding(self) -> Generator[None]:
+        """Whoever has a revision serve or end looks and says so in here, one at a time."""
+        with self._locked("deciding.lock"):
+            yield
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Generator[None]:
         self.make()
-        with (self.folder / "starting.lock").open("w") as lock:
+        with (self.folder / name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

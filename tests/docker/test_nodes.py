@@ -273,7 +273,7 @@ def shell_image(
     if files is None:
         pytest.skip(f"no {request.param} on this machine")
     busybox = Path(shutil.which("busybox") or "")
-    tools = {f"bin/{tool}": "busybox" for tool in ("cat", "ln", "sleep", "seq")}
+    tools = {f"bin/{tool}": "busybox" for tool in ("cat", "ln", "rm", "seq", "setsid", "sleep")}
     name = import_image(engine, request.param, {**files, "bin/busybox": busybox}, links=tools)
     yield name
     engine.remove_image(name, force=True)
@@ -304,10 +304,10 @@ DEAF = "trap '' TERM; echo deaf > deaf; while :; do sleep 0.1; done"
 
 
 def test_what_does_not_want_to_end(
-    engine: docker.APIClient, base_image: str, tmp_path: Path
+    engine: docker.APIClient, shell_image: str, tmp_path: Path
 ) -> None:
     """A polite command, a daemon that is deaf, and one that kills all others, our listener too."""
-    with bare_container(engine, base_image, tmp_path) as bare:
+    with bare_container(engine, shell_image, tmp_path) as bare:
         container, deaf = bare.container, bare.workspace / "deaf"
         container.await_ready({})
         container.start("trap 'echo saved; exit 4' TERM; echo up > up; while :; do sleep 0.1; done")

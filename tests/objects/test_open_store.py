@@ -77,14 +77,8 @@ def test_who_answers_for_a_bucket(monkeypatch, url, start):
 
 def test_the_import_is_cheap():
     code = (
-        "import sys, time; t = time.perf_counter(); import prefect_bt.objects as o;"
-        "o.open_store('/tmp/x-never-written'); print(time.perf_counter() - t);"
+        "import sys; import prefect_bt.objects as o; o.open_store('/tmp/x-never-written');"
         "print([m for m in ('obstore', 'boto3', 'prefect', 'pydantic') if m in sys.modules])"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(3)
-    ]
-    assert all(run.stdout.split("\n")[1] == "[]" for run in runs)
-    # The best of three, with room for a busy machine; measured: 25 ms.
-    assert min(float(run.stdout.split()[0]) for run in runs) < 0.15
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"

@@ -1,0 +1,187 @@
+"""What the flow of a revision does beside its server: with real store, routes and router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from prefect_bt import submission
+from prefect_bt.attempts import JobSite
+from prefect_bt.deployed import promote
+from prefect_bt.flows.serving import RevisionWatch
+from prefect_bt.gang import Gang
+from prefect_bt.records import JobState, NodePhase, NodeStatus, ServingRef
+from prefect_bt.router.place import RouterPlace
+from prefect_bt.router.running import stop_router
+from prefect_bt.serving.deployments import Deployments, Revision
+from tests.cli.conftest import Shop
+
+from .test_readiness import CHAT, HEARD, PLAIN, error, serving
+
+pytestmark = [pytest.mark.integration]
+
+NAME = "stories"
+NOT_PASSED = {"prompts": [{"prompt": "2+2=", "contains": "4"}]}
+
+
+class World:
+    """A deployment, and revisions of it whose servers are threads of this process."""
+
+    def __init__(self, root: Path, servers: ExitStack) -> None:
+        self.shop = Shop(str(root / "store"))
+        self.ledger = self.shop.ledger
+        self.state_dir, self.servers = root / "state", servers
+        self.place = RouterPlace.of(self.state_dir, NAME)
+        self.deployments = Deployments(self.ledger)
+        self.deployments.ensure(NAME)
+        self.status = NodeStatus(0, NodePhase.RUNNING, started_at=1.0)
+
+    def add(
+        self,
+        faults: dict[str, tuple[int, Any]] | None = None,
+        *,
+        patience: float = 1e12,
+        gate: dict[str, Any] | None = None,
+    ) -> Watched:
+        def make(number: int) -> Revision:
+            name = f"checkpoint-{number}"
+            return Revision(
+                number=number,
+                at=1.0,
+                engine="transformers",
+                kind="full",
+                models=(name,),
+                checkpoints=(("abc1234", name),),
+                patience=patience,
+                gate=gate,
+            )
+
+        revision = self.deployments.add(NAME, make)
+        names = list(revision.models)
+        address = self.servers.enter_context(serving(names, faults or {}))
+        job = self.shop.job("serving", JobState.DEPLOYING, JobState.RUNNING)
+        return Watched(self, revision.number, job.id, address.removeprefix("http://"))
+
+
+class Watched:
+    """One revision, looked after as by its flow; `again` is another flow of the same attempt."""
+
+    def __init__(self, world: World, number: int, job_id: str, address: str) -> None:
+        self.world, self.number, self.job_id, self.address = world, number, job_id, address
+        self.again()
+        world.deployments.bind_job(NAME, number, job_id)
+
+    def again(self) -> None:
+        world = self.world
+        handle = SimpleNamespace(
+            rank=0,
+            observe=lambda: world.status,
+            server_address=lambda: self.address,
+            read_log=lambda offset, limit: b"",
+        )
+        gang = SimpleNamespace(handles=[handle], attempt=0, first_failed=None)
+        site = SimpleNamespace(
+            ledger=world.ledger,
+            settings=SimpleNamespace(state_dir=world.state_dir),
+            job_id=self.job_id,
+            secret_sources=(),
+        )
+        ref = ServingRef(NAME, self.number)
+        self.watch = RevisionWatch(cast("JobSite", site), ref, cast("Gang", gang))
+
+    @property
+    def asked_to_stop(self) -> str:
+        request = self.world.ledger.stop_request(self.job_id)
+        return request.by if request else ""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("prefect_bt.flows.serving.create_link_artifact", lambda **_: None)
+    with ExitStack() as servers, disable_run_logger():
+        yield World(tmp_path, servers)
+        stop_router(tmp_path / "state", NAME, grace=3)
+
+
+def routed(world: World) -> int | None:
+    route = world.place.route()
+    return route.revision if route else None
+
+
+def test_one_that_does_not_pass_its_gate_is_asked_no_more(world: World) -> None:
+    """Nor by the next flow, if the first died between its word and the wish that it stop."""
+    one = world.add(gate=NOT_PASSED)
+    world.deployments.move(NAME, 1, why="deployed")
+    one.watch.look()
+    assert "It did not pass its gate" in world.deployments.verdicts(NAME, 1)[-1].sentence
+    assert (routed(world), "readiness check" in one.asked_to_stop) == (None, True)
+    world.ledger.clear_stop(one.job_id)
+    one.address = "127.0.0.1:1"  # nothing answers there
+    one.again()
+    one.watch.look()
+    assert one.asked_to_stop == "its readiness check"
+    assert len(world.deployments.verdicts(NAME, 1)) == 1
+
+
+def test_one_that_never_answers_leaves_the_requests_where_they_are(world: World) -> None:
+    one, two = (
+        world.add(),
+        world.add(dict.fromkeys((CHAT, PLAIN, HEARD), error("no")), patience=0.0),
+    )
+    for watched in (one, two):
+        world.deployments.move(NAME, watched.number, why="deployed")
+        watched.watch.look()
+    assert "It was not ready in 0 s" in world.deployments.verdicts(NAME, 2)[-1].sentence
+    one.watch.look()
+    assert (routed(world), world.deployments.wanted(NAME), one.asked_to_stop) == (1, 1, "")
+
+
+def test_the_one_before_finishes_and_is_waited_for_when_it_is_wanted_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = world.add(), world.add()
+    for watched in (one, two):
+        world.deployments.move(NAME, watched.number, why="deployed")
+        watched.watch.look()
+    assert (routed(world), one.asked_to_stop) == (2, "")
+    one.watch.look()
+    assert one.asked_to_stop == "revision 2, which took over"
+
+    # Wanted again while its server is ending: requests must not go there, and it starts anew.
+    ended: list[str] = []
+    order: list[str] = []
+
+    def over(_: object, job_id: str) -> None:
+        world.deployments.move(NAME, 1, why="somebody else's wish")
+        one.watch.look()
+        assert routed(world) == 2
+        ended.append(job_id)
+        world.ledger.append(job_id, JobState.STOPPED)
+
+    monkeypatch.setattr("prefect_bt.deployed.wait_terminal", over)
+    monkeypatch.setattr("prefect_bt.deployed._hold_again", lambda *_: order.append("held"))
+    monkeypatch.setattr(submission, "retry", lambda job_id: order.append(f"retried {job_id}"))
+    assert promote(world.ledger, NAME, 1, by="ann") == one.job_id
+    assert (ended, order) == ([one.job_id], ["held", f"retried {one.job_id}"])
+    last = world.deployments.moves(NAME)[-1]
+    assert (last.revision, last.by) == (1, "ann")
+
+
+def test_one_that_was_named_again_in_time_does_not_leave(world: World) -> None:
+    """Between its look and its word somebody promotes it: whoever is first has the lock."""
+    one, two = world.add(), world.add()
+    for watched in (one, two):
+        world.deployments.move(NAME, watched.number, why="deployed")
+        watched.watch.look()
+    promote(world.ledger, NAME, 1)
+    one.watch._leave()
+    assert one.asked_to_stop == ""
+    one.watch.look()
+    assert routed(world) == 1
