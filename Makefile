@@ -1,8 +1,8 @@
 # Everything a contributor or CI runs. `make` alone lists the targets.
 
 PYTHON ?= python3
-# Test processes at once. Half their time is waiting, so more than there are cores.
-JOBS ?= 4
+# Test processes at once. Each starts servers and jobs of its own: more than there are cores only wait.
+JOBS ?= 2
 # Where a CPU build of torch can be had, if not from the sources pip is configured with.
 TORCH_CPU_INDEX ?=
 

@@ -17,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
-from prefect_bt.blocks import ServingDeployment, ServingEngine
+from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingStore
 from prefect_bt.deployed import deployment_document
 from prefect_bt.deploying import Deployed, DeployOptions, await_ready, deploy
 from prefect_bt.errors import DefinitionError, PrefectBtError
@@ -41,6 +41,7 @@ def deploy_checkpoints(
     base_model: str | None = None,
     engine: ServingEngine | None = None,
     deployment: ServingDeployment | None = None,
+    store: TrainingStore | None = None,
     substrate: str | None = None,
     hold: bool = False,
 ) -> dict[str, Any] | State[Any]:
@@ -55,6 +56,7 @@ def deploy_checkpoints(
         base_model: Of adapters that do not tell theirs: an id of the Hub, a URI or a folder.
         engine: The inference server; by default vLLM with an accelerator, else transformers.
         deployment: Name, address, API key and gate.
+        store: Where the job and the deployment are kept; by default PREFECT_BT_STORE.
         substrate: local or docker; by default PREFECT_BT_SUBSTRATE.
         hold: Do not serve until it is promoted.
 
@@ -63,8 +65,9 @@ def deploy_checkpoints(
     """
     try:
         options = _options(model_name, engine, deployment, substrate, hold=hold)
-        names = tuple(checkpoints or ())
-        choice = choose_checkpoints(names, job_id or "", project or "", base_model or "")
+        options = replace(options, store=store.url if store else None)
+        names, base = tuple(checkpoints or ()), base_model or ""
+        choice = choose_checkpoints(names, job_id or "", project or "", base, store=options.store)
         return _answering(choice, options)
     except PrefectBtError as error:
         return failed(error)

@@ -6,20 +6,7 @@ stays so in every process that a test starts; tests that press Ctrl-C would wait
 
 import signal
 
-import pytest
-
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-TIMED = ("slow", "integration")
-
-
-def pytest_collection_modifyitems(config, items):
-    """`make test` allows a second try: only to tests with processes, which hang on time."""
-    if not config.getoption("reruns", default=None):
-        return
-    for item in items:
-        if not any(item.get_closest_marker(name) for name in TIMED):
-            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -93,8 +93,8 @@ def deploy(machine: Machine, job_id: str, *words: str, check: bool = True) -> An
     return json.loads(done.stdout) if check else done
 
 
-def routed(machine: Machine) -> int:
-    place = machine.state_dir / "deployments" / NAME / "route.json"
+def routed(machine: Machine, name: str = NAME) -> int:
+    place = machine.state_dir / "deployments" / name / "route.json"
     return json.loads(place.read_text())["revision"]
 
 
@@ -207,18 +207,27 @@ def test_the_last_step_of_a_training_is_a_model_that_answers(machine: Machine) -
     config = machine.folder(f"{sys.executable} {TINY} $BT_CHECKPOINT_DIR\n")
     source = f"""
     import json
-    from prefect_bt.blocks import ServingDeployment
+    from prefect_bt.blocks import ServingDeployment, TrainingStore
+    from prefect_bt.flows.deploy_checkpoints import deploy_checkpoints
     from prefect_bt.flows.train import train
     gate = {{"prompts": [{{"prompt": "Hello", "matches": "."}}]}}
     served = ServingDeployment(model_name="trained", gate=gate)
-    print(json.dumps(train({str(config)!r}, deploy=served, deploy_checkpoints=["merged"])))
+    job = train({str(config)!r}, deploy=served, deploy_checkpoints=["merged"])
+    store = TrainingStore(url=job["store"])
+    again = deploy_checkpoints(
+        job_id=job["id"], checkpoints=["checkpoint-10"], deployment=served, store=store
+    )
+    print(json.dumps([job, again]))
     """
-    job = json.loads(output(python(machine, source)))
+    job, again = json.loads(output(python(machine, source)))
     deployment = job["deployment"]
     assert job["current_status"] == "TRAINING_JOB_COMPLETED"
     assert (deployment["status"], deployment["models"]) == ("serving", ["merged"])
     assert "passed 1 prompt of its gate" in deployment["revisions"][0]["sentence"]
-    assert said(deployment["address"], "trained")
+    assert again["wanted_revision"] == 2
+    until(lambda: routed(machine, "trained") == 2, seconds=60, what="the second revision")
+    assert said(deployment["address"], "trained") == said(deployment["address"], "checkpoint-10")
     machine.run("deployments", "stop", "trained", "--yes")
-    machine.nothing_left(Deployments(machine.ledger).job_of("trained", 1))
+    for number in (1, 2):
+        machine.nothing_left(Deployments(machine.ledger).job_of("trained", number))
     machine.nothing_left(job["id"])
