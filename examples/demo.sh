@@ -1,7 +1,7 @@
 #!/bin/sh
 # Pushes examples/tiny-lm, follows it to its end, then shows the job, its checkpoints and its page in
-# the Prefect UI, serves the newest checkpoint, and asks it for a story. `make demo` calls this with .venv/bin first on PATH; it works with
-# any prefect-bt on PATH.
+# the Prefect UI, serves the newest checkpoint, and asks it for a story. `make demo` calls this with
+# .venv/bin first on PATH; it works with any prefect-bt on PATH.
 set -eu
 
 cd "$(dirname "$0")/.."

@@ -8,6 +8,7 @@ serves by mistake: without the wish a revision stands by, and the one before goe
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import Any, Final
 from prefect_bt.checkpoints import holds
 from prefect_bt.control import settle
 from prefect_bt.definitions import Compute
-from prefect_bt.errors import CheckpointError, ServingError
+from prefect_bt.errors import CheckpointError, DefinitionError, ServingError
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobRecord, JobState, RetryBudget, ServingRef
@@ -124,9 +125,24 @@ def deploy(choice: Choice, options: DeployOptions) -> Deployed:
     starter = Starter()
     try:
         serving, options = plan_serving(choice, options)
+        if not options.server.install:
+            _check_installed(serving)
         return _start(serving, options, starter)
     finally:
         starter.close()
+
+
+def _check_installed(serving: ServingJob) -> None:
+    """Of what a job of this machine would find; its own PATH, if it is given one, nobody knows."""
+    variables = serving.project.job.runtime.environment_variables
+    if "PATH" in variables or shutil.which(serving.program):
+        return
+    raise DefinitionError(
+        f"{serving.program} is not installed on this machine, where the local substrate runs it.",
+        next_step="Install it, choose --engine transformers, or deploy with --substrate docker.",
+        field="engine",
+        value=serving.engine,
+    )
 
 
 def _start(serving: ServingJob, options: DeployOptions, starter: Starter) -> Deployed:

@@ -76,7 +76,7 @@ def resolve_secrets(names: Iterable[str], sources: Sequence[SecretSource]) -> di
                 break
     missing = [name for name in dict.fromkeys(names) if name not in found]
     if missing:
-        raise SecretError(missing, [source.label for source in sources])
+        raise SecretError(missing, list(dict.fromkeys(source.label for source in sources)))
     return found
 
 

@@ -83,6 +83,8 @@ class ServingJob:
     names: tuple[str, ...]
     """What a request's `model` says, a model each."""
     choice: Choice
+    program: str = ""
+    """What its last command starts."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def serving_job(choice: Choice, options: ServerOptions) -> ServingJob:
     if engine.reads_served:
         files[PROGRAM] = Path(__file__).with_name(PROGRAM)
     project = TrainingProject(name=PROJECT_NAME, job=job)
-    return ServingJob(project, files, engine.name, names, choice)
+    return ServingJob(project, files, engine.name, names, choice, command.argv[0])
 
 
 def served_text(choice: Choice) -> str:

@@ -301,7 +301,7 @@ _CAUSES: Final[tuple[tuple[str, str], ...]] = (
         # Servers also tell of modules that they do well without.
         r"|(?m:^|\) |cannot be served: )(?:ModuleNotFoundError: )?No module named '?([\w.]+)"
         r"|Missing dependencies for serving",
-        "What the server needs is not installed ({1}{2}{3}): take an image that has it.",
+        "What the server needs is not installed ({1}{2}{3}): install it, or name an image with it.",
     ),
     (
         r"The model [`'](.+?)[`'] does not exist",

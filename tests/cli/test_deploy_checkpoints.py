@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,6 +121,15 @@ def test_no_base_model(within: Within, shelf: Shop):
 )
 def test_what_is_no_choice(within: Within, job: JobRecord, arguments, told):
     refused(deploying(within, "--checkpoint", "latest", *arguments), *told)
+
+
+@pytest.mark.skipif(shutil.which("vllm") is not None, reason="vllm is installed")
+def test_an_engine_that_is_not_installed(within: Within, job: JobRecord):
+    run = deploying(within, "--checkpoint", "latest", "--engine", "vllm")
+    assert run.code == 1
+    assert "vllm is not installed on this machine" in run.err
+    assert "--engine transformers" in run.err
+    assert within("deployments", "list", "-o", "json").json == {"deployments": []}
 
 
 @pytest.mark.parametrize("name", ["a b", "a/b", "..", "ä", ""])

@@ -239,19 +239,19 @@ def test_silence_is_a_second_of_sound() -> None:
             "It asks the Hub for what is not mounted",
         ),
         ("sh: 1: vllm: not found", "What the server needs is not installed (vllm)"),
-        ("ModuleNotFoundError: No module named 'peft'", "not installed (peft): take"),
+        ("ModuleNotFoundError: No module named 'peft'", "not installed (peft): install it"),
         (
             "(APIServer pid=7) ModuleNotFoundError: No module named 'soundfile'",
-            "not installed (soundfile): take",
+            "not installed (soundfile): install it",
         ),
         (
             "a cannot be served: No module named 'transformers.cli'",
-            "not installed (transformers.cli): take",
+            "not installed (transformers.cli): install it",
         ),
         (
             "The job's Python (/usr/bin/python) has no peft, openai: pip install "
             "'transformers[serving]' peft openai",
-            "What the server needs is not installed (peft, openai): take",
+            "What the server needs is not installed (peft, openai): install it",
         ),
         ("OSError: [Errno 28] No space left on device", "The disk is full"),
         ("NotFoundError: The model `foo` does not exist.", "It does not know the model foo."),
