@@ -17,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
-from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingStore
+from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingImage, TrainingStore
 from prefect_bt.deployed import deployment_document
 from prefect_bt.deploying import Deployed, DeployOptions, await_ready, deploy
 from prefect_bt.errors import DefinitionError, PrefectBtError
@@ -40,6 +40,7 @@ def deploy_checkpoints(
     checkpoints: list[str] | None = None,
     base_model: str | None = None,
     engine: ServingEngine | None = None,
+    image: TrainingImage | None = None,
     deployment: ServingDeployment | None = None,
     store: TrainingStore | None = None,
     substrate: str | None = None,
@@ -55,6 +56,7 @@ def deploy_checkpoints(
             one base model are served together.
         base_model: Of adapters that do not tell theirs: an id of the Hub, a URI or a folder.
         engine: The inference server; by default vLLM with an accelerator, else transformers.
+        image: On Docker, instead of the engine's: an image and how its registry is asked.
         deployment: Name, address, API key and gate.
         store: Where the job and the deployment are kept; by default PREFECT_BT_STORE.
         substrate: local or docker; by default PREFECT_BT_SUBSTRATE.
@@ -65,6 +67,8 @@ def deploy_checkpoints(
     """
     try:
         options = _options(model_name, engine, deployment, substrate, hold=hold)
+        if image:
+            options = replace(options, server=replace(options.server, image=image.build()))
         options = replace(options, store=store.url if store else None)
         names, base = tuple(checkpoints or ()), base_model or ""
         choice = choose_checkpoints(names, job_id or "", project or "", base, store=options.store)

@@ -23,6 +23,7 @@ from .daemons import Daemon, can_start, running_daemon
 from .registry import Registry, program, running_registry
 
 if TYPE_CHECKING:
+    from .job_site import Site
     from .node_rig import DockerRig
 
 BASE = f"prefect-bt-test/base:{os.environ.get('PYTEST_XDIST_WORKER', os.getpid())}"
@@ -165,3 +166,17 @@ def _need_registry() -> None:
     address = os.environ.get("DOCKER_HOST", "")
     if address and not address.startswith("unix://"):
         pytest.skip(f"the Docker Engine at {address} does not reach a registry on 127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def site(
+    tmp_path_factory: pytest.TempPathFactory,
+    engine: docker.APIClient,
+    own_daemon: Daemon | None,
+    base_image: str,
+) -> Iterator[Site]:
+    from .job_site import running_site
+
+    root = tmp_path_factory.mktemp("docker-machine")
+    with running_site(root, engine, own_daemon, base_image) as site:
+        yield site

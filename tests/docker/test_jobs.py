@@ -3,52 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import textwrap
-import time
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
-import docker
 import psutil
 import pytest
 
-from tests.e2e.conftest import Machine, machine_environment, until
+from tests.e2e.conftest import until
 
 from .conftest import BASE, push
-from .daemons import Daemon
+from .job_site import Site
 from .registry import Registry
 
 pytestmark = [pytest.mark.integration]
-
-CONFIG = """
-import json
-from pathlib import Path
-from truss.base.truss_config import DockerAuthType
-from truss_train import definitions as d
-
-given = json.loads((Path(__file__).parent / "given.json").read_text())
-auth = d.DockerAuth(
-    auth_method=DockerAuthType.REGISTRY_SECRET,
-    registry=given["registry"],
-    registry_secret_docker_auth=d.RegistrySecretDockerAuth(
-        secret_ref=d.SecretReference(name="registry_login")
-    ),
-) if given["registry"] else None
-project = d.TrainingProject(
-    name="in containers",
-    job=d.TrainingJob(
-        image=d.Image(base_image=given["image"], docker_auth=auth),
-        compute=d.Compute(node_count=given["nodes"], memory="128Mi"),
-        runtime=d.Runtime(
-            start_commands=["/bin/sh -c 'chmod +x ./run.sh && ./run.sh'"],
-            checkpointing_config=d.CheckpointingConfig(enabled=True),
-        ),
-    ),
-)
-"""
 
 RESUMES = """
 n=$(ls $BT_CHECKPOINT_DIR | wc -l)
@@ -56,55 +22,6 @@ echo attempt $BT_RETRY_COUNT finds $n
 mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$n && echo "{}" > $BT_CHECKPOINT_DIR/checkpoint-$n/a.json
 [ $BT_RETRY_COUNT = 1 ] || while :; do sleep 0.1; done
 """
-
-
-@dataclass
-class Site:
-    machine: Machine
-    engine: docker.APIClient
-
-    def folder(self, run_sh: str, *, image: str = BASE, nodes: int = 1, registry: str = "") -> Path:
-        folder = self.machine.root / f"work-{time.monotonic_ns()}"
-        folder.mkdir()
-        (folder / "config.py").write_text(CONFIG)
-        given = {"image": image, "nodes": nodes, "registry": registry}
-        (folder / "given.json").write_text(json.dumps(given))
-        (folder / "run.sh").write_text(textwrap.dedent(run_sh))
-        return folder / "config.py"
-
-    def containers(self, job_id: str) -> list[str]:
-        label = {"label": f"prefect-bt/job-id={job_id}"}
-        return [one["Id"] for one in self.engine.containers(all=True, filters=label)]
-
-    def nothing_left(self, job_id: str) -> None:
-        self.machine.nothing_left(job_id)
-        assert self.containers(job_id) == []
-        assert self.engine.networks(filters={"label": f"prefect-bt/job-id={job_id}"}) == []
-
-
-@pytest.fixture(scope="session")
-def site(
-    tmp_path_factory: pytest.TempPathFactory,
-    engine: docker.APIClient,
-    own_daemon: Daemon | None,
-    base_image: str,
-) -> Iterator[Site]:
-    _ = base_image
-    root = tmp_path_factory.mktemp("docker-machine")
-    address = {"DOCKER_HOST": own_daemon.address} if own_daemon else {}
-    environment = {
-        **machine_environment(root),
-        "PREFECT_BT_SUBSTRATE": "docker",
-        "PREFECT_BT_SERVER_PORT": str(17500 + os.getpid() % 900),  # the e2e machine has the usual
-        **address,
-    }
-    machine = Machine(root, environment)
-    machine.run("up", "--no-worker")
-    yield Site(machine, engine)
-    machine.run("down", check=False)
-    for process in machine.processes():
-        with suppress(psutil.Error):
-            process.kill()
 
 
 def test_a_gang_of_two_meets_and_commits(site: Site) -> None:
