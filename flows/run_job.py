@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 SERVER_SECONDS = 60.0
 """For the server of `up` to come back; after that the job goes on without it."""
+OWN_SERVER_VARIABLE = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
+OWN_SERVER_SECONDS = "180"
+"""For Prefect's temporary server: a busy laptop needs more than Prefect's own 20."""
 FINAL_SECONDS = 3.0
 """For the process that ran the job before to tell Prefect how it ended."""
 
@@ -45,6 +48,7 @@ def main() -> int:
         # Without one, Prefect would start a server of its own that nobody sees.
         url = awaited_server_url(Settings().state_dir, patience=SERVER_SECONDS)
         os.environ.update({"PREFECT_API_URL": url} if url else {})
+        os.environ.setdefault(OWN_SERVER_VARIABLE, OWN_SERVER_SECONDS)
     import prefect.flow_engine  # the slow part, before there is a job
 
     import prefect_bt.flows.train

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds; a fresh database takes about ten on an idle machine."""
 
 

@@ -17,7 +17,7 @@ def listed(store):
     return {one.checkpoint_id: one for one in catalogue.list_checkpoints(store, PROJECT, JOB)}
 
 
-def wait_for(check, seconds=20.0):
+def wait_for(check, seconds=60.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if check():

@@ -67,7 +67,7 @@ class Site:
         process.stdin = None
 
     def end(self, process):
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
         assert errors == b"", errors
         return process.returncode
 
@@ -78,7 +78,7 @@ class Site:
     def listed(self):
         return {one.checkpoint_id: one for one in list_checkpoints(self.store, PROJECT, JOB)}
 
-    def wait_for(self, name, seconds=30):
+    def wait_for(self, name, seconds=90):
         deadline = time.monotonic() + seconds
         while name not in self.listed():
             assert time.monotonic() < deadline, name

@@ -79,7 +79,7 @@ class Cli:
             text=True,
             env={**self.env, **env},
             cwd=self.folder,
-            timeout=120,
+            timeout=400,
             check=False,
         )
         return Run(done.returncode, done.stdout, done.stderr)

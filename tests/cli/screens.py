@@ -23,7 +23,7 @@ _OWN_TERMINAL = (
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     "os.execv(sys.argv[1], sys.argv[1:])"
 )
-PATIENCE = 60.0
+PATIENCE = 180.0
 KEYS = {
     "up": "\x1b[A",
     "down": "\x1b[B",

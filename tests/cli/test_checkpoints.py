@@ -224,7 +224,7 @@ def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
         assert second.code == 1
         assert f"Process {server.pid} serves this store already" in second.err
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=60) == 0
+        assert server.wait(timeout=200) == 0
         assert "Traceback" not in server.stderr.read()
     finally:
         server.kill()

@@ -69,7 +69,7 @@ class Serving:
         self.deployments.move(NAME, number, why=why, by="ann")
 
     def until(self, happened: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not happened():
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -156,7 +156,7 @@ def test_promote(cli: Cli, two: Serving):
     process = cli.start("deployments", "promote", NAME, "--revision", "1")
     two.until(lambda: two.deployments.wanted(NAME) == 1)
     two.route(1)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (0, "Revision 1 of stories serves.\n")
     assert "it answers" in err or not err
 
@@ -203,7 +203,7 @@ def test_one_that_never_answers(cli: Cli, serving: Serving, shop: Shop):
     outcome = Outcome(0, JobState.STOPPED, message="stopped", log_tail=tail)
     shop.ledger.end_attempt(job_id, outcome)
     shop.ledger.append(job_id, JobState.STOPPED)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (1, "")
     assert (
         f"error: Revision 2 of stories does not serve. {said} Its log: prefect-bt logs "
@@ -216,7 +216,7 @@ def test_somebody_else_has_the_last_word(cli: Cli, two: Serving):
     process = cli.start("deployments", "promote", NAME, "--revision", "1")
     two.until(lambda: two.deployments.wanted(NAME) == 1)
     two.move(2)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 1
     assert "Revision 1 of stories does not serve: by now revision 2 is to serve." in err
 
@@ -228,7 +228,7 @@ def test_stop(cli: Cli, two: Serving, shop: Shop):
         job_id = two.jobs[number]
         two.until(lambda job_id=job_id: shop.ledger.stop_request(job_id) is not None)
         shop.ledger.append(job_id, JobState.STOPPED)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=200)
     assert (process.returncode, out) == (0, "Deployment stories is stopped. 2 servers ended.\n")
     assert two.place.route() is None
     again = cli("deployments", "stop", NAME)
@@ -324,7 +324,7 @@ def test_words_are_shown_as_they_come(cli: Cli, upstream: Upstream):
     process = cli.start("deployments", "call", NAME, "x", "--model", "slow")
     assert process.stdout.read(5) == "Once "
     upstream.more.set()
-    assert process.communicate(timeout=60)[0].startswith("upon\n")
+    assert process.communicate(timeout=200)[0].startswith("upon\n")
     assert process.returncode == 0
 
 

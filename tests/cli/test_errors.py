@@ -131,7 +131,7 @@ def test_a_reader_that_leaves(cli: Cli, shop: Shop, ended):
         process.stdout.readline()
         process.stdout.close()
         err = process.stderr.read()
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=200) == 1
         assert err == ""
 
 
@@ -152,7 +152,7 @@ def on_terminal(cli: Cli, *arguments: str, **env: str) -> str:
             told += chunk
     except OSError:  # how Linux says that the other side was closed
         pass
-    process.wait(timeout=60)
+    process.wait(timeout=200)
     os.close(ours)
     return told.decode()
 

@@ -28,7 +28,7 @@ def probe(cli, *arguments: str) -> dict:
         env=cli.env,
         cwd=cli.folder,
         check=True,
-        timeout=120,
+        timeout=400,
     )
     return json.loads(done.stderr.splitlines()[-1])
 

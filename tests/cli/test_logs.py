@@ -114,7 +114,7 @@ def test_tail_follows_until_the_end(cli: Cli, shop: Shop, job):
     shop.log(job, ["third try"], attempt=2)
     shop.ledger.end_attempt(job.id, Outcome(2, JobState.COMPLETED))
     shop.ledger.append(job.id, JobState.COMPLETED)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert out.splitlines()[-1] == "[2023-11-15 12:00:00]: (rank-0) third try"
     assert err == f"Training job {job.id} completed successfully.\n"
     assert process.returncode == 0
@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_the_job_alone(cli: Cli, shop: Shop, job):
         process.stdout.readline()
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 130
     assert out == ""
     assert err == (

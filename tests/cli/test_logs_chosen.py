@@ -136,7 +136,7 @@ def test_a_reader_that_leaves_is_no_error(cli: Cli, shop: Shop, job):
     process.stdout.readline()
     process.stdout.close()
     err = process.stderr.read()
-    process.wait(timeout=60)
+    process.wait(timeout=200)
     assert "Traceback" not in err
     assert "BrokenPipe" not in err
 

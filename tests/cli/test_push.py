@@ -119,7 +119,7 @@ def test_ctrl_c_leaves_the_job_running_and_stop_ends_it(cli: Cli, shop: Shop, co
         told.append(process.stderr.readline())
         assert told[-1], told
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 130, err
     job_id = json.loads(out)["id"]
     assert f"Stop it:          prefect-bt stop --job-id {job_id}" in err

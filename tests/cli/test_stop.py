@@ -90,7 +90,7 @@ def test_on_a_terminal(cli: Cli, shop: Shop, running, arguments, answer, stopped
     os.close(theirs)
     if answer is not None:
         os.write(ours, answer.encode())
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     os.close(ours)
     assert ("[y/N]" in err) == (answer is not None)
     assert (process.returncode == 0) == stopped

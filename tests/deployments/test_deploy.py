@@ -26,7 +26,7 @@ pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 180.0
+PATIENCE = 400.0
 
 CONFIG = """
 from truss_train import definitions as d

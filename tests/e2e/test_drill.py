@@ -77,7 +77,7 @@ def test_ctrl_c_asks_the_job_to_stop_and_waits_for_nothing(machine: Machine) -> 
     job_id = drill.stderr.readline().split()[1]
     machine.wait(job_id, "RUNNING")
     drill.send_signal(signal.SIGINT)
-    _, said = drill.communicate(timeout=60)
+    _, said = drill.communicate(timeout=200)
     assert drill.returncode == 130
     assert f"Job {job_id} is being stopped: its ranks get SIGTERM" in said
     assert machine.ledger.stop_request(job_id)

@@ -41,7 +41,7 @@ def start(machine: Machine, *words: str) -> subprocess.Popen[str]:
 def test_a_gang_that_fails_and_is_tried_again(machine: Machine) -> None:
     job_id = machine.push(machine.folder(GANG, nodes=2), "--retries", "1")["id"]
     tail = start(machine, "logs", "--job-id", job_id, "--tail", "--fold")
-    out, err = tail.communicate(timeout=120)
+    out, err = tail.communicate(timeout=400)
     assert tail.returncode == 0, err
     assert f"Training job {job_id} completed successfully." in err
     shown = [line.partition("]: ")[2] for line in out.splitlines()]
@@ -89,7 +89,7 @@ def test_whoever_follows_a_silent_job_may_leave(machine: Machine) -> None:
     assert tail.stdout
     assert any("ready" in line for line in iter(tail.stdout.readline, ""))
     tail.send_signal(signal.SIGINT)
-    _, err = tail.communicate(timeout=60)
+    _, err = tail.communicate(timeout=200)
     assert tail.returncode == 130
     assert f"Training job {job_id} goes on without you." in err
     assert machine.ledger.state(job_id).short == "running"
@@ -103,7 +103,7 @@ def test_whoever_follows_a_silent_job_may_leave(machine: Machine) -> None:
                 os.kill(pid, signal.SIGKILL)
     # Whoever sees it first takes it up again, or writes its end down: this ends it either way.
     machine.run("stop", "--job-id", job_id, check=False)
-    _, err = again.communicate(timeout=120)
+    _, err = again.communicate(timeout=400)
     assert again.returncode == 0, err
     assert machine.ledger.state(job_id).terminal
     machine.nothing_left(job_id)

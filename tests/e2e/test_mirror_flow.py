@@ -63,7 +63,7 @@ def artifact(machine: Machine, key: str) -> Any:
 
 def test_a_job_finds_what_was_mirrored_before(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     process = run(machine, hub, sources=["hf://o/pre"], auth_secret_name="pre_token")
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     [row] = json.loads(out.splitlines()[-1])
     commit = hub.repos["o/pre"].branches["main"]
@@ -91,7 +91,7 @@ def test_one_that_fails_keeps_no_other_from_coming(
     (tmp_path / "data" / "a.txt").write_text("a")
     sources = ["hf://o/none", f"file://{tmp_path}/data"]
     process = run(machine, hub, sources=sources)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=400)
     assert process.returncode != 0
     assert "hf://o/none does not exist" in err
     trees = [tree["source"] for tree in listed(machine)]
@@ -116,7 +116,7 @@ def test_asked_in_a_wrong_way(
     machine: Machine, hub: Hub, given: dict[str, Any], words: str
 ) -> None:
     process = run(machine, hub, **given)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=400)
     assert process.returncode != 0
     assert words in err
     assert "Traceback" not in err.partition("Finished in state Failed(")[0]
@@ -137,7 +137,7 @@ def test_an_interrupt_ends_it_and_keeps_what_has_come(
     process = run(machine, hub, sources=[f"hf://{name}"])
     until(lambda: hub.sent, seconds=60, what="the first bytes")
     process.send_signal(number)
-    process.communicate(timeout=60)  # at the server's speed it would take minutes
+    process.communicate(timeout=200)  # at the server's speed it would take minutes
     assert process.returncode != 0
     assert f"hf://{name}" not in [tree["source"] for tree in listed(machine)]
     unfinished = json.loads(machine.run("weights", "list", "-o", "json").stdout)
@@ -163,7 +163,7 @@ def test_an_interrupt_of_a_job_that_mirrors_stops_it(
     )
     until(lambda: hub.sent, seconds=60, what="the first bytes")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     [job_id] = {job.id for job in machine.ledger.jobs()} - before
     machine.wait(job_id, "STOPPED")
     machine.nothing_left(job_id)

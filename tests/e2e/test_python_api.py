@@ -28,7 +28,7 @@ def python(machine: Machine, source: str) -> subprocess.Popen[str]:
 
 
 def output(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=400)
     assert process.returncode == 0, err
     return out.splitlines()[-1]
 
@@ -95,7 +95,7 @@ def test_an_interrupt_stops_the_job(machine: Machine, number: signal.Signals) ->
     process = python(machine, f"from prefect_bt.flows.train import train; train({str(config)!r})")
     job_id = running_job(machine, before)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert process.returncode != 0
     assert machine.wait(job_id, "STOPPED")
     machine.nothing_left(job_id)

@@ -167,7 +167,7 @@ def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
     )
     command = [sys.executable, "-c", code, str(shelf.place.root), str(shelf.place.folder)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    pids = {int(process.communicate(timeout=120)[0]) for process in both}
+    pids = {int(process.communicate(timeout=400)[0]) for process in both}
     assert len(pids) == 1, "two commands at once start one server"
     assert {shelf.ensure().pid} == pids
     assert os.getsid(pids.pop()) != os.getsid(0)
@@ -220,7 +220,7 @@ def test_it_ends_when_it_is_of_no_use(shelf: Shelf):
     command = [sys.executable, "-m", "prefect_bt.fileserver", "--idle", "0.5"]
     process = subprocess.Popen([*command, str(shelf.place.root), str(shelf.place.folder)])
     try:
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=400) == 0
     finally:
         process.kill()
     known = shelf.place.known()

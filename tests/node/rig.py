@@ -24,7 +24,7 @@ from prefect_bt.plan import (
 from prefect_bt.records import NodePhase, NodeStatus
 from prefect_bt.substrates.local_process import LocalSubstrate
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 JOB = "abc1234"
 
 STAND_IN = """

@@ -51,7 +51,7 @@ def test_one_of_many_processes_creates(tmp_path):
         )
         for me in range(4)
     ]
-    won = [int(racer.communicate(timeout=60)[0]) for racer in racers]
+    won = [int(racer.communicate(timeout=200)[0]) for racer in racers]
     assert sum(won) == 100
     store = DiskStore(tmp_path)
     assert all(len(set(store.get(info.key))) == 1 for info in store.list("race"))
@@ -154,7 +154,7 @@ def test_delete_beside_put(tmp_path):
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], stderr=subprocess.PIPE)
         for name in "ab"
     ]
-    assert [process.communicate(timeout=60)[1] for process in two] == [b"", b""]
+    assert [process.communicate(timeout=200)[1] for process in two] == [b"", b""]
 
 
 def test_a_folder_in_the_way(tmp_path):
@@ -275,5 +275,5 @@ def test_adoption_beside_deletion(tmp_path):
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], stderr=subprocess.PIPE)
         for name in "ab"
     ]
-    assert [process.communicate(timeout=60)[1] for process in two] == [b"", b""]
+    assert [process.communicate(timeout=200)[1] for process in two] == [b"", b""]
     assert (tmp_path / "source").stat().st_nlink == 1

@@ -23,7 +23,7 @@ from prefect_bt.router.place import Route, RouterPlace
 from prefect_bt.router.running import RouterStatus, ensure_router, router_status, stop_router
 
 SERVER = Path(__file__).with_name("upstream.py")
-LONG = 60.0
+LONG = 180.0
 """Seconds after which something that should happen soon is not going to."""
 
 

@@ -44,7 +44,7 @@ class Place:
         )
 
     def finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
-        out, log = process.communicate(timeout=120)
+        out, log = process.communicate(timeout=400)
         self.printed += [out, log]
         assert process.returncode == 0, log
         return json.loads(out)

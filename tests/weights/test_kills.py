@@ -119,7 +119,7 @@ def test_killed_at_random(tmp_path: Path, tells_digests: bool) -> None:
                 assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
         ranges.pause = 0.0
         final = start(ranges, root)
-        out, _ = final.communicate(timeout=60)
+        out, _ = final.communicate(timeout=200)
         assert tree(Path(json.loads(out)["folder"])) == wanted
         assert not [*root.glob("fills/*"), *root.glob("parts/*")]
 

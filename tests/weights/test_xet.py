@@ -163,7 +163,7 @@ def test_one_that_is_killed_ends_the_others(source: HubSource, cas: Cas, tmp_pat
     cas.hang = True
     with ThreadPoolExecutor(2) as pool:
         tasks = [pool.submit(source.fetch, file, tmp_path / f"whole-{n}") for n in range(2)]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while len(cas.asked) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         one, _ = of_us()
@@ -200,7 +200,7 @@ def test_it_ends_with_the_process_that_started_it(
     )
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen([sys.executable, "-c", text], env=environment)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not cas.asked and time.monotonic() < deadline:
         time.sleep(0.05)
     [child] = of_us()
@@ -242,7 +242,7 @@ def test_a_mirror_killed_in_the_middle_of_xet(cas: Cas, hub: Hub, place: Place) 
     cas.hang_at, cas.hangs = 3, 1000
     process = place.start("hf://o/r", token=SECRET, stall=60)
     weights = place.state_dir / "weights"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not any(p.stat().st_size for p in weights.glob("parts/*/whole")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
