@@ -21,6 +21,7 @@ from prefect_bt.records import UploadStatus
 
 from . import folders
 from .folders import JOB, PROJECT
+from .running import wait_for
 
 KILLS = 25
 
@@ -181,8 +182,10 @@ def test_killed_at_random_moments_under_a_rotating_writer(site):
     writer.start()
     try:
         for number in range(KILLS):
+            site.status_file.unlink(missing_ok=True)
             process = site.start(settle=0.03)
-            time.sleep(0.12 + random.uniform(0, 0.5))
+            wait_for(site.status_file.exists)  # a busy machine takes a second to start it
+            time.sleep(random.uniform(0, 0.5))
             process.send_signal(signal.SIGKILL)
             process.communicate()
             if number % 6 == 0:
