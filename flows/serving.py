@@ -21,7 +21,7 @@ from prefect_bt.attempts import JobSite
 from prefect_bt.errors import PrefectBtError, ServerError, StoreError
 from prefect_bt.flows.reporting import UNREACHABLE
 from prefect_bt.gang import Gang, read_tail
-from prefect_bt.records import ServingRef
+from prefect_bt.records import FailureClass, JobState, ServingRef
 from prefect_bt.router.place import Route, RouterPlace
 from prefect_bt.router.running import ensure_router, router_status
 from prefect_bt.secrets import resolve_secrets
@@ -92,8 +92,15 @@ class RevisionWatch:
             self._play()
 
     def ended(self) -> None:
-        """The server's process ended. Where it never answered, that is written down with why."""
-        if self._ready or self._gang.first_failed is None:
+        """The server's process ended. Where it never answered, that is written down with why.
+
+        Not where it was stopped, or is started again for it was no fault of its own.
+        """
+        statuses = self._gang.statuses
+        if self._ready or self._given_up or not all(status.over for status in statuses):
+            return
+        outcome = self._gang.outcome()
+        if outcome.state is JobState.STOPPED or outcome.failure is FailureClass.INFRASTRUCTURE:
             return
         with suppress(StoreError):
             self._judge(ready=False, sentence=self._why("The server ended before it answered"))

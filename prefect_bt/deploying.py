@@ -138,8 +138,8 @@ def _check_installed(serving: ServingJob) -> None:
     if "PATH" in variables or shutil.which(serving.program):
         return
     raise DefinitionError(
-        f"{serving.program} is not installed on this machine, where the local substrate runs it.",
-        next_step="Install it, choose --engine transformers, or deploy with --substrate docker.",
+        f"{serving.program} is not on this machine's PATH, where the local substrate looks for it.",
+        next_step="Install or activate it, choose another --engine, or --substrate docker.",
         field="engine",
         value=serving.engine,
     )

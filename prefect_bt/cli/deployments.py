@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from prefect_bt.cli.deployments_wait import Awaited
+from prefect_bt.cli.deployments_wait import (
+    Awaited,
+    await_serving,
+    leaving,
+    say_failure,
+    telling,
+)
 from prefect_bt.cli.options import Here, JobFilter, Output, Tail, Yes
 from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
 from prefect_bt.errors import ServingError
@@ -166,7 +172,6 @@ def roll_back(
 
 def _stay(terminal: Terminal, ledger: Ledger, awaited: Awaited, *, wait: bool) -> int:
     """Until it serves, unless nobody waits; then the document or a sentence."""
-    from prefect_bt.cli.deployments_wait import await_serving, leaving, say_failure, telling
     from prefect_bt.deployed import deployment_document
 
     try:

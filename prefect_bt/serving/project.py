@@ -83,7 +83,7 @@ class ServingJob:
     names: tuple[str, ...]
     """What a request's `model` says, a model each."""
     choice: Choice
-    program: str = ""
+    program: str
     """What its last command starts."""
 
 

@@ -127,8 +127,8 @@ def test_what_is_no_choice(within: Within, job: JobRecord, arguments, told):
 def test_an_engine_that_is_not_installed(within: Within, job: JobRecord):
     run = deploying(within, "--checkpoint", "latest", "--engine", "vllm")
     assert run.code == 1
-    assert "vllm is not installed on this machine" in run.err
-    assert "--engine transformers" in run.err
+    assert "vllm is not on this machine's PATH" in run.err
+    assert "another --engine, or --substrate docker" in run.err
     assert within("deployments", "list", "-o", "json").json == {"deployments": []}
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from prefect_bt.checkpoints.manifest import Origin
 from prefect_bt.checkpoints.uploader import Uploader
 from prefect_bt.definitions import project_document, training_project_from_json
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobRecord
+from prefect_bt.serving.choosing import Wish, choose
 from tests.checkpoints import folders
 
 TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}
@@ -78,3 +82,11 @@ class Shop:
             report=lambda _: None,
         ).run(folders.Ended())
         assert not status.error and not status.uncommitted, status
+
+
+def refused(shop: Shop, *wanted: Wish, **options: Any) -> str:
+    """The whole message: one error, which ends with what to do."""
+    with pytest.raises(PrefectBtError) as caught:
+        choose(shop.ledger, wanted, **options)
+    assert caught.value.next_step
+    return str(caught.value)

@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs import load_definition
-from prefect_bt.ledger import Ledger
-from prefect_bt.objects.disk import DiskStore
 from prefect_bt.planning import plan_weights
 from prefect_bt.serving.choosing import Wish, choose
 from tests.checkpoints import folders
-from tests.serving.committed import Shop, full, lora
-
-
-@pytest.fixture
-def shop(tmp_path) -> Shop:
-    return Shop(tmp_path, Ledger(DiskStore(tmp_path / "store")))
-
-
-def refused(shop: Shop, *wanted: Wish, **options) -> str:
-    """The whole message: one error, which ends with what to do."""
-    with pytest.raises(PrefectBtError) as caught:
-        choose(shop.ledger, wanted, **options)
-    assert caught.value.next_step
-    return str(caught.value)
+from tests.serving.committed import full, lora, refused
 
 
 def base_of(shop, job, *names, **options):

@@ -17,27 +17,11 @@ from prefect_bt.definitions import (
     WhisperCheckpoint,
     deploy_config_from_json,
 )
-from prefect_bt.errors import CheckpointError, DefinitionError, NotFoundError, PrefectBtError
-from prefect_bt.ledger import Ledger
-from prefect_bt.objects.disk import DiskStore
+from prefect_bt.errors import CheckpointError, DefinitionError, NotFoundError
 from prefect_bt.records import UploadStatus
 from prefect_bt.serving.choosing import Wish, check_model_name, choose, wishes, wishes_of
 from tests.checkpoints import folders
-from tests.serving.committed import TEMPLATE, Shop, full, lora, whisper
-
-
-@pytest.fixture
-def shop(tmp_path) -> Shop:
-    return Shop(tmp_path, Ledger(DiskStore(tmp_path / "store")))
-
-
-def refused(shop: Shop, *wanted: Wish, **options) -> str:
-    """The whole message: one error, which ends with what to do."""
-    with pytest.raises(PrefectBtError) as caught:
-        choose(shop.ledger, wanted, **options)
-    assert caught.value.next_step
-    return str(caught.value)
-
+from tests.serving.committed import TEMPLATE, full, lora, refused, whisper
 
 # -- one of them ----------------------------------------------------------------------------
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.ledger import Ledger
-from prefect_bt.objects.disk import DiskStore
 from prefect_bt.serving.contents import read_contents
 from tests.checkpoints import folders
 from tests.serving.committed import TEMPLATE, TOKENIZER, Shop, full, lora, whisper
-
-
-@pytest.fixture
-def shop(tmp_path) -> Shop:
-    return Shop(tmp_path, Ledger(DiskStore(tmp_path / "store")))
 
 
 def contents(shop: Shop, files, *, name="checkpoint-10", **ranks):

@@ -19,8 +19,6 @@ from prefect_bt.definitions import (
     training_project_from_json,
 )
 from prefect_bt.errors import DefinitionError, WeightsError
-from prefect_bt.ledger import Ledger
-from prefect_bt.objects.disk import DiskStore
 from prefect_bt.plan import VolumeKind
 from prefect_bt.planning import plan_gang, plan_weights
 from prefect_bt.serving.choosing import Wish, choose
@@ -40,15 +38,9 @@ from tests.checkpoints import folders
 from tests.planning.laptop import CONTEXT
 from tests.serving import committed
 from tests.serving.chosen import DOWNLOADED, HUB_BASE, WHISPER, choice, chosen, gpus, lora
-from tests.serving.committed import Shop
 from tests.serving.golden import check_golden
 
 TOKEN = {"HF_TOKEN": SecretReference(name="hf_access_token")}
-
-
-@pytest.fixture
-def shop(tmp_path) -> Shop:
-    return Shop(tmp_path, Ledger(DiskStore(tmp_path / "store")))
 
 
 def served(chosen_, **options):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from prefect_bt.definitions import Compute
-from prefect_bt.ledger import Ledger
-from prefect_bt.objects.disk import DiskStore
 from prefect_bt.serving.choosing import Wish, choose
 from prefect_bt.serving.questions import (
     NONE,
@@ -20,15 +16,10 @@ from prefect_bt.serving.questions import (
 from prefect_bt.serving.shelves import look
 from prefect_bt.substrates.protocol import Capacity
 from tests.serving.chosen import choice, chosen, lora
-from tests.serving.committed import Shop, full
+from tests.serving.committed import full
 from tests.serving.committed import lora as adapter
 
 MACHINE = Capacity(cpus=8, memory=32 * 1024**3, gpus=2, gpu_types=("H100", "Tesla X", "H100"))
-
-
-@pytest.fixture
-def shop(tmp_path) -> Shop:
-    return Shop(tmp_path, Ledger(DiskStore(tmp_path / "store")))
 
 
 def values(question):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,14 +13,15 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from prefect_bt import submission
-from prefect_bt.attempts import JobSite
+from prefect_bt.attempts import JobSite, close_attempt, judge_retry
 from prefect_bt.deployed import promote
+from prefect_bt.deploying import RESTARTS
 from prefect_bt.flows.serving import RevisionWatch
 from prefect_bt.gang import Gang
-from prefect_bt.records import JobState, NodePhase, NodeStatus, ServingRef
+from prefect_bt.records import FailureClass, JobState, NodePhase, NodeStatus, Outcome, ServingRef
 from prefect_bt.router.place import RouterPlace
 from prefect_bt.router.running import stop_router
-from prefect_bt.serving.deployments import Deployments, Revision
+from prefect_bt.serving.deployments import Deployments, Revision, Verdict
 from tests.cli.conftest import Shop
 
 from .test_readiness import CHAT, HEARD, PLAIN, error, serving
@@ -72,6 +74,8 @@ class World:
 class Watched:
     """One revision, looked after as by its flow; `again` is another flow of the same attempt."""
 
+    outcome = Outcome(0, JobState.COMPLETED)
+
     def __init__(self, world: World, number: int, job_id: str, address: str) -> None:
         self.world, self.number, self.job_id, self.address = world, number, job_id, address
         self.again()
@@ -85,7 +89,12 @@ class Watched:
             server_address=lambda: self.address,
             read_log=lambda offset, limit: b"",
         )
-        gang = SimpleNamespace(handles=[handle], attempt=0, first_failed=None)
+        gang = SimpleNamespace(
+            handles=[handle],
+            attempt=0,
+            statuses=[replace(world.status, phase=NodePhase.DONE)],
+            outcome=lambda: self.outcome,
+        )
         site = SimpleNamespace(
             ledger=world.ledger,
             settings=SimpleNamespace(state_dir=world.state_dir),
@@ -185,3 +194,48 @@ def test_one_that_was_named_again_in_time_does_not_leave(world: World) -> None:
     assert one.asked_to_stop == ""
     one.watch.look()
     assert routed(world) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "wanted"),
+    [
+        (Outcome(0, JobState.COMPLETED), 1),
+        (Outcome(0, JobState.FAILED, failure=FailureClass.USER), 1),
+        (Outcome(0, JobState.FAILED, failure=FailureClass.INFRASTRUCTURE), 2),
+        (Outcome(0, JobState.STOPPED), 2),
+    ],
+    ids=["exit 0", "exit 1", "its machine", "stopped"],
+)
+def test_one_that_ends_before_it_answers_gives_the_wish_back(
+    world: World, outcome: Outcome, wanted: int
+) -> None:
+    """Unless it is started again, or somebody stopped it."""
+    one, two = world.add(), world.add()
+    world.deployments.move(NAME, 1, why="deployed")
+    one.watch.look()
+    world.deployments.move(NAME, 2, why="deployed")
+    two.outcome = outcome
+    two.watch.ended()
+    assert world.deployments.wanted(NAME) == wanted
+    assert bool(world.deployments.verdicts(NAME, 2)) == (wanted == 1)
+
+
+def test_a_server_that_exits_with_0_is_started_again(world: World) -> None:
+    """If it ever answered: one that never did would end so again."""
+    one = world.add()
+    record = replace(world.ledger.job(one.job_id), serving=ServingRef(NAME, 1), retries=RESTARTS)
+    world.ledger.begin_attempt(one.job_id)
+    site: Any = SimpleNamespace(
+        ledger=world.ledger,
+        record=record,
+        job_id=one.job_id,
+        settings=SimpleNamespace(state_dir=world.state_dir),
+        substrate=SimpleNamespace(find=lambda _: []),
+        checkpointing=False,
+    )
+    outcome = close_attempt(site, Outcome(0, JobState.COMPLETED))
+    assert (outcome.state, outcome.failure) == (JobState.FAILED, FailureClass.USER)
+    assert "ended by itself, with exit code 0" in world.ledger.outcomes(one.job_id)[-1].message
+    assert not judge_retry(site).retry
+    world.deployments.judge(NAME, Verdict(1, 0, ready=True, sentence="It answers.", at=1.0))
+    assert judge_retry(site).retry
