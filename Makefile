@@ -3,6 +3,9 @@
 PYTHON ?= python3
 # Test processes at once. Each starts servers and jobs of its own: more than there are cores only wait.
 JOBS ?= 2
+# What a soak run draws its choices from, and how many times as long as the shortest it is.
+SEED ?= 0
+LENGTH ?= 1
 # Where a CPU build of torch can be had, if not from the sources pip is configured with.
 TORCH_CPU_INDEX ?=
 
@@ -21,7 +24,7 @@ INSTALL_ENGINES := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines test test-fast bench-checkpoints bench-weights bench-gangs bench-logs bench-docker lint clean
+.PHONY: help setup demo-deps demo engines test test-fast soak bench-checkpoints bench-weights bench-gangs bench-logs bench-docker lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,11 +97,16 @@ test: $(DEMO_DEPS) $(EMULATORS) engines lint ## everything: lint, architecture, 
 	@$(BIN)/pytest -q tests/test_architecture.py
 	@echo "test: all tests, $(JOBS) at once"
 	@PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
-	  $(BIN)/pytest -n $(JOBS) --dist worksteal --reruns 1 -raR $(PYTEST_ARGS)
+	  $(BIN)/pytest -n $(JOBS) --dist worksteal --durations=25 $(PYTEST_ARGS)
 
 test-fast: $(SETUP) ## the tests that need nothing outside the process and little time
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
-	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration' $(PYTEST_ARGS)
+	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration and not soak' $(PYTEST_ARGS)
+
+soak: $(DEMO_DEPS) $(EMULATORS) engines ## sweeps that make test leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
+	@echo "soak: seed $(SEED), length $(LENGTH), $(JOBS) at once"
+	@PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" SOAK_SEED=$(SEED) SOAK_LENGTH=$(LENGTH) \
+	  $(BIN)/pytest -n $(JOBS) --dist worksteal --timeout 3600 -m soak $(PYTEST_ARGS)
 
 bench-checkpoints: $(DEMO_DEPS) ## measure checkpoints beside s5cmd and boto3 (half an hour, 16 GB of disk)
 	@$(PIP) --editable '.[bench]'
