@@ -24,7 +24,7 @@ INSTALL_ENGINES := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines test test-fast soak bench-checkpoints bench-weights bench-gangs bench-logs bench-docker lint clean
+.PHONY: help setup demo-deps demo engines test test-fast soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,12 +92,15 @@ engines: ## install docker.io, docker-registry and busybox-static where that is 
 	  echo "engines: not as root, or no apt-get; Docker is tested if an Engine answers"; \
 	fi
 
-test: $(DEMO_DEPS) $(EMULATORS) engines lint ## everything: lint, architecture, all tests (real training included)
-	@echo "test: architecture"
-	@$(BIN)/pytest -q tests/test_architecture.py
-	@echo "test: all tests, $(JOBS) at once"
-	@PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
-	  $(BIN)/pytest -n $(JOBS) --dist worksteal --durations=25 $(PYTEST_ARGS)
+# Pyright runs beside the tests and fills the moments in which they wait. Its output is shown only when
+# it fails: a green run ends with the summary of the test runner.
+test: $(DEMO_DEPS) $(EMULATORS) engines ruff ## everything: lint, architecture, all tests (real training included)
+	@echo "test: pyright, and all tests, $(JOBS) at once"
+	@$(BIN)/pyright >$(VENV)/pyright.log 2>&1 & pyright=$$!; trap "kill $$pyright 2>/dev/null" EXIT; \
+	PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
+	  $(BIN)/pytest -n $(JOBS) --dist worksteal --durations=25 $(PYTEST_ARGS); tests=$$?; \
+	wait $$pyright || { cat $(VENV)/pyright.log; echo "test: pyright failed, see above"; exit 1; }; \
+	exit $$tests
 
 test-fast: $(SETUP) ## the tests that need nothing outside the process and little time
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
@@ -125,11 +128,13 @@ bench-logs: $(SETUP) ## measure logs beside `cat` (five minutes)
 bench-docker: $(SETUP) engines ## measure the first line in a container beside docker run (two minutes)
 	@$(BIN)/python benchmarks/start_in_docker.py $(BENCH_ARGS)
 
-lint: $(SETUP) ## ruff (rules, format) and pyright
+ruff: $(SETUP)
 	@echo "lint: ruff check"
 	@$(BIN)/ruff check .
 	@echo "lint: ruff format --check"
 	@$(BIN)/ruff format --check .
+
+lint: ruff ## ruff (rules, format) and pyright
 	@echo "lint: pyright"
 	@$(BIN)/pyright
 
