@@ -62,14 +62,9 @@ def environment(prefect_server: PrefectServer, prefect_api: str) -> dict[str, st
 
 
 @pytest.fixture
-def deployed(environment: dict[str, str]) -> None:
-    prefect("work-pool", "create", "--type", "process", "--overwrite", "training", env=environment)
-    prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml", env=environment)
-
-
-@pytest.fixture
 def worker(environment: dict[str, str], tmp_path: Path) -> Generator[Path]:
-    """Yields the file with what the worker prints."""
+    """Start a worker of the pool `training` and yield the file with its output."""
+    prefect("work-pool", "create", "--type", "process", "--overwrite", "training", env=environment)
     log = tmp_path / "worker.log"
     command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "training"]
     with log.open("wb") as output:
@@ -85,64 +80,70 @@ def worker(environment: dict[str, str], tmp_path: Path) -> Generator[Path]:
         process.wait()
 
 
-def deployment(name: str, flow: str = "train") -> Any:
+def deployment(name: str) -> Any:
+    """Read the deployment `flow/deployment`."""
     with get_client(sync_client=True) as client:
-        return client.read_deployment_by_name(f"{flow}/{name}")
+        return client.read_deployment_by_name(name)
 
 
-def run_to_the_end(name: str, parameters: dict[str, Any], flow: str = "train") -> FlowRun:
+def start(name: str, parameters: dict[str, Any]) -> FlowRun:
+    with get_client(sync_client=True) as client:
+        return client.create_flow_run_from_deployment(deployment(name).id, parameters=parameters)
+
+
+def wait_for(run: FlowRun, worker: Path) -> None:
+    """Wait until the run has completed; any other end fails the test with the worker's output."""
     deadline = time.monotonic() + PATIENCE
     with get_client(sync_client=True) as client:
-        made = deployment(name, flow)
-        run = client.create_flow_run_from_deployment(made.id, parameters=parameters)
         while time.monotonic() < deadline:
             run = client.read_flow_run(run.id)
             if run.state is not None and run.state.is_final():
                 break
             time.sleep(0.5)
-    return run
+    assert run.state is not None
+    assert run.state.is_completed(), f"{run.state}\n{worker.read_text()[-6000:]}"
 
 
-@pytest.mark.usefixtures("deployed")
-def test_the_file_says_what_is_deployed():
-    for name in ("train", "nightly-tiny-lm"):
+def test_the_file_deploys_and_a_worker_runs_it(
+    environment: dict[str, str], worker: Path, tmp_path: Path
+):
+    prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml", env=environment)
+    check_trainings()
+    check_nightly_mirror()
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.txt").write_text("a")
+    config = tmp_path / "job" / "config.py"
+    config.parent.mkdir()
+    config.write_text(CONFIG)
+    mirror = start("mirror-weights/nightly", {"sources": [f"file://{data}"]})
+    training = start("train/train", {"config": str(config)})
+    wait_for(mirror, worker)
+    wait_for(training, worker)
+    [tree] = NodeCache(Path(os.environ["PREFECT_BT_STATE_DIR"]) / "weights").trees()
+    assert tree.summary.source == f"file://{data}"
+    ledger = open_ledger(os.environ["PREFECT_BT_STORE"])
+    (job,) = ledger.jobs()
+    assert ledger.state(job.id) is JobState.COMPLETED
+    assert [known.flow_run_id for known in ledger.runs_of_job(job.id)] == [str(training.id)]
+
+
+def check_trainings() -> None:
+    for name in ("train/train", "train/nightly-tiny-lm"):
         made = deployment(name)
         assert made.entrypoint == "prefect_bt.flows.train.train"
         assert made.work_pool_name == "training"
         # A step that changes to the deploying machine's folder would fail on other machines.
         assert not made.pull_steps
-    nightly = deployment("nightly-tiny-lm")
+    nightly = deployment("train/nightly-tiny-lm")
     assert [s.schedule.cron for s in nightly.schedules] == ["0 2 * * *"]
     config = Path(nightly.parameters["config"])
     assert config == ROOT / "examples/tiny-lm/config.py"
     assert load_training_project(config).name == "tiny-lm"
 
 
-@pytest.mark.usefixtures("deployed")
-def test_weights_are_mirrored_on_a_schedule_that_is_off(worker: Path, tmp_path: Path):
-    made = deployment("nightly", "mirror-weights")
+def check_nightly_mirror() -> None:
+    made = deployment("mirror-weights/nightly")
     assert made.entrypoint == "prefect_bt.flows.mirror_weights.mirror_weights"
     assert made.parameters == {"sources": ["hf://sshleifer/tiny-gpt2@main"]}
     assert [(s.schedule.cron, s.active) for s in made.schedules] == [("0 1 * * *", False)]
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.txt").write_text("a")
-    source = f"file://{tmp_path}/data"
-    run = run_to_the_end("nightly", {"sources": [source]}, "mirror-weights")
-    assert run.state is not None
-    assert run.state.is_completed(), f"{run.state}\n{worker.read_text()[-6000:]}"
-    [tree] = NodeCache(Path(os.environ["PREFECT_BT_STATE_DIR"]) / "weights").trees()
-    assert tree.summary.source == source
-
-
-@pytest.mark.usefixtures("deployed")
-def test_a_worker_runs_it(worker: Path, tmp_path: Path):
-    config = tmp_path / "job" / "config.py"
-    config.parent.mkdir()
-    config.write_text(CONFIG)
-    run = run_to_the_end("train", {"config": str(config)})
-    assert run.state is not None
-    assert run.state.is_completed(), f"{run.state}\n{worker.read_text()[-6000:]}"
-    ledger = open_ledger(os.environ["PREFECT_BT_STORE"])
-    (job,) = ledger.jobs()
-    assert ledger.state(job.id) is JobState.COMPLETED
-    assert [known.flow_run_id for known in ledger.runs_of_job(job.id)] == [str(run.id)]
