@@ -249,6 +249,25 @@ class Retention:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What one node gets. Sizes in bytes; `gpu_type` as the definition spells it, "" for none.
+
+    A substrate reserves them; it holds the node to them only where it enforces limits.
+    """
+
+    cpus: int = 1
+    memory: int = 2 * 1024**3
+    gpus: int = 0
+    gpu_type: str = ""
+    shared_memory: int = 0
+    """Of `/dev/shm`; 0: the machine's own, and in plans of older releases."""
+    why: str = ""
+    """How the amounts came about, in one line (allocation.allocate); "" in older plans."""
+    limits: bool = False
+    """Whether the substrate held the node to them."""
+
+
+@dataclass(frozen=True)
 class ServingRef:
     """Of a job that runs an inference server: which revision of which deployment it is."""
 
@@ -274,6 +293,8 @@ class JobRecord:
     user: str = ""
     recreated_from: str = ""
     serving: ServingRef | None = None
+    resources: Resources | None = None
+    """What each node would get where the job was pushed; None in records of older releases."""
 
 
 @dataclass(frozen=True)
