@@ -73,8 +73,8 @@ def _free_for_jobs(capacity: Capacity) -> int:
 
 
 def _round_down(size: int) -> int:
-    """Return whole GiB, or whole MiB below one GiB."""
-    unit = _GIB if size >= _GIB else _MIB
+    """Return whole GiB, or whole MiB below 8 GiB."""
+    unit = _GIB if size >= 8 * _GIB else _MIB
     return size // unit * unit
 
 
