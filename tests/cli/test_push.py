@@ -19,6 +19,11 @@ def test_a_dry_run_writes_nothing(cli: Cli, config):
     lines = done.out.splitlines()
     assert lines[:2] == ["Dry run of job job-<n> of project tiny", "  Substrate: local"]
     assert "  Command 1: true" in lines
+    each_node = (
+        "1 CPU, 2 GiB: what is asked, and more while the machine has it; cpu_count and memory "
+        "(defaults) are minimums; they are checked, not enforced: the node shares this machine"
+    )
+    assert f"  Each node: {each_node}" in lines
     assert "BT_GROUP_SIZE             1" in lines
     assert lines[-1] == "Nothing was written or started."
     assert not (cli.folder / "store").exists()
@@ -39,6 +44,9 @@ def test_options_win_over_the_config(cli: Cli, config):
     assert plan["job_name"] == "mine"
     assert [node["rank"] for node in plan["nodes"]] == [0, 1]
     assert plan["nodes"][0]["commands"] == ["sleep 1"]
+    got = plan["nodes"][0]["resources"]
+    assert (got["cpus"], got["memory"], got["limits"]) == (1, 2 * 1024**3, False)
+    assert got["why"].startswith("what is asked, and more")
     assert "start_commands" in done.err
 
 
