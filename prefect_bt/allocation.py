@@ -81,7 +81,8 @@ def _round_down(size: int) -> int:
 def _shared_memory(compute: Compute, capacity: Capacity, memory: int) -> int:
     """Return half of what a node may use, as Linux does; 0 where a node has the machine's own.
 
-    `memory`: of a node with GPUs. The nodes of a gang without GPUs may use the machine together.
+    `memory`: what a node with GPUs gets; 0 for a node without. Nodes without GPUs divide the
+    machine among the gang, unless limits are enforced.
     """
     if capacity.enforcement is Enforcement.NONE:
         return 0

@@ -260,11 +260,11 @@ class Resources:
     gpus: int = 0
     gpu_type: str = ""
     shared_memory: int = 0
-    """Of `/dev/shm`; 0: the machine's own, and in plans of older releases."""
+    """Size of `/dev/shm`. 0: the node has the machine's own, or the plan is of an older release."""
     why: str = ""
-    """How the amounts came about, in one line (allocation.allocate); "" in older plans."""
+    """Why the amounts are what they are, in one line (allocation.allocate); "" in older plans."""
     limits: bool = False
-    """Whether the substrate held the node to them."""
+    """Whether the substrate enforces the amounts as limits."""
 
 
 @dataclass(frozen=True)
