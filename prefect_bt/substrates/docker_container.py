@@ -30,6 +30,9 @@ MOST_SHARES: Final = 262144
 """The kernel's maximum, 256 CPUs."""
 LEAST_RESERVATION: Final = 6 * 1024**2
 """The Engine refuses less."""
+KILLED_FIRST: Final = 500
+"""Of 1000. When the machine has no memory left, the kernel kills in a container without a limit
+before it kills the host's services."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,7 @@ def _reservations(have: Resources) -> dict[str, Any]:
     return {
         "cpu_shares": min(have.cpus * SHARES_PER_CPU, MOST_SHARES),
         "mem_reservation": max(have.memory, LEAST_RESERVATION),
+        "oom_score_adj": KILLED_FIRST,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_a_retry_policy_that_makes_no_sense(cli: Cli, config, options: list[str]
 
 
 @pytest.mark.slow
-def test_a_job_that_completes(cli: Cli, config):
+def test_a_job_that_completes(cli: Cli, shop: Shop, config):
     path = config(start_commands=["echo hello from rank $BT_NODE_RANK"])
     done = cli("push", str(path), "--tail", "--wait")
     assert done.code == 0, done.err
@@ -102,6 +103,11 @@ def test_a_job_that_completes(cli: Cli, config):
     assert again.code == 0, again.err
     assert again.json["current_status"] == "TRAINING_JOB_COMPLETED"
     assert again.json["id"] != job_id
+    for one in (job_id, again.json["id"]):
+        seen = cli("view", "--job-id", one, "-o", "json").json
+        assert seen["resources"]["summary"].startswith("1 CPU, 2 GiB: what is asked")
+        [attempt] = Path(shop.url.removeprefix("file://")).glob(f"*/*/jobs/{one}/attempts/0000")
+        assert json.loads((attempt / "resources.json").read_text())["cpus"] == 1
     assert cli("logs", "--job-id", again.json["id"], "--grep", "^hello").out.count("\n") == 1
 
 

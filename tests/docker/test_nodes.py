@@ -89,13 +89,14 @@ def test_variables_user_and_shared_memory(rig: DockerRig, app_image: str) -> Non
 def test_compute_is_reserved_or_limited_as_the_kernel_sees_it(rig: DockerRig) -> None:
     """Of an old plan, which names no shared memory: half of its memory."""
     resources = Resources(cpus=1, memory=256 * 1024**2)
-    command = "df -k /dev/shm | tail -n 1; sleep 300"
+    command = "df -k /dev/shm | tail -n 1; cat /proc/self/oom_score_adj; echo told; sleep 300"
     reserved = rig.launch(command, resources=resources)
     rig.substrate = rig.reopen(enforce_limits=True)
     limited = rig.launch(command, resources=resources, attempt=1)
     for handle in (reserved, limited):
-        wait_line(handle, "shm")
+        wait_line(handle, "told")
         assert own_lines(handle)[0].split()[1] == str(128 * 1024)
+    assert [own_lines(handle)[1] for handle in (reserved, limited)] == ["500", "0"]
     assert _memory_group(reserved) == (None, resources.memory)
     assert _memory_group(limited)[0] == resources.memory
     config = rig.inspect(reserved)["HostConfig"]

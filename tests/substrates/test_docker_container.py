@@ -116,6 +116,7 @@ def test_by_default_compute_is_reserved_and_nothing_is_limited() -> None:
     given = host_arguments(resources(cpus=26, memory=228 * GIB, shared_memory=114 * GIB), ENGINE)
     assert (given["cpu_shares"], given["mem_reservation"]) == (26 * 1024, 228 * GIB)
     assert given["shm_size"] == 114 * GIB
+    assert given["oom_score_adj"] == 500, "before the host's services"
     assert not {"nano_cpus", "mem_limit", "memswap_limit"} & {k for k, v in given.items() if v}
 
 
@@ -126,7 +127,7 @@ def test_reservations_stay_within_what_the_engine_takes() -> None:
 
 def test_limits_are_enforced_where_the_substrate_says_so() -> None:
     given = host_arguments(limited(cpus=2, memory=8 * GIB), ENGINE)
-    assert "cpu_shares" not in given
+    assert not {"cpu_shares", "mem_reservation", "oom_score_adj"} & given.keys()
     assert given["nano_cpus"] == 2 * 10**9
     assert given["mem_limit"] == given["memswap_limit"] == 8 * GIB, "and no swap beside it"
     assert given["shm_size"] == 4 * GIB
