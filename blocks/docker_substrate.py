@@ -39,6 +39,12 @@ class DockerSubstrate(HostSubstrate):
         description="Socket of an Engine on this machine; empty: DOCKER_HOST, or the usual one.",
         examples=["unix:///run/user/1000/docker.sock"],
     )
+    enforce_limits: bool = Field(
+        default=False,
+        title="Enforce limits",
+        description="Hold each container to the CPUs and the memory that its node gets. Otherwise "
+        "they are reserved, and a container may use what the machine has free.",
+    )
 
     def build(self) -> Substrate:
         """The engine's Docker substrate; `grace_seconds` belongs to plans, not to it."""
@@ -49,4 +55,5 @@ class DockerSubstrate(HostSubstrate):
             state_dir=self.folder,
             orphan_deadline=self.orphan_deadline_seconds,
             docker_host=self.docker_host,
+            enforce_limits=self.enforce_limits,
         )

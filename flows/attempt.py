@@ -15,6 +15,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 
+from prefect_bt.attempt_resources import save_resources
 from prefect_bt.attempts import (
     JobSite,
     adopt,
@@ -132,6 +133,7 @@ def _serving(site: JobSite, gang: Gang) -> AbstractContextManager[None]:
 def provision(site: JobSite, attempt: int) -> Gang:
     """Secrets and plan first, then all nodes or none."""
     plan = plan_attempt(site, attempt)
+    save_resources(site.ledger, plan)
     gang = launch_gang(site.substrate, plan, secrets=_secrets(site))
     return give_time_to_save(site, gang)
 

@@ -147,6 +147,7 @@ class JobRequest:
             state_dir=block.folder,
             substrate=block.substrate,
             docker_host=getattr(block, "docker_host", ""),
+            docker_enforce_limits=getattr(block, "enforce_limits", False),
             grace=block.grace_seconds,
             orphan_deadline=block.orphan_deadline_seconds,
         )

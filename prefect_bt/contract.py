@@ -29,6 +29,7 @@ checkpoint paths: §8.2. What lies in a store:
             withdrawn/<uuid>.json             manifests on their way out: written before they go
             deleting.json                     the job is being deleted: written before anything goes
             attempts/<n>/attempt.json         written before anything is launched
+            attempts/<n>/resources.json       what each of its nodes got; before any launch
             attempts/<n>/outcome.json         written when the attempt is over
             attempts/<n>/logs/rank-<r>.log    sealed logs
             attempts/<n>/uploads/rank-<r>.json   what the rank's uploader says of itself, replaced
@@ -51,6 +52,8 @@ TEAM_CACHE_NAME: Final = "team_artifacts"
 HF_CACHE_DIR: Final = "/root/.cache/huggingface"
 
 RESERVED_PREFIX: Final = "BT_"
+RESERVED_NAMES: Final = ("PORT", "HOSTNAME")
+"""Variables that the platform may set besides (§5.1); a definition sets neither."""
 JOB_ID_VARIABLE: Final = "BT_TRAINING_JOB_ID"
 LEADER_PORT_VARIABLE: Final = "BT_LEADER_PORT"
 SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"

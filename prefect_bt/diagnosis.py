@@ -94,7 +94,8 @@ REMEDIES: Final[dict[Cause, Remedy]] = {
     Cause.OUT_OF_MEMORY: Remedy(
         FailureClass.OUT_OF_MEMORY,
         "it was killed for lack of memory",
-        "Ask for more compute.memory, or make the batch smaller.",
+        "Make the batch smaller, or give it more memory: more compute.memory where that is a "
+        "limit, else a larger machine or fewer jobs beside it.",
     ),
     Cause.KILLED: Remedy(
         _INFRASTRUCTURE,

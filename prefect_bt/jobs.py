@@ -7,18 +7,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 from prefect_bt import codec
+from prefect_bt.allocation import format_resources
+from prefect_bt.attempt_resources import find_resources
 from prefect_bt.checkpoints.announcing import Uploads
 from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints
 from prefect_bt.checkpoints.telling import told
-from prefect_bt.definitions import TrainingJob, TrainingProject, training_project_from_json
-from prefect_bt.definitions import parse_memory as _memory
+from prefect_bt.definitions import (
+    Compute,
+    TrainingJob,
+    TrainingProject,
+    parse_memory,
+    training_project_from_json,
+)
 from prefect_bt.drills import find_drill
 from prefect_bt.errors import DefinitionError
 from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
 from prefect_bt.planning import plan_weights
-from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome
+from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome, Resources
 from prefect_bt.settings import Settings
 
 
@@ -39,6 +46,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     job = load_definition(record).job
     error = last.message if last.state in _WITH_ERROR else None
     found = list_checkpoints(ledger.store, record.project_id, record.id)
+    resources = find_resources(ledger, record)
     runs = ledger.runs_of_job(record.id)
     return {
         "id": record.id,
@@ -47,7 +55,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "updated_at": iso(last.at),
         "current_status": last.state.value,
         "error_message": error,
-        "instance_type": _instance_type(record),
+        "instance_type": _instance_type(job.compute, resources),
         "node_count": job.compute.node_count,
         "training_project_id": record.project_id,
         "training_project": {"id": record.project_id, "name": record.project_name},
@@ -61,6 +69,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "last_save": None if last.state.terminal else _last_save(ledger, record),
         "weights": _weights(ledger, record.id, job),
         "events": [{**codec.encode(event), "at": iso(event.at)} for event in events],
+        "resources": _resources(resources),
         "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
         "retries": codec.encode(record.retries),
         "substrate": record.substrate,
@@ -153,30 +162,44 @@ def _sync_status(state: JobState) -> str:
     return "COMPLETED" if state.terminal else "SYNCING"
 
 
-def _instance_type(record: JobRecord) -> dict[str, Any]:
-    """Ids read like `H200:2x8x128x1600`: type, nodes, GPUs a node, vCPUs, GiB (§13)."""
-    compute = load_definition(record).job.compute
+def _resources(resources: Resources | None) -> dict[str, Any] | None:
+    """What each node gets; None for jobs of older releases."""
+    if resources is None:
+        return None
+    return {**codec.encode(resources), "summary": format_resources(resources)}
+
+
+def _instance_type(compute: Compute, resources: Resources | None) -> dict[str, Any]:
+    """Ids read like `H200:2x8x128x1600`: type, nodes, GPUs a node, vCPUs, GiB (§13).
+
+    What a node gets where that is known, else what the definition asks for.
+    """
     spec = compute.accelerator
     gpu = spec.accelerator.value if spec and spec.accelerator and spec.count else None
     gpus = spec.count if spec and gpu else 0
-    try:
-        memory = _memory(compute.memory)
-    except DefinitionError:
-        memory = 0
+    cpus = resources.cpus if resources else compute.cpu_count
+    memory = resources.memory if resources else _asked_memory(compute)
     gib = round(memory / 1024**3)
-    identity = f"{gpu or 'CPU'}:{compute.node_count}x{gpus}x{compute.cpu_count}x{gib}"
+    identity = f"{gpu or 'CPU'}:{compute.node_count}x{gpus}x{cpus}x{gib}"
     words = f"{gpus} x {gpu}, " if gpu else ""
     plural = "s" if compute.node_count != 1 else ""
     room = f"{gib} GiB" if memory >= 1024**3 else f"{memory // 1024**2} MiB"
     return {
         "id": identity,
-        "name": f"{compute.node_count} node{plural}: {words}{compute.cpu_count} vCPU, {room}",
+        "name": f"{compute.node_count} node{plural}: {words}{cpus} vCPU, {room}",
         "memory_limit_mib": memory // 1024**2,
-        "millicpu_limit": compute.cpu_count * 1000,
+        "millicpu_limit": cpus * 1000,
         "gpu_count": gpus,
         "gpu_type": gpu,
         "gpu_memory_limit_mib": None,
     }
+
+
+def _asked_memory(compute: Compute) -> int:
+    try:
+        return parse_memory(compute.memory)
+    except DefinitionError:
+        return 0
 
 
 def who_asks() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from prefect_bt.records import Retention
+from prefect_bt.records import Resources, Retention
 
 
 class VolumeKind(StrEnum):
@@ -42,16 +42,6 @@ class Volume:
     target: str
     key: str = ""
     read_only: bool = False
-
-
-@dataclass(frozen=True)
-class Resources:
-    """Per node. `memory` in bytes; `gpu_type` as the definition spells it, empty when none."""
-
-    cpus: int = 1
-    memory: int = 2 * 1024**3
-    gpus: int = 0
-    gpu_type: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import PurePosixPath
 
+from prefect_bt.allocation import allocate
 from prefect_bt.contract import (
     PROJECT_CACHE_NAME,
     SCRATCH_DIR,
@@ -36,7 +37,6 @@ from prefect_bt.plan import (
     ImagePlan,
     LoadedCheckpoint,
     NodePlan,
-    Resources,
     Volume,
     VolumeKind,
     WeightsAuthPlan,
@@ -203,12 +203,7 @@ def _plan_node(
             if isinstance(value, SecretReference)
         },
         volumes=_volumes(project, context, weights),
-        resources=Resources(
-            cpus=job.compute.cpu_count,
-            memory=parse_memory(job.compute.memory),
-            gpus=gpu_count(job),
-            gpu_type=gpu_type(job),
-        ),
+        resources=allocate(job, context.capacity),
         workspace=replace(context.workspace, in_image=not job.enable_baseten_workdir),
         checkpoints=_plan_checkpoints(job, context),
         load=context.load,

@@ -249,6 +249,25 @@ class Retention:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What one node gets. Sizes in bytes; `gpu_type` as the definition spells it, "" for none.
+
+    A substrate reserves them; it holds the node to them only where it enforces limits.
+    """
+
+    cpus: int = 1
+    memory: int = 2 * 1024**3
+    gpus: int = 0
+    gpu_type: str = ""
+    shared_memory: int = 0
+    """Size of `/dev/shm`. 0: the node has the machine's own, or the plan is of an older release."""
+    why: str = ""
+    """Why the amounts are what they are, in one line (allocation.allocate); "" in older plans."""
+    limits: bool = False
+    """Whether the substrate enforces the amounts as limits."""
+
+
+@dataclass(frozen=True)
 class ServingRef:
     """Of a job that runs an inference server: which revision of which deployment it is."""
 
@@ -274,6 +293,8 @@ class JobRecord:
     user: str = ""
     recreated_from: str = ""
     serving: ServingRef | None = None
+    resources: Resources | None = None
+    """What each node would get where the job was pushed; None in records of older releases."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
-from prefect_bt.contract import RESERVED_PREFIX, SCRATCH_DIR, WORKSPACE_DIR
+from prefect_bt.contract import RESERVED_NAMES, RESERVED_PREFIX, SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.definitions import (
     InteractiveSessionTrigger,
     TrainingJob,
@@ -178,6 +178,11 @@ def _environment_problems(job: TrainingJob) -> Iterator[str]:
             yield (
                 f"runtime.environment_variables sets {name}; names that begin with "
                 f"{RESERVED_PREFIX} are the platform's. Choose another name."
+            )
+        elif name in RESERVED_NAMES:
+            yield (
+                f"runtime.environment_variables sets {name}; {' and '.join(RESERVED_NAMES)} are "
+                "the platform's. Choose another name."
             )
         elif not name or "=" in name or "\0" in name:
             yield f"runtime.environment_variables has {name!r}, which no shell can name."

@@ -40,6 +40,9 @@ class Settings(BaseSettings):
     """Where nodes run unless somebody says otherwise (PREFECT_BT_SUBSTRATE)."""
     docker_host: str = ""
     """Socket of the Docker Engine; empty: DOCKER_HOST, or the usual one."""
+    docker_enforce_limits: bool = False
+    """Whether containers are held to the CPUs and the memory that their nodes get
+    (PREFECT_BT_DOCKER_ENFORCE_LIMITS); otherwise these are reservations."""
     grace: float = Field(default=30.0, ge=0)
     """Seconds between the polite and the forced signal."""
     notice: float | None = Field(default=None, gt=0)
@@ -78,4 +81,7 @@ class Settings(BaseSettings):
             "state_dir": self.state_dir,
             "orphan_deadline": self.orphan_deadline,
         }
-        return {**given, "docker_host": self.docker_host} if name == "docker" else given
+        if name == "docker":
+            given["docker_host"] = self.docker_host
+            given["enforce_limits"] = self.docker_enforce_limits
+        return given

@@ -70,13 +70,21 @@ class Birth:
     claim: Callable[[str], object] = lambda _: None
     state: JobState = JobState.CREATED
     old: JobRecord | None = None
+    plan: GangPlan | None = None
+    """What its nodes would get here; another machine may plan it otherwise."""
 
     @classmethod
-    def under(cls, starter: Starter | None, *, old: JobRecord | None = None) -> Birth:
+    def under(
+        cls,
+        starter: Starter | None,
+        *,
+        old: JobRecord | None = None,
+        plan: GangPlan | None = None,
+    ) -> Birth:
         """With a starter it begins at once; without one it waits for its deployment."""
         if starter is None:
-            return cls(state=JobState.PENDING, old=old)
-        return cls(starter.job_id, starter.claim, old=old)
+            return cls(state=JobState.PENDING, old=old, plan=plan)
+        return cls(starter.job_id, starter.claim, old=old, plan=plan)
 
 
 def push(  # noqa: PLR0913 (truss names them)
@@ -154,7 +162,8 @@ def _submit(
     ledger = open_ledger(options.store)
     plan = plan_submission(ledger, project, options)
     with _packed(project, source_dir) as packed:
-        record = write_job(ledger, project, options, packed, birth=Birth.under(starter))
+        birth = Birth.under(starter, plan=plan)
+        record = write_job(ledger, project, options, packed, birth=birth)
         start(
             ledger,
             record,
@@ -179,7 +188,8 @@ def accept(
     """
     plan = plan_submission(ledger, project, options)
     with _packed(project, source_dir) as packed:
-        return write_job(ledger, project, options, packed, birth=Birth(claim=claim)), plan
+        birth = Birth(claim=claim, plan=plan)
+        return write_job(ledger, project, options, packed, birth=birth), plan
 
 
 def dry_run(
@@ -210,7 +220,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
             packed = PackedWorkspace(copy, workspace.sha256, workspace.size, 0, ())
         chosen = replace(options, substrate=old.substrate)
         with starting(options.deployment) as starter:
-            birth = Birth.under(starter, old=old)
+            birth = Birth.under(starter, old=old, plan=plan)
             record = write_job(ledger, project, chosen, packed, birth=birth)
             start(ledger, record, starter=starter, deployment=options.deployment)
     return document_of(ledger, record, plan)
@@ -303,6 +313,7 @@ def write_job(
             user=who_asks(),
             recreated_from=old.id if old else "",
             serving=options.serving,
+            resources=birth.plan.nodes[0].resources if birth.plan else None,
         )
         if packed:
             ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", packed.path)

@@ -57,6 +57,7 @@ LEVELS: dict[str, int] = {
     "starting": 5,
     "submission": 5,
     # 4 services: policy; see protocols, never adapters, never Prefect
+    "attempt_resources": 4,
     "attempts": 4,
     "cachesummary": 4,
     "checkpoints": 4,
@@ -84,6 +85,7 @@ LEVELS: dict[str, int] = {
     "substrates.*": 3,
     # 2 seams: protocols, literal tables imported on use, pure planning
     "aftermath": 2,
+    "allocation": 2,
     "diagnosis": 2,
     "host": 2,  # what this machine offers a node; for the local substrate and the node itself
     "host.*": 2,

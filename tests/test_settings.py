@@ -31,6 +31,15 @@ def test_the_budget_of_weights(
     assert (settings.weights_dir, settings.mirror_to_store) == (Path("/state/weights"), True)
 
 
+@pytest.mark.parametrize(("text", "enforced"), [("", False), ("1", True), ("false", False)])
+def test_only_docker_is_told_to_enforce_limits(
+    monkeypatch: pytest.MonkeyPatch, text: str, enforced: bool
+) -> None:
+    monkeypatch.setenv("PREFECT_BT_DOCKER_ENFORCE_LIMITS", text)
+    assert Settings().substrate_options("docker")["enforce_limits"] is enforced
+    assert "enforce_limits" not in Settings().substrate_options("local")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -96,6 +96,7 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Last Modified", local_time(job["updated_at"])),
         ("Job Page", _page(terminal, job)),
         ("Substrate", job.get("substrate") or ""),
+        ("Each Node", _each_node(job)),
         ("Image", _image(job)),
         ("Store", job.get("store") or ""),
         ("Checkpoint Sync", job.get("checkpoint_sync_status")),
@@ -163,6 +164,12 @@ def _page(terminal: Terminal, job: Document) -> Cell:
     if job.get("flow_run_id") and not job.get("flow_run_url"):
         return "none: no Prefect server was up; `prefect-bt up` starts one, with a UI"
     return link_in(terminal)(job.get("flow_run_url"), short=False)
+
+
+def _each_node(job: Document) -> str | None:
+    """What a node gets, and why; documents of older releases do not say."""
+    resources: Document = job.get("resources") or {}
+    return resources.get("summary")
 
 
 def _image(job: Document) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
+from prefect_bt.allocation import format_memory, format_resources
 from prefect_bt.cli.tables import Column, Document, show_table
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.plan import GangPlan, NodePlan
@@ -21,6 +22,7 @@ def show_plan(terminal: Terminal, plan: GangPlan) -> None:
     terminal.say(f"Dry run of job {plan.job_name} of project {plan.project_name}", style="bold")
     terminal.say(f"  Substrate: {plan.substrate}")
     terminal.say(f"  Image:     {leader.image.reference}")
+    terminal.say(f"  Each node: {format_resources(leader.resources)}")
     terminal.say(f"  Workspace: {format_bytes(leader.workspace.size)}")
     terminal.say(f"  Secrets:   {', '.join(plan.secret_names) or 'none'}")
     for number, command in enumerate(leader.commands, start=1):
@@ -61,7 +63,7 @@ def _needs(node: NodePlan) -> Document:
     needs = node.resources
     return {
         "cpus": str(needs.cpus),
-        "memory": format_bytes(needs.memory),
+        "memory": format_memory(needs.memory),
         "gpus": f"{needs.gpus} {needs.gpu_type}".strip(),
         "grace": f"{node.grace:g} s",
     }

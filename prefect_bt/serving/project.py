@@ -48,7 +48,7 @@ from prefect_bt.serving.engines import (
     find_engine,
 )
 from prefect_bt.serving.served import BaseModel, Choice, Chosen, Served, ServedModel
-from prefect_bt.substrates.protocol import Capacity
+from prefect_bt.substrates.protocol import Capacity, Enforcement
 from prefect_bt.weights.patterns import choose_files
 from prefect_bt.weights.stored import checkpoint_revision
 
@@ -142,17 +142,22 @@ def lay_out(files: Mapping[str, str | Path], folder: Path) -> None:
 
 
 def serving_compute(compute: Compute | None, capacity: Capacity) -> Compute:
-    """What a config leaves out, or asks nothing of (§11.1: no CPUs, 0Mi): all there is.
+    """Return the compute with what a config leaves out, or asks nothing of (§11.1: no CPUs, 0Mi).
 
-    A container is held to its memory, and nobody knows what a model takes.
+    A server with GPUs gets their share, and one without may use the machine: nothing has to be
+    asked for. Where limits are enforced, a server without GPUs asks for all there is, because
+    nothing else tells what a model takes.
     """
-    given = compute or Compute()
+    given, least = compute or Compute(), Compute()
     spec = given.accelerator
+    accelerator = spec if spec and spec.accelerator and spec.count else None
+    if capacity.enforcement is Enforcement.LIMITS and not accelerator:
+        least = Compute(cpu_count=capacity.cpus, memory=f"{capacity.memory // 1024**2}Mi")
     return Compute(
         node_count=given.node_count,
-        cpu_count=asked_cpus(given) or capacity.cpus,
-        memory=asked_memory(given) or f"{capacity.memory // 1024**2}Mi",
-        accelerator=spec if spec and spec.accelerator and spec.count else None,
+        cpu_count=asked_cpus(given) or least.cpu_count,
+        memory=asked_memory(given) or least.memory,
+        accelerator=accelerator,
         availability_model=given.availability_model,
     )
 

@@ -24,6 +24,15 @@ LEADER_PORT: Final = 29500
 ULIMITS: Final = (("memlock", -1), ("stack", 64 * 1024**2), ("nofile", 1024**2))
 """What data loaders, NCCL and RDMA need; as NVIDIA's images ask for on `docker run`."""
 LEAST_SHM: Final = 64 * 1024**2
+SHARES_PER_CPU: Final = 1024
+"""As Kubernetes counts: a container without a weight of its own has as much as one CPU."""
+MOST_SHARES: Final = 262144
+"""The kernel's maximum, 256 CPUs."""
+LEAST_RESERVATION: Final = 6 * 1024**2
+"""The Engine refuses less."""
+KILLED_FIRST: Final = 500
+"""Of 1000. When the machine has no memory left, the kernel kills in a container without a limit
+before it kills the host's services."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,8 @@ class Spec:
     gpus: Sequence[str] = ()
     network: str = ""
     """Of the gang; empty for a node alone, which has the Engine's own bridge."""
+    enforce_limits: bool = False
+    """Whether the container is held to what the plan gives the node."""
 
 
 def container_name(mark: str) -> str:
@@ -105,15 +116,31 @@ def host_arguments(spec: Spec, engine: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "mounts": [_mount(bind) for bind in (*spec.binds, control)],
         "network_mode": spec.network or None,
-        "nano_cpus": have.cpus * 10**9 if have.cpus < int(engine.get("NCPU", 0)) else None,
-        "mem_limit": have.memory,
-        "memswap_limit": have.memory,
-        "shm_size": max(LEAST_SHM, have.memory // 2),
+        **(_limits(have, engine) if spec.enforce_limits else _reservations(have)),
+        "shm_size": max(LEAST_SHM, have.shared_memory or have.memory // 2),
         "ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ULIMITS],
         "device_requests": _gpus(have, spec.gpus),
         "log_config": {"Type": "none", "Config": {}},
         "init": False,
         "restart_policy": {"Name": "no"},
+    }
+
+
+def _reservations(have: Resources) -> dict[str, Any]:
+    """Weights that count when the machine is busy; the container may use more."""
+    return {
+        "cpu_shares": min(have.cpus * SHARES_PER_CPU, MOST_SHARES),
+        "mem_reservation": max(have.memory, LEAST_RESERVATION),
+        "oom_score_adj": KILLED_FIRST,
+    }
+
+
+def _limits(have: Resources, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Hard limits, no swap beside them; all CPUs of the machine are no limit."""
+    return {
+        "nano_cpus": have.cpus * 10**9 if have.cpus < int(engine.get("NCPU", 0)) else None,
+        "mem_limit": have.memory,
+        "memswap_limit": have.memory,
     }
 
 

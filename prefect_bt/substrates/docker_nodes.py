@@ -37,13 +37,15 @@ from prefect_bt.substrates.docker_container import (
 from prefect_bt.substrates.docker_engine import NAME, DockerEngine, refuse_other_kernel
 from prefect_bt.substrates.docker_handle import LATE, DockerHandle, address_of
 from prefect_bt.substrates.docker_used import note_engine, raises_limits
-from prefect_bt.substrates.protocol import Capacity, PreparedImage
+from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 
 class DockerSubstrate:
     """Runs nodes in containers. The arguments are those of NodeLauncher.
 
     `environment` names the Engine by DOCKER_HOST, as the `docker` command has it.
+    `enforce_limits` holds every container to the CPUs and the memory that its node gets; otherwise
+    they are reservations, and a container may use what is free.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class DockerSubstrate:
         *,
         orphan_deadline: float | None = None,
         environment: Mapping[str, str] | None = None,
+        enforce_limits: bool = False,
     ) -> None:
+        self.enforce_limits = enforce_limits
         self.launcher = NodeLauncher(
             state_dir, orphan_deadline=orphan_deadline, environment=environment
         )
@@ -80,6 +84,7 @@ class DockerSubstrate:
             gpus=len(gpus),
             gpu_types=tuple(dict.fromkeys(gpu.type for gpu in gpus)),
             disk=free_disk(self.state_dir),
+            enforcement=Enforcement.LIMITS if self.enforce_limits else Enforcement.RESERVED,
         )
 
     def leader_address(self, job_id: str, attempt: int) -> str:
@@ -185,6 +190,7 @@ class DockerSubstrate:
             handle.folder.control,
             gpus,
             handle.network if node.group_size > 1 else "",
+            self.enforce_limits,
         )
         note_engine(self.state_dir, self._host)
         if spec.network:
@@ -255,12 +261,19 @@ class DockerSubstrate:
 
 
 def make_substrate(
-    state_dir: Path, *, orphan_deadline: float | None, docker_host: str = ""
+    state_dir: Path,
+    *,
+    orphan_deadline: float | None,
+    docker_host: str = "",
+    enforce_limits: bool = False,
 ) -> DockerSubstrate:
     """For the table of substrates; see DockerSubstrate."""
     told = {"DOCKER_HOST": docker_host} if docker_host else {}
     return DockerSubstrate(
-        state_dir, orphan_deadline=orphan_deadline, environment={**os.environ, **told}
+        state_dir,
+        orphan_deadline=orphan_deadline,
+        environment={**os.environ, **told},
+        enforce_limits=enforce_limits,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from threading import Event
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +18,17 @@ from prefect_bt.records import NodeStatus
 
 if TYPE_CHECKING:
     from prefect_bt.registries.progress import PullProgress
+
+
+class Enforcement(StrEnum):
+    """What a substrate does with the CPUs and the memory that a node gets."""
+
+    NONE = "none"
+    """Planning checks them; nodes share the machine and its `/dev/shm`."""
+    RESERVED = "reserved"
+    """They weigh when the machine is busy; a node may use more."""
+    LIMITS = "limits"
+    """A node never has more."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,7 @@ class Capacity:
     exact_paths: bool = True
     """False when the node's paths are mapped, not mounted (decision 5)."""
     why_mapped: str = ""
+    enforcement: Enforcement = Enforcement.NONE
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from prefect_bt.blocks import (
     GPU,
     AwsKey,
     AwsRole,
+    DockerSubstrate,
     GcpIdentity,
     GcpKey,
     LocalSubstrate,
@@ -29,6 +30,7 @@ from prefect_bt.blocks import (
     TrainingStore,
 )
 from prefect_bt.blocks.serving import Engine
+from prefect_bt.flows.request import JobRequest
 from prefect_bt.records import RetryBudget
 from prefect_bt.serving.engines import ENGINES
 
@@ -94,6 +96,15 @@ def test_compute():
         accelerator=d.AcceleratorSpec(accelerator=d.Accelerator.H100, count=8),
         availability_model=d.AvailabilityModel.SPOT,
     )
+
+
+@pytest.mark.parametrize("enforced", [False, True])
+def test_a_docker_substrate_enforces_limits_only_when_its_block_says_so(tmp_path, enforced):
+    given = {"enforce_limits": True} if enforced else {}
+    block = DockerSubstrate(state_dir=str(tmp_path), **given)
+    assert block.build().enforce_limits is enforced
+    settings = JobRequest(definition={}, substrate=block).settings()
+    assert settings.substrate_options("docker")["enforce_limits"] is enforced
 
 
 @pytest.mark.parametrize("wrong", [{"node_count": 0}, {"memory": "2 sheep"}, {"accelerator": "h1"}])

@@ -27,7 +27,7 @@ from prefect_bt.definitions import (
 from prefect_bt.ledger import Ledger
 from prefect_bt.logs import format_line
 from prefect_bt.objects import open_store
-from prefect_bt.records import JobRecord, JobState
+from prefect_bt.records import JobRecord, JobState, Resources
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
 from .sources import LARGE, folder
@@ -122,6 +122,7 @@ class Shop:
         priority: int | None = None,
         workspace: bytes = b"",
         sha256: str = "",
+        resources: Resources | None = None,
     ) -> JobRecord:
         known = self.ledger.ensure_project(project)
         definition = TrainingProject(
@@ -143,6 +144,7 @@ class Shop:
             workspace_sha256=sha256,
             workspace_size=len(workspace),
             user="ann",
+            resources=resources,
         )
         if workspace:
             key = f"{job_prefix(known.id, record.id)}/workspace.tar"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,11 @@ def test_a_dry_run_writes_nothing(cli: Cli, config):
     lines = done.out.splitlines()
     assert lines[:2] == ["Dry run of job job-<n> of project tiny", "  Substrate: local"]
     assert "  Command 1: true" in lines
+    each_node = (
+        "1 CPU, 2 GiB: what is asked, and more while the machine has it; cpu_count and memory "
+        "(defaults) are minimums; they are checked, not enforced: the node shares this machine"
+    )
+    assert f"  Each node: {each_node}" in lines
     assert "BT_GROUP_SIZE             1" in lines
     assert lines[-1] == "Nothing was written or started."
     assert not (cli.folder / "store").exists()
@@ -39,6 +45,9 @@ def test_options_win_over_the_config(cli: Cli, config):
     assert plan["job_name"] == "mine"
     assert [node["rank"] for node in plan["nodes"]] == [0, 1]
     assert plan["nodes"][0]["commands"] == ["sleep 1"]
+    got = plan["nodes"][0]["resources"]
+    assert (got["cpus"], got["memory"], got["limits"]) == (1, 2 * 1024**3, False)
+    assert got["why"].startswith("what is asked, and more")
     assert "start_commands" in done.err
 
 
@@ -78,7 +87,7 @@ def test_a_retry_policy_that_makes_no_sense(cli: Cli, config, options: list[str]
 
 
 @pytest.mark.slow
-def test_a_job_that_completes(cli: Cli, config):
+def test_a_job_that_completes(cli: Cli, shop: Shop, config):
     path = config(start_commands=["echo hello from rank $BT_NODE_RANK"])
     done = cli("push", str(path), "--tail", "--wait")
     assert done.code == 0, done.err
@@ -94,6 +103,11 @@ def test_a_job_that_completes(cli: Cli, config):
     assert again.code == 0, again.err
     assert again.json["current_status"] == "TRAINING_JOB_COMPLETED"
     assert again.json["id"] != job_id
+    for one in (job_id, again.json["id"]):
+        seen = cli("view", "--job-id", one, "-o", "json").json
+        assert seen["resources"]["summary"].startswith("1 CPU, 2 GiB: what is asked")
+        [attempt] = Path(shop.url.removeprefix("file://")).glob(f"*/*/jobs/{one}/attempts/0000")
+        assert json.loads((attempt / "resources.json").read_text())["cpus"] == 1
     assert cli("logs", "--job-id", again.json["id"], "--grep", "^hello").out.count("\n") == 1
 
 

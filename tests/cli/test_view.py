@@ -4,12 +4,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from prefect_bt.attempt_resources import save_resources
+from prefect_bt.contract import job_prefix
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.definitions.compute import AvailabilityModel
 from prefect_bt.drills import DrillResult, save_drill
-from prefect_bt.records import FailureClass, JobState, Outcome
+from prefect_bt.jobs import load_definition
+from prefect_bt.planning import PlanContext, plan_gang
+from prefect_bt.records import FailureClass, JobState, Outcome, Resources
+from prefect_bt.substrates.protocol import Capacity
 
 from .conftest import Cli, Shop
 
@@ -113,6 +121,48 @@ Attempt  Status  Started              Ended                Exit Code  Failed Ran
 0        failed  2023-11-14 22:19:20  2023-11-14 22:19:50  3          1            Rank 1 failed first.
 """
     )
+
+
+def test_what_each_node_gets_is_shown_before_and_while_it_runs(cli: Cli, shop: Shop, running):
+    pushed = Resources(4, 16 * 1024**3, why="as planned where it was pushed")
+    got = Resources(26, 228 * 1024**3, 1, "H100", 114 * 1024**3, "the share of 1 of 4 GPUs")
+    gpu = Compute(accelerator=AcceleratorSpec(accelerator=Accelerator.H100))
+    job = shop.job("tiny", *running, compute=gpu, resources=pushed)
+
+    def shown() -> tuple[str, str]:
+        lines = cli("view", "--job-id", job.id).out.splitlines()
+        rows = {line[:20].strip(): line[20:] for line in lines}
+        return rows["Instance Type"], rows["Each Node"]
+
+    line = "4 CPUs, 16 GiB: as planned where it was pushed"
+    assert shown() == ("1 node: 1 x H100, 4 vCPU, 16 GiB", line)
+    context = PlanContext(job.id, job.name, job.project_id, "", Capacity(1, 1 << 40, 1))
+    plan = plan_gang(load_definition(job), context)
+    nodes = tuple(replace(node, resources=got) for node in plan.nodes)
+    shop.ledger.begin_attempt(job.id)
+    save_resources(shop.ledger, replace(plan, nodes=nodes))
+    save_resources(shop.ledger, plan)  # what was written first stands
+    shop.ledger.begin_attempt(job.id)  # not planned yet: the one before tells
+    line = "26 CPUs, 228 GiB, shared memory 114 GiB: the share of 1 of 4 GPUs"
+    assert shown() == ("1 node: 1 x H100, 26 vCPU, 228 GiB", line)
+    found = cli("view", "--job-id", job.id, "-o", "json").json
+    assert found["resources"]["shared_memory"] == 114 * 1024**3
+    assert found["resources"]["summary"] == line
+    assert found["instance_type"]["id"] == "H100:1x1x26x228"
+
+
+def test_a_job_of_an_older_release_says_what_it_asked_for(cli: Cli, shop: Shop, running):
+    """Its record has no `resources`, and neither have its attempts."""
+    job = shop.job("tiny", *running)
+    key = f"{job_prefix(job.project_id, job.id)}/job.json"
+    document = json.loads(shop.ledger.store.get(key))
+    del document["resources"]
+    shop.ledger.store.put(key, json.dumps(document).encode())
+    shop.ledger.begin_attempt(job.id)
+    found = cli("view", "--job-id", job.id, "-o", "json").json
+    assert found["resources"] is None
+    assert found["instance_type"]["name"] == "1 node: 1 vCPU, 2 GiB"
+    assert "Each Node" not in cli("view", "--job-id", job.id).out
 
 
 def test_what_a_drill_found_is_a_line_of_its_job(cli: Cli, shop: Shop, ended):

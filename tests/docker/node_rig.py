@@ -56,9 +56,9 @@ class DockerRig:
     def __post_init__(self) -> None:
         self.substrate = self.reopen()
 
-    def reopen(self) -> DockerSubstrate:
+    def reopen(self, *, enforce_limits: bool = False) -> DockerSubstrate:
         environment = {**os.environ, **({"DOCKER_HOST": self.host} if self.host else {})}
-        return DockerSubstrate(self.state, environment=environment)
+        return DockerSubstrate(self.state, environment=environment, enforce_limits=enforce_limits)
 
     def plan(self, *commands: str, **changes: Any) -> NodePlan:
         image = ImagePlan(changes.pop("image", self.image))

@@ -55,6 +55,7 @@ def assert_taken_away(status: NodeStatus) -> None:
 
 def test_a_child_that_is_killed_for_memory(rig: DockerRig) -> None:
     """Its parent ends with 1, as launchers do. Without a limit of memory it would end with 0."""
+    rig.substrate = rig.reopen(enforce_limits=True)
     if not rig.client.info().get("MemoryLimit"):
         pytest.skip("this machine's kernel limits no container's memory")
     small = Resources(memory=64 * 1024**2)

@@ -83,7 +83,7 @@ def test_refuses_a_place(job: dict[str, object], words: str) -> None:
         {"runtime": runtime(**checkpoints("/root/.cache/out"), cache_config={"enabled": True})},
         {"weights": weights("/root/.cache/hf"), "runtime": runtime(cache_config={"enabled": True})},
         {"weights": weights("/w", "/w2")},
-        {"runtime": runtime(environment_variables={"PORT": "1", "A-B": "2", "X": "ü" * 1000})},
+        {"runtime": runtime(environment_variables={"MY_PORT": "1", "A-B": "2", "X": "ü" * 1000})},
     ],
 )
 def test_accepts_a_place(job: dict[str, object]) -> None:

@@ -24,6 +24,11 @@ from .laptop import CONTEXT, problems, project, runtime
         ({"runtime": runtime(start_commands=["  "])}, ["start_commands[0]"]),
         ({"runtime": runtime(environment_variables={"BT_X": "1"})}, ["BT_X", "platform's"]),
         ({"runtime": runtime(environment_variables={"A=B": "1"})}, ["A=B"]),
+        ({"runtime": runtime(environment_variables={"PORT": "1"})}, ["sets PORT", "platform's"]),
+        (
+            {"runtime": runtime(environment_variables={"HOSTNAME": {"name": "s"}})},
+            ["sets HOSTNAME", "Choose another name."],
+        ),
         (
             {"runtime": runtime(checkpointing_config={"enabled": True, "checkpoint_path": "rel"})},
             ["checkpoint_path", "absolute"],

@@ -27,6 +27,17 @@ def test_accepts_a_repository(source: str) -> None:
     plan_gang(project(weights=[{"source": source, "mount_location": "/w"}]), CONTEXT)
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["file:///data/models/base", "bt://project", "bt://project@abc1234/checkpoint-10"],
+)
+def test_folders_and_checkpoints_of_this_store_are_weights_too(source: str) -> None:
+    """Ours: Baseten has neither scheme. tests/weights shows that they are mirrored and mounted."""
+    plan = plan_gang(project(weights=[{"source": source, "mount_location": "/w"}]), CONTEXT)
+    assert [weights.source for weights in plan.weights] == [source]
+    assert [v.target for v in plan.nodes[0].volumes if v.read_only] == ["/w"]
+
+
 def test_problems_of_weights_by_source() -> None:
     sources = [
         {"source": "hf://a/b", "mount_location": "/w"},

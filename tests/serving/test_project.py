@@ -32,7 +32,7 @@ from prefect_bt.serving.project import (
     serving_job,
 )
 from prefect_bt.serving.served import BaseModel, Served
-from prefect_bt.substrates.protocol import Capacity
+from prefect_bt.substrates.protocol import Capacity, Enforcement
 from prefect_bt.weights import NodeCache, mirror_source
 from tests.checkpoints import folders
 from tests.planning.laptop import CONTEXT
@@ -168,9 +168,14 @@ MACHINE = Capacity(cpus=8, memory=32 * 1024**3, gpus=1)
 @pytest.mark.parametrize(
     "left_out", [None, Compute(), Compute(cpu_count=0, memory="0Mi"), Compute(memory=" 0.0 ")]
 )
-def test_what_a_config_leaves_out_is_all_there_is(left_out):
-    found = serving_compute(left_out, MACHINE)
+def test_what_a_config_leaves_out_is_all_there_is_where_limits_are_enforced(left_out):
+    assert serving_compute(left_out, MACHINE) == Compute(), "it may use the machine"
+    limited = replace(MACHINE, enforcement=Enforcement.LIMITS)
+    found = serving_compute(left_out, limited)
     assert (found.cpu_count, found.memory, found.accelerator) == (8, "32768Mi", None)
+    gpu = Compute(cpu_count=0, memory="0Mi", accelerator=AcceleratorSpec(accelerator="L4"))
+    found = serving_compute(gpu, limited)
+    assert (found.cpu_count, found.memory) == (1, "2Gi"), "planning gives it the GPU's share"
 
 
 def test_what_a_config_asks_for_is_kept():

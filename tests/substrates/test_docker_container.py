@@ -48,6 +48,10 @@ def resources(**given: int) -> Spec:
     return spec(make_plan(Path("/state"), ("train",), resources=Resources(**given)))
 
 
+def limited(**given: int) -> Spec:
+    return replace(resources(**given), enforce_limits=True)
+
+
 def test_the_container_is_named_labelled_and_run_by_a_shell_of_the_image() -> None:
     given = create_arguments(spec())
     assert given["image"] == SHA, "what was pulled, not a tag that may move"
@@ -108,8 +112,22 @@ def test_mounts_refuse_sources_that_are_missing() -> None:
     assert "CreateMountpoint" not in json.dumps(mounts)
 
 
-def test_limits() -> None:
-    given = host_arguments(resources(cpus=2, memory=8 * GIB), ENGINE)
+def test_by_default_compute_is_reserved_and_nothing_is_limited() -> None:
+    given = host_arguments(resources(cpus=26, memory=228 * GIB, shared_memory=114 * GIB), ENGINE)
+    assert (given["cpu_shares"], given["mem_reservation"]) == (26 * 1024, 228 * GIB)
+    assert given["shm_size"] == 114 * GIB
+    assert given["oom_score_adj"] == 500, "before the host's services"
+    assert not {"nano_cpus", "mem_limit", "memswap_limit"} & {k for k, v in given.items() if v}
+
+
+def test_reservations_stay_within_what_the_engine_takes() -> None:
+    given = host_arguments(resources(cpus=1000, memory=1), ENGINE)
+    assert (given["cpu_shares"], given["mem_reservation"]) == (262144, 6 * 1024**2)
+
+
+def test_limits_are_enforced_where_the_substrate_says_so() -> None:
+    given = host_arguments(limited(cpus=2, memory=8 * GIB), ENGINE)
+    assert not {"cpu_shares", "mem_reservation", "oom_score_adj"} & given.keys()
     assert given["nano_cpus"] == 2 * 10**9
     assert given["mem_limit"] == given["memswap_limit"] == 8 * GIB, "and no swap beside it"
     assert given["shm_size"] == 4 * GIB
@@ -124,7 +142,7 @@ def test_limits() -> None:
 @pytest.mark.parametrize(("cpus", "limit"), [(1, 10**9), (7, 7 * 10**9), (8, None), (9, None)])
 def test_all_cpus_are_no_limit(cpus: int, limit: int | None) -> None:
     """The Engine refuses more than it has; placing (capacity) has refused that before."""
-    assert host_arguments(resources(cpus=cpus), ENGINE)["nano_cpus"] == limit
+    assert host_arguments(limited(cpus=cpus), ENGINE)["nano_cpus"] == limit
 
 
 def test_shared_memory_is_never_less_than_the_engines_default() -> None:
