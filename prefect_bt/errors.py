@@ -6,6 +6,7 @@ PrefectBtError
 ├── PlanError                a valid definition that cannot run as asked: one message for all
 ├── SecretError              a secret reference that nothing answers
 ├── NotFoundError            a project, job or checkpoint that does not exist
+├── AmbiguousError           a project name that several teams use
 ├── StateError               a request that the job's present state does not allow
 ├── StoreError               the store did not do what was asked
 │   ├── ObjectNotFound
@@ -94,6 +95,10 @@ class NotFoundError(PrefectBtError):
     def __init__(self, kind: str, name: str, *, next_step: str = "") -> None:
         self.kind, self.name = kind, name
         super().__init__(f"No {kind} {name!r} in this store.", next_step=next_step)
+
+
+class AmbiguousError(PrefectBtError):
+    """A name that means several projects, where one is needed."""
 
 
 class StateError(PrefectBtError):

@@ -19,12 +19,13 @@ from prefect_bt.contract import (
     job_index_key,
     job_prefix,
     new_id,
-    project_index_key,
     project_prefix,
+    project_record_key,
     run_index_key,
 )
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError
 from prefect_bt.objects.protocols import Store
+from prefect_bt.projects import Projects
 from prefect_bt.records import (
     TRANSITIONS,
     AttemptRecord,
@@ -65,6 +66,7 @@ class Ledger:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self._clock = clock
+        self._projects = Projects(store, clock=clock)
         self._prefixes: dict[str, str] = {}
         self._written_once: dict[str, bytes] = {}
 
@@ -74,51 +76,33 @@ class Ledger:
 
     # -- projects ---------------------------------------------------------------------------
 
-    def ensure_project(self, name: str, *, team_name: str = "") -> ProjectRecord:
-        """The project of that name, made if there is none; one of several racers makes it."""
-        known = self._project_id(name)
-        if known is not None:
-            return self.project(known)
-        made = ProjectRecord(new_id(), name, self._clock(), team_name)
-        self.store.put(f"{project_prefix(made.id)}/project.json", codec.dumps(made).encode())
-        try:
-            self._create(project_index_key(name), {"project_id": made.id})
-        except ObjectExists:
-            self.store.delete(f"{project_prefix(made.id)}/project.json")
-            return self.ensure_project(name, team_name=team_name)
-        return made
+    def ensure_project(self, name: str, *, team_name: str | None = None) -> ProjectRecord:
+        """Return the team's project of that name, created if there is none (Projects.ensure)."""
+        return self._projects.ensure(name, team=team_name)
 
-    def project(self, name_or_id: str) -> ProjectRecord:
-        """By id first, then by name; NotFoundError lists every valid id and name (§12)."""
-        project_id = self._project_id(name_or_id)
-        for candidate in dict.fromkeys([name_or_id, project_id]):
-            if candidate and candidate.isalnum():
-                try:
-                    text = self.store.get(f"{project_prefix(candidate)}/project.json")
-                except ObjectNotFound:
-                    continue
-                return codec.loads(ProjectRecord, text)
-        known = ", ".join(f"{p.id} ({p.name})" for p in self.projects())
-        hint = f"Projects here: {known}." if known else "There are none yet: push a job first."
-        raise NotFoundError("project", name_or_id, next_step=hint)
+    def project(self, name_or_id: str, *, prefer: str | None = None) -> ProjectRecord:
+        """Return a project by id, or by its name if that is unique (Projects.get)."""
+        return self._projects.get(name_or_id, prefer=prefer)
 
     def projects(self) -> list[ProjectRecord]:
-        """Every project, oldest first."""
-        found: list[ProjectRecord] = []
-        for info in self.store.list("index/projects"):
-            project_id = str(json.loads(self.store.get(info.key))["project_id"])
-            found.append(
-                codec.loads(
-                    ProjectRecord, self.store.get(f"{project_prefix(project_id)}/project.json")
-                )
-            )
-        return sorted(found, key=lambda p: (p.created_at, p.id))
+        """Return every project, oldest first."""
+        return self._projects.list()
 
-    def _project_id(self, name: str) -> str | None:
+    def find_project(self, name: str, *, team: str | None) -> ProjectRecord | None:
+        """Return the project that a push of that name and team goes to; None for a new one."""
+        return self._projects.find(name, team=team)
+
+    def forget_project(self, project: ProjectRecord) -> None:
+        """Remove the project from the index: no reader finds it by its name any more."""
+        self._projects.forget(project)
+
+    def team_of(self, project_id: str) -> str:
+        """Return the team that owns the project; "" is the default team."""
         try:
-            return str(json.loads(self.store.get(project_index_key(name)))["project_id"])
+            record = codec.loads(ProjectRecord, self._once(project_record_key(project_id)))
         except ObjectNotFound:
-            return None
+            return ""
+        return record.team_name
 
     # -- jobs -------------------------------------------------------------------------------
 

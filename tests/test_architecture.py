@@ -70,6 +70,8 @@ LEVELS: dict[str, int] = {
     "lastsave": 4,
     "ledger": 4,
     "loading": 4,
+    "missing": 4,
+    "projects": 4,
     "retrychoices": 4,
     "retrying": 4,
     "sealing": 4,
