@@ -92,7 +92,8 @@ def mirror_weights(site: JobSite, source: WeightsPlan, stop: threading.Event) ->
     wanted = [source.secret] if source.secret else []
     where = MirrorSite(site.settings, site.ledger.store, site.job_id)
     try:
-        secret = next(iter(resolve_secrets(wanted, site.secret_sources).values()), None)
+        values = resolve_secrets(wanted, site.secret_sources, team=site.team)
+        secret = next(iter(values.values()), None)
         mirrored = mirror_on_run(
             where, source, secret=secret, stop=stop, revision=pin.revision if pin else ""
         )

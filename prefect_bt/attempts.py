@@ -17,6 +17,7 @@ from prefect_bt.checkpoints.catalogue import newest
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.diagnosis import diagnose_cause, diagnose_error
 from prefect_bt.errors import (
+    AmbiguousError,
     AttemptFailed,
     CheckpointError,
     NotFoundError,
@@ -79,6 +80,11 @@ class JobSite:
         return self.record.id
 
     @property
+    def team(self) -> str:
+        """The team that owns the job's project, whatever team its definition names."""
+        return self.ledger.team_of(self.record.project_id)
+
+    @property
     def checkpointing(self) -> bool:
         return self.project.job.runtime.checkpointing_config.enabled
 
@@ -89,7 +95,7 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
     missing: list[str] = []
     try:
         load = _load_held(site, attempt)
-    except NotFoundError as error:
+    except (NotFoundError, AmbiguousError) as error:
         load, missing = (), [str(error)]
     context = PlanContext(
         job_id=record.id,
@@ -111,7 +117,7 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         retention=record.retention,
         revisions={key: pin.revision for key, pin in site.ledger.pinned_weights(record.id).items()},
     )
-    return plan_gang(site.project, context)
+    return plan_gang(site.project.model_copy(update={"team_name": site.team}), context)
 
 
 def _last_cause(site: JobSite) -> str:
@@ -169,12 +175,12 @@ def workspace_plan(record: JobRecord) -> WorkspacePlan:
 def site_secrets(site: JobSite) -> dict[str, str]:
     """Values of every secret the job names; SecretError before any compute is taken."""
     names = secret_names(site.project.job, images=site.substrate.images)
-    return resolve_secrets(names, site.secret_sources)
+    return resolve_secrets(names, site.secret_sources, team=site.team)
 
 
 def site_image_secrets(site: JobSite) -> dict[str, str]:
     """Those of docker_auth alone; SecretError."""
-    return resolve_secrets(image_secrets(site.project.job), site.secret_sources)
+    return resolve_secrets(image_secrets(site.project.job), site.secret_sources, team=site.team)
 
 
 def image_plan(site: JobSite) -> ImagePlan:

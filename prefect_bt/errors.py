@@ -27,6 +27,7 @@ attributes: nothing in prefect_bt may decide by message text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,11 +83,15 @@ class SecretError(PrefectBtError):
         self.names, self.looked_in = tuple(names), tuple(looked_in)
         listed = ", ".join(repr(name) for name in self.names)
         noun = "Secret" if len(self.names) == 1 else "Secrets"
-        env = f"PREFECT_BT_SECRET_{self.names[0].upper().replace('-', '_')}" if self.names else ""
+        env = f"PREFECT_BT_SECRET_{_as_variable(self.names[0])}" if self.names else ""
         super().__init__(
             f"{noun} {listed} not found; looked in {', '.join(self.looked_in) or 'nothing'}.",
             next_step=f"Save a Prefect Secret block of that name, or set {env}.",
         )
+
+
+def _as_variable(name: str) -> str:
+    return re.sub(r"\W", "_", name).upper()
 
 
 class NotFoundError(PrefectBtError):

@@ -50,7 +50,11 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "instance_type": _instance_type(record),
         "node_count": job.compute.node_count,
         "training_project_id": record.project_id,
-        "training_project": {"id": record.project_id, "name": record.project_name},
+        "training_project": {
+            "id": record.project_id,
+            "name": record.project_name,
+            "team_name": ledger.team_of(record.project_id) or None,
+        },
         "checkpoint_sync_status": _sync_status(last.state),
         "priority": job.priority or 0,
         "availability_model": job.compute.availability_model.value,

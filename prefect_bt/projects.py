@@ -115,7 +115,8 @@ class Projects:
 
     def _named(self, name: str) -> list[ProjectRecord]:
         further = [info.key for info in self._store.list(team_projects_prefix(name))]
-        return self._pointed_to([project_index_key(name), *further])
+        found = self._pointed_to([project_index_key(name), *further])
+        return sorted(found, key=lambda one: one.team_name)
 
     def _pointed_to(self, keys: Iterable[str]) -> list[ProjectRecord]:
         """Return the projects of these index keys, each once; a deleted one is left out."""

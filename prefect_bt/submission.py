@@ -8,7 +8,7 @@ job are written, in that order, and the job is started.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,17 +18,17 @@ from prefect_bt.attempts import workspace_plan
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.control import settle
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
-from prefect_bt.errors import DefinitionError, NotFoundError, SecretError, StateError
+from prefect_bt.errors import DefinitionError, StateError
 from prefect_bt.jobs import job_document, load_definition, open_ledger, who_asks
 from prefect_bt.ledger import Ledger
-from prefect_bt.loading import resolve_load
+from prefect_bt.missing import find_missing, in_team
 from prefect_bt.plan import GangPlan, WorkspacePlan
-from prefect_bt.planning import PlanContext, plan_gang, secret_names
+from prefect_bt.planning import PlanContext, plan_gang
 from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget, ServingRef
 from prefect_bt.retrychoices import NO_CHOICES, RetryChoices
-from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
+from prefect_bt.secrets import SecretSource
 from prefect_bt.settings import Settings
-from prefect_bt.starting import Starter, secret_sources, start, starting
+from prefect_bt.starting import Starter, start, starting
 from prefect_bt.substrates import open_substrate
 from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace
 from prefect_bt.workspace.layout import choose_layout
@@ -97,8 +97,9 @@ def push(  # noqa: PLR0913 (truss names them)
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
     The result has the flat keys of a job, and the same job under `training_job` with its project
-    under `training_project`. `remote` and `team_id` are accepted for compatibility: a store has no
-    remotes, and a team is a name. The other choices are those of SubmitOptions.
+    under `training_project`. `remote` is accepted for compatibility: a store has no remotes.
+    `team_id` is the name of the team; "" is the default team, and None leaves the config's. The
+    other choices are those of SubmitOptions.
     """
     _ = remote
     options = SubmitOptions(
@@ -116,7 +117,7 @@ def push(  # noqa: PLR0913 (truss names them)
     else:
         path = Path(config).absolute()
         project, folder = load_training_project(path), Path(source_dir or path.parent)
-    if team_id:
+    if team_id is not None:
         project = project.model_copy(update={"team_name": team_id})
     document = submit(project, source_dir=folder, options=options)
     if not isinstance(config, TrainingProject):
@@ -199,7 +200,8 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     options = options or SubmitOptions()
     ledger = open_ledger(options.store)
     old = ledger.job(job_id)
-    project = load_definition(old)
+    team = {"team_name": ledger.team_of(old.project_id)}
+    project = load_definition(old).model_copy(update=team)
     plan = plan_submission(ledger, project, replace(options, substrate=old.substrate))
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
         copy = Path(folder) / "workspace.tar"
@@ -248,7 +250,7 @@ def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
     """The plan as it looks before the job has an id; PlanError with every problem."""
     _budget(options, None)
-    settings = Settings()
+    project, settings = in_team(ledger, project), Settings()
     substrate = open_substrate(options.substrate, **settings.substrate_options(options.substrate))
     context = PlanContext(
         job_id=DRY_RUN_ID,
@@ -259,7 +261,9 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
         substrate=substrate.name,
         images=substrate.images,
         leader_address=substrate.leader_address(DRY_RUN_ID, 0),
-        missing=tuple(_missing(ledger, project, options, images=substrate.images)),
+        missing=tuple(
+            find_missing(ledger, project, options.secret_sources, images=substrate.images)
+        ),
         grace=settings.grace,
         settle=settings.settle,
         retention=_retention(options, None),
@@ -284,7 +288,8 @@ def write_job(
     """Project, id, workspace, then the job itself, whose file makes it exist."""
     birth = birth or Birth()
     old = birth.old
-    known = ledger.ensure_project(project.name, team_name=project.team_name or "")
+    known = ledger.ensure_project(project.name, team_name=project.team_name)
+    project = project.model_copy(update={"team_name": known.team_name or project.team_name})
     job_id = ledger.reserve_job_id(known.id, wanted=birth.wanted_id)
     try:
         birth.claim(job_id)
@@ -325,37 +330,6 @@ def _packed(project: TrainingProject, source_dir: Path) -> Generator[PackedWorks
     )
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
         yield pack_workspace(layout, Path(folder) / "workspace.tar")
-
-
-def _missing(
-    ledger: Ledger, project: TrainingProject, options: SubmitOptions, *, images: bool
-) -> Sequence[str]:
-    """Sentences for secrets and checkpoints that are named but not there."""
-    sentences: list[str] = []
-    names = secret_names(project.job, images=images)
-    try:
-        resolve_secrets(names, [EnvironmentSecrets()])
-    except SecretError as error:
-        try:
-            resolve_secrets(error.names, options.secret_sources or secret_sources())
-        except SecretError as still:
-            sentences.append(str(still))
-    try:
-        _try_load(ledger, project)
-    except NotFoundError as error:
-        sentences.append(f"load_checkpoint_config: {error}")
-    return sentences
-
-
-def _try_load(ledger: Ledger, project: TrainingProject) -> None:
-    load = project.job.runtime.load_checkpoint_config
-    if load is None or not load.enabled:
-        return
-    try:
-        project_id = ledger.project(project.name).id
-    except NotFoundError:
-        project_id = ""
-    resolve_load(ledger, project, project_id=project_id, before=ledger.now())
 
 
 def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:

@@ -36,9 +36,11 @@ def show_projects(terminal: Terminal, projects: Sequence[Document]) -> None:
         terminal.say("No training projects yet. Start one: prefect-bt push config.py")
         return
     link = link_in(terminal)
+    teams = [Column("Team", lambda p: p.get("team_name") or "")]
     columns: list[Column] = [
         Column("Project ID", lambda p: p["id"]),
         Column("Name", lambda p: p["name"]),
+        *(teams if any(p.get("team_name") for p in projects) else ()),
         Column("Created", lambda p: local_time(p["created_at"])),
         Column("Last Modified", lambda p: local_time(p["updated_at"])),
         Column("Latest Job ID", lambda p: _latest(p).get("id", "")),
@@ -87,6 +89,7 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Job ID", job["id"]),
         ("Project ID", job["training_project"]["id"]),
         ("Project Name", job["training_project"]["name"]),
+        ("Team", job["training_project"].get("team_name")),
         ("Status", _status(job)),
         ("Instance Type", job["instance_type"]["name"]),
         ("Priority", str(job["priority"])),
