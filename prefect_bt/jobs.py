@@ -8,7 +8,11 @@ from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.checkpoints.announcing import Uploads
-from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints
+from prefect_bt.checkpoints.catalogue import (
+    CommittedCheckpoint,
+    checkpoint_record,
+    list_checkpoints,
+)
 from prefect_bt.checkpoints.telling import told
 from prefect_bt.definitions import TrainingJob, TrainingProject, training_project_from_json
 from prefect_bt.definitions import parse_memory as _memory
@@ -20,6 +24,7 @@ from prefect_bt.objects import open_store
 from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome
 from prefect_bt.settings import Settings
+from prefect_bt.syncstatus import SyncStatus, read_sync_status
 
 
 def open_ledger(store: str | None = None) -> Ledger:
@@ -40,6 +45,8 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     error = last.message if last.state in _WITH_ERROR else None
     found = list_checkpoints(ledger.store, record.project_id, record.id)
     runs = ledger.runs_of_job(record.id)
+    checkpointing = job.runtime.checkpointing_config.enabled
+    sync = read_sync_status(ledger, record, last.state, checkpointing=checkpointing)
     return {
         "id": record.id,
         "name": record.name,
@@ -55,12 +62,13 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
             "name": record.project_name,
             "team_name": ledger.team_of(record.project_id) or None,
         },
-        "checkpoint_sync_status": _sync_status(last.state),
+        "checkpoint_sync_status": sync.status,
+        "checkpoint_sync_error": sync.error or None,
         "priority": job.priority or 0,
         "availability_model": job.compute.availability_model.value,
         **({"user": {"email": record.user}} if record.user else {}),
         "attempts": _attempts(ledger, record.id),
-        "checkpoints": [checkpoint_record(checkpoint) for checkpoint in found],
+        "checkpoints": [_checkpoint(checkpoint, sync) for checkpoint in found],
         "uploads": [] if last.state.terminal else _uploads(ledger, record),
         "last_save": None if last.state.terminal else _last_save(ledger, record),
         "weights": _weights(ledger, record.id, job),
@@ -153,8 +161,10 @@ def _weights(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, An
     ]
 
 
-def _sync_status(state: JobState) -> str:
-    return "COMPLETED" if state.terminal else "SYNCING"
+def _checkpoint(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, Any]:
+    status, error = sync.of_checkpoint(checkpoint)
+    shown = {"sync_status": status, "sync_error": error or None}
+    return {**checkpoint_record(checkpoint), **shown}
 
 
 def _instance_type(record: JobRecord) -> dict[str, Any]:

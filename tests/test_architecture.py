@@ -77,6 +77,7 @@ LEVELS: dict[str, int] = {
     "sealing": 4,
     "serving": 4,
     "serving.*": 4,
+    "syncstatus": 4,
     "weights": 4,
     "weights.*": 4,
     "workspace": 4,

@@ -45,7 +45,7 @@ def show_projects(terminal: Terminal, projects: Sequence[Document]) -> None:
         Column("Last Modified", lambda p: local_time(p["updated_at"])),
         Column("Latest Job ID", lambda p: _latest(p).get("id", "")),
         Column("Latest Job Status", lambda p: _status(_latest(p))),
-        Column("Checkpoint Sync", lambda p: _latest(p).get("checkpoint_sync_status") or ""),
+        Column("Checkpoint Sync", lambda p: _sync(_latest(p)) or ""),
         Column("Status Page", lambda p: link(_latest(p).get("flow_run_url"))),
     ]
     spare = ["Checkpoint Sync", "Last Modified", "Created", "Project ID", "Status Page"]
@@ -101,7 +101,8 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Substrate", job.get("substrate") or ""),
         ("Image", _image(job)),
         ("Store", job.get("store") or ""),
-        ("Checkpoint Sync", job.get("checkpoint_sync_status")),
+        ("Checkpoint Sync", _sync(job)),
+        ("Not Synced", job.get("checkpoint_sync_error")),
         ("Error Message", Text(error, style="red") if error else None),
         ("Checkpoints", checkpoints or None),
         ("Drill", drill["why"] if (drill := job.get("drill")) else None),
@@ -155,6 +156,12 @@ _WHERE: list[Column] = [
     Column("Instance Type", lambda j: j["instance_type"]["name"]),
     Column("Capacity Type", _capacity_type),
 ]
+
+
+def _sync(job: Document) -> str | None:
+    """Return the status; a failed or incomplete upload has none."""
+    failed = "INCOMPLETE" if job.get("checkpoint_sync_error") else None
+    return job.get("checkpoint_sync_status") or failed
 
 
 def _latest(project: Document) -> Document:
