@@ -29,6 +29,7 @@ from prefect_bt.jobs import load_definition
 from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
+from prefect_bt.maxruntime import find_run_time
 from prefect_bt.ownership import Claim
 from prefect_bt.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning import PlanContext, image_secrets, plan_gang, plan_image, secret_names
@@ -72,6 +73,8 @@ class JobSite:
         self.project = load_definition(record)
         self.holds: list[str] = []
         """Keys of what says that this job needs checkpoints of others."""
+        self.notes: tuple[str, ...] = ()
+        """Of the plan, if this process accepted the job."""
         self.resumed = False
         """Whether this process takes up a job that another was running when it died."""
 
@@ -219,6 +222,12 @@ def adopt(site: JobSite) -> Gang | None:
     if len(nodes) != site.project.job.compute.node_count:
         return None
     gang = Gang(last.attempt, nodes, grace=site.settings.grace, began=last.at)
+    return equip_gang(site, gang)
+
+
+def equip_gang(site: JobSite, gang: Gang) -> Gang:
+    """Give a gang what it needs of the job's record: the limit of its commands, a grace to save."""
+    gang.run_time = find_run_time(site.ledger, site.record)
     return give_time_to_save(site, gang)
 
 
@@ -242,7 +251,7 @@ def _put_away(
     site: JobSite, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
 ) -> Outcome:
     gang = Gang(begun.attempt, nodes, grace=site.settings.grace, began=begun.at)
-    give_time_to_save(site, gang)
+    equip_gang(site, gang)
     seen = [handle.observe() for handle in nodes]
     ended = all(status.commands_ended for status in seen)
     complete = len(nodes) == site.project.job.compute.node_count
@@ -344,7 +353,7 @@ def refuse(attempt: int, error: Exception) -> Outcome:
     now = time.time()
     return Outcome(
         attempt=attempt,
-        state=JobState.DEPLOY_FAILED,
+        state=JobState.FAILED if found.cause is Cause.MAX_RUN_TIME else JobState.DEPLOY_FAILED,
         message=describe(error),
         failure=found.failure,
         cause=found.cause,

@@ -23,6 +23,7 @@ checkpoint paths: §8.2. What lies in a store:
             events/<seq>.json                 what happened, create-only, in order
             runs/<Prefect flow run id>.json   which runs of Prefect were this job
             stop.json                         somebody asked for the job to stop
+            max_run_time.json                 what a retry gave instead of the job's limit, seconds
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only
             image.json                        the image that its nodes run in, by digest;

@@ -18,6 +18,7 @@ PrefectBtError
 ├── WeightsError             a weights source could not be resolved or mirrored
 ├── ServingError             a model that cannot be deployed, or does not answer
 ├── DrillError               a drill that could not show whether the job would go on
+├── MaxRunTimeError          a job's commands have run as long as they may
 ├── AttemptFailed            an attempt of the gang ended badly; carries its outcome
 └── ServerError              the Prefect API or a local server could not be used
 
@@ -217,6 +218,10 @@ class ServingError(PrefectBtError):
 
 class DrillError(PrefectBtError):
     """Nothing was learned: the job ended first, or committed nothing with a step."""
+
+
+class MaxRunTimeError(PrefectBtError):
+    """Nothing is left of a job's maximum run time."""
 
 
 class AttemptFailed(PrefectBtError):

@@ -20,6 +20,7 @@ from prefect_bt.drills import find_drill
 from prefect_bt.errors import DefinitionError
 from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
+from prefect_bt.maxruntime import used_run_time
 from prefect_bt.objects import open_store
 from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome
@@ -75,6 +76,8 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "events": [{**codec.encode(event), "at": iso(event.at)} for event in events],
         "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
         "retries": codec.encode(record.retries),
+        "max_run_time": ledger.max_run_time(record),
+        "run_time": used_run_time(ledger.outcomes(record.id)),
         "substrate": record.substrate,
         "image": {
             "reference": job.image.base_image,

@@ -249,6 +249,20 @@ class Ledger:
         """A new attempt of a stopped job was asked for: the old request no longer counts."""
         self.store.delete(f"{self._prefix(job_id)}/stop.json")
 
+    def set_max_run_time(self, job_id: str, seconds: float) -> None:
+        """Replace the job's maximum run time from now on."""
+        self.store.put(self._max_run_time_key(job_id), json.dumps(seconds).encode())
+
+    def max_run_time(self, record: JobRecord) -> float | None:
+        """Return the seconds that the job's commands may run, all attempts together."""
+        try:
+            return float(json.loads(self.store.get(self._max_run_time_key(record.id))))
+        except ObjectNotFound:
+            return record.max_run_time
+
+    def _max_run_time_key(self, job_id: str) -> str:
+        return f"{self._prefix(job_id)}/max_run_time.json"
+
     # -- attempts ---------------------------------------------------------------------------
 
     def begin_attempt(self, job_id: str, *, flow_run_id: str = "", host: str = "") -> int:

@@ -103,6 +103,8 @@ class Cause(StrEnum):
     IMAGE_NOT_FOUND = "image_not_found"
     IMAGE_UNUSABLE = "image_unusable"
     """Another processor's, or without what a node needs."""
+    MAX_RUN_TIME = "max_run_time"
+    """The job's own limit; never retried automatically, whatever the policy allows."""
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"
     UNKNOWN = "unknown"
@@ -274,6 +276,8 @@ class JobRecord:
     user: str = ""
     recreated_from: str = ""
     serving: ServingRef | None = None
+    max_run_time: float | None = None
+    """Seconds that the commands may run, all attempts together; None: no limit."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from prefect_bt.attempts import workspace_plan
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.control import settle
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
+from prefect_bt.durations import parse_duration
 from prefect_bt.errors import DefinitionError, StateError
 from prefect_bt.jobs import job_document, load_definition, open_ledger, who_asks
 from prefect_bt.ledger import Ledger
+from prefect_bt.maxruntime import check_run_time
 from prefect_bt.missing import find_missing, in_team
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang
@@ -44,7 +46,8 @@ class SubmitOptions:
     user's own code; None keeps the policy's number. `retry_policy` replaces the default policy, or
     that of the job that is repeated, and `retry_choices` single numbers of it. `deployment` is
     `flow/deployment` of Prefect; None takes the setting. `keep_last` and `keep_every` are the
-    retention policy (records.Retention). `serving`: the revision that the job is.
+    retention policy (records.Retention). `serving`: the revision that the job is. `max_run_time`:
+    how long the commands may run, all attempts together, in seconds or as `12h`.
     """
 
     substrate: str = field(default_factory=lambda: Settings().substrate)
@@ -57,6 +60,7 @@ class SubmitOptions:
     retry_choices: RetryChoices = NO_CHOICES
     secret_sources: tuple[SecretSource, ...] | None = None
     serving: ServingRef | None = None
+    max_run_time: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ def push(  # noqa: PLR0913 (truss names them)
     keep_every: int | None = None,
     retry_policy: RetryBudget | None = None,
     retry_choices: RetryChoices = NO_CHOICES,
+    max_run_time: float | str | None = None,
 ) -> dict[str, Any]:
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
@@ -111,6 +116,7 @@ def push(  # noqa: PLR0913 (truss names them)
         keep_every=keep_every,
         retry_policy=retry_policy,
         retry_choices=retry_choices,
+        max_run_time=max_run_time,
     )
     if isinstance(config, TrainingProject):
         project, folder = config, Path(source_dir or Path.cwd())
@@ -218,12 +224,18 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     return document_of(ledger, record, plan)
 
 
-def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
+def retry(
+    job_id: str, *, store: str | None = None, max_run_time: float | str | None = None
+) -> dict[str, Any]:
     """Another attempt of a job that is over, under its own id and Prefect run (decision 7).
 
-    It starts from the job's committed checkpoints. StateError for a job that completed, or is not
-    over yet.
+    It starts from the job's committed checkpoints. `max_run_time` replaces the job's limit, which
+    counts all attempts. StateError for a job that completed, or is not over yet; MaxRunTimeError
+    for one that has no time left.
     """
+    limit = None
+    if max_run_time is not None:
+        limit = parse_duration(max_run_time, field="max_run_time")
     ledger = open_ledger(store)
     record = ledger.job(job_id)
     settle(ledger, job_id)
@@ -237,9 +249,12 @@ def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
             if over
             else f"Stop it first: prefect-bt stop --job-id {job_id}",
         )
+    check_run_time(ledger, record, limit=limit)
     with starting() as starter:
         if starter is not None:
             starter.claim(job_id)
+        if limit is not None:
+            ledger.set_max_run_time(job_id, limit)
         ledger.clear_stop(job_id)
         ledger.append(job_id, JobState.CREATED, message="another attempt was asked for")
         start(ledger, record, starter=starter)
@@ -268,7 +283,7 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
         settle=settings.settle,
         retention=_retention(options, None),
     )
-    return plan_gang(project, context)
+    return replace(plan_gang(project, context), max_run_time=_max_run_time(options, None))
 
 
 def document_of(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
@@ -308,6 +323,7 @@ def write_job(
             user=who_asks(),
             recreated_from=old.id if old else "",
             serving=options.serving,
+            max_run_time=_max_run_time(options, old),
         )
         if packed:
             ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", packed.path)
@@ -339,6 +355,15 @@ def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
     if options.retries is not None:
         choices = replace(choices, user=options.retries)
     return choices.over(base)
+
+
+def _max_run_time(options: SubmitOptions, old: JobRecord | None) -> float | None:
+    """DefinitionError for what is no span of time. A server has no limit."""
+    if options.max_run_time is not None:
+        return parse_duration(options.max_run_time, field="max_run_time")
+    if options.serving is not None:
+        return None
+    return old.max_run_time if old else Settings().max_run_time
 
 
 def _retention(options: SubmitOptions, old: JobRecord | None) -> Retention:

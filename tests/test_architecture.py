@@ -71,6 +71,7 @@ LEVELS: dict[str, int] = {
     "lastsave": 4,
     "ledger": 4,
     "loading": 4,
+    "maxruntime": 4,
     "projects": 4,
     "retrychoices": 4,
     "retrying": 4,
@@ -114,6 +115,7 @@ LEVELS: dict[str, int] = {
     # 0 ground: standard library only
     "codec": 0,
     "contract": 0,
+    "durations": 0,
     "errors": 0,
 }
 EDGES, ADAPTERS, GROUND = 5, 3, 0

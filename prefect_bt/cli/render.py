@@ -17,6 +17,7 @@ from prefect_bt.cli.tables import (
     show_table,
 )
 from prefect_bt.cli.terminal import Terminal
+from prefect_bt.durations import format_duration
 from prefect_bt.records import JobState
 
 _STYLES = {
@@ -98,6 +99,7 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Created", local_time(job["created_at"])),
         ("Last Modified", local_time(job["updated_at"])),
         ("Job Page", _page(terminal, job)),
+        ("Maximum Run Time", _run_time(job)),
         ("Substrate", job.get("substrate") or ""),
         ("Image", _image(job)),
         ("Store", job.get("store") or ""),
@@ -156,6 +158,13 @@ _WHERE: list[Column] = [
     Column("Instance Type", lambda j: j["instance_type"]["name"]),
     Column("Capacity Type", _capacity_type),
 ]
+
+
+def _run_time(job: Document) -> str | None:
+    if not job.get("max_run_time"):
+        return None
+    limit, used = format_duration(job["max_run_time"]), job.get("run_time")
+    return f"{limit}; ended attempts used {format_duration(used)}" if used else limit
 
 
 def _sync(job: Document) -> str | None:
