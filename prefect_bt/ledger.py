@@ -25,7 +25,7 @@ from prefect_bt.contract import (
 )
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError
 from prefect_bt.objects.protocols import Store
-from prefect_bt.projects import Projects
+from prefect_bt.projects import Projects, load_project
 from prefect_bt.records import (
     TRANSITIONS,
     AttemptRecord,
@@ -99,10 +99,9 @@ class Ledger:
     def team_of(self, project_id: str) -> str:
         """Return the team that owns the project; "" is the default team."""
         try:
-            record = codec.loads(ProjectRecord, self._once(project_record_key(project_id)))
+            return load_project(self._once(project_record_key(project_id))).team_name
         except ObjectNotFound:
             return ""
-        return record.team_name
 
     # -- jobs -------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from prefect_bt.errors import AmbiguousError, NotFoundError, SecretError
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.planning import secret_names
+from prefect_bt.projects import canonical_team
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.starting import secret_sources
 
@@ -20,9 +21,8 @@ def in_team(ledger: Ledger, project: TrainingProject) -> TrainingProject:
     teams have one. A new project keeps the team it names.
     """
     known = ledger.find_project(project.name, team=project.team_name)
-    if known is None or known.team_name == (project.team_name or ""):
-        return project
-    return project.model_copy(update={"team_name": known.team_name})
+    owner = known.team_name if known else canonical_team(project.team_name or "")
+    return project.model_copy(update={"team_name": owner})
 
 
 def find_missing(

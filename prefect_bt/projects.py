@@ -9,7 +9,10 @@ further team has a key of its own. All keys are create-only, so two pushes share
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.contract import (
@@ -24,6 +27,9 @@ from prefect_bt.contract import (
 from prefect_bt.errors import AmbiguousError, NotFoundError, ObjectExists, ObjectNotFound
 from prefect_bt.objects.protocols import Store
 from prefect_bt.records import ProjectRecord
+
+DEFAULT_TEAM: Final = "default"
+"""What the default team can also be called; its records have the empty name."""
 
 
 class Projects:
@@ -40,10 +46,11 @@ class Projects:
         """
         named = self._named(name)
         if team is not None:
-            return next((one for one in named if one.team_name == team), None)
+            wanted = canonical_team(team)
+            return next((one for one in named if one.team_name == wanted), None)
         if len(named) > 1:
             teams = [one.team_name for one in named]
-            choices = [f"--team {team!r}" if team else "--team ''" for team in teams]
+            choices = [f"--team {shlex.quote(team or DEFAULT_TEAM)}" for team in teams]
             raise _ambiguous(name, named, f"Choose one: {' or '.join(choices)}.")
         return named[0] if named else None
 
@@ -56,7 +63,7 @@ class Projects:
         known = self.find(name, team=team)
         if known is not None:
             return known
-        made = ProjectRecord(new_id(), name, self._clock(), team or "")
+        made = ProjectRecord(new_id(), name, self._clock(), canonical_team(team or ""))
         self._store.put(project_record_key(made.id), codec.dumps(made).encode())
         try:
             return self._index(made)
@@ -131,7 +138,7 @@ class Projects:
 
     def _read(self, project_id: str) -> ProjectRecord | None:
         try:
-            return codec.loads(ProjectRecord, self._store.get(project_record_key(project_id)))
+            return load_project(self._store.get(project_record_key(project_id)))
         except ObjectNotFound:
             return None
 
@@ -145,6 +152,17 @@ def _keys(project: ProjectRecord) -> tuple[str, str]:
 def _ambiguous(name: str, named: Iterable[ProjectRecord], next_step: str) -> AmbiguousError:
     listed = ", ".join(f"{one.id} ({team_in_words(one.team_name)})" for one in named)
     return AmbiguousError(f"Several teams have a project {name!r}: {listed}.", next_step=next_step)
+
+
+def load_project(data: bytes) -> ProjectRecord:
+    """Return the stored record with its team's canonical name."""
+    record = codec.loads(ProjectRecord, data)
+    return replace(record, team_name=canonical_team(record.team_name))
+
+
+def canonical_team(team: str) -> str:
+    """Return the name that records have: the default team's is empty."""
+    return "" if team == DEFAULT_TEAM else team
 
 
 def team_in_words(team: str) -> str:

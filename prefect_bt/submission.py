@@ -103,7 +103,7 @@ def push(  # noqa: PLR0913 (truss names them)
 
     The result has the flat keys of a job, and the same job under `training_job` with its project
     under `training_project`. `remote` is accepted for compatibility: a store has no remotes.
-    `team_id` is the name of the team; "" is the default team, and None leaves the config's. The
+    `team_id` is the name of the team ("default" of the default team); None leaves the config's. The
     other choices are those of SubmitOptions.
     """
     _ = remote
@@ -304,7 +304,7 @@ def write_job(
     birth = birth or Birth()
     old = birth.old
     known = ledger.ensure_project(project.name, team_name=project.team_name)
-    project = project.model_copy(update={"team_name": known.team_name or project.team_name})
+    project = project.model_copy(update={"team_name": known.team_name or None})
     job_id = ledger.reserve_job_id(known.id, wanted=birth.wanted_id)
     try:
         birth.claim(job_id)

@@ -83,6 +83,7 @@ def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path
     assert team_cache(plan) == "sales"
     common, plan = pushed(ledger, tmp_path, defined(team=""))
     assert team_cache(plan) == "default"
+    assert pushed(ledger, tmp_path, defined(team="default"))[0].project_id == common.project_id
     assert len({alone.project_id, other.project_id, common.project_id}) == 3
     assert len(ledger.projects()) == 3
     for record, team in ((again, "research"), (other, "sales"), (common, "")):
@@ -91,7 +92,7 @@ def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path
         document = job_document(ledger, record)["training_project"]
         assert document == {"id": record.project_id, "name": "llm", "team_name": team or None}
 
-    with pytest.raises(AmbiguousError, match="--team '' or --team 'research' or --team 'sales'"):
+    with pytest.raises(AmbiguousError, match="--team default or --team research or --team sales"):
         pushed(ledger, tmp_path, defined())
     # A repeated job stays with the project it was of.
     copy = submission.write_job(

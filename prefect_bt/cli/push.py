@@ -30,7 +30,9 @@ def push(
         bool, Parameter(help="Stay until the job is over; exit 0 only if it completed.")
     ] = False,
     job_name: Annotated[str | None, Parameter(help="Name of the job.")] = None,
-    team: Annotated[str | None, Parameter(help="Team of the project.")] = None,
+    team: Annotated[
+        str | None, Parameter(help="Team that owns the project; `default` is the default team.")
+    ] = None,
     accelerator: Annotated[
         str | None, Parameter(help="TYPE[:N] GPUs a node, or `none` for a CPU job.")
     ] = None,
