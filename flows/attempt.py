@@ -22,7 +22,7 @@ from prefect_bt.attempts import (
     close_attempt,
     describe,
     end_gang,
-    give_time_to_save,
+    equip_gang,
     judge_retry,
     plan_attempt,
     reap,
@@ -38,6 +38,7 @@ from prefect_bt.flows.reporting import move_job, report_job
 from prefect_bt.flows.stopping import watching_for_stop
 from prefect_bt.flows.uploading import uploads_shown
 from prefect_bt.gang import Gang, launch_gang
+from prefect_bt.maxruntime import check_run_time
 from prefect_bt.ownership import host_of
 from prefect_bt.records import JobState, NodePhase, NodeStatus, Outcome
 
@@ -94,6 +95,7 @@ def _begin(site: JobSite, stop: Callable[[], str]) -> str:
     )
     move_job(site, JobState.DEPLOYING, attempt=attempt)
     with recording(site, attempt):
+        check_run_time(site.ledger, site.record)
         if not bring_image(site, stop):
             why = "Stopped while its image was pulled."
             outcome = Outcome(attempt, JobState.STOPPED, message=why, ended_at=time.time())
@@ -135,7 +137,7 @@ def provision(site: JobSite, attempt: int) -> Gang:
     plan = plan_attempt(site, attempt)
     save_resources(site.ledger, plan)
     gang = launch_gang(site.substrate, plan, secrets=_secrets(site))
-    return give_time_to_save(site, gang)
+    return equip_gang(site, gang)
 
 
 def _secrets(site: JobSite) -> dict[str, str]:

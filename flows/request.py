@@ -54,6 +54,7 @@ class JobRequest:
     retries: int | None = None
     keep_last: int | None = None
     keep_every: int | None = None
+    max_run_time: float | str | None = None
     image: TrainingImage | None = None
     compute: TrainingCompute | None = None
     secrets: TrainingSecrets | None = None
@@ -71,7 +72,11 @@ class JobRequest:
         claim = Claim(settings.state_dir)
         known = self.job_id or ledger.job_of_run(flow_run_id)
         try:
-            record = ledger.job(known) if known else self._accept(ledger, claim)
+            notes: tuple[str, ...] = ()
+            if known:
+                record = ledger.job(known)
+            else:
+                record, notes = self._accept(ledger, claim)
             if known:
                 claim.take(known)
             claim.note_store(ledger.store.url)
@@ -85,10 +90,11 @@ class JobRequest:
         except BaseException:
             claim.release() if known else claim.drop()
             raise
-        site.claim = claim
+        site.claim, site.notes = claim, notes
         return site
 
-    def _accept(self, ledger: Ledger, claim: Claim) -> JobRecord:
+    def _accept(self, ledger: Ledger, claim: Claim) -> tuple[JobRecord, tuple[str, ...]]:
+        """Return the new job, and the notes of its plan."""
         project, folder = self._project()
         options = SubmitOptions(
             substrate=self.settings().substrate,
@@ -96,10 +102,11 @@ class JobRequest:
             retry_policy=self.retry_policy.build() if self.retry_policy else None,
             keep_last=self.keep_last,
             keep_every=self.keep_every,
+            max_run_time=self.max_run_time,
             secret_sources=self._secret_sources(),
         )
-        record, _ = accept(ledger, project, source_dir=folder, options=options, claim=claim.take)
-        return record
+        record, plan = accept(ledger, project, source_dir=folder, options=options, claim=claim.take)
+        return record, plan.notes
 
     def _project(self) -> tuple[TrainingProject, Path]:
         if (self.config is None) == (self.definition is None):

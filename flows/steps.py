@@ -11,6 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
@@ -38,6 +39,8 @@ def accept_job(request: JobRequest, job: TakenJob) -> JobSite:
     """
     run_id = str(flow_run.get_id())
     job.site = site = request.open(run_id)
+    for note in site.notes:
+        get_run_logger().info("note: %s", note)
     site.substrate.warm_up()
     state = site.ledger.state(site.job_id)
     scheduled = site.ledger.job_of_run(run_id) == site.job_id
@@ -92,7 +95,8 @@ def mirror_weights(site: JobSite, source: WeightsPlan, stop: threading.Event) ->
     wanted = [source.secret] if source.secret else []
     where = MirrorSite(site.settings, site.ledger.store, site.job_id)
     try:
-        secret = next(iter(resolve_secrets(wanted, site.secret_sources).values()), None)
+        values = resolve_secrets(wanted, site.secret_sources, team=site.team)
+        secret = next(iter(values.values()), None)
         mirrored = mirror_on_run(
             where, source, secret=secret, stop=stop, revision=pin.revision if pin else ""
         )

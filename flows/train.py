@@ -53,6 +53,7 @@ def train(
     retries: NonNegativeInt | None = None,
     keep_last: PositiveInt | None = None,
     keep_every: PositiveInt | None = None,
+    max_run_time: float | str | None = None,
     image: TrainingImage | None = None,
     compute: TrainingCompute | None = None,
     secrets: TrainingSecrets | None = None,
@@ -78,6 +79,7 @@ def train(
         retries: How many failures of the user's own code to survive.
         keep_last: Let go of committed checkpoints but the last so many of a series.
         keep_every: Keep those whose step is a multiple of it, too.
+        max_run_time: How long a new job's commands may run, in all attempts: seconds, or "12h".
         image: Replaces the definition's image.
         compute: Replaces the definition's compute.
         secrets: Looked up before Prefect's Secret blocks and the environment.
@@ -101,6 +103,7 @@ def train(
         retries=retries,
         keep_last=keep_last,
         keep_every=keep_every,
+        max_run_time=max_run_time,
         image=image,
         compute=compute,
         secrets=secrets,

@@ -16,6 +16,8 @@ from prefect_bt.records import NodePhase, NodeStatus
 STOPPED: Final = "stopped"
 """Somebody asked the job to stop; also what a node says that was sent a signal itself."""
 STRAGGLER: Final = "straggler"
+MAX_RUN_TIME: Final = "maximum run time"
+"""The job's commands have run as long as they may."""
 
 _MOST_CODES: Final = 3
 _OURS: Final = frozenset({signal.SIGTERM, signal.SIGKILL})

@@ -17,6 +17,7 @@ from prefect_bt.checkpoints.catalogue import newest
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.diagnosis import diagnose_cause, diagnose_error
 from prefect_bt.errors import (
+    AmbiguousError,
     AttemptFailed,
     CheckpointError,
     NotFoundError,
@@ -28,6 +29,7 @@ from prefect_bt.jobs import load_definition
 from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
+from prefect_bt.maxruntime import find_run_time
 from prefect_bt.ownership import Claim
 from prefect_bt.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning import PlanContext, image_secrets, plan_gang, plan_image, secret_names
@@ -71,12 +73,19 @@ class JobSite:
         self.project = load_definition(record)
         self.holds: list[str] = []
         """Keys of what says that this job needs checkpoints of others."""
+        self.notes: tuple[str, ...] = ()
+        """Of the plan, if this process accepted the job."""
         self.resumed = False
         """Whether this process takes up a job that another was running when it died."""
 
     @property
     def job_id(self) -> str:
         return self.record.id
+
+    @property
+    def team(self) -> str:
+        """The team that owns the job's project, whatever team its definition names."""
+        return self.ledger.team_of(self.record.project_id)
 
     @property
     def checkpointing(self) -> bool:
@@ -89,7 +98,7 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
     missing: list[str] = []
     try:
         load = _load_held(site, attempt)
-    except NotFoundError as error:
+    except (NotFoundError, AmbiguousError) as error:
         load, missing = (), [str(error)]
     context = PlanContext(
         job_id=record.id,
@@ -111,7 +120,7 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         retention=record.retention,
         revisions={key: pin.revision for key, pin in site.ledger.pinned_weights(record.id).items()},
     )
-    return plan_gang(site.project, context)
+    return plan_gang(site.project.model_copy(update={"team_name": site.team}), context)
 
 
 def _last_cause(site: JobSite) -> str:
@@ -169,12 +178,12 @@ def workspace_plan(record: JobRecord) -> WorkspacePlan:
 def site_secrets(site: JobSite) -> dict[str, str]:
     """Values of every secret the job names; SecretError before any compute is taken."""
     names = secret_names(site.project.job, images=site.substrate.images)
-    return resolve_secrets(names, site.secret_sources)
+    return resolve_secrets(names, site.secret_sources, team=site.team)
 
 
 def site_image_secrets(site: JobSite) -> dict[str, str]:
     """Those of docker_auth alone; SecretError."""
-    return resolve_secrets(image_secrets(site.project.job), site.secret_sources)
+    return resolve_secrets(image_secrets(site.project.job), site.secret_sources, team=site.team)
 
 
 def image_plan(site: JobSite) -> ImagePlan:
@@ -213,6 +222,12 @@ def adopt(site: JobSite) -> Gang | None:
     if len(nodes) != site.project.job.compute.node_count:
         return None
     gang = Gang(last.attempt, nodes, grace=site.settings.grace, began=last.at)
+    return equip_gang(site, gang)
+
+
+def equip_gang(site: JobSite, gang: Gang) -> Gang:
+    """Give a gang what it needs of the job's record: the limit of its commands, a grace to save."""
+    gang.run_time = find_run_time(site.ledger, site.record)
     return give_time_to_save(site, gang)
 
 
@@ -236,7 +251,7 @@ def _put_away(
     site: JobSite, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
 ) -> Outcome:
     gang = Gang(begun.attempt, nodes, grace=site.settings.grace, began=begun.at)
-    give_time_to_save(site, gang)
+    equip_gang(site, gang)
     seen = [handle.observe() for handle in nodes]
     ended = all(status.commands_ended for status in seen)
     complete = len(nodes) == site.project.job.compute.node_count
@@ -338,7 +353,7 @@ def refuse(attempt: int, error: Exception) -> Outcome:
     now = time.time()
     return Outcome(
         attempt=attempt,
-        state=JobState.DEPLOY_FAILED,
+        state=JobState.FAILED if found.cause is Cause.MAX_RUN_TIME else JobState.DEPLOY_FAILED,
         message=describe(error),
         failure=found.failure,
         cause=found.cause,

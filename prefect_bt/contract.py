@@ -6,7 +6,9 @@ checkpoint paths: §8.2. What lies in a store:
 
     index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique;
                                               with "deleted" once the job is: an id comes only once
-    index/projects/<quoted name>              -> {"project_id"}
+    index/projects/<quoted name>              -> {"project_id"}: the first team's of that name
+    index/team-projects/<quoted name>/team-<quoted team>
+                                              -> {"project_id"}: every further team's
     index/runs/<Prefect flow run id>          -> {"job_id"}
     weights/manifests/<key>-<revision>.json   what a source holds; after all of its blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
@@ -21,6 +23,7 @@ checkpoint paths: §8.2. What lies in a store:
             events/<seq>.json                 what happened, create-only, in order
             runs/<Prefect flow run id>.json   which runs of Prefect were this job
             stop.json                         somebody asked for the job to stop
+            max_run_time.json                 what a retry gave instead of the job's limit, seconds
             weights/<key>.json                the revision of a weights source that the job uses:
                                               that of its first mirror; create-only
             image.json                        the image that its nodes run in, by digest;
@@ -39,6 +42,7 @@ checkpoint paths: §8.2. What lies in a store:
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 from urllib.parse import quote
 
@@ -66,6 +70,11 @@ LABEL_ATTEMPT: Final = "prefect-bt/attempt"
 LABEL_RANK: Final = "prefect-bt/rank"
 LABEL_MARK: Final = "prefect-bt/mark"
 """Which launch it was (host.layout.new_mark), by which a state folder knows its own."""
+
+PROJECTS_INDEX: Final = "index/projects"
+TEAM_PROJECTS_INDEX: Final = "index/team-projects"
+_LONGEST_TEAM: Final = 200
+"""Bytes of a quoted team name that a key takes; a longer one stands there as its SHA-256."""
 
 EVENT_PREFIX: Final = "prefect-bt.job."
 
@@ -112,7 +121,20 @@ def job_index_key(job_id: str) -> str:
 
 
 def project_index_key(name: str) -> str:
-    return f"index/projects/{quote_name(name)}"
+    return f"{PROJECTS_INDEX}/{quote_name(name)}"
+
+
+def team_projects_prefix(name: str) -> str:
+    """The folder of the index that has the projects of that name of further teams."""
+    return f"{TEAM_PROJECTS_INDEX}/{quote_name(name)}"
+
+
+def team_project_index_key(name: str, team: str) -> str:
+    """The empty team name is the default team."""
+    quoted = quote(team, safe="")
+    if len(quoted) > _LONGEST_TEAM:
+        quoted = hashlib.sha256(team.encode()).hexdigest()
+    return f"{team_projects_prefix(name)}/team-{quoted}"
 
 
 def run_index_key(flow_run_id: str) -> str:
@@ -121,6 +143,10 @@ def run_index_key(flow_run_id: str) -> str:
 
 def project_prefix(project_id: str) -> str:
     return f"training_projects/{project_id}"
+
+
+def project_record_key(project_id: str) -> str:
+    return f"{project_prefix(project_id)}/project.json"
 
 
 def job_prefix(project_id: str, job_id: str) -> str:

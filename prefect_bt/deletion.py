@@ -22,8 +22,8 @@ from prefect_bt.contract import (
     job_objects_prefix,
     job_prefix,
     manifests_prefix,
-    project_index_key,
     project_prefix,
+    project_record_key,
     quote_name,
     run_index_key,
 )
@@ -62,12 +62,12 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
         _delete(ledger, project.id, job_id, settings)
     for cache in _CACHES:
         _remove(settings.state_dir / "cache" / cache / quote_name(project.id))
-    last = f"{project_prefix(project.id)}/project.json"
+    last = project_record_key(project.id)
     for info in ledger.store.list(project_prefix(project.id)):
         if info.key != last:
             ledger.store.delete(info.key)
     # A project in the index has a record; so the index goes first.
-    ledger.store.delete(project_index_key(project.name))
+    ledger.forget_project(project)
     ledger.store.delete(last)
     return {"id": project.id, "deleted": True}
 

@@ -111,10 +111,18 @@ def plan_serving(choice: Choice, options: DeployOptions) -> tuple[ServingJob, De
         install=inside,
         job_name=options.model_name,
     )
-    serving = serving_job(choice, server)
+    ledger = open_ledger(options.store)
+    serving = _in_team(ledger, serving_job(choice, server))
     options = replace(options, server=server, substrate=name)
-    plan_submission(open_ledger(options.store), serving.project, _submit_options(options, None))
+    plan_submission(ledger, serving.project, _submit_options(options, None))
     return serving, options
+
+
+def _in_team(ledger: Ledger, serving: ServingJob) -> ServingJob:
+    """Return the server's job in the team that trained the first checkpoint it serves."""
+    trained = ledger.job(serving.choice.models[0].job_id)
+    team = {"team_name": ledger.team_of(trained.project_id)}
+    return replace(serving, project=serving.project.model_copy(update=team))
 
 
 def deploy(choice: Choice, options: DeployOptions) -> Deployed:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from prefect_bt.errors import (
     DefinitionError,
+    MaxRunTimeError,
     PlanError,
     SecretError,
     StoreError,
@@ -187,6 +188,11 @@ REMEDIES: Final[dict[Cause, Remedy]] = {
         "its image cannot run here",
         "Use one for this machine's processor, with /bin/sh in it.",
     ),
+    Cause.MAX_RUN_TIME: Remedy(
+        _USER,
+        "the job's commands have run as long as they may",
+        "Retry the job with a larger --max-run-time: it goes on from its last checkpoint.",
+    ),
     Cause.CONFIGURATION: Remedy(_DEPLOY, "the job cannot run as it is defined", "Correct it."),
     Cause.SECRET_MISSING: Remedy(
         _DEPLOY, "a secret that it names is nowhere", "Save it under that name, then retry the job."
@@ -231,6 +237,7 @@ CURES_BY_CODE: Final[dict[int, str]] = {
 
 ERRORS: Final[tuple[tuple[type[Exception], Cause], ...]] = (
     (SecretError, Cause.SECRET_MISSING),
+    (MaxRunTimeError, Cause.MAX_RUN_TIME),
     (PlanError, Cause.CONFIGURATION),
     (DefinitionError, Cause.CONFIGURATION),
     (StoreError, Cause.STORE_FAILED),

@@ -6,6 +6,7 @@ PrefectBtError
 ├── PlanError                a valid definition that cannot run as asked: one message for all
 ├── SecretError              a secret reference that nothing answers
 ├── NotFoundError            a project, job or checkpoint that does not exist
+├── AmbiguousError           a project name that several teams use
 ├── StateError               a request that the job's present state does not allow
 ├── StoreError               the store did not do what was asked
 │   ├── ObjectNotFound
@@ -17,6 +18,7 @@ PrefectBtError
 ├── WeightsError             a weights source could not be resolved or mirrored
 ├── ServingError             a model that cannot be deployed, or does not answer
 ├── DrillError               a drill that could not show whether the job would go on
+├── MaxRunTimeError          a job's commands have run as long as they may
 ├── AttemptFailed            an attempt of the gang ended badly; carries its outcome
 └── ServerError              the Prefect API or a local server could not be used
 
@@ -26,6 +28,7 @@ attributes: nothing in prefect_bt may decide by message text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,11 +84,15 @@ class SecretError(PrefectBtError):
         self.names, self.looked_in = tuple(names), tuple(looked_in)
         listed = ", ".join(repr(name) for name in self.names)
         noun = "Secret" if len(self.names) == 1 else "Secrets"
-        env = f"PREFECT_BT_SECRET_{self.names[0].upper().replace('-', '_')}" if self.names else ""
+        env = f"PREFECT_BT_SECRET_{_as_variable(self.names[0])}" if self.names else ""
         super().__init__(
             f"{noun} {listed} not found; looked in {', '.join(self.looked_in) or 'nothing'}.",
             next_step=f"Save a Prefect Secret block of that name, or set {env}.",
         )
+
+
+def _as_variable(name: str) -> str:
+    return re.sub(r"\W", "_", name).upper()
 
 
 class NotFoundError(PrefectBtError):
@@ -94,6 +101,10 @@ class NotFoundError(PrefectBtError):
     def __init__(self, kind: str, name: str, *, next_step: str = "") -> None:
         self.kind, self.name = kind, name
         super().__init__(f"No {kind} {name!r} in this store.", next_step=next_step)
+
+
+class AmbiguousError(PrefectBtError):
+    """A name that means several projects, where one is needed."""
 
 
 class StateError(PrefectBtError):
@@ -207,6 +218,10 @@ class ServingError(PrefectBtError):
 
 class DrillError(PrefectBtError):
     """Nothing was learned: the job ended first, or committed nothing with a step."""
+
+
+class MaxRunTimeError(PrefectBtError):
+    """Nothing is left of a job's maximum run time."""
 
 
 class AttemptFailed(PrefectBtError):

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from prefect_bt.aftermath import STOPPED, STRAGGLER, aftermath, moment, was_asked
+from prefect_bt.aftermath import MAX_RUN_TIME, STOPPED, STRAGGLER, aftermath, moment, was_asked
 from prefect_bt.diagnosis import ORPHANED, Diagnosis, diagnose, diagnose_cause, is_dying
 from prefect_bt.errors import SubstrateError
 from prefect_bt.logs import parse_lines
+from prefect_bt.maxruntime import RunTime
 from prefect_bt.plan import GangPlan
 from prefect_bt.records import Cause, JobState, NodePhase, NodeStatus, Outcome
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
@@ -49,6 +50,8 @@ class Gang:
     began: float | None = None
     grace_to_save: Callable[[], float] | None = None
     """Asked when the job is to stop: what a last checkpoint needs, where that is longer."""
+    run_time: RunTime | None = None
+    """The limit of the job's commands, if it has one."""
     first_failed: int | None = None
     statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
     _stopping: str = ""
@@ -96,7 +99,7 @@ class Gang:
             return
         self._stopping = reason
         running = self._running()
-        if running and reason == STOPPED and self.grace_to_save is not None:
+        if running and reason in {STOPPED, MAX_RUN_TIME} and self.grace_to_save is not None:
             self.grace = self.grace_to_save()
         now = self.pace.clock()
         self._deadline = self.pace.steady() + self.grace
@@ -123,6 +126,8 @@ class Gang:
             return self._failure(base, self.first_failed)
         if self._stopping == STOPPED:
             return replace(base, state=JobState.STOPPED, message="Stopped as asked.")
+        if any(status.reason == MAX_RUN_TIME for status in self.statuses):
+            return self._out_of_time(base)
         for status in self.statuses:
             if _failed(status):
                 return self.cut_short(status.reason)
@@ -163,6 +168,8 @@ class Gang:
             self.stop(f"rank {self.first_failed} failed")
         elif stop:
             self.stop(stop)
+        elif self._is_out_of_time():
+            self.stop(MAX_RUN_TIME)
         self._stop_stragglers()
         self._force_when_due()
 
@@ -209,10 +216,27 @@ class Gang:
         for handle, _ in self._running():
             handle.stop(reason=self._stopping, force=True)
 
+    def _is_out_of_time(self) -> bool:
+        if self.run_time is None or not self._running():
+            return False
+        clock, steady = self.pace.clock(), self.pace.steady()
+        return self.run_time.is_used_up(self.statuses, clock=clock, steady=steady)
+
     def _running(self) -> list[tuple[NodeHandle, NodeStatus]]:
         statuses = self.statuses or [h.observe() for h in self.handles]
         pairs = zip(self.handles, statuses, strict=True)
         return [(handle, status) for handle, status in pairs if not status.commands_ended]
+
+    def _out_of_time(self, base: Outcome) -> Outcome:
+        """Nodes stopped at the limit name it as their reason, so this holds after an adoption."""
+        found, limit = diagnose_cause(Cause.MAX_RUN_TIME), self.run_time
+        sentence = limit.sentence if limit else f"{found.what[:1].upper()}{found.what[1:]}."
+        left = [s.upload_error.rstrip(".") for s in self.statuses if s.upload_error]
+        left += [f"rank {s.rank}: {what}" for s in self.statuses for what in s.uncommitted]
+        kept = f"Not committed: {'; '.join(left)}." if left else "Their checkpoints are committed."
+        cure = limit.next_step if limit else found.cure
+        outcome = replace(_ended_by(base, found), cure=cure)
+        return replace(outcome, message=f"{sentence} They were stopped. {kept} {cure}")
 
     def _failure(self, base: Outcome, rank: int) -> Outcome:
         status = self.statuses[rank]

@@ -10,7 +10,11 @@ from prefect_bt import codec
 from prefect_bt.allocation import format_resources
 from prefect_bt.attempt_resources import find_resources
 from prefect_bt.checkpoints.announcing import Uploads
-from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints
+from prefect_bt.checkpoints.catalogue import (
+    CommittedCheckpoint,
+    checkpoint_record,
+    list_checkpoints,
+)
 from prefect_bt.checkpoints.telling import told
 from prefect_bt.definitions import (
     Compute,
@@ -23,10 +27,12 @@ from prefect_bt.drills import find_drill
 from prefect_bt.errors import DefinitionError
 from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
+from prefect_bt.maxruntime import used_run_time
 from prefect_bt.objects import open_store
 from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome, Resources
 from prefect_bt.settings import Settings
+from prefect_bt.syncstatus import SyncStatus, read_sync_status
 
 
 def open_ledger(store: str | None = None) -> Ledger:
@@ -48,6 +54,8 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     found = list_checkpoints(ledger.store, record.project_id, record.id)
     resources = find_resources(ledger, record)
     runs = ledger.runs_of_job(record.id)
+    checkpointing = job.runtime.checkpointing_config.enabled
+    sync = read_sync_status(ledger, record, last.state, checkpointing=checkpointing)
     return {
         "id": record.id,
         "name": record.name,
@@ -58,13 +66,18 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "instance_type": _instance_type(job.compute, resources),
         "node_count": job.compute.node_count,
         "training_project_id": record.project_id,
-        "training_project": {"id": record.project_id, "name": record.project_name},
-        "checkpoint_sync_status": _sync_status(last.state),
+        "training_project": {
+            "id": record.project_id,
+            "name": record.project_name,
+            "team_name": ledger.team_of(record.project_id) or None,
+        },
+        "checkpoint_sync_status": sync.status,
+        "checkpoint_sync_error": sync.error or None,
         "priority": job.priority or 0,
         "availability_model": job.compute.availability_model.value,
         **({"user": {"email": record.user}} if record.user else {}),
         "attempts": _attempts(ledger, record.id),
-        "checkpoints": [checkpoint_record(checkpoint) for checkpoint in found],
+        "checkpoints": [_checkpoint(checkpoint, sync) for checkpoint in found],
         "uploads": [] if last.state.terminal else _uploads(ledger, record),
         "last_save": None if last.state.terminal else _last_save(ledger, record),
         "weights": _weights(ledger, record.id, job),
@@ -72,6 +85,8 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "resources": _resources(resources),
         "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
         "retries": codec.encode(record.retries),
+        "max_run_time": ledger.max_run_time(record),
+        "run_time": used_run_time(ledger.outcomes(record.id)),
         "substrate": record.substrate,
         "image": {
             "reference": job.image.base_image,
@@ -158,8 +173,10 @@ def _weights(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, An
     ]
 
 
-def _sync_status(state: JobState) -> str:
-    return "COMPLETED" if state.terminal else "SYNCING"
+def _checkpoint(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, Any]:
+    status, error = sync.of_checkpoint(checkpoint)
+    shown = {"sync_status": status, "sync_error": error or None}
+    return {**checkpoint_record(checkpoint), **shown}
 
 
 def _resources(resources: Resources | None) -> dict[str, Any] | None:

@@ -19,12 +19,13 @@ from prefect_bt.contract import (
     job_index_key,
     job_prefix,
     new_id,
-    project_index_key,
     project_prefix,
+    project_record_key,
     run_index_key,
 )
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError
 from prefect_bt.objects.protocols import Store
+from prefect_bt.projects import Projects, load_project
 from prefect_bt.records import (
     TRANSITIONS,
     AttemptRecord,
@@ -65,6 +66,7 @@ class Ledger:
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.time) -> None:
         self.store = store
         self._clock = clock
+        self._projects = Projects(store, clock=clock)
         self._prefixes: dict[str, str] = {}
         self._written_once: dict[str, bytes] = {}
 
@@ -74,51 +76,32 @@ class Ledger:
 
     # -- projects ---------------------------------------------------------------------------
 
-    def ensure_project(self, name: str, *, team_name: str = "") -> ProjectRecord:
-        """The project of that name, made if there is none; one of several racers makes it."""
-        known = self._project_id(name)
-        if known is not None:
-            return self.project(known)
-        made = ProjectRecord(new_id(), name, self._clock(), team_name)
-        self.store.put(f"{project_prefix(made.id)}/project.json", codec.dumps(made).encode())
-        try:
-            self._create(project_index_key(name), {"project_id": made.id})
-        except ObjectExists:
-            self.store.delete(f"{project_prefix(made.id)}/project.json")
-            return self.ensure_project(name, team_name=team_name)
-        return made
+    def ensure_project(self, name: str, *, team_name: str | None = None) -> ProjectRecord:
+        """Return the team's project of that name, created if there is none (Projects.ensure)."""
+        return self._projects.ensure(name, team=team_name)
 
-    def project(self, name_or_id: str) -> ProjectRecord:
-        """By id first, then by name; NotFoundError lists every valid id and name (§12)."""
-        project_id = self._project_id(name_or_id)
-        for candidate in dict.fromkeys([name_or_id, project_id]):
-            if candidate and candidate.isalnum():
-                try:
-                    text = self.store.get(f"{project_prefix(candidate)}/project.json")
-                except ObjectNotFound:
-                    continue
-                return codec.loads(ProjectRecord, text)
-        known = ", ".join(f"{p.id} ({p.name})" for p in self.projects())
-        hint = f"Projects here: {known}." if known else "There are none yet: push a job first."
-        raise NotFoundError("project", name_or_id, next_step=hint)
+    def project(self, name_or_id: str, *, prefer: str | None = None) -> ProjectRecord:
+        """Return a project by id, or by its name if that is unique (Projects.get)."""
+        return self._projects.get(name_or_id, prefer=prefer)
 
     def projects(self) -> list[ProjectRecord]:
-        """Every project, oldest first."""
-        found: list[ProjectRecord] = []
-        for info in self.store.list("index/projects"):
-            project_id = str(json.loads(self.store.get(info.key))["project_id"])
-            found.append(
-                codec.loads(
-                    ProjectRecord, self.store.get(f"{project_prefix(project_id)}/project.json")
-                )
-            )
-        return sorted(found, key=lambda p: (p.created_at, p.id))
+        """Return every project, oldest first."""
+        return self._projects.list()
 
-    def _project_id(self, name: str) -> str | None:
+    def find_project(self, name: str, *, team: str | None) -> ProjectRecord | None:
+        """Return the project that a push of that name and team goes to; None for a new one."""
+        return self._projects.find(name, team=team)
+
+    def forget_project(self, project: ProjectRecord) -> None:
+        """Remove the project from the index: no reader finds it by its name any more."""
+        self._projects.forget(project)
+
+    def team_of(self, project_id: str) -> str:
+        """Return the team that owns the project; "" is the default team."""
         try:
-            return str(json.loads(self.store.get(project_index_key(name)))["project_id"])
+            return load_project(self._once(project_record_key(project_id))).team_name
         except ObjectNotFound:
-            return None
+            return ""
 
     # -- jobs -------------------------------------------------------------------------------
 
@@ -264,6 +247,20 @@ class Ledger:
     def clear_stop(self, job_id: str) -> None:
         """A new attempt of a stopped job was asked for: the old request no longer counts."""
         self.store.delete(f"{self._prefix(job_id)}/stop.json")
+
+    def set_max_run_time(self, job_id: str, seconds: float) -> None:
+        """Replace the job's maximum run time from now on."""
+        self.store.put(self._max_run_time_key(job_id), json.dumps(seconds).encode())
+
+    def max_run_time(self, record: JobRecord) -> float | None:
+        """Return the seconds that the job's commands may run, all attempts together."""
+        try:
+            return float(json.loads(self.store.get(self._max_run_time_key(record.id))))
+        except ObjectNotFound:
+            return record.max_run_time
+
+    def _max_run_time_key(self, job_id: str) -> str:
+        return f"{self._prefix(job_id)}/max_run_time.json"
 
     # -- attempts ---------------------------------------------------------------------------
 

@@ -78,7 +78,10 @@ def _candidates(
     ledger: Ledger, job_id: str | None, project_name: str | None, project_id: str
 ) -> Iterator[JobRecord]:
     """Newest first. With a project and a job: that job, if it is of that project."""
-    wanted = ledger.project(project_name).id if project_name else None
+    wanted = None
+    if project_name:
+        own_team = ledger.team_of(project_id) if project_id else None
+        wanted = ledger.project(project_name, prefer=own_team).id
     if job_id:
         job = ledger.job(job_id)
         if wanted not in {None, job.project_id}:

@@ -153,6 +153,8 @@ class GangPlan:
     image_secrets: tuple[str, ...] = ()
     """Names of the references that pulling the image takes."""
     notes: tuple[str, ...] = field(default=())
+    max_run_time: float | None = None
+    """Seconds that the commands of all attempts may run together; None: no limit."""
 
     @property
     def secret_names(self) -> tuple[str, ...]:

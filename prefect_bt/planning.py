@@ -21,7 +21,6 @@ from prefect_bt.contract import (
     weights_tree,
 )
 from prefect_bt.definitions import (
-    AvailabilityModel,
     SecretReference,
     TrainingJob,
     TrainingProject,
@@ -31,6 +30,7 @@ from prefect_bt.definitions import (
     training_project_from_json,
 )
 from prefect_bt.errors import PlanError
+from prefect_bt.ineffective import find_ineffective
 from prefect_bt.plan import (
     CheckpointPlan,
     GangPlan,
@@ -48,6 +48,7 @@ from prefect_bt.reading import (
     checkpoint_dir,
     checkpoint_volumes,
     clean_path,
+    directory_name,
     gpu_count,
     gpu_type,
     load_volumes,
@@ -91,8 +92,11 @@ class PlanContext:
 
 def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
     """The frozen plan of one attempt; PlanError names every reason why there is none."""
+    names = {"project.name": project.name, "job.name": context.job_name}
+    if project.team_name:
+        names["project.team_name"] = project.team_name
     problems = [
-        *find_name_problems({"project.name": project.name, "job.name": context.job_name}),
+        *find_name_problems(names),
         *find_problems(project.job, context.capacity, substrate=context.substrate),
         *(_image_problems(project.job) if context.images else ()),
         *context.missing,
@@ -220,7 +224,7 @@ def _platform_variables(
     variables = {
         "BT_TRAINING_JOB_ID": context.job_id,
         "BT_TRAINING_PROJECT_ID": context.project_id,
-        "BT_TRAINING_JOB_NAME": context.job_name,
+        "BT_TRAINING_JOB_NAME": directory_name(context.job_name),
         "BT_TRAINING_PROJECT_NAME": project.name,
         "BT_NUM_GPUS": str(gpu_count(job)),
         "BT_SCRATCH_DIR": SCRATCH_DIR,
@@ -311,11 +315,9 @@ def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
     wanted, have = gpu_type(job), context.capacity.gpu_types
     if wanted and have and wanted not in have:
         yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
-    if job.compute.availability_model is AvailabilityModel.SPOT:
-        yield "SPOT means nothing on one's own machine: nothing preempts the job here."
-    if job.interactive_session:
-        how = "docker exec" if context.images else "a shell on this machine"
-        yield f"interactive_session is not offered here: use {how} instead."
+    yield from find_ineffective(job, in_image=context.images)
+    if (safe := directory_name(context.job_name)) != context.job_name:
+        yield f"BT_TRAINING_JOB_NAME is {safe!r}: scripts use it as the name of a folder."
 
 
 def _mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:

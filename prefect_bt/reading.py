@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
@@ -29,6 +30,25 @@ def clean_path(path: str) -> str:
     """
     absolute = path.startswith("/")
     return str(PurePosixPath("/" + path.lstrip("/") if absolute else path))
+
+
+def directory_name(name: str) -> str:
+    """Return a job's name in a form that is one visible folder; most names are one already.
+
+    `/` becomes `-`, a leading dot or blank `_`, blanks at the end go, and of a name that is too
+    long the end is replaced by a digest of the whole.
+
+    >>> directory_name("llama/8b"), directory_name("..")
+    ('llama-8b', '__')
+    """
+    safe = re.sub(r"[/\x00-\x1f\x7f]", "-", name).rstrip() or "_"
+    bare = safe.lstrip(". ")
+    safe = "_" * (len(safe) - len(bare)) + bare
+    raw = safe.encode(errors="replace")
+    if len(raw) <= LONGEST_NAME:
+        return safe
+    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
+    return f"{raw[: LONGEST_NAME - 17].decode(errors='ignore')}-{digest}"
 
 
 def gpu_count(job: TrainingJob) -> int:

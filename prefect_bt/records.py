@@ -103,6 +103,8 @@ class Cause(StrEnum):
     IMAGE_NOT_FOUND = "image_not_found"
     IMAGE_UNUSABLE = "image_unusable"
     """Another processor's, or without what a node needs."""
+    MAX_RUN_TIME = "max_run_time"
+    """The job's own limit; never retried automatically, whatever the policy allows."""
     CONFIGURATION = "configuration"
     SECRET_MISSING = "secret_missing"
     UNKNOWN = "unknown"
@@ -295,6 +297,8 @@ class JobRecord:
     serving: ServingRef | None = None
     resources: Resources | None = None
     """What each node would get where the job was pushed; None in records of older releases."""
+    max_run_time: float | None = None
+    """Seconds that the commands may run, all attempts together; None: no limit."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from itertools import takewhile
 from urllib.parse import unquote
 
 from prefect_bt.checkpoints.layout import stem_of, step_of_name
-from prefect_bt.records import FailureClass, JobState, Outcome, RetryBudget
+from prefect_bt.records import Cause, FailureClass, JobState, Outcome, RetryBudget
 
 _ENDED_WELL = frozenset({JobState.COMPLETED, JobState.STOPPED})
 
@@ -37,8 +37,10 @@ def decide_retry(
     last = outcomes[-1]
     if last.state in _ENDED_WELL or last.failure is None:
         return RetryDecision(False, "the attempt did not fail")
-    if last.failure is FailureClass.DEPLOY:
-        return RetryDecision(False, "a bad configuration is never retried")
+    if last.failure is FailureClass.DEPLOY or last.cause is Cause.MAX_RUN_TIME:
+        deploy = last.failure is FailureClass.DEPLOY
+        why = "a bad configuration is never retried" if deploy else "its run time is used up"
+        return RetryDecision(False, why)
     progress = _progress(outcomes)
     word = last.failure.value.replace("_", " ")
     if last.failure is FailureClass.INFRASTRUCTURE and progress[-1]:

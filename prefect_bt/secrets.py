@@ -35,6 +35,19 @@ class SecretSource(Protocol):
         """The value, or None when this source does not have it."""
         ...
 
+    def place(self, name: str) -> str:
+        """Return where this source looks for the name, for messages."""
+        ...
+
+
+def secret_variable(name: str) -> str:
+    """Return the variable of a secret: upper case, with `_` for what no variable name can have.
+
+    >>> secret_variable("hf-access.token")
+    'PREFECT_BT_SECRET_HF_ACCESS_TOKEN'
+    """
+    return SECRET_PREFIX + re.sub(r"\W", "_", name).upper()
+
 
 @dataclass(frozen=True)
 class EnvironmentSecrets:
@@ -47,11 +60,15 @@ class EnvironmentSecrets:
         return f"{SECRET_PREFIX}<NAME>"
 
     def find(self, name: str) -> str | None:
-        for spelling in (name, re.sub(r"\W", "_", name).upper()):
-            value = self.environment.get(SECRET_PREFIX + spelling)
+        for variable in (SECRET_PREFIX + name, secret_variable(name)):
+            value = self.environment.get(variable)
             if value is not None:
                 return value
         return None
+
+    def place(self, name: str) -> str:
+        """Return the variable in its usual spelling."""
+        return secret_variable(name)
 
 
 @dataclass(frozen=True)
@@ -64,20 +81,47 @@ class GivenSecrets:
     def find(self, name: str) -> str | None:
         return self.values.get(name)
 
+    def place(self, name: str) -> str:
+        """Return the entry."""
+        return f"{self.label} ({name})"
 
-def resolve_secrets(names: Iterable[str], sources: Sequence[SecretSource]) -> dict[str, str]:
-    """Every name's value; SecretError lists all that are missing and where they were sought."""
-    found: dict[str, str] = {}
-    for name in dict.fromkeys(names):
-        for source in sources:
-            value = source.find(name)
-            if value is not None:
-                found[name] = value
-                break
-    missing = [name for name in dict.fromkeys(names) if name not in found]
+
+def resolve_secrets(
+    names: Iterable[str], sources: Sequence[SecretSource], *, team: str = ""
+) -> dict[str, str]:
+    """Return every name's value; SecretError lists all missing names and every place searched.
+
+    Each source is asked for the secret of the team, `<team>-<name>`, before any source is asked for
+    the common one: a team's own secret wins (docs/teams.md).
+    """
+    names = list(dict.fromkeys(names))
+    found = {name: _find(name, sources, team) for name in names}
+    missing = [name for name in names if found[name] is None]
     if missing:
-        raise SecretError(missing, list(dict.fromkeys(source.label for source in sources)))
-    return found
+        places = [
+            source.place(spelling)
+            for name in missing
+            for spelling in _spelled_for(name, team)
+            for source in sources
+        ]
+        raise SecretError(missing, list(dict.fromkeys(places)))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _find(name: str, sources: Sequence[SecretSource], team: str) -> str | None:
+    for spelling in _spelled_for(name, team):
+        for source in sources:
+            value = source.find(spelling)
+            if value is not None:
+                return value
+    return None
+
+
+def _spelled_for(name: str, team: str) -> list[str]:
+    """Return what the secret can be called; a block's name has no blanks and no upper case."""
+    plain = re.sub(r"[^a-z0-9]+", "-", team.lower()).strip("-")
+    own = [f"{prefix}-{name}" for prefix in (team, plain) if prefix]
+    return list(dict.fromkeys([*own, name]))
 
 
 class Redactor:

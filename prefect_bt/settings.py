@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ByteSize, Field
+from pydantic import BeforeValidator, ByteSize, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from prefect_bt.durations import parse_duration
 
 
 def _default_state_dir() -> Path:
@@ -21,6 +23,10 @@ def state_dir_of(variables: Mapping[str, str]) -> Path:
         return Path(told)
     base = variables.get("XDG_STATE_HOME") or Path(variables.get("HOME", "/"), ".local", "state")
     return Path(base) / "prefect-bt"
+
+
+def _run_time(value: float | str | None) -> float | None:
+    return None if value is None else parse_duration(value, field="PREFECT_BT_MAX_RUN_TIME")
 
 
 class Settings(BaseSettings):
@@ -53,6 +59,8 @@ class Settings(BaseSettings):
     """Checkpoints of a series that stay committed while a job runs; None: all."""
     keep_every: int | None = Field(default=None, ge=1)
     """Those whose step is a multiple of it stay too."""
+    max_run_time: Annotated[float | None, BeforeValidator(_run_time)] = None
+    """Seconds that a job's commands may run, or 12h (PREFECT_BT_MAX_RUN_TIME); None: no limit."""
     r2_endpoint: str = ""
     """Who answers for r2:// stores; empty: the account's address at Cloudflare."""
     cw_endpoint: str = "https://cwobject.com"

@@ -8,7 +8,7 @@ job are written, in that order, and the job is started.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,17 +18,19 @@ from prefect_bt.attempts import workspace_plan
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.control import settle
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
-from prefect_bt.errors import DefinitionError, NotFoundError, SecretError, StateError
+from prefect_bt.durations import parse_duration
+from prefect_bt.errors import DefinitionError, StateError
 from prefect_bt.jobs import job_document, load_definition, open_ledger, who_asks
 from prefect_bt.ledger import Ledger
-from prefect_bt.loading import resolve_load
+from prefect_bt.maxruntime import check_run_time
+from prefect_bt.missing import find_missing, in_team
 from prefect_bt.plan import GangPlan, WorkspacePlan
-from prefect_bt.planning import PlanContext, plan_gang, secret_names
+from prefect_bt.planning import PlanContext, plan_gang
 from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget, ServingRef
 from prefect_bt.retrychoices import NO_CHOICES, RetryChoices
-from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
+from prefect_bt.secrets import SecretSource
 from prefect_bt.settings import Settings
-from prefect_bt.starting import Starter, secret_sources, start, starting
+from prefect_bt.starting import Starter, start, starting
 from prefect_bt.substrates import open_substrate
 from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace
 from prefect_bt.workspace.layout import choose_layout
@@ -44,7 +46,8 @@ class SubmitOptions:
     user's own code; None keeps the policy's number. `retry_policy` replaces the default policy, or
     that of the job that is repeated, and `retry_choices` single numbers of it. `deployment` is
     `flow/deployment` of Prefect; None takes the setting. `keep_last` and `keep_every` are the
-    retention policy (records.Retention). `serving`: the revision that the job is.
+    retention policy (records.Retention). `serving`: the revision that the job is. `max_run_time`:
+    how long the commands may run, all attempts together, in seconds or as `12h`.
     """
 
     substrate: str = field(default_factory=lambda: Settings().substrate)
@@ -57,6 +60,7 @@ class SubmitOptions:
     retry_choices: RetryChoices = NO_CHOICES
     secret_sources: tuple[SecretSource, ...] | None = None
     serving: ServingRef | None = None
+    max_run_time: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,12 +105,14 @@ def push(  # noqa: PLR0913 (truss names them)
     keep_every: int | None = None,
     retry_policy: RetryBudget | None = None,
     retry_choices: RetryChoices = NO_CHOICES,
+    max_run_time: float | str | None = None,
 ) -> dict[str, Any]:
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
     The result has the flat keys of a job, and the same job under `training_job` with its project
-    under `training_project`. `remote` and `team_id` are accepted for compatibility: a store has no
-    remotes, and a team is a name. The other choices are those of SubmitOptions.
+    under `training_project`. `remote` is accepted for compatibility: a store has no remotes.
+    `team_id` is the name of the team ("default" of the default team); None leaves the config's. The
+    other choices are those of SubmitOptions.
     """
     _ = remote
     options = SubmitOptions(
@@ -118,13 +124,14 @@ def push(  # noqa: PLR0913 (truss names them)
         keep_every=keep_every,
         retry_policy=retry_policy,
         retry_choices=retry_choices,
+        max_run_time=max_run_time,
     )
     if isinstance(config, TrainingProject):
         project, folder = config, Path(source_dir or Path.cwd())
     else:
         path = Path(config).absolute()
         project, folder = load_training_project(path), Path(source_dir or path.parent)
-    if team_id:
+    if team_id is not None:
         project = project.model_copy(update={"team_name": team_id})
     document = submit(project, source_dir=folder, options=options)
     if not isinstance(config, TrainingProject):
@@ -209,7 +216,8 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     options = options or SubmitOptions()
     ledger = open_ledger(options.store)
     old = ledger.job(job_id)
-    project = load_definition(old)
+    team = {"team_name": ledger.team_of(old.project_id)}
+    project = load_definition(old).model_copy(update=team)
     plan = plan_submission(ledger, project, replace(options, substrate=old.substrate))
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
         copy = Path(folder) / "workspace.tar"
@@ -226,12 +234,18 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     return document_of(ledger, record, plan)
 
 
-def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
+def retry(
+    job_id: str, *, store: str | None = None, max_run_time: float | str | None = None
+) -> dict[str, Any]:
     """Another attempt of a job that is over, under its own id and Prefect run (decision 7).
 
-    It starts from the job's committed checkpoints. StateError for a job that completed, or is not
-    over yet.
+    It starts from the job's committed checkpoints. `max_run_time` replaces the job's limit, which
+    counts all attempts. StateError for a job that completed, or is not over yet; MaxRunTimeError
+    for one that has no time left.
     """
+    limit = None
+    if max_run_time is not None:
+        limit = parse_duration(max_run_time, field="max_run_time")
     ledger = open_ledger(store)
     record = ledger.job(job_id)
     settle(ledger, job_id)
@@ -245,9 +259,12 @@ def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
             if over
             else f"Stop it first: prefect-bt stop --job-id {job_id}",
         )
+    check_run_time(ledger, record, limit=limit)
     with starting() as starter:
         if starter is not None:
             starter.claim(job_id)
+        if limit is not None:
+            ledger.set_max_run_time(job_id, limit)
         ledger.clear_stop(job_id)
         ledger.append(job_id, JobState.CREATED, message="another attempt was asked for")
         start(ledger, record, starter=starter)
@@ -258,7 +275,7 @@ def retry(job_id: str, *, store: str | None = None) -> dict[str, Any]:
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
     """The plan as it looks before the job has an id; PlanError with every problem."""
     _budget(options, None)
-    settings = Settings()
+    project, settings = in_team(ledger, project), Settings()
     substrate = open_substrate(options.substrate, **settings.substrate_options(options.substrate))
     context = PlanContext(
         job_id=DRY_RUN_ID,
@@ -269,12 +286,14 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
         substrate=substrate.name,
         images=substrate.images,
         leader_address=substrate.leader_address(DRY_RUN_ID, 0),
-        missing=tuple(_missing(ledger, project, options, images=substrate.images)),
+        missing=tuple(
+            find_missing(ledger, project, options.secret_sources, images=substrate.images)
+        ),
         grace=settings.grace,
         settle=settings.settle,
         retention=_retention(options, None),
     )
-    return plan_gang(project, context)
+    return replace(plan_gang(project, context), max_run_time=_max_run_time(options, None))
 
 
 def document_of(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
@@ -294,7 +313,8 @@ def write_job(
     """Project, id, workspace, then the job itself, whose file makes it exist."""
     birth = birth or Birth()
     old = birth.old
-    known = ledger.ensure_project(project.name, team_name=project.team_name or "")
+    known = ledger.ensure_project(project.name, team_name=project.team_name)
+    project = project.model_copy(update={"team_name": known.team_name or None})
     job_id = ledger.reserve_job_id(known.id, wanted=birth.wanted_id)
     try:
         birth.claim(job_id)
@@ -314,6 +334,7 @@ def write_job(
             recreated_from=old.id if old else "",
             serving=options.serving,
             resources=birth.plan.nodes[0].resources if birth.plan else None,
+            max_run_time=_max_run_time(options, old),
         )
         if packed:
             ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", packed.path)
@@ -338,37 +359,6 @@ def _packed(project: TrainingProject, source_dir: Path) -> Generator[PackedWorks
         yield pack_workspace(layout, Path(folder) / "workspace.tar")
 
 
-def _missing(
-    ledger: Ledger, project: TrainingProject, options: SubmitOptions, *, images: bool
-) -> Sequence[str]:
-    """Sentences for secrets and checkpoints that are named but not there."""
-    sentences: list[str] = []
-    names = secret_names(project.job, images=images)
-    try:
-        resolve_secrets(names, [EnvironmentSecrets()])
-    except SecretError as error:
-        try:
-            resolve_secrets(error.names, options.secret_sources or secret_sources())
-        except SecretError as still:
-            sentences.append(str(still))
-    try:
-        _try_load(ledger, project)
-    except NotFoundError as error:
-        sentences.append(f"load_checkpoint_config: {error}")
-    return sentences
-
-
-def _try_load(ledger: Ledger, project: TrainingProject) -> None:
-    load = project.job.runtime.load_checkpoint_config
-    if load is None or not load.enabled:
-        return
-    try:
-        project_id = ledger.project(project.name).id
-    except NotFoundError:
-        project_id = ""
-    resolve_load(ledger, project, project_id=project_id, before=ledger.now())
-
-
 def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
     """DefinitionError for a number that makes no sense."""
     base = options.retry_policy or (old.retries if old else RetryBudget())
@@ -376,6 +366,15 @@ def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
     if options.retries is not None:
         choices = replace(choices, user=options.retries)
     return choices.over(base)
+
+
+def _max_run_time(options: SubmitOptions, old: JobRecord | None) -> float | None:
+    """DefinitionError for what is no span of time. A server has no limit."""
+    if options.max_run_time is not None:
+        return parse_duration(options.max_run_time, field="max_run_time")
+    if options.serving is not None:
+        return None
+    return old.max_run_time if old else Settings().max_run_time
 
 
 def _retention(options: SubmitOptions, old: JobRecord | None) -> Retention:

@@ -50,6 +50,7 @@ LEVELS: dict[str, int] = {
     "garbage.*": 5,
     "node": 5,  # the same, beside the user's commands: it puts adapters together, without Prefect
     "node.*": 5,
+    "missing": 5,
     "reviving": 5,
     "router": 5,  # a process of its own, a deployment
     "router.*": 5,
@@ -71,11 +72,14 @@ LEVELS: dict[str, int] = {
     "lastsave": 4,
     "ledger": 4,
     "loading": 4,
+    "maxruntime": 4,
+    "projects": 4,
     "retrychoices": 4,
     "retrying": 4,
     "sealing": 4,
     "serving": 4,
     "serving.*": 4,
+    "syncstatus": 4,
     "weights": 4,
     "weights.*": 4,
     "workspace": 4,
@@ -92,6 +96,7 @@ LEVELS: dict[str, int] = {
     "identities": 2,  # roles and tokens, for weights and registries
     "objects": 2,
     "objects.protocols": 2,
+    "ineffective": 2,
     "ownership": 2,
     "planning": 2,
     "reading": 2,
@@ -112,6 +117,7 @@ LEVELS: dict[str, int] = {
     # 0 ground: standard library only
     "codec": 0,
     "contract": 0,
+    "durations": 0,
     "errors": 0,
 }
 EDGES, ADAPTERS, GROUND = 5, 3, 0

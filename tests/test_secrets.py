@@ -23,7 +23,7 @@ def test_looks_in_order_and_reports_what_is_missing_everywhere() -> None:
     with pytest.raises(SecretError) as caught:
         resolve_secrets(["a", "x", "y"], sources)
     assert caught.value.names == ("x", "y")
-    assert "one, two" in str(caught.value)
+    assert "one (x), two (x), one (y), two (y)" in str(caught.value)
     assert "PREFECT_BT_SECRET_X" in str(caught.value)
 
 

@@ -26,6 +26,13 @@ Remote = Annotated[str | None, Parameter(help="Accepted for compatibility with t
 
 Yes = Annotated[bool, Parameter(name=["--yes", "-y"], help="Do not ask for confirmation.")]
 
+MaxRunTime = Annotated[
+    str | None,
+    Parameter(
+        help="Stop the job once its commands have run so long in all attempts: 12h, 90m, seconds."
+    ),
+]
+
 Tail = Annotated[bool, Parameter(help="Follow the job's log until the job is over.")]
 
 

@@ -142,8 +142,7 @@ class SecretBlocks:
 
     def find(self, name: str) -> str | None:
         """The block's value as text, JSON for a value that is not text; None when there is none."""
-        spellings = dict.fromkeys((name, name.replace("_", "-").lower()))
-        asked = [spelling for spelling in spellings if _NAMEABLE.fullmatch(spelling)]
+        asked = self._spellings(name)
         if not asked:
             return None
         with prefect_client() as client:
@@ -152,6 +151,14 @@ class SecretBlocks:
                 if value is not None:
                     return value
         return None
+
+    def place(self, name: str) -> str:
+        """Return the names that the block can have."""
+        return f"Prefect Secret block {' or '.join(self._spellings(name)) or name}"
+
+    def _spellings(self, name: str) -> list[str]:
+        spellings = dict.fromkeys((name, name.replace("_", "-").lower()))
+        return [one for one in spellings if _NAMEABLE.fullmatch(one)]
 
 
 _NAMEABLE: Final = re.compile(r"[^/%&<>?#\s]+")

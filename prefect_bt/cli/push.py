@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, Output, Remote, Tail
+from prefect_bt.cli.options import Here, MaxRunTime, Output, Remote, Tail
 from prefect_bt.cli.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.submitted import Staying, present
 from prefect_bt.cli.terminal import OK, Terminal
@@ -30,7 +30,9 @@ def push(
         bool, Parameter(help="Stay until the job is over; exit 0 only if it completed.")
     ] = False,
     job_name: Annotated[str | None, Parameter(help="Name of the job.")] = None,
-    team: Annotated[str | None, Parameter(help="Team of the project.")] = None,
+    team: Annotated[
+        str | None, Parameter(help="Team that owns the project; `default` is the default team.")
+    ] = None,
     accelerator: Annotated[
         str | None, Parameter(help="TYPE[:N] GPUs a node, or `none` for a CPU job.")
     ] = None,
@@ -54,6 +56,7 @@ def push(
     keep_every: Annotated[
         int | None, Parameter(help="Keep those whose step is a multiple of it, too.")
     ] = None,
+    max_run_time: MaxRunTime = None,
     deployment: Annotated[
         str | None, Parameter(help="Prefect `flow/deployment` that runs the job.")
     ] = None,
@@ -101,6 +104,7 @@ def push(
             deployment=deployment,
             keep_last=keep_last,
             keep_every=keep_every,
+            max_run_time=max_run_time,
         )
         project = _load(beside, config, overrides)
         if dry_run:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, JobFilter, Output, Remote, Tail, Yes
+from prefect_bt.cli.options import Here, JobFilter, MaxRunTime, Output, Remote, Tail, Yes
 from prefect_bt.cli.retry_options import NO_RETRY_OPTIONS, RetryOptions
 from prefect_bt.cli.selection import newest_job
 from prefect_bt.cli.submitted import Staying, present
@@ -26,6 +26,7 @@ def recreate(
         str | None, Parameter(help="Prefect `flow/deployment` that runs the job.")
     ] = None,
     retrying: RetryOptions = NO_RETRY_OPTIONS,
+    max_run_time: MaxRunTime = None,
     yes: Yes = False,
     output: Output = "cli-table",
     remote: Remote = None,
@@ -46,6 +47,8 @@ def recreate(
         beside.error("Training job not recreated.")
         return FAILED
     with beside.working(f"Recreating job {chosen}"):
-        options = SubmitOptions(deployment=deployment, retry_choices=retrying.choices())
+        options = SubmitOptions(
+            deployment=deployment, retry_choices=retrying.choices(), max_run_time=max_run_time
+        )
         document = submit_again(chosen, options=options)
     return present(beside, document, Staying(tail=tail, wait=wait, output=output))

@@ -17,6 +17,7 @@ from prefect_bt.cli.tables import (
     show_table,
 )
 from prefect_bt.cli.terminal import Terminal
+from prefect_bt.durations import format_duration
 from prefect_bt.records import JobState
 
 _STYLES = {
@@ -36,14 +37,16 @@ def show_projects(terminal: Terminal, projects: Sequence[Document]) -> None:
         terminal.say("No training projects yet. Start one: prefect-bt push config.py")
         return
     link = link_in(terminal)
+    teams = [Column("Team", lambda p: p.get("team_name") or "")]
     columns: list[Column] = [
         Column("Project ID", lambda p: p["id"]),
         Column("Name", lambda p: p["name"]),
+        *(teams if any(p.get("team_name") for p in projects) else ()),
         Column("Created", lambda p: local_time(p["created_at"])),
         Column("Last Modified", lambda p: local_time(p["updated_at"])),
         Column("Latest Job ID", lambda p: _latest(p).get("id", "")),
         Column("Latest Job Status", lambda p: _status(_latest(p))),
-        Column("Checkpoint Sync", lambda p: _latest(p).get("checkpoint_sync_status") or ""),
+        Column("Checkpoint Sync", lambda p: _sync(_latest(p)) or ""),
         Column("Status Page", lambda p: link(_latest(p).get("flow_run_url"))),
     ]
     spare = ["Checkpoint Sync", "Last Modified", "Created", "Project ID", "Status Page"]
@@ -87,6 +90,7 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Job ID", job["id"]),
         ("Project ID", job["training_project"]["id"]),
         ("Project Name", job["training_project"]["name"]),
+        ("Team", job["training_project"].get("team_name")),
         ("Status", _status(job)),
         ("Instance Type", job["instance_type"]["name"]),
         ("Priority", str(job["priority"])),
@@ -95,11 +99,13 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Created", local_time(job["created_at"])),
         ("Last Modified", local_time(job["updated_at"])),
         ("Job Page", _page(terminal, job)),
+        ("Maximum Run Time", _run_time(job)),
         ("Substrate", job.get("substrate") or ""),
         ("Each Node", _each_node(job)),
         ("Image", _image(job)),
         ("Store", job.get("store") or ""),
-        ("Checkpoint Sync", job.get("checkpoint_sync_status")),
+        ("Checkpoint Sync", _sync(job)),
+        ("Not Synced", job.get("checkpoint_sync_error")),
         ("Error Message", Text(error, style="red") if error else None),
         ("Checkpoints", checkpoints or None),
         ("Drill", drill["why"] if (drill := job.get("drill")) else None),
@@ -153,6 +159,19 @@ _WHERE: list[Column] = [
     Column("Instance Type", lambda j: j["instance_type"]["name"]),
     Column("Capacity Type", _capacity_type),
 ]
+
+
+def _run_time(job: Document) -> str | None:
+    if not job.get("max_run_time"):
+        return None
+    limit, used = format_duration(job["max_run_time"]), job.get("run_time")
+    return f"{limit}; ended attempts used {format_duration(used)}" if used else limit
+
+
+def _sync(job: Document) -> str | None:
+    """Return the status; a failed or incomplete upload has none."""
+    failed = "INCOMPLETE" if job.get("checkpoint_sync_error") else None
+    return job.get("checkpoint_sync_status") or failed
 
 
 def _latest(project: Document) -> Document:

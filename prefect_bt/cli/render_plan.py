@@ -9,6 +9,7 @@ from typing import Final
 from prefect_bt.allocation import format_memory, format_resources
 from prefect_bt.cli.tables import Column, Document, show_table
 from prefect_bt.cli.terminal import Terminal
+from prefect_bt.durations import format_duration
 from prefect_bt.plan import GangPlan, NodePlan
 from prefect_bt.workspace.limits import format_bytes
 
@@ -25,6 +26,8 @@ def show_plan(terminal: Terminal, plan: GangPlan) -> None:
     terminal.say(f"  Each node: {format_resources(leader.resources)}")
     terminal.say(f"  Workspace: {format_bytes(leader.workspace.size)}")
     terminal.say(f"  Secrets:   {', '.join(plan.secret_names) or 'none'}")
+    if plan.max_run_time is not None:
+        terminal.say(f"  Run time:  at most {format_duration(plan.max_run_time)}")
     for number, command in enumerate(leader.commands, start=1):
         terminal.say(f"  Command {number}: {command}")
     terminal.say()

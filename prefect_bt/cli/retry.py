@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, Output, Remote, Tail
+from prefect_bt.cli.options import Here, MaxRunTime, Output, Remote, Tail
 from prefect_bt.cli.submitted import Staying, present
 
 
@@ -17,13 +17,15 @@ def retry(
     wait: Annotated[
         bool, Parameter(help="Stay until the job is over; exit 0 only if it completed.")
     ] = False,
+    max_run_time: MaxRunTime = None,
     output: Output = "cli-table",
     remote: Remote = None,
     terminal: Here,
 ) -> int:
     """Try a job again under its own id, from its last committed checkpoint.
 
-    BT_RETRY_COUNT is the number of attempts before. A new job of the same files is `recreate`.
+    BT_RETRY_COUNT is the number of attempts before. A job that has used up its maximum run time
+    needs a larger one: it counts all attempts. A new job of the same files is `recreate`.
 
     `prefect-bt retry --job-id abc1234 --tail`
     """
@@ -32,5 +34,5 @@ def retry(
     _ = remote
     beside = terminal.beside(output)
     with beside.working(f"Retrying job {job_id}"):
-        document = submission.retry(job_id)
+        document = submission.retry(job_id, max_run_time=max_run_time)
     return present(beside, document, Staying(tail=tail, wait=wait, output=output))

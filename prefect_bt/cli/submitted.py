@@ -46,7 +46,9 @@ def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
     else:
         terminal.say("Training job successfully created!", style="green")
     name, project = document.get("name"), document["training_project"]["name"]
-    terminal.say(f"  Job:     {job_id} ({name}) of project {project}")
+    team = document["training_project"].get("team_name")
+    of_team = f", team {team}" if team else ""
+    terminal.say(f"  Job:     {job_id} ({name}) of project {project}{of_team}")
     terminal.say(f"  Logs:    prefect-bt logs --job-id {job_id} --tail")
     terminal.say(f"  Details: prefect-bt view --job-id {job_id}")
     if _has_cache(document):

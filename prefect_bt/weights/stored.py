@@ -14,6 +14,7 @@ from typing import Final
 from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, list_checkpoints, newest
 from prefect_bt.checkpoints.manifest import Entry
 from prefect_bt.errors import (
+    AmbiguousError,
     CheckpointError,
     NotFoundError,
     ObjectNotFound,
@@ -60,9 +61,7 @@ class CheckpointSource:
     def list(self) -> Listing:
         try:
             found = self._find()
-        except NotFoundError as error:
-            raise self._error(error.what, error.next_step) from error
-        except CheckpointError as error:
+        except (NotFoundError, AmbiguousError, CheckpointError) as error:
             raise self._error(error.what, error.next_step) from error
         except StoreError as error:
             raise self._unreachable(error) from error

@@ -178,7 +178,7 @@ def test_a_job_as_json(cli: Cli, shop: Shop, ended):
     found = cli("view", "--job-id", job.id, "-o", "json").json
     assert found["id"] == job.id
     assert found["current_status"] == "TRAINING_JOB_COMPLETED"
-    assert found["training_project"] == {"id": job.project_id, "name": "tiny"}
+    assert found["training_project"] == {"id": job.project_id, "name": "tiny", "team_name": None}
     assert {"attempts", "checkpoints", "store", "flow_run_id", "retries", "events"} <= found.keys()
 
 

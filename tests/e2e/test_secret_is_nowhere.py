@@ -60,7 +60,7 @@ def test_a_missing_secret_is_refused_before_anything_is_written(machine: Machine
     done = machine.run("push", str(config), check=False)
     assert done.returncode == 1
     assert "nobody_stored_this" in done.stderr
-    assert "Prefect Secret blocks" in done.stderr
+    assert "Prefect Secret block " in done.stderr
     assert "PREFECT_BT_SECRET_NOBODY_STORED_THIS" in done.stderr
     assert "unborn" not in machine.run("view").stdout
 

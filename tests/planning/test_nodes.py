@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from prefect_bt import codec
 from prefect_bt.plan import GangPlan, VolumeKind
@@ -95,3 +99,45 @@ def test_secret_names_are_those_of_environment_and_weights() -> None:
         ],
     )
     assert secret_names(given.job) == ("a", "w")
+
+
+@pytest.mark.parametrize(
+    ("name", "exported"),
+    [
+        ("job-12", "job-12"),
+        ("Llama 3 (8B), lr=1e-4", "Llama 3 (8B), lr=1e-4"),
+        ("ünï / cödé", "ünï - cödé"),
+        ("owner/model/v2", "owner-model-v2"),
+        ("../../etc", "__-..-etc"),
+        (".", "_"),
+        (" .hidden ", "__hidden"),
+        ("-rf", "-rf"),
+        ("é" * 200, "é" * 119 + "-" + hashlib.sha256(("é" * 200).encode()).hexdigest()[:16]),
+    ],
+)
+def test_a_jobs_name_is_exported_as_the_name_of_a_folder(
+    name: str, exported: str, tmp_path: Path
+) -> None:
+    plan = plan_gang(project(), replace(CONTEXT, job_name=name))
+    assert plan.job_name == name
+    assert plan.nodes[0].environment["BT_TRAINING_JOB_NAME"] == exported
+    (tmp_path / exported).mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == [exported]
+    told = [note for note in plan.notes if note.startswith("BT_TRAINING_JOB_NAME")]
+    assert bool(told) == (name != exported)
+
+
+def test_what_has_no_effect_yet_is_said_and_only_that() -> None:
+    session = {"timeout_minutes": 30}
+    spot = {"availability_model": "spot"}
+    given = project(priority=5, compute=spot, interactive_session=session)
+    ineffective = [note for note in plan_gang(given, CONTEXT).notes if "no effect yet" in note]
+    assert ineffective[0] == "priority 5 has no effect yet: jobs do not wait in a queue."
+    assert [note.split()[0] for note in ineffective] == [
+        "priority",
+        "availability_model",
+        "interactive_session",
+    ]
+    in_image = plan_gang(given, replace(CONTEXT, images=True)).notes
+    assert any("use docker exec instead" in note for note in in_image)
+    assert not any("no effect" in note for note in plan_gang(project(), CONTEXT).notes)

@@ -1,0 +1,57 @@
+"""Spans of time as people write them: `12h`, `90m`, `1h30m`, `3600`."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from prefect_bt.errors import DefinitionError
+
+_UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_PART: Final = r"(\d+(?:\.\d+)?)([dhms])"
+_FORM: Final = re.compile(rf"(?:{_PART})+")
+
+
+def parse_duration(value: float | str, *, field: str) -> float:
+    """Return the seconds, more than 0; DefinitionError names the field.
+
+    >>> parse_duration("1h30m", field="max_run_time"), parse_duration(90, field="max_run_time")
+    (5400.0, 90.0)
+    """
+    seconds = _seconds(value)
+    if seconds is None or not math.isfinite(seconds) or seconds <= 0:
+        raise DefinitionError(
+            f"{field} is {value!r}, which is no span of time.",
+            next_step="Write for example 12h, 90m, 1h30m or a number of seconds, more than 0.",
+            field=field,
+            value=value,
+        )
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Return the span so that parse_duration reads it again, to the second from a minute on.
+
+    >>> format_duration(43200), format_duration(5400), format_duration(0.5)
+    ('12h', '1h30m', '0.5s')
+    """
+    if seconds < 60:
+        return f"{round(seconds, 3):g}s"
+    rest, parts = round(seconds), list[str]()
+    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        parts += [f"{count}{unit}"] if count else []
+    return "".join(parts)
+
+
+def _seconds(value: float | str) -> float | None:
+    if not isinstance(value, str):
+        return float(value)
+    text = re.sub(r"\s", "", value).lower()
+    if _FORM.fullmatch(text):
+        return sum(float(count) * _UNITS[unit] for count, unit in re.findall(_PART, text))
+    try:
+        return float(text)
+    except ValueError:
+        return None
