@@ -257,6 +257,38 @@ class ServingRef:
 
 
 @dataclass(frozen=True)
+class GitState:
+    """A Git working tree when a job was made from it. No remote: its URL may hold a password."""
+
+    commit: str
+    branch: str = ""
+    """"" for a detached HEAD."""
+    dirty: bool | None = None
+    """Whether a tracked file differs from the commit; None: not found out in time."""
+    tag: str = ""
+    """The newest tag that the commit contains."""
+    commits_since_tag: int | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Which code a job was made from, and by which client. Versions are "" where not installed."""
+
+    git: GitState | None = None
+    """None: no repository, no `git`, or one that `git` refuses to read."""
+    client_version: str = ""
+    """Of prefect_bt."""
+    python_version: str = ""
+    prefect_version: str = ""
+    pydantic_version: str = ""
+    truss_version: str = ""
+    frameworks: dict[str, str] = field(default_factory=dict[str, str])
+    """Installed where the job was pushed from: {"torch": "2.9.0"}."""
+    user: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """What never changes about a job. `definition` is the project document of definitions."""
 
@@ -274,6 +306,8 @@ class JobRecord:
     user: str = ""
     recreated_from: str = ""
     serving: ServingRef | None = None
+    provenance: Provenance | None = None
+    """None in records of older releases."""
 
 
 @dataclass(frozen=True)

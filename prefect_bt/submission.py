@@ -24,13 +24,15 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang, secret_names
+from prefect_bt.provenance import collect_provenance
 from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget, ServingRef
 from prefect_bt.retrychoices import NO_CHOICES, RetryChoices
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.settings import Settings
 from prefect_bt.starting import Starter, secret_sources, start, starting
 from prefect_bt.substrates import open_substrate
-from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace
+from prefect_bt.workspace.archive import PackedWorkspace, folder_of, pack_workspace
+from prefect_bt.workspace.contents import WorkspaceContents, workspace_document
 from prefect_bt.workspace.layout import choose_layout
 
 DRY_RUN_ID = "dry-run"
@@ -162,7 +164,7 @@ def _submit(
             deployment=options.deployment,
             first=lambda: written(record),
         )
-    return document_of(ledger, record, plan)
+    return {**document_of(ledger, record, plan), **workspace_document(packed.contents)}
 
 
 def accept(
@@ -184,14 +186,14 @@ def accept(
 
 def dry_run(
     project: TrainingProject, *, source_dir: Path, options: SubmitOptions | None = None
-) -> GangPlan:
-    """The plan that `submit` would run; nothing is written and nothing started."""
+) -> tuple[GangPlan, WorkspaceContents | None]:
+    """The plan that `submit` would run and the files that it would pack; nothing is started."""
     options = options or SubmitOptions()
     with _packed(project, source_dir) as packed:
         plan = plan_submission(open_ledger(options.store), project, options)
     workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
     nodes = tuple(replace(node, workspace=workspace) for node in plan.nodes)
-    return replace(plan, nodes=nodes)
+    return replace(plan, nodes=nodes), packed.contents
 
 
 def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, Any]:
@@ -301,6 +303,7 @@ def write_job(
             workspace_sha256=packed.sha256 if packed else "",
             workspace_size=packed.size_bytes if packed else 0,
             user=who_asks(),
+            provenance=collect_provenance(folder_of(packed), user=who_asks(), old=old),
             recreated_from=old.id if old else "",
             serving=options.serving,
         )

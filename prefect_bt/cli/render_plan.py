@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
+from prefect_bt.cli.render_workspace import show_workspace
 from prefect_bt.cli.tables import Column, Document, show_table
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.plan import GangPlan, NodePlan
@@ -15,13 +16,14 @@ _SHOWN: Final = 4
 """Values of one variable on different nodes."""
 
 
-def show_plan(terminal: Terminal, plan: GangPlan) -> None:
+def show_plan(terminal: Terminal, plan: GangPlan, workspace: Document | None = None) -> None:
     """What a push would run, for a person; `-o json` has all of it."""
     leader = plan.nodes[0]
     terminal.say(f"Dry run of job {plan.job_name} of project {plan.project_name}", style="bold")
     terminal.say(f"  Substrate: {plan.substrate}")
     terminal.say(f"  Image:     {leader.image.reference}")
-    terminal.say(f"  Workspace: {format_bytes(leader.workspace.size)}")
+    if workspace:
+        show_workspace(terminal, workspace)
     terminal.say(f"  Secrets:   {', '.join(plan.secret_names) or 'none'}")
     for number, command in enumerate(leader.commands, start=1):
         terminal.say(f"  Command {number}: {command}")
