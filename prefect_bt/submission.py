@@ -18,6 +18,7 @@ from prefect_bt.attempts import workspace_plan
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.control import settle
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
+from prefect_bt.definitions.conversion import training_project_of
 from prefect_bt.errors import DefinitionError, NotFoundError, SecretError, StateError
 from prefect_bt.jobs import job_document, load_definition, open_ledger, who_asks
 from prefect_bt.ledger import Ledger
@@ -82,7 +83,7 @@ class Birth:
 
 
 def push(  # noqa: PLR0913 (truss names them)
-    config: Path | str | TrainingProject,
+    config: Path | str | object,
     *,
     remote: str = "",
     source_dir: Path | str | None = None,
@@ -99,8 +100,9 @@ def push(  # noqa: PLR0913 (truss names them)
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
     The result has the flat keys of a job, and the same job under `training_job` with its project
-    under `training_project`. `remote` and `team_id` are accepted for compatibility: a store has no
-    remotes, and a team is a name. The other choices are those of SubmitOptions.
+    under `training_project`. A project may be one that an installed truss made. `remote` and
+    `team_id` are accepted for compatibility: a store has no remotes, and a team is a name. The
+    other choices are those of SubmitOptions.
     """
     _ = remote
     options = SubmitOptions(
@@ -113,15 +115,15 @@ def push(  # noqa: PLR0913 (truss names them)
         retry_policy=retry_policy,
         retry_choices=retry_choices,
     )
-    if isinstance(config, TrainingProject):
-        project, folder = config, Path(source_dir or Path.cwd())
-    else:
+    if isinstance(config, (str, Path)):
         path = Path(config).absolute()
         project, folder = load_training_project(path), Path(source_dir or path.parent)
+    else:
+        project, folder = training_project_of(config), Path(source_dir or Path.cwd())
     if team_id:
         project = project.model_copy(update={"team_name": team_id})
     document = submit(project, source_dir=folder, options=options)
-    if not isinstance(config, TrainingProject):
+    if isinstance(config, (str, Path)):
         document["job_object"] = project.job
     return document
 

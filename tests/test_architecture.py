@@ -39,6 +39,7 @@ LEVELS: dict[str, int] = {
     "blocks.*": 5,
     "cli": 5,
     "cli.*": 5,
+    "compat": 5,
     "control": 5,
     "fileserver": 5,  # a process of its own, beside the commands
     "fileserver.*": 5,
