@@ -24,20 +24,21 @@ _THEIRS: Final = "truss_train"
 
 
 def training_project_of(value: object) -> TrainingProject:
-    """Return `value` as our TrainingProject, itself if it is one. Raises DefinitionError."""
-    if isinstance(value, TrainingProject):
-        return value
-    if not _is_theirs(value):
+    """Return `value` as our TrainingProject, itself if it is one. Raises DefinitionError.
+
+    One of ours is validated as well: a dict or a list in it may have changed since it was made.
+    """
+    if not isinstance(value, TrainingProject) and not _is_theirs(value):
         raise DefinitionError(
             f"push was given a {type(value).__name__}, which is no training project.",
             next_step="Give the path of a config file, or a TrainingProject.",
         )
     document = json.dumps(_plain(value, ""))
     try:
-        return TrainingProject.model_validate_json(document, strict=True)
+        converted = TrainingProject.model_validate_json(document, strict=True)
     except ValidationError as error:
-        where = f"The project made with {_THEIRS}"
-        raise definition_error(error, TrainingProject, where=where) from error
+        raise definition_error(error, TrainingProject, where="The project to push") from error
+    return value if isinstance(value, TrainingProject) else converted
 
 
 def _is_theirs(value: object) -> bool:
@@ -87,7 +88,7 @@ def _key(name: object, path: str) -> str:
 
 def _unusable(path: str, why: str) -> DefinitionError:
     return DefinitionError(
-        f"The project made with {_THEIRS}: TrainingProject is not valid: {path}: {why}.",
+        f"The project to push: TrainingProject is not valid: {path}: {why}.",
         next_step="Correct the program that makes it.",
         field=path,
     )
