@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from prefect_bt.provenance import format_client, format_git
 from prefect_bt.records import JobState
 
 
@@ -20,12 +21,20 @@ def render_card(document: dict[str, Any], definition: dict[str, Any]) -> str:
     ]
     if document.get("error_message"):
         lines += [f"> {document['error_message']}", ""]
+    lines += _provenance(document.get("truss_user_env") or {})
     lines += [*_attempts(document), *_checkpoints(document), *_definition(definition)]
     lines += [
         f"Store: `{document['store']}`  ",
         f"Logs: `prefect-bt logs --job-id {document['id']}`",
     ]
     return "\n".join(lines)
+
+
+def _provenance(known: dict[str, Any]) -> list[str]:
+    """Which code the job was made from, and by which client."""
+    told = {"Git": format_git(known), "Pushed from": format_client(known)}
+    lines = [f"{label}: {_cell(text)}  " for label, text in told.items() if text]
+    return [*lines, ""] if lines else []
 
 
 def _attempts(document: dict[str, Any]) -> list[str]:

@@ -30,6 +30,7 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.maxruntime import used_run_time
 from prefect_bt.objects import open_store
 from prefect_bt.planning import plan_weights
+from prefect_bt.provenance import provenance_document
 from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome, Resources
 from prefect_bt.settings import Settings
 from prefect_bt.syncstatus import SyncStatus, read_sync_status
@@ -76,6 +77,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "priority": job.priority or 0,
         "availability_model": job.compute.availability_model.value,
         **({"user": {"email": record.user}} if record.user else {}),
+        "truss_user_env": provenance_document(record.provenance),
         "attempts": _attempts(ledger, record.id),
         "checkpoints": [_checkpoint(checkpoint, sync) for checkpoint in found],
         "uploads": [] if last.state.terminal else _uploads(ledger, record),

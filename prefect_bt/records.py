@@ -278,6 +278,38 @@ class ServingRef:
 
 
 @dataclass(frozen=True)
+class GitState:
+    """A Git working tree when a job was made from it. No remote: its URL may hold a password."""
+
+    commit: str
+    branch: str = ""
+    """"" for a detached HEAD."""
+    dirty: bool | None = None
+    """Whether a tracked file differs from the commit; None: not found out in time."""
+    tag: str = ""
+    """The newest tag that the commit contains."""
+    commits_since_tag: int | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Which code a job was made from, and by which client. Versions are "" where not installed."""
+
+    git: GitState | None = None
+    """None: no repository, no `git`, or one that `git` refuses to read."""
+    client_version: str = ""
+    """Of prefect_bt."""
+    python_version: str = ""
+    prefect_version: str = ""
+    pydantic_version: str = ""
+    truss_version: str = ""
+    frameworks: dict[str, str] = field(default_factory=dict[str, str])
+    """Installed where the job was pushed from: {"torch": "2.9.0"}."""
+    user: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """What never changes about a job. `definition` is the project document of definitions."""
 
@@ -299,6 +331,8 @@ class JobRecord:
     """What each node would get where the job was pushed; None in records of older releases."""
     max_run_time: float | None = None
     """Seconds that the commands may run, all attempts together; None: no limit."""
+    provenance: Provenance | None = None
+    """None in records of older releases."""
 
 
 @dataclass(frozen=True)

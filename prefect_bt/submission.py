@@ -18,6 +18,7 @@ from prefect_bt.attempts import workspace_plan
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.control import settle
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
+from prefect_bt.definitions.conversion import training_project_of
 from prefect_bt.durations import parse_duration
 from prefect_bt.errors import DefinitionError, StateError
 from prefect_bt.jobs import job_document, load_definition, open_ledger, who_asks
@@ -26,13 +27,15 @@ from prefect_bt.maxruntime import check_run_time
 from prefect_bt.missing import find_missing, in_team
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang
+from prefect_bt.provenance import collect_provenance
 from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget, ServingRef
 from prefect_bt.retrychoices import NO_CHOICES, RetryChoices
 from prefect_bt.secrets import SecretSource
 from prefect_bt.settings import Settings
 from prefect_bt.starting import Starter, start, starting
 from prefect_bt.substrates import open_substrate
-from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace
+from prefect_bt.workspace.archive import PackedWorkspace, folder_of, pack_workspace
+from prefect_bt.workspace.contents import WorkspaceContents, workspace_document
 from prefect_bt.workspace.layout import choose_layout
 
 DRY_RUN_ID = "dry-run"
@@ -92,7 +95,7 @@ class Birth:
 
 
 def push(  # noqa: PLR0913 (truss names them)
-    config: Path | str | TrainingProject,
+    config: Path | str | object,
     *,
     remote: str = "",
     source_dir: Path | str | None = None,
@@ -110,7 +113,8 @@ def push(  # noqa: PLR0913 (truss names them)
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
     The result has the flat keys of a job, and the same job under `training_job` with its project
-    under `training_project`. `remote` is accepted for compatibility: a store has no remotes.
+    under `training_project`. A project may be one that an installed truss made. `remote` is accepted
+    for compatibility: a store has no remotes.
     `team_id` is the name of the team ("default" of the default team); None leaves the config's. The
     other choices are those of SubmitOptions.
     """
@@ -126,15 +130,15 @@ def push(  # noqa: PLR0913 (truss names them)
         retry_choices=retry_choices,
         max_run_time=max_run_time,
     )
-    if isinstance(config, TrainingProject):
-        project, folder = config, Path(source_dir or Path.cwd())
-    else:
+    if isinstance(config, (str, Path)):
         path = Path(config).absolute()
         project, folder = load_training_project(path), Path(source_dir or path.parent)
+    else:
+        project, folder = training_project_of(config), Path(source_dir or Path.cwd())
     if team_id is not None:
         project = project.model_copy(update={"team_name": team_id})
     document = submit(project, source_dir=folder, options=options)
-    if not isinstance(config, TrainingProject):
+    if isinstance(config, (str, Path)):
         document["job_object"] = project.job
     return document
 
@@ -178,7 +182,7 @@ def _submit(
             deployment=options.deployment,
             first=lambda: written(record),
         )
-    return document_of(ledger, record, plan)
+    return {**document_of(ledger, record, plan), **workspace_document(packed.contents)}
 
 
 def accept(
@@ -201,14 +205,14 @@ def accept(
 
 def dry_run(
     project: TrainingProject, *, source_dir: Path, options: SubmitOptions | None = None
-) -> GangPlan:
-    """The plan that `submit` would run; nothing is written and nothing started."""
+) -> tuple[GangPlan, WorkspaceContents | None]:
+    """The plan that `submit` would run and the files that it would pack; nothing is started."""
     options = options or SubmitOptions()
     with _packed(project, source_dir) as packed:
         plan = plan_submission(open_ledger(options.store), project, options)
     workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
     nodes = tuple(replace(node, workspace=workspace) for node in plan.nodes)
-    return replace(plan, nodes=nodes)
+    return replace(plan, nodes=nodes), packed.contents
 
 
 def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, Any]:
@@ -331,6 +335,7 @@ def write_job(
             workspace_sha256=packed.sha256 if packed else "",
             workspace_size=packed.size_bytes if packed else 0,
             user=who_asks(),
+            provenance=collect_provenance(folder_of(packed), user=who_asks(), old=old),
             recreated_from=old.id if old else "",
             serving=options.serving,
             resources=birth.plan.nodes[0].resources if birth.plan else None,

@@ -39,6 +39,7 @@ LEVELS: dict[str, int] = {
     "blocks.*": 5,
     "cli": 5,
     "cli.*": 5,
+    "compat": 5,
     "control": 5,
     "fileserver": 5,  # a process of its own, beside the commands
     "fileserver.*": 5,
@@ -74,6 +75,7 @@ LEVELS: dict[str, int] = {
     "loading": 4,
     "maxruntime": 4,
     "projects": 4,
+    "provenance": 4,
     "retrychoices": 4,
     "retrying": 4,
     "sealing": 4,
@@ -160,6 +162,7 @@ ENVIRON_READERS: dict[str, str] = {
     "flows.keeping": "a keeper is told by its pusher which folders to use",
     "flows.run_job": "the same, and the lock, handed on",
     "host": "a GPU listing and a child's environment depend on it",
+    "provenance": "git runs in this environment, less the variables that name a repository",
     "ownership": "the owner's lock is inherited from the parent process",
     "serving.embedded": "it runs inside the job's environment, and without prefect_bt",
     "serving.gate": "its command is run in this environment",

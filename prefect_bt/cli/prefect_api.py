@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import UUID, uuid4
 
 import httpx
@@ -20,10 +20,17 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    PREFECT_SERVER_LOGGING_LEVEL,
+    get_current_settings,
+    temporary_settings,
+)
 from prefect.states import Cancelling, Scheduled
 from prefect.utilities.urls import url_for
 
+from prefect_bt.cli.prefect_database import may_have_block
 from prefect_bt.errors import ServerError
 from prefect_bt.servers import local_server_url
 from prefect_bt.settings import Settings
@@ -31,6 +38,8 @@ from prefect_bt.settings import Settings
 SECRET_BLOCK_TYPE: Final = "secret"
 MOST_CRASHES: Final = 6
 """Of a run that never began. Its own process and its worker's may both write one down."""
+TEMPORARY_SERVER_SECONDS: Final = 180
+"""To wait for Prefect's temporary server (flows.run_job waits as long)."""
 _LISTED: Final = 20
 
 
@@ -143,7 +152,7 @@ class SecretBlocks:
     def find(self, name: str) -> str | None:
         """The block's value as text, JSON for a value that is not text; None when there is none."""
         asked = self._spellings(name)
-        if not asked:
+        if not asked or not _worth_asking(asked):
             return None
         with prefect_client() as client:
             for spelling in asked:
@@ -159,6 +168,13 @@ class SecretBlocks:
     def _spellings(self, name: str) -> list[str]:
         spellings = dict.fromkeys((name, name.replace("_", "-").lower()))
         return [one for one in spellings if _NAMEABLE.fullmatch(one)]
+
+
+def _worth_asking(names: Sequence[str]) -> bool:
+    """Return False when only a temporary server would answer and its database has no such block."""
+    with _settings() as api_url:
+        inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
+        return bool(api_url) or inside or may_have_block(SECRET_BLOCK_TYPE, names)
 
 
 _NAMEABLE: Final = re.compile(r"[^/%&<>?#\s]+")
@@ -221,11 +237,27 @@ def _settings() -> Generator[str]:
     configured = PREFECT_API_URL.value()
     inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
     found = "" if configured or inside else local_server_url(Settings().state_dir)
-    if not found:
+    if configured or inside:
         yield configured or ""
         return
-    with temporary_settings(updates={PREFECT_API_URL: found}):
+    with temporary_settings(updates={PREFECT_API_URL: found} if found else _quiet_server()):
         yield found
+
+
+def _quiet_server() -> dict[Any, Any]:
+    """Return settings for Prefect's temporary server, less those that the user has set.
+
+    Its services log errors to standard error that concern nobody here (telemetry that cannot be
+    sent, tables that are locked while they are created), and a busy machine takes longer than
+    Prefect's own 20 seconds to start it.
+    """
+    known = get_current_settings().server
+    updates: dict[Any, Any] = {}
+    if "logging_level" not in known.model_fields_set:
+        updates[PREFECT_SERVER_LOGGING_LEVEL] = "CRITICAL"
+    if "startup_timeout_seconds" not in known.ephemeral.model_fields_set:
+        updates[PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS] = TEMPORARY_SERVER_SECONDS
+    return updates
 
 
 def _run_url(flow_run_id: UUID) -> str:

@@ -139,10 +139,12 @@ def _show_plan(
 ) -> int:
     from prefect_bt import codec, submission
     from prefect_bt.cli.render_plan import show_plan
+    from prefect_bt.workspace.contents import workspace_document
 
-    plan = submission.dry_run(project, source_dir=_folder(config), options=options)
+    plan, contents = submission.dry_run(project, source_dir=_folder(config), options=options)
+    workspace = workspace_document(contents)
     if terminal.documents:
-        terminal.document(codec.encode(plan))
+        terminal.document({**codec.encode(plan), **workspace})
     else:
-        show_plan(terminal, plan)
+        show_plan(terminal, plan, workspace.get("workspace"))
     return OK

@@ -18,6 +18,7 @@ from prefect_bt.cli.tables import (
 )
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.durations import format_duration
+from prefect_bt.provenance import format_client, format_git
 from prefect_bt.records import JobState
 
 _STYLES = {
@@ -96,6 +97,8 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Priority", str(job["priority"])),
         ("Availability Model", job["availability_model"]),
         ("Created By", _user(job)),
+        ("Git", format_git(job.get("truss_user_env") or {}) or None),
+        ("Pushed From", format_client(job.get("truss_user_env") or {}) or None),
         ("Created", local_time(job["created_at"])),
         ("Last Modified", local_time(job["updated_at"])),
         ("Job Page", _page(terminal, job)),

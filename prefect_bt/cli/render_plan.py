@@ -7,24 +7,25 @@ from itertools import groupby
 from typing import Final
 
 from prefect_bt.allocation import format_memory, format_resources
+from prefect_bt.cli.render_workspace import show_workspace
 from prefect_bt.cli.tables import Column, Document, show_table
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.durations import format_duration
 from prefect_bt.plan import GangPlan, NodePlan
-from prefect_bt.workspace.limits import format_bytes
 
 _SHOWN: Final = 4
 """Values of one variable on different nodes."""
 
 
-def show_plan(terminal: Terminal, plan: GangPlan) -> None:
+def show_plan(terminal: Terminal, plan: GangPlan, workspace: Document | None = None) -> None:
     """What a push would run, for a person; `-o json` has all of it."""
     leader = plan.nodes[0]
     terminal.say(f"Dry run of job {plan.job_name} of project {plan.project_name}", style="bold")
     terminal.say(f"  Substrate: {plan.substrate}")
     terminal.say(f"  Image:     {leader.image.reference}")
     terminal.say(f"  Each node: {format_resources(leader.resources)}")
-    terminal.say(f"  Workspace: {format_bytes(leader.workspace.size)}")
+    if workspace:
+        show_workspace(terminal, workspace)
     terminal.say(f"  Secrets:   {', '.join(plan.secret_names) or 'none'}")
     if plan.max_run_time is not None:
         terminal.say(f"  Run time:  at most {format_duration(plan.max_run_time)}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prefect_bt.cli import attach
+from prefect_bt.cli.render_workspace import show_workspace
 from prefect_bt.cli.terminal import OK, Terminal, write
 from prefect_bt.records import JobState
 
@@ -51,6 +52,8 @@ def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
     terminal.say(f"  Job:     {job_id} ({name}) of project {project}{of_team}")
     terminal.say(f"  Logs:    prefect-bt logs --job-id {job_id} --tail")
     terminal.say(f"  Details: prefect-bt view --job-id {job_id}")
+    if workspace := document.get("workspace"):
+        show_workspace(terminal, workspace)
     if _has_cache(document):
         terminal.say(f'  Cache:   prefect-bt cache summarize "{project}"')
     page = document.get("flow_run_url") or _server_page()

@@ -44,15 +44,16 @@ def load_training_project(path: str | Path) -> TrainingProject:
     more than one name of a project (two names of one project count as two), else for what went
     wrong in the file. KeyboardInterrupt passes.
     """
-    return _load(Path(path), TrainingProject)
+    return load_target(Path(path), TrainingProject)
 
 
 def load_deploy_checkpoints_config(path: str | Path) -> DeployCheckpointsConfig:
     """As `load_training_project`, for a `DeployCheckpointsConfig`; a file may hold both."""
-    return _load(Path(path), DeployCheckpointsConfig)
+    return load_target(Path(path), DeployCheckpointsConfig)
 
 
-def _load(path: Path, kind: type[T]) -> T:
+def load_target(path: Path, kind: type[T]) -> T:
+    """As `load_training_project`, for any class."""
     if not path.is_file():
         raise ConfigImportError(
             f"`{path}` is not a file.",

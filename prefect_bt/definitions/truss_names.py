@@ -1,24 +1,27 @@
 """Modules that stand in for truss while a config file is imported (§2.11, decision 12).
 
-    truss_train               the classes, `push`, and the two below as attributes
+    truss_train               the classes, `push`, and the four below as attributes
     truss_train.definitions   every class, `InteractiveSession` and its enums too
     truss_train.public_api    push
-    truss                     `base` and `truss_config` as attributes
+    truss_train.loader        import_target, import_training_project, import_deploy_...
+    truss_train.deployment    create_training_job
+    truss                     `base` and `truss_config` as attributes, login
     truss.base                truss_config
     truss.base.truss_config   AcceleratorSpec, Accelerator, DockerAuthType, the weights classes
+    truss.remote.remote_factory   RemoteFactory
 
-They are made afresh for each config file, so none can spoil them for the next.
+They are made afresh for each config file, so none can spoil them for the next. For programs that
+are not config files: prefect_bt.compat.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from prefect_bt.definitions import (
     checkpoints,
@@ -32,6 +35,7 @@ from prefect_bt.definitions import (
     weights,
     workspace,
 )
+from prefect_bt.definitions import truss_functions as functions
 
 PACKAGES: Final = ("truss", "truss_train")
 
@@ -86,9 +90,31 @@ _TRUSS_CONFIG: Final[tuple[Any, ...]] = (
 )
 
 
-def push(config: Any, **options: Any) -> Any:
-    """`prefect_bt.push`, found when it is called: this room knows nothing of launching."""
-    return importlib.import_module("prefect_bt").push(config, **options)
+_LOADER: Final[tuple[Any, ...]] = (
+    functions.import_deploy_checkpoints_config,
+    functions.import_target,
+    functions.import_training_project,
+)
+
+_DEPLOYMENT: Final[tuple[Any, ...]] = (
+    functions.create_training_job,
+    functions._upsert_project_and_create_job,  # pyright: ignore[reportPrivateUsage]
+    functions.prepare_push,
+)
+
+_CONSTANTS: Final[dict[str, object]] = {
+    "DEFAULT_LORA_RANK": deploy.DEFAULT_LORA_RANK,
+    "DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES": session.DEFAULT_TIMEOUT_MINUTES,
+}
+
+_HOSTED: Final[dict[str, frozenset[str]]] = {
+    "truss": frozenset({"load", "push", "whoami"}),
+    "truss_train.deployment": frozenset({"PreparedTrainingJob", "S3Artifact"}),
+    "truss.base.truss_config": frozenset(
+        {"BaseImage", "Build", "ModelServer", "Resources", "Runtime", "TrussConfig", "Weights"}
+    ),
+}
+"""Names of the published package that are refused with a sentence of their own."""
 
 
 @contextmanager
@@ -99,7 +125,7 @@ def truss_is_ours() -> Generator[None]:
     our modules.
     """
     before = _of_truss(sys.modules)
-    _replace(before, _modules())
+    _replace(before, make_modules())
     try:
         yield
     finally:
@@ -116,32 +142,50 @@ def _replace(old: Mapping[str, ModuleType], new: Mapping[str, ModuleType]) -> No
     sys.modules.update(new)
 
 
-def _modules() -> dict[str, ModuleType]:
-    truss_config = _module("truss.base.truss_config", _TRUSS_CONFIG)
-    truss_config.__dict__["CheckpointList"] = deploy.ArtifactList
-    base = _module("truss.base", (), truss_config=truss_config)
-    definitions = _module(
-        "truss_train.definitions", (*_TOP_LEVEL, *_DEFINITIONS_ONLY), truss_config=truss_config
-    )
-    public_api = _module("truss_train.public_api", (push,))
-    made = [
-        truss_config,
-        base,
-        definitions,
-        public_api,
-        _module("truss", (), base=base, truss_config=truss_config),
-        _module("truss_train", (*_TOP_LEVEL, push), definitions=definitions, public_api=public_api),
-    ]
+def make_modules() -> dict[str, ModuleType]:
+    """Return new stand-ins by their names, each with its submodules as attributes."""
+    config = _module("truss.base.truss_config", _TRUSS_CONFIG, CheckpointList=deploy.ArtifactList)
+    base = _module("truss.base", (), truss_config=config)
+    factory = _module("truss.remote.remote_factory", (functions.RemoteFactory,))
+    remote = _module("truss.remote", (), remote_factory=factory)
+    every = (*_TOP_LEVEL, *_DEFINITIONS_ONLY)
+    below = {
+        "definitions": _module("truss_train.definitions", every, truss_config=config, **_CONSTANTS),
+        "public_api": _module("truss_train.public_api", (functions.push,)),
+        "loader": _module("truss_train.loader", _LOADER),
+        "deployment": _module(
+            "truss_train.deployment",
+            _DEPLOYMENT,
+            MAX_ARCHIVE_SIZE_BYTES=functions.MAX_ARCHIVE_SIZE_BYTES,
+        ),
+    }
+    truss = _module("truss", (functions.login,), base=base, truss_config=config, remote=remote)
+    train = _module("truss_train", (*_TOP_LEVEL, functions.push), **below)
+    made = [truss, base, config, remote, factory, train, *below.values()]
     return {module.__name__: module for module in made}
 
 
 def _module(name: str, members: tuple[Any, ...], **more: Any) -> ModuleType:
     module = ModuleType(name, f"prefect_bt's stand-in for {name}")
     named = {member.__name__: member for member in members}
-    module.__dict__.update(named, **more, __all__=[*named, *more])
-    package = name in {*PACKAGES, "truss.base"}
+    public = [name for name in (*named, *more) if not name.startswith("_")]
+    module.__dict__.update(named, **more, __all__=public, __prefect_bt__=True)
+    if hosted := _HOSTED.get(name):
+        module.__dict__["__getattr__"] = _refusing(name, hosted)
+    package = name in {*PACKAGES, "truss.base", "truss.remote"}
     module.__spec__ = ModuleSpec(name, None, is_package=package)
     if package:
         # A package without a folder: a submodule that we do not have is simply not found.
         module.__path__ = []
     return module
+
+
+def _refusing(module: str, names: frozenset[str]) -> Callable[[str], NoReturn]:
+    """Return a module's `__getattr__`; names it does not refuse are unknown, as in any module."""
+
+    def refuse(name: str) -> NoReturn:
+        if name in names:
+            raise functions.hosted(f"{module}.{name}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return refuse

@@ -22,6 +22,7 @@ from typing import IO, Final, cast
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.checks import check_not_empty, check_size, too_large
 from prefect_bt.workspace.collect import collect_entries
+from prefect_bt.workspace.contents import WorkspaceContents, describe_contents
 from prefect_bt.workspace.entries import PackEntry, stamp_of
 from prefect_bt.workspace.layout import WorkspaceLayout
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES
@@ -31,13 +32,22 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PackedWorkspace:
-    """`sha256` is the hex digest of the file; `skipped` says what was left out and why."""
+    """`sha256` is the hex digest of the file; `skipped` says what was left out and why.
+
+    `contents` is None for an archive that was not packed here, but taken from the store.
+    """
 
     path: Path
     sha256: str
     size_bytes: int
     file_count: int
     skipped: tuple[str, ...]
+    contents: WorkspaceContents | None = None
+
+
+def folder_of(packed: PackedWorkspace | None) -> Path | None:
+    """Return the folder that was packed here; None for no archive, or one from the store."""
+    return packed.contents.root if packed and packed.contents else None
 
 
 def pack_workspace(
@@ -57,8 +67,11 @@ def pack_workspace(
         write_archive(collection.entries, cast("IO[bytes]", sink))
         if sink.tell() > max_bytes:
             raise too_large(sink.tell(), collection.entries, max_bytes)
-    count = len(collection.entries)
-    return PackedWorkspace(target, sink.sha256, sink.tell(), count, collection.skipped)
+    contents = describe_contents(
+        layout, collection.entries, collection.ignored, collection.linked_folders
+    )
+    size, count = sink.tell(), len(collection.entries)
+    return PackedWorkspace(target, sink.sha256, size, count, collection.skipped, contents)
 
 
 def write_archive(entries: Iterable[PackEntry], sink: IO[bytes]) -> None:

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect_bt.errors import WorkspaceError
-from prefect_bt.workspace.entries import PackEntry, stamp_of
-from prefect_bt.workspace.ignore import IGNORE_FILE, IgnoreRules, load_ignore_rules
+from prefect_bt.workspace.entries import IgnoredEntry, PackEntry, stamp_of
+from prefect_bt.workspace.ignore import BUILT_IN_ORIGIN, IGNORE_FILE, IgnoreRules, load_ignore_rules
 from prefect_bt.workspace.layout import WorkspaceLayout
 from prefect_bt.workspace.links import place_links
 
@@ -32,10 +32,15 @@ _Identity = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """`entries` sorted by the bytes of their names; `skipped` one phrase for each left-out one."""
+    """`entries` sorted by the bytes of their names; `skipped` one phrase for each left-out one.
+
+    `ignored` are those that the built-in list left out; `linked_folders` are dropped links.
+    """
 
     entries: tuple[PackEntry, ...]
     skipped: tuple[str, ...]
+    ignored: tuple[IgnoredEntry, ...] = ()
+    linked_folders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,12 @@ def collect_entries(layout: WorkspaceLayout, *, leave_out: Path | None = None) -
     walk.run()
     entries = walk.entries if layout.gathered else place_links(walk.entries, layout.root)
     ordered = sorted(entries, key=lambda entry: os.fsencode(entry.name))
-    return Collection(tuple(ordered), tuple(sorted(walk.skipped)))
+    return Collection(
+        tuple(ordered),
+        tuple(sorted(walk.skipped)),
+        tuple(walk.ignored),
+        tuple(sorted(walk.linked_folders)),
+    )
 
 
 class _Walk:
@@ -67,11 +77,13 @@ class _Walk:
         self._pending: list[_Folder] = []
         self.entries: list[PackEntry] = []
         self.skipped: list[str] = []
+        self.ignored: list[IgnoredEntry] = []
+        self.linked_folders: list[str] = []
 
     def run(self) -> None:
         self._list(_Folder(str(self._layout.root), "", ()))
         for external in self._layout.externals:
-            if not self._ignored(external.name, is_folder=True):
+            if not self._ignored(external.name, external, is_folder=True):
                 self._pending.append(_Folder(str(external), external.name, ()))
         while self._pending:
             self._list(self._pending.pop())
@@ -101,20 +113,23 @@ class _Walk:
     def _visit(self, found: os.DirEntry[str], folder: _Folder) -> None:
         name = f"{folder.name}/{found.name}" if folder.name else found.name
         is_folder = os.path.isdir(found.path)  # noqa: PTH112 (a str, a million times)
-        if self._ignored(name, is_folder=is_folder):
+        if self._ignored(name, found.path, is_folder=is_folder):
             return
         if not is_folder:
             self._take_file(found, name)
         elif found.is_symlink() and not self._layout.gathered:
             self.skipped.append(f"{name!r} is a link to a folder")
+            self.linked_folders.append(name)
         else:
             self._pending.append(_Folder(found.path, name, folder.ancestors))
 
-    def _ignored(self, name: str, *, is_folder: bool) -> bool:
+    def _ignored(self, name: str, path: Path | str, *, is_folder: bool) -> bool:
         ignored = self._rules.ignores(name, is_folder=is_folder)
         if ignored:
-            spelled = f"{name}/" if is_folder else name
-            self.skipped.append(f"{spelled!r} is ignored by {self._rules.origin}")
+            entry = IgnoredEntry(name, Path(path), is_folder)
+            self.skipped.append(f"{entry.spelled!r} is ignored by {self._rules.origin}")
+            if self._rules.origin == BUILT_IN_ORIGIN:
+                self.ignored.append(entry)
         return ignored
 
     def _take_file(self, found: os.DirEntry[str], name: str) -> None:

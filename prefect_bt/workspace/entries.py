@@ -22,6 +22,20 @@ class PackEntry:
     link: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class IgnoredEntry:
+    """A file or folder that the built-in ignore list left out. `name` as in PackEntry."""
+
+    name: str
+    path: Path
+    is_folder: bool
+
+    @property
+    def spelled(self) -> str:
+        """The name, with a final slash for a folder."""
+        return f"{self.name}/" if self.is_folder else self.name
+
+
 def stamp_of(state: os.stat_result) -> tuple[int, int, int, int]:
     """What tells one version of a file from another; see PackEntry."""
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns

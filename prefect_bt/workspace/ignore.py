@@ -17,6 +17,7 @@ from pathspec import GitIgnoreSpec, PathSpec
 from prefect_bt.errors import WorkspaceError
 
 IGNORE_FILE: Final = ".truss_ignore"
+BUILT_IN_ORIGIN: Final = "the built-in list"
 
 _BUILT_IN_TEXT: Final = """
     __pycache__/ *.py[cod] *$py.class *.so
@@ -57,7 +58,7 @@ def load_ignore_rules(ignore_file: Path | None) -> IgnoreRules:
     Raises WorkspaceError naming the file and the line if it cannot be read as gitignore patterns.
     """
     if ignore_file is None or not ignore_file.exists():
-        return _rules("the built-in list", GitIgnoreSpec.from_lines(BUILT_IN_PATTERNS))
+        return _rules(BUILT_IN_ORIGIN, GitIgnoreSpec.from_lines(BUILT_IN_PATTERNS))
     # Indented patterns work in Truss; git itself takes leading spaces literally.
     lines = [line.lstrip() for line in _read(ignore_file).splitlines()]
     for number, line in enumerate(lines, start=1):

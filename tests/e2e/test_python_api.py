@@ -41,11 +41,12 @@ def test_push_returns_what_both_readings_expect(machine: Machine) -> None:
                 machine,
                 f"""
                 import json
+                import prefect_bt.compat
                 from prefect_bt import push
-                from prefect_bt.definitions import load_training_project
-                project = load_training_project({str(config)!r})
-                one = push({str(config)!r}, remote="baseten")
-                two = push(project, source_dir={str(config.parent)!r}, substrate="local")
+                from truss_train import loader, public_api
+                one = push({str(config)!r}, remote="baseten", substrate="local")
+                with loader.import_training_project({str(config)!r}) as project:
+                    two = public_api.push(project, source_dir={str(config.parent)!r})
                 assert one.pop("job_object") == project.job and "job_object" not in two
                 print(json.dumps([one, two]))
                 """,

@@ -1,0 +1,52 @@
+"""Prefect's own database of this user, read without its server.
+
+Where no API is configured, Prefect keeps its blocks in an SQLite file and starts a temporary server
+to read them. That takes from ten seconds to a minute, writes to the file, and on a home that has no
+file yet, its services report "database is locked" while they create the tables. The names of the
+blocks are not encrypted: one read-only query tells whether the server is worth starting.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
+
+_SCHEME: Final = "sqlite+aiosqlite:///"
+_NAMED: Final = """
+    SELECT 1 FROM block_document AS document JOIN block_type AS type
+        ON document.block_type_id = type.id
+    WHERE type.slug = ? AND document.name IN ({}) LIMIT 1
+"""
+
+
+def may_have_block(type_slug: str, names: Collection[str]) -> bool:
+    """Return False when the database certainly has no block of that type and any of `names`.
+
+    True whenever that cannot be told: another kind of database, tables of another release, a file
+    that cannot be read.
+    """
+    file = _database_file()
+    if file is None:
+        return True
+    if not file.exists():
+        return False
+    query = _NAMED.format(", ".join("?" * len(names)))
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
+            return connection.execute(query, (type_slug, *names)).fetchone() is not None
+    except sqlite3.Error:
+        return True
+
+
+def _database_file() -> Path | None:
+    """The SQLite file that the temporary server would open; None for any other database."""
+    url: str = PREFECT_API_DATABASE_CONNECTION_URL.value() or ""
+    path = url.removeprefix(_SCHEME).partition("?")[0]
+    if not url.startswith(_SCHEME) or not path or path.startswith((":", "file:")):
+        return None
+    return Path(path).absolute()
