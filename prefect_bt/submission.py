@@ -113,9 +113,9 @@ def push(  # noqa: PLR0913 (truss names them)
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
 
     The result has the flat keys of a job, and the same job under `training_job` with its project
-    under `training_project`. A project may be one that an installed truss made. `remote` is accepted
-    for compatibility: a store has no remotes.
-    `team_id` is the name of the team ("default" of the default team); None leaves the config's. The
+    under `training_project`. A project may be one that an installed truss made. `remote` is
+    accepted for compatibility: a store has no remotes. `team_id` is the name of the team ("default"
+    is the default team); None leaves the config's. The
     other choices are those of SubmitOptions.
     """
     _ = remote
