@@ -17,7 +17,7 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import NotFoundError
 from prefect_bt.ledger import Ledger
 from prefect_bt.plan import LoadedCheckpoint
-from prefect_bt.records import JobRecord
+from prefect_bt.records import JobRecord, ProjectRecord
 
 
 def resolve_load(
@@ -31,20 +31,24 @@ def resolve_load(
     config = project.job.runtime.load_checkpoint_config
     if config is None or not config.enabled:
         return ()
-    return tuple(_resolve(ledger, item, project_id, before) for item in config.checkpoints)
+    team = ledger.team_of(project_id) if project_id else (project.team_name or "")
+    own = ProjectRecord(project_id, project.name, before, team)
+    return tuple(_resolve(ledger, item, own, before) for item in config.checkpoints)
 
 
-def _resolve(ledger: Ledger, reference: object, project_id: str, before: float) -> LoadedCheckpoint:
+def _resolve(
+    ledger: Ledger, reference: object, own: ProjectRecord, before: float
+) -> LoadedCheckpoint:
     match reference:
         case BasetenNamedCheckpoint(checkpoint_name=name, job_id=job_id):
             return _named(ledger, name, job_id)
         case BasetenLatestCheckpoint(job_id=job_id, project_name=project_name):
             jobs = [
                 job
-                for job in _candidates(ledger, job_id, project_name, project_id)
+                for job in _candidates(ledger, job_id, project_name, own)
                 if job.created_at < before
             ]
-            where = f"job {job_id}" if job_id else f"project {project_name or project_id}"
+            where = f"job {job_id}" if job_id else f"project {project_name or own.id}"
             return _latest(ledger, jobs, where)
         case _:
             raise NotFoundError(
@@ -75,13 +79,12 @@ def _latest(ledger: Ledger, jobs: list[JobRecord], where: str) -> LoadedCheckpoi
 
 
 def _candidates(
-    ledger: Ledger, job_id: str | None, project_name: str | None, project_id: str
+    ledger: Ledger, job_id: str | None, project_name: str | None, own: ProjectRecord
 ) -> Iterator[JobRecord]:
     """Newest first. With a project and a job: that job, if it is of that project."""
     wanted = None
     if project_name:
-        own_team = ledger.team_of(project_id) if project_id else None
-        wanted = ledger.project(project_name, prefer=own_team).id
+        wanted = ledger.project(project_name, prefer=own.team_name).id
     if job_id:
         job = ledger.job(job_id)
         if wanted not in {None, job.project_id}:
@@ -89,7 +92,7 @@ def _candidates(
             raise NotFoundError("job", job_id, next_step=step)
         yield job
         return
-    yield from reversed(ledger.jobs(project_id=wanted or project_id))
+    yield from reversed(ledger.jobs(project_id=wanted or own.id))
 
 
 def _loaded(job: JobRecord, checkpoint: CommittedCheckpoint) -> LoadedCheckpoint:

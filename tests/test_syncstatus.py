@@ -10,6 +10,7 @@ import pytest
 from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import Origin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
+from prefect_bt.cli.app import main
 from prefect_bt.contract import uploads_prefix
 from prefect_bt.definitions import (
     CheckpointingConfig,
@@ -147,7 +148,12 @@ def test_without_checkpointing_and_without_an_attempt(tmp_path: Path, ledger: Le
     assert stopped.read() == NOTHING
 
 
-def test_an_upload_that_failed_and_one_that_is_not_whole(tmp_path: Path, ledger: Ledger) -> None:
+def test_an_upload_that_failed_and_one_that_is_not_whole(
+    tmp_path: Path,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     job = Job(tmp_path, ledger)
     job.begin()
     job.write("checkpoint-10", folders.hf_full(10))
@@ -167,6 +173,11 @@ def test_an_upload_that_failed_and_one_that_is_not_whole(tmp_path: Path, ledger:
     job.end(JobState.COMPLETED, job.flush())
     status, error = job.read()
     assert status is None and error is not None
+    monkeypatch.setenv("PREFECT_BT_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["view", "--job-id", job.record.id]) == 0
+    shown = capsys.readouterr().out
+    assert "INCOMPLETE" in shown and error in shown
     assert error.startswith("rank 0: checkpoint-20: ") and "checkpoint-10" not in error
     assert job.checkpoints() == {"checkpoint-10": ("COMPLETE", None)}
 
