@@ -221,7 +221,7 @@ def test_missing_modules(config):
     error = failing(config("import surely_not_installed\n"))
     assert error.line == 1
     assert "training script" in error.next_step
-    error = failing(config("\nfrom truss_train.deployment import x\n"))
+    error = failing(config("\nfrom truss_train.elsewhere import x\n"))
     assert error.line == 2
     assert "stands in for truss" in error.next_step
 

@@ -208,7 +208,7 @@ def test_an_installed_truss_is_replaced_and_restored(folder, installed_truss):
     assert "stand-in" in load_name(path)
     assert truss_modules() == installed_truss
     failing = folder("two", {}, imports="from truss_train.deployment import THEIRS", name="'p'")
-    with pytest.raises(DefinitionError, match="No module named"):
+    with pytest.raises(DefinitionError, match="cannot import name"):
         load_training_project(failing)
     assert truss_modules() == installed_truss
 
