@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import getpass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect_bt import codec
 from prefect_bt.checkpoints.announcing import Uploads
 from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints
 from prefect_bt.checkpoints.telling import told
-from prefect_bt.definitions import TrainingJob, TrainingProject, training_project_from_json
-from prefect_bt.definitions import parse_memory as _memory
 from prefect_bt.drills import find_drill
 from prefect_bt.errors import DefinitionError
 from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
-from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome
 from prefect_bt.settings import Settings
+
+if TYPE_CHECKING:  # imported on use: a command that lists ended jobs needs no definitions
+    from prefect_bt.definitions import TrainingJob, TrainingProject
 
 
 def open_ledger(store: str | None = None) -> Ledger:
@@ -29,6 +29,8 @@ def open_ledger(store: str | None = None) -> Ledger:
 
 def load_definition(record: JobRecord) -> TrainingProject:
     """The definition as it was pushed."""
+    from prefect_bt.definitions import training_project_from_json
+
     return training_project_from_json(record.definition)
 
 
@@ -136,7 +138,11 @@ def _last_save(ledger: Ledger, record: JobRecord) -> dict[str, Any] | None:
 
 def _weights(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:
     """Every source with the revision that the job mounts; None for both before its mirror."""
-    pins = ledger.pinned_weights(job_id) if job.weights else {}
+    if not job.weights:
+        return []
+    from prefect_bt.planning import plan_weights
+
+    pins = ledger.pinned_weights(job_id)
     return [
         {
             "source": source.source,
@@ -155,12 +161,14 @@ def _sync_status(state: JobState) -> str:
 
 def _instance_type(record: JobRecord) -> dict[str, Any]:
     """Ids read like `H200:2x8x128x1600`: type, nodes, GPUs a node, vCPUs, GiB (§13)."""
+    from prefect_bt.definitions import parse_memory
+
     compute = load_definition(record).job.compute
     spec = compute.accelerator
     gpu = spec.accelerator.value if spec and spec.accelerator and spec.count else None
     gpus = spec.count if spec and gpu else 0
     try:
-        memory = _memory(compute.memory)
+        memory = parse_memory(compute.memory)
     except DefinitionError:
         memory = 0
     gib = round(memory / 1024**3)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ByteSize, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
+
+_PREFIX = "PREFECT_BT_"
 
 
 def _default_state_dir() -> Path:
@@ -23,12 +24,15 @@ def state_dir_of(variables: Mapping[str, str]) -> Path:
     return Path(base) / "prefect-bt"
 
 
-class Settings(BaseSettings):
-    """Read afresh with `Settings()`; nothing is read at import."""
+class Settings(BaseModel):
+    """Read afresh with `Settings()`; nothing is read at import.
 
-    model_config = SettingsConfigDict(
-        env_prefix="PREFECT_BT_", env_ignore_empty=True, extra="ignore"
-    )
+    A field is read from the variable PREFECT_BT_<FIELD>, in any case, unless it is given as an
+    argument; an empty variable counts as none. pydantic-settings does the same, and importing it
+    takes longer than the rest of `prefect-bt view`.
+    """
+
+    model_config = ConfigDict(extra="ignore", validate_default=True)
 
     store: str = Field(default_factory=lambda: str(Path.home() / ".prefect-bt"))
     """Where jobs, logs and checkpoints are kept: a folder or a URL (PREFECT_BT_STORE)."""
@@ -67,6 +71,13 @@ class Settings(BaseSettings):
     stall_seconds: float = Field(default=30.0, gt=0)
     """Without a byte for so long, a source is asked anew, then in another way."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
+        found = {name.lower(): value for name, value in os.environ.items() if value}
+        names = {name: variable_of(name).lower() for name in cls.model_fields}
+        return {n: found[key] for n, key in names.items() if key in found} | given
+
     @property
     def weights_dir(self) -> Path:
         """The root of this machine's node cache (weights.cache.NodeCache)."""
@@ -79,3 +90,8 @@ class Settings(BaseSettings):
             "orphan_deadline": self.orphan_deadline,
         }
         return {**given, "docker_host": self.docker_host} if name == "docker" else given
+
+
+def variable_of(field: str) -> str:
+    """Return the name of the environment variable that sets the field."""
+    return f"{_PREFIX}{field.upper()}"
