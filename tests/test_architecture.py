@@ -59,6 +59,8 @@ LEVELS: dict[str, int] = {
     # 4 services: policy; see protocols, never adapters, never Prefect
     "attempts": 4,
     "cachesummary": 4,
+    "catalogue": 4,
+    "catalogue.*": 4,
     "checkpoints": 4,
     "checkpoints.*": 4,
     "drills": 4,

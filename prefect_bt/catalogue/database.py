@@ -1,0 +1,232 @@
+"""The file of the catalogue: one SQLite database per store, which may be lost at any time.
+
+    <state dir>/catalogue/<digest of the store's URL>.sqlite3      tables of (id, body, digest)
+    <state dir>/catalogue/<digest of the store's URL>.lock         see below
+
+No fault of the file is an error of a command. A file that is damaged, or that another store wrote,
+is replaced, with one sentence. A file that is locked or not accessible is not used by this process.
+
+Every user of the file holds a shared flock on the lock file. The process that replaces the file
+holds it exclusively: SQLite must not see a database replaced under an open connection.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import zlib
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    import sqlite3
+
+Table = Literal["jobs", "documents"]
+
+BUSY_SECONDS: Final = 0.2
+"""Seconds to wait for another process's transaction, once in a process."""
+TABLES: Final[tuple[Table, ...]] = ("jobs", "documents")
+_BATCH: Final = 500
+_OUT_OF_REACH: Final = frozenset({3, 5, 6, 8, 10, 13, 14, 15, 23})
+"""SQLite's codes for a file that is busy, read-only, full or not accessible, but not damaged."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Unfit(Exception):
+    """The file is a database, but not this catalogue of this store. `why` is empty for a file of
+    another release, which is no fault."""
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class CatalogueDatabase:
+    """Bodies by table and id. `stamp` names the format; another one's file is replaced silently.
+
+    Nothing is created before the first write.
+    """
+
+    def __init__(
+        self, folder: Path, *, store: str, stamp: str, warn: Callable[[str], object]
+    ) -> None:
+        name = hashlib.sha256(store.encode()).hexdigest()[:16]
+        self.path = folder / f"{name}.sqlite3"
+        self._lock = folder / f"{name}.lock"
+        self._about = {"store": store, "stamp": stamp}
+        self._warn = warn
+        self._connection: sqlite3.Connection | None = None
+        self._held: int | None = None
+        self.usable = True
+        """False once the file was out of reach: it is not asked again by this process."""
+
+    def read(self, table: Table, ids: Collection[str] | None = None) -> dict[str, str]:
+        """Return the bodies of these ids, or of all. Rows whose digest is wrong are left out."""
+        found: dict[str, str] = {}
+        with self._guarded():
+            connection = self._open(create=False)
+            if connection is not None:
+                for key, body, digest in _select(connection, table, ids):
+                    if isinstance(body, str) and digest == _digest(key, body):
+                        found[key] = body
+        return found
+
+    def write(self, table: Table, bodies: Mapping[str, str], *, gone: Collection[str] = ()) -> None:
+        """Replace these bodies, and remove the ids in `gone` from every table: one transaction."""
+        if not bodies and not gone:
+            return
+        with self._guarded():
+            connection = self._open(create=True)
+            if connection is None:
+                return
+            with _transaction(connection):
+                for one in TABLES:
+                    connection.executemany(
+                        f"DELETE FROM {one} WHERE id = ?", [(key,) for key in gone]
+                    )
+                connection.executemany(
+                    f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",
+                    [(key, body, _digest(key, body)) for key, body in bodies.items()],
+                )
+
+    def close(self) -> None:
+        """Close the file; the next read or write opens it again."""
+        if self._connection is not None:
+            with suppress(Exception):
+                self._connection.close()
+        self._connection = None
+        if self._held is not None:
+            os.close(self._held)
+        self._held = None
+
+    # -- faults -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _guarded(self) -> Generator[None]:
+        """Turn every fault of the file into a catalogue that is empty, or not used."""
+        try:
+            yield
+        except (OSError, ImportError) as error:  # ImportError: a Python without SQLite
+            self._give_up(error)
+        except _Unfit as unfit:
+            self._replace(unfit.why)
+        except Exception as error:
+            if not type(error).__module__.startswith("sqlite3"):
+                raise
+            code = getattr(error, "sqlite_errorcode", None)
+            if code is not None and code & 0xFF in _OUT_OF_REACH:
+                self._give_up(error)
+            else:
+                self._replace(f"is damaged ({error})")
+
+    def _give_up(self, error: Exception) -> None:
+        _log.info("The catalogue %s is not used: %s", self.path, error)
+        self.close()
+        self.usable = False
+
+    def _replace(self, why: str) -> None:
+        """Remove the file, unless another process uses it: then one of the next ones does."""
+        self.close()
+        try:
+            held = _hold(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            self._give_up(error)
+            return
+        try:
+            for ending in ("", "-journal", "-wal", "-shm"):
+                self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
+        except OSError as error:
+            self._give_up(error)
+        finally:
+            os.close(held)
+        if why:
+            self._warn(f"The catalogue {self.path} {why}; it is built again from the store.")
+
+    # -- the file -----------------------------------------------------------------------------
+
+    def _open(self, *, create: bool) -> sqlite3.Connection | None:
+        """Return the open database; None where there is none, or none that can be used."""
+        if self._connection is not None or not self.usable:
+            return self._connection
+        if not self.path.exists():
+            if not create:
+                return None
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        import sqlite3
+
+        self._held = _hold(self._lock, fcntl.LOCK_SH)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._check(self._connection)
+        return self._connection
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Raise _Unfit for another catalogue; make the tables in an empty file."""
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        if not tables.fetchall():
+            self._make(connection)
+        about = dict(connection.execute("SELECT key, value FROM about").fetchall())
+        if about.get("store") != self._about["store"]:
+            raise _Unfit(f"is of another store ({about.get('store')})")
+        if about != self._about:
+            raise _Unfit
+
+    def _make(self, connection: sqlite3.Connection) -> None:
+        with _transaction(connection):
+            connection.execute("CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value)")
+            for table in TABLES:
+                connection.execute(
+                    f"CREATE TABLE IF NOT EXISTS {table} (id TEXT PRIMARY KEY, body, digest)"
+                )
+            connection.executemany(
+                "INSERT OR REPLACE INTO about VALUES (?, ?)", list(self._about.items())
+            )
+
+
+def _select(
+    connection: sqlite3.Connection, table: Table, ids: Collection[str] | None
+) -> Iterator[tuple[str, object, object]]:
+    if ids is None:
+        yield from connection.execute(f"SELECT id, body, digest FROM {table}")
+        return
+    wanted = list(ids)
+    for start in range(0, len(wanted), _BATCH):
+        batch = wanted[start : start + _BATCH]
+        marks = ", ".join("?" * len(batch))
+        yield from connection.execute(
+            f"SELECT id, body, digest FROM {table} WHERE id IN ({marks})", batch
+        )
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Generator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _digest(key: str, body: str) -> int:
+    """Notice bytes that changed inside a row, which SQLite does not."""
+    return zlib.crc32(f"{key}\0{body}".encode("utf-8", "surrogatepass"))
+
+
+def _hold(path: Path, kind: int) -> int:
+    """Return the open lock file. BlockingIOError where another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
