@@ -6,8 +6,9 @@
 No fault of the file is an error of a command. A file that is damaged, or that another store wrote,
 is replaced, with one sentence. A file that is locked or not accessible is not used by this process.
 
-Every user of the file holds a shared flock on the lock file. The process that replaces the file
-holds it exclusively: SQLite must not see a database replaced under an open connection.
+The file is open during one read or write only, under a shared flock on the lock file. The process
+that replaces the file holds the lock exclusively: SQLite must not see a database replaced under an
+open connection.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ import fcntl
 import hashlib
 import logging
 import os
+import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
-
-if TYPE_CHECKING:
-    import sqlite3
+from typing import Final, Literal
 
 Table = Literal["jobs", "documents"]
 
@@ -47,7 +46,7 @@ class _Unfit(Exception):
 
 
 class CatalogueDatabase:
-    """Bodies by table and id. `stamp` names the format; another one's file is replaced silently.
+    """Bodies by table and id. `stamp` names the format; another format is replaced silently.
 
     Nothing is created before the first write.
     """
@@ -60,49 +59,31 @@ class CatalogueDatabase:
         self._lock = folder / f"{name}.lock"
         self._about = {"store": store, "stamp": stamp}
         self._warn = warn
-        self._connection: sqlite3.Connection | None = None
-        self._held: int | None = None
         self.usable = True
         """False once the file was out of reach: it is not asked again by this process."""
 
     def read(self, table: Table, ids: Collection[str] | None = None) -> dict[str, str]:
         """Return the bodies of these ids, or of all. Rows whose digest is wrong are left out."""
         found: dict[str, str] = {}
-        with self._guarded():
-            connection = self._open(create=False)
-            if connection is not None:
-                for key, body, digest in _select(connection, table, ids):
-                    if isinstance(body, str) and digest == _digest(key, body):
-                        found[key] = body
+        with self._guarded(), self._opened(create=False) as connection:
+            for key, body, digest in _select(connection, table, ids) if connection else ():
+                if isinstance(body, str) and digest == _digest(key, body):
+                    found[key] = body
         return found
 
     def write(self, table: Table, bodies: Mapping[str, str], *, gone: Collection[str] = ()) -> None:
         """Replace these bodies, and remove the ids in `gone` from every table: one transaction."""
         if not bodies and not gone:
             return
-        with self._guarded():
-            connection = self._open(create=True)
+        rows = [(key, body, _digest(key, body)) for key, body in bodies.items()]
+        with self._guarded(), self._opened(create=True) as connection:
             if connection is None:
                 return
             with _transaction(connection):
                 for one in TABLES:
-                    connection.executemany(
-                        f"DELETE FROM {one} WHERE id = ?", [(key,) for key in gone]
-                    )
-                connection.executemany(
-                    f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)",
-                    [(key, body, _digest(key, body)) for key, body in bodies.items()],
-                )
-
-    def close(self) -> None:
-        """Close the file; the next read or write opens it again."""
-        if self._connection is not None:
-            with suppress(Exception):
-                self._connection.close()
-        self._connection = None
-        if self._held is not None:
-            os.close(self._held)
-        self._held = None
+                    removed = [(key,) for key in gone]
+                    connection.executemany(f"DELETE FROM {one} WHERE id = ?", removed)
+                connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", rows)
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -111,13 +92,11 @@ class CatalogueDatabase:
         """Turn every fault of the file into a catalogue that is empty, or not used."""
         try:
             yield
-        except (OSError, ImportError) as error:  # ImportError: a Python without SQLite
+        except OSError as error:
             self._give_up(error)
         except _Unfit as unfit:
             self._replace(unfit.why)
-        except Exception as error:
-            if not type(error).__module__.startswith("sqlite3"):
-                raise
+        except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", None)
             if code is not None and code & 0xFF in _OUT_OF_REACH:
                 self._give_up(error)
@@ -126,45 +105,38 @@ class CatalogueDatabase:
 
     def _give_up(self, error: Exception) -> None:
         _log.info("The catalogue %s is not used: %s", self.path, error)
-        self.close()
         self.usable = False
 
     def _replace(self, why: str) -> None:
-        """Remove the file, unless another process uses it: then one of the next ones does."""
-        self.close()
+        """Remove the file, unless another process uses it: then a later one removes it."""
         try:
-            held = _hold(self._lock, fcntl.LOCK_EX)
+            with _held(self._lock, fcntl.LOCK_EX):
+                for ending in ("", "-journal", "-wal", "-shm"):
+                    self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
         except OSError as error:
             self._give_up(error)
-            return
-        try:
-            for ending in ("", "-journal", "-wal", "-shm"):
-                self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
-        except OSError as error:
-            self._give_up(error)
-        finally:
-            os.close(held)
-        if why:
-            self._warn(f"The catalogue {self.path} {why}; it is built again from the store.")
+        else:
+            if why:
+                self._warn(f"The catalogue {self.path} {why}; it is built again from the store.")
 
     # -- the file -----------------------------------------------------------------------------
 
-    def _open(self, *, create: bool) -> sqlite3.Connection | None:
-        """Return the open database; None where there is none, or none that can be used."""
-        if self._connection is not None or not self.usable:
-            return self._connection
-        if not self.path.exists():
-            if not create:
-                return None
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        import sqlite3
-
-        self._held = _hold(self._lock, fcntl.LOCK_SH)
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        self._connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
-        self._connection.execute("PRAGMA synchronous = NORMAL")
-        self._check(self._connection)
-        return self._connection
+    @contextmanager
+    def _opened(self, *, create: bool) -> Generator[sqlite3.Connection | None]:
+        """Yield the open database; None where there is none, or none that can be used."""
+        if not self.usable or not (create or self.path.exists()):
+            yield None
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _held(self._lock, fcntl.LOCK_SH):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+            try:
+                connection.execute("PRAGMA synchronous = NORMAL")
+                self._check(connection)
+                yield connection
+            finally:
+                connection.close()
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Raise _Unfit for another catalogue; make the tables in an empty file."""
@@ -184,9 +156,8 @@ class CatalogueDatabase:
                 connection.execute(
                     f"CREATE TABLE IF NOT EXISTS {table} (id TEXT PRIMARY KEY, body, digest)"
                 )
-            connection.executemany(
-                "INSERT OR REPLACE INTO about VALUES (?, ?)", list(self._about.items())
-            )
+            about = list(self._about.items())
+            connection.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", about)
 
 
 def _select(
@@ -206,13 +177,9 @@ def _select(
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Generator[None]:
+    """Commit at the end. Closing the connection rolls back what was not committed."""
     connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):
-            connection.execute("ROLLBACK")
-        raise
+    yield
     connection.execute("COMMIT")
 
 
@@ -221,12 +188,12 @@ def _digest(key: str, body: str) -> int:
     return zlib.crc32(f"{key}\0{body}".encode("utf-8", "surrogatepass"))
 
 
-def _hold(path: Path, kind: int) -> int:
-    """Return the open lock file. BlockingIOError where another process holds it."""
+@contextmanager
+def _held(path: Path, kind: int) -> Generator[None]:
+    """Hold the lock file. BlockingIOError where another process does."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except OSError:
+        yield
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor

@@ -22,7 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from prefect_bt import __version__
 from prefect_bt.catalogue.database import CatalogueDatabase
 from prefect_bt.contract import (
     INDEX_JOBS,
@@ -80,8 +79,8 @@ def open_catalogue(ledger: Ledger, *, warn: Callable[[str], object]) -> Catalogu
 
 
 def document_stamp() -> str:
-    """Return a digest of the release and of the modules that make documents."""
-    digest = hashlib.sha256(f"{FORMAT} {__version__}".encode())
+    """Return a digest of the modules that make documents, which differs between releases."""
+    digest = hashlib.sha256(str(FORMAT).encode())
     for module in _SOURCES:
         with suppress(OSError):  # a package in an archive has no files
             digest.update(_ROOT.joinpath(*module.split(".")).with_suffix(".py").read_bytes())
