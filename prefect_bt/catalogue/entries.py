@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -253,6 +252,8 @@ class Catalogue:
         """In threads where each call is a request to another machine."""
         if self._local is not None or len(items) < 2:
             return [do(item) for item in items]
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="catalogue") as pool:
             return list(pool.map(do, items))
 
