@@ -48,6 +48,7 @@ PROJECT = "project"
 BEGAN = 1_700_000_000.0
 STATES = (JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING)
 ENDS = (JobState.COMPLETED, JobState.COMPLETED, JobState.FAILED, JobState.STOPPED)
+_NONE = subprocess.DEVNULL
 CLI = [sys.executable, "-m", "prefect_bt.cli.entry"]
 
 
@@ -104,7 +105,7 @@ def _write(root: Path, key: str, text: str) -> None:
 def measure(command: Sequence[str], environment: dict[str, str]) -> tuple[float, float]:
     """Run a child. Return its CPU seconds (user and system) and its wall seconds."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=environment, check=True, stdout=_NONE, stderr=_NONE)
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
@@ -116,6 +117,7 @@ def figures(root: Path) -> dict[str, tuple[list[str], bool]]:
         "view --project, cold": ([*view, "--project", PROJECT], True),
         "view --project": ([*view, "--project", PROJECT], False),
         "view --project -o json": ([*view, "--project", PROJECT, "-o", "json"], False),
+        "view --project --all, cold": ([*view, "--project", PROJECT, "--all"], True),
         "view --project --all": ([*view, "--project", PROJECT, "--all"], False),
         "view, cold": (view, True),
         "view": (view, False),
