@@ -43,8 +43,8 @@ _ROOT: Final = Path(__file__).parents[1]
 _THREADS: Final = 16
 """Requests at once to a store that is not a folder of this machine."""
 
-_SOURCES: Final = ("jobs", "records", "codec", "drills", "checkpoints.catalogue")
-"""Modules that make documents: an edited one makes the kept documents void."""
+_SOURCES: Final = ("*.py", "checkpoints/*.py", "definitions/*.py")
+"""Modules that may take part in making documents: an edited one makes the kept documents void."""
 
 Document = dict[str, Any]
 S = TypeVar("S")
@@ -80,9 +80,10 @@ def open_catalogue(ledger: Ledger, *, warn: Callable[[str], object]) -> Catalogu
 def document_stamp() -> str:
     """Return a digest of the modules that make documents, which differs between releases."""
     digest = hashlib.sha256(str(FORMAT).encode())
-    for module in _SOURCES:
-        with suppress(OSError):  # a package in an archive has no files
-            digest.update(_ROOT.joinpath(*module.split(".")).with_suffix(".py").read_bytes())
+    for pattern in _SOURCES:
+        for path in sorted(_ROOT.glob(pattern)):  # none in a package that is an archive
+            with suppress(OSError):
+                digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
