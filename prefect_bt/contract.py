@@ -7,6 +7,8 @@ checkpoint paths: §8.2. What lies in a store:
     index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique;
                                               with "deleted" once the job is: an id comes only once
     index/projects/<quoted name>              -> {"project_id"}: the first team's of that name
+    index/reopened/<job id>/<seq>             the job was over, and event <seq> reopens it; written
+                                              before the event, so that one listing tells which jobs
     index/team-projects/<quoted name>/team-<quoted team>
                                               -> {"project_id"}: every further team's
     index/runs/<Prefect flow run id>          -> {"job_id"}
@@ -63,6 +65,9 @@ LEADER_PORT_VARIABLE: Final = "BT_LEADER_PORT"
 SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
 
 JOB_ID_LENGTH: Final = 7
+INDEX_JOBS: Final = "index/jobs"
+INDEX_REOPENED: Final = "index/reopened"
+
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 LABEL_JOB: Final = "prefect-bt/job-id"
@@ -117,7 +122,12 @@ def quote_name(name: str) -> str:
 
 
 def job_index_key(job_id: str) -> str:
-    return f"index/jobs/{job_id}"
+    return f"{INDEX_JOBS}/{job_id}"
+
+
+def reopened_key(job_id: str, event: int) -> str:
+    """The mark that the event reopens a job that was over, for catalogues of ended jobs."""
+    return f"{INDEX_REOPENED}/{job_id}/{event:06d}"
 
 
 def project_index_key(name: str) -> str:
@@ -151,6 +161,10 @@ def project_record_key(project_id: str) -> str:
 
 def job_prefix(project_id: str, job_id: str) -> str:
     return f"{project_prefix(project_id)}/jobs/{job_id}"
+
+
+def event_key(project_id: str, job_id: str, number: int) -> str:
+    return f"{job_prefix(project_id, job_id)}/events/{number:06d}.json"
 
 
 def attempt_prefix(project_id: str, job_id: str, attempt: int) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from prefect_bt.attempts import clear_nodes
 from prefect_bt.checkpoints.holds import JOB, Hold, living
 from prefect_bt.contract import (
+    INDEX_REOPENED,
     deleting_key,
     job_index_key,
     job_objects_prefix,
@@ -188,6 +189,8 @@ def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
     for info in store.list(manifests_prefix(project_id, job_id)):
         store.delete(info.key)
     store.abort_uploads(job_objects_prefix(project_id, job_id))
+    for info in store.list(f"{INDEX_REOPENED}/{job_id}"):
+        store.delete(info.key)
     marker = deleting_key(project_id, job_id)
     for info in store.list(prefix):
         if info.key.startswith(f"{prefix}/runs/"):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import getpass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect_bt import codec
-from prefect_bt.allocation import format_resources
 from prefect_bt.attempt_resources import find_resources
 from prefect_bt.checkpoints.announcing import Uploads
 from prefect_bt.checkpoints.catalogue import (
@@ -16,24 +15,19 @@ from prefect_bt.checkpoints.catalogue import (
     list_checkpoints,
 )
 from prefect_bt.checkpoints.telling import told
-from prefect_bt.definitions import (
-    Compute,
-    TrainingJob,
-    TrainingProject,
-    parse_memory,
-    training_project_from_json,
-)
 from prefect_bt.drills import find_drill
 from prefect_bt.errors import DefinitionError
 from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.maxruntime import used_run_time
 from prefect_bt.objects import open_store
-from prefect_bt.planning import plan_weights
 from prefect_bt.provenance import provenance_document
 from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome, Resources
 from prefect_bt.settings import Settings
 from prefect_bt.syncstatus import SyncStatus, read_sync_status
+
+if TYPE_CHECKING:  # imported on use: a command that lists ended jobs needs no definitions
+    from prefect_bt.definitions import Compute, TrainingJob, TrainingProject
 
 
 def open_ledger(store: str | None = None) -> Ledger:
@@ -43,6 +37,8 @@ def open_ledger(store: str | None = None) -> Ledger:
 
 def load_definition(record: JobRecord) -> TrainingProject:
     """The definition as it was pushed."""
+    from prefect_bt.definitions import training_project_from_json
+
     return training_project_from_json(record.definition)
 
 
@@ -162,7 +158,11 @@ def _last_save(ledger: Ledger, record: JobRecord) -> dict[str, Any] | None:
 
 def _weights(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:
     """Every source with the revision that the job mounts; None for both before its mirror."""
-    pins = ledger.pinned_weights(job_id) if job.weights else {}
+    if not job.weights:
+        return []
+    from prefect_bt.planning import plan_weights
+
+    pins = ledger.pinned_weights(job_id)
     return [
         {
             "source": source.source,
@@ -183,6 +183,8 @@ def _checkpoint(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, 
 
 def _resources(resources: Resources | None) -> dict[str, Any] | None:
     """What each node gets; None for jobs of older releases."""
+    from prefect_bt.allocation import format_resources
+
     if resources is None:
         return None
     return {**codec.encode(resources), "summary": format_resources(resources)}
@@ -215,6 +217,8 @@ def _instance_type(compute: Compute, resources: Resources | None) -> dict[str, A
 
 
 def _asked_memory(compute: Compute) -> int:
+    from prefect_bt.definitions import parse_memory
+
     try:
         return parse_memory(compute.memory)
     except DefinitionError:

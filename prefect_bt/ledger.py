@@ -15,12 +15,14 @@ from typing import Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.contract import (
+    INDEX_JOBS,
     attempt_prefix,
     job_index_key,
     job_prefix,
     new_id,
     project_prefix,
     project_record_key,
+    reopened_key,
     run_index_key,
 )
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError
@@ -146,12 +148,12 @@ class Ledger:
     def jobs(self, *, project_id: str | None = None) -> list[JobRecord]:
         """Every job of the project, or of the store, oldest first."""
         found: list[JobRecord] = []
-        for info in self.store.list("index/jobs"):
-            if project_id is None or json.loads(self.store.get(info.key)) == {
-                "project_id": project_id
-            }:
+        for info in self.store.list(INDEX_JOBS):
+            pointer, job_id = json.loads(self.store.get(info.key)), info.key.rsplit("/", 1)[-1]
+            if project_id is None or pointer == {"project_id": project_id}:
+                self._prefixes[job_id] = job_prefix(str(pointer["project_id"]), job_id)
                 try:
-                    found.append(self.job(info.key.rsplit("/", 1)[-1]))
+                    found.append(self.job(job_id))
                 except NotFoundError:
                     continue
         return sorted(found, key=lambda j: (j.created_at, j.id))
@@ -209,6 +211,8 @@ class Ledger:
                 if last.state is state and last.attempt == attempt:
                     return last
                 _check_transition(job_id, last.state, state)
+                if last.state.terminal:  # before the event: see contract.reopened_key
+                    self.store.put(reopened_key(job_id, len(events)), b"{}")
             event = JobEvent(state, self._clock(), message, attempt)
             key = f"{self._prefix(job_id)}/events/{len(events):06d}.json"
             try:
@@ -219,13 +223,14 @@ class Ledger:
 
     def events(self, job_id: str) -> list[JobEvent]:
         """Everything that happened, oldest first."""
-        return [codec.loads(JobEvent, self._once(key)) for key in self._event_keys(job_id)]
+        return [codec.loads(JobEvent, self._once(key)) for key in self.event_keys(job_id)]
 
     def state(self, job_id: str) -> JobState:
-        keys = self._event_keys(job_id)
+        keys = self.event_keys(job_id)
         return codec.loads(JobEvent, self._once(keys[-1])).state if keys else JobState.PENDING
 
-    def _event_keys(self, job_id: str) -> list[str]:
+    def event_keys(self, job_id: str) -> list[str]:
+        """Keys of the job's events, oldest first."""
         return [info.key for info in self.store.list(f"{self._prefix(job_id)}/events")]
 
     def request_stop(self, job_id: str, *, by: str) -> bool:
@@ -339,11 +344,12 @@ class Ledger:
 
     def _once(self, key: str) -> bytes:
         """A file that nobody writes again, fetched once: who follows a job looks every second."""
-        if key not in self._written_once:
+        data = self._written_once.get(key)
+        if data is None:
             if len(self._written_once) >= MOST_KEPT:
                 self._written_once.clear()
-            self._written_once[key] = self.store.get(key)
-        return self._written_once[key]
+            data = self._written_once[key] = self.store.get(key)
+        return data
 
     def _attempt_files(self, job_id: str, name: str, kind: type[T]) -> Iterator[T]:
         for info in self.store.list(f"{self._prefix(job_id)}/attempts"):

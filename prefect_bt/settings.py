@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
 from prefect_bt.durations import parse_duration
+
+_PREFIX = "PREFECT_BT_"
 
 
 def _default_state_dir() -> Path:
@@ -29,12 +30,15 @@ def _run_time(value: float | str | None) -> float | None:
     return None if value is None else parse_duration(value, field="PREFECT_BT_MAX_RUN_TIME")
 
 
-class Settings(BaseSettings):
-    """Read afresh with `Settings()`; nothing is read at import."""
+class Settings(BaseModel):
+    """Read afresh with `Settings()`; nothing is read at import.
 
-    model_config = SettingsConfigDict(
-        env_prefix="PREFECT_BT_", env_ignore_empty=True, extra="ignore"
-    )
+    A field is read from the variable PREFECT_BT_<FIELD>, in any case, unless it is given as an
+    argument; an empty variable counts as none. pydantic-settings does the same, and importing it
+    takes longer than the rest of `prefect-bt view`.
+    """
+
+    model_config = ConfigDict(extra="ignore", validate_default=True)
 
     store: str = Field(default_factory=lambda: str(Path.home() / ".prefect-bt"))
     """Where jobs, logs and checkpoints are kept: a folder or a URL (PREFECT_BT_STORE)."""
@@ -78,6 +82,13 @@ class Settings(BaseSettings):
     stall_seconds: float = Field(default=30.0, gt=0)
     """Without a byte for so long, a source is asked anew, then in another way."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
+        found = {name.lower(): value for name, value in os.environ.items() if value}
+        names = {name: variable_of(name).lower() for name in cls.model_fields}
+        return {n: found[key] for n, key in names.items() if key in found} | given
+
     @property
     def weights_dir(self) -> Path:
         """The root of this machine's node cache (weights.cache.NodeCache)."""
@@ -93,3 +104,8 @@ class Settings(BaseSettings):
             given["docker_host"] = self.docker_host
             given["enforce_limits"] = self.docker_enforce_limits
         return given
+
+
+def variable_of(field: str) -> str:
+    """Return the name of the environment variable that sets the field."""
+    return f"{_PREFIX}{field.upper()}"

@@ -62,6 +62,8 @@ LEVELS: dict[str, int] = {
     "attempt_resources": 4,
     "attempts": 4,
     "cachesummary": 4,
+    "catalogue": 4,
+    "catalogue.*": 4,
     "checkpoints": 4,
     "checkpoints.*": 4,
     "drills": 4,

@@ -14,10 +14,11 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
+from prefect_bt.cli.summaries import summary_of, to_markup
 from prefect_bt.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
 from prefect_bt.errors import PrefectBtError
 
@@ -28,6 +29,9 @@ LogLevel = Literal[
 _HELP = frozenset({"--help", "-h"})
 _GLOBAL = Group("Global options", sort_key=9)
 _COMMANDS = "prefect_bt.cli"
+_GROUPS = frozenset({"cache", "checkpoints", "deployments", "weights"})
+_ABOUT = "Training jobs on Prefect, from one config file. Verbs as in `truss train`."
+_FIRST_STEPS = "First steps: `prefect-bt init`, then `prefect-bt push config.py --tail`."
 
 
 def _version() -> str:
@@ -39,11 +43,22 @@ def _version() -> str:
         return "0+unknown"
 
 
-def _make_app() -> App:
-    app = App(
+class CommandList(App):
+    """An app that prints its list of commands without importing their modules."""
+
+    def command(self, obj: Any = None, name: Any = None, **options: Any) -> Any:
+        """Register a command; one given by its import path gets its line of cli.summaries."""
+        if isinstance(obj, str):
+            options["help"] = to_markup(summary_of(obj))
+        return super().command(obj, name, **options)
+
+
+def _make_app(kind: type[App] = App) -> App:
+    app = kind(
         name="prefect-bt",
-        help="Training jobs on Prefect, from one config file. Verbs as in `truss train`.",
-        help_epilogue="First steps: `prefect-bt init`, then `prefect-bt push config.py --tail`.",
+        help=_ABOUT if kind is App else to_markup(_ABOUT),
+        help_epilogue=_FIRST_STEPS if kind is App else to_markup(_FIRST_STEPS),
+        help_format="markdown" if kind is App else "rich",
         version=_version,
         version_flags=["--version"],
         default_parameter=Parameter(negative="", show_default=_worth_showing),
@@ -58,7 +73,7 @@ def _make_app() -> App:
         alias="get-checkpoint-urls",
         help_epilogue="",
     )
-    checkpoints = App(
+    checkpoints = kind(
         name="checkpoints", help="List, fetch, check and delete checkpoints.", help_epilogue=""
     )
     checkpoints.command(f"{_COMMANDS}.checkpoints:list_checkpoints", name="list")
@@ -68,10 +83,10 @@ def _make_app() -> App:
     checkpoints.command(f"{_COMMANDS}.checkpoints_verify:verify_checkpoints", name="verify")
     checkpoints.command(f"{_COMMANDS}.checkpoints_prune:prune_checkpoints", name="prune")
     app.command(checkpoints)
-    cache = App(name="cache", help="See what a project's training cache holds.", help_epilogue="")
+    cache = kind(name="cache", help="See what a project's training cache holds.", help_epilogue="")
     cache.command(f"{_COMMANDS}.cache:summarize", name="summarize")
     app.command(cache)
-    weights = App(name="weights", help="Mirror, list, check and remove weights.", help_epilogue="")
+    weights = kind(name="weights", help="Mirror, list, check and remove weights.", help_epilogue="")
     weights.command(f"{_COMMANDS}.weights:list_weights", name="list")
     weights.command(f"{_COMMANDS}.weights_mirror:mirror_weights", name="mirror")
     weights.command(f"{_COMMANDS}.weights_why:why_weights", name="why")
@@ -84,7 +99,7 @@ def _make_app() -> App:
         alias=("deploy-checkpoints", "deploy_checkpoint"),
         help_epilogue="",
     )
-    deployments = App(
+    deployments = kind(
         name="deployments", help="See, ask, change and stop what is served.", help_epilogue=""
     )
     deployments.command(f"{_COMMANDS}.deployments:list_deployments", name="list")
@@ -104,11 +119,10 @@ def _make_app() -> App:
     return app
 
 
-def _describe_commands(app: App) -> None:
-    """Import the commands' modules: the one-line descriptions in a list of them are in there."""
-    for command in app.resolved_commands().values():
-        if not command.default_command:
-            command.resolved_commands()
+def lists_commands(tokens: Sequence[str]) -> bool:
+    """Whether the output is a list of commands: of all of them, or of one group."""
+    words = [token for token in tokens if token not in _HELP]
+    return not words or (len(words) == 1 and words[0] in _GROUPS)
 
 
 def _worth_showing(value: object) -> str | None:
@@ -119,10 +133,8 @@ def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = list(sys.argv[1:] if tokens is None else tokens)
     terminal = open_terminal(interactive=True, debug=_asks_for_debug(given))
-    app = _make_app()
+    app = _make_app(CommandList if lists_commands(given) else App)
     try:
-        if not given or not _HELP.isdisjoint(given):
-            _describe_commands(app)
         code = app.meta(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -198,13 +210,12 @@ def _settings_error(error: Exception) -> str:
     """What is wrong with PREFECT_BT_* variables, if that is the error."""
     from pydantic import ValidationError
 
-    from prefect_bt.settings import Settings
+    from prefect_bt.settings import Settings, variable_of
 
     if not isinstance(error, ValidationError) or error.title != Settings.__name__:
         return ""
-    prefix = str(Settings.model_config.get("env_prefix", ""))
     return "; ".join(
-        f"{prefix}{'_'.join(map(str, e['loc'])).upper()} is {e['input']!r}: {e['msg']}."
+        f"{variable_of('_'.join(map(str, e['loc'])))} is {e['input']!r}: {e['msg']}."
         for e in error.errors()
     )
 

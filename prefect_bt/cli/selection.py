@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 
+from prefect_bt.catalogue.entries import Catalogue, JobEntry, open_catalogue
 from prefect_bt.cli.options import JobFilter
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.errors import NotFoundError, PrefectBtError
@@ -39,12 +40,30 @@ def find_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobR
 
 def newest_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecord:
     """The job that was named, or the one created last."""
-    found = find_jobs(ledger, which, terminal)
-    if not found:
-        raise no_jobs(ledger, which)
-    if len(found) > 1:
-        terminal.warn(f"{len(found)} jobs match; this is the one created last: {found[-1].id}.")
-    return found[-1]
+    if which.job_id is not None:
+        return find_jobs(ledger, which, terminal)[0]
+    found = list_entries(open_catalogue(ledger, warn=terminal.warn), which, terminal)
+    for entry in reversed(found):
+        with suppress(NotFoundError):  # deleted in this moment
+            record = ledger.job(entry.id)
+            if len(found) > 1:
+                terminal.warn(f"{len(found)} jobs match; this is the one created last: {entry.id}.")
+            return record
+    raise no_jobs(ledger, which)
+
+
+def list_entries(catalogue: Catalogue, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
+    """Every job of the filter's project, oldest first, of which next to nothing is read."""
+    project = find_project(catalogue.ledger, which, terminal)
+    return catalogue.entries(project.id if project else None)
+
+
+def unfinished_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
+    """Every job of the filter's project that is queued or active, oldest first."""
+    catalogue = open_catalogue(ledger, warn=terminal.warn)
+    entries = list_entries(catalogue, which, terminal)
+    found = catalogue.unfinished(entries, lambda job_id: settled_state(ledger, job_id, terminal))
+    return [ledger.job(entry.id) for entry in found]
 
 
 def no_jobs(ledger: Ledger, which: JobFilter) -> PrefectBtError:
@@ -57,20 +76,14 @@ def no_jobs(ledger: Ledger, which: JobFilter) -> PrefectBtError:
 
 def settled_state(ledger: Ledger, job_id: str, terminal: Terminal) -> JobState:
     """The job's state, after the end of a job whose process died was written down."""
-    from prefect_bt import control
-
     state = ledger.state(job_id)
     if state.terminal:
         return state
+    from prefect_bt import control
+
     try:
         control.settle(ledger, job_id)
     except PrefectBtError as error:
         # Reading a record must not depend on the substrate that ran the job.
         terminal.warn(f"Job {job_id} is shown as recorded; its nodes cannot be seen: {error}")
     return ledger.state(job_id)
-
-
-def in_states(
-    ledger: Ledger, records: Sequence[JobRecord], states: frozenset[JobState], terminal: Terminal
-) -> list[JobRecord]:
-    return [r for r in records if settled_state(ledger, r.id, terminal) in states]

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from prefect_bt.cli import attach
 from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Yes
-from prefect_bt.cli.selection import ACTIVE, QUEUED, find_jobs, in_states
+from prefect_bt.cli.selection import find_jobs, unfinished_jobs
 from prefect_bt.cli.terminal import FAILED, OK, Terminal
 from prefect_bt.errors import PrefectBtError, StateError
 
@@ -42,7 +42,7 @@ def stop(
         raise PrefectBtError("--abandoned is of one job.", next_step="Name it with --job-id.")
     if which.job_id is not None:
         return _stop_each(terminal, ledger, find_jobs(ledger, which, terminal), abandoned=abandoned)
-    going = in_states(ledger, find_jobs(ledger, which, terminal), QUEUED | ACTIVE, terminal)
+    going = unfinished_jobs(ledger, which, terminal)
     if all and not going:
         terminal.warn("No queued or active training jobs.")
         return OK

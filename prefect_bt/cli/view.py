@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from prefect_bt.catalogue.entries import open_catalogue
 from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output
-from prefect_bt.cli.selection import ACTIVE, QUEUED, find_jobs, no_jobs, settled_state
+from prefect_bt.cli.selection import (
+    ACTIVE,
+    QUEUED,
+    find_jobs,
+    list_entries,
+    no_jobs,
+    settled_state,
+)
 from prefect_bt.cli.terminal import OK, Terminal
+from prefect_bt.errors import PrefectBtError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from prefect_bt.catalogue.entries import Catalogue, JobEntry
     from prefect_bt.ledger import Ledger
-    from prefect_bt.records import JobRecord, ProjectRecord
+    from prefect_bt.records import ProjectRecord
 
 Document = dict[str, Any]
 
+SHOWN: Final = 50
+"""Jobs of a project that are shown unless --limit or --all is given."""
 
-def view(*, which: JobFilter = NO_FILTER, output: Output = "cli-table", terminal: Here) -> int:
+
+def view(
+    *,
+    which: JobFilter = NO_FILTER,
+    limit: Annotated[
+        int | None,
+        Parameter(
+            validator=Number(gte=1),
+            help=f"Show only the newest jobs, at most this many; {SHOWN} unless set.",
+        ),
+    ] = None,
+    all: Annotated[bool, Parameter(help="Show all jobs of the project, or of the store.")] = False,
+    output: Output = "cli-table",
+    terminal: Here,
+) -> int:
     """Show projects and what is queued or active; with a filter, the jobs it lets through.
 
-    One job is shown in detail, with its attempts and checkpoints.
+    One job is shown in detail, with its attempts and checkpoints. Of a project, the 50 newest jobs
+    are shown, the newest at the bottom; --limit and --all show others.
 
     `prefect-bt view --job-id abc1234`
 
@@ -26,23 +58,53 @@ def view(*, which: JobFilter = NO_FILTER, output: Output = "cli-table", terminal
     """
     from prefect_bt.jobs import open_ledger
 
+    if all and limit is not None:
+        raise PrefectBtError("--all and --limit exclude each other.", next_step="Give one of them.")
     ledger, beside = open_ledger(), terminal.beside(output)
-    if which.job_id or which.wanted_project:
-        _show_matches(beside, ledger, which)
+    if which.job_id:
+        _show_one(beside, ledger, which)
+    elif which.wanted_project or all or limit is not None:
+        _show_newest(beside, ledger, which, None if all else limit or SHOWN)
     else:
         _show_overview(beside, ledger)
     return OK
 
 
-def _show_matches(terminal: Terminal, ledger: Ledger, which: JobFilter) -> None:
+def _show_one(terminal: Terminal, ledger: Ledger, which: JobFilter) -> None:
+    [record] = find_jobs(ledger, which, terminal)
+    document = _reader(ledger, terminal)(record.id)
+    if terminal.documents:
+        terminal.document(document)
+        return
     from prefect_bt.cli import render
 
-    documents = [_document(ledger, r, terminal) for r in find_jobs(ledger, which, terminal)]
+    render.show_job(terminal, document)
+
+
+def _show_newest(terminal: Terminal, ledger: Ledger, which: JobFilter, limit: int | None) -> None:
+    """The newest jobs of a project or of the store: one in detail, several as a table."""
+    catalogue = open_catalogue(ledger, warn=terminal.warn)
+    entries = list_entries(catalogue, which, terminal)
+    shown = entries if limit is None else entries[-limit:]
+    documents = catalogue.documents(shown, _reader(ledger, terminal))
     if terminal.documents:
-        terminal.document(documents[0] if which.job_id else {"training_jobs": documents})
+        terminal.document({"training_jobs": documents, "total_jobs": len(entries)})
     elif not documents:
         raise no_jobs(ledger, which)
-    elif len(documents) == 1:
+    else:
+        _show_table(terminal, documents, one=len(entries) == 1)
+    if len(shown) < len(entries):
+        terminal.note(
+            f"{len(shown)} of {len(entries)} jobs are shown, the newest. "
+            "More: --limit N, or --all.",
+            style="yellow",
+        )
+
+
+def _show_table(terminal: Terminal, documents: list[Document], *, one: bool) -> None:
+    from prefect_bt.cli import render
+
+    if one:
         render.show_job(terminal, documents[0])
     else:
         render.show_jobs(terminal, documents, title="Training Job Details")
@@ -51,12 +113,14 @@ def _show_matches(terminal: Terminal, ledger: Ledger, which: JobFilter) -> None:
 def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
     from prefect_bt.cli import render
 
-    records = ledger.jobs()
-    states = {record.id: settled_state(ledger, record.id, terminal) for record in records}
-    projects = [_project(ledger, p, records, terminal) for p in ledger.projects()]
+    catalogue, read = open_catalogue(ledger, warn=terminal.warn), _reader(ledger, terminal)
+    going = catalogue.unfinished(
+        catalogue.entries(), lambda job_id: settled_state(ledger, job_id, terminal)
+    )
+    projects = list(_projects(catalogue, ledger.projects(), read))
+    documents = catalogue.documents(going, read)
     queued, active = (
-        [_document(ledger, r, terminal) for r in records if states[r.id] in wanted]
-        for wanted in (QUEUED, ACTIVE)
+        [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
     )
     queued.sort(key=lambda job: -int(job["priority"]))
     if terminal.documents:
@@ -76,21 +140,32 @@ def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
         terminal.say("No queued or active training jobs.", style="yellow")
 
 
-def _document(ledger: Ledger, record: JobRecord, terminal: Terminal) -> Document:
+def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
+    """Read a job's document from the store, after its end is settled."""
     from prefect_bt.jobs import job_document
 
-    settled_state(ledger, record.id, terminal)
-    return job_document(ledger, record)
+    def read(job_id: str) -> Document:
+        settled_state(ledger, job_id, terminal)
+        return job_document(ledger, ledger.job(job_id))
+
+    return read
 
 
-def _project(
-    ledger: Ledger, project: ProjectRecord, records: list[JobRecord], terminal: Terminal
-) -> Document:
+def _projects(
+    catalogue: Catalogue, projects: Sequence[ProjectRecord], read: Callable[[str], Document]
+) -> Iterator[Document]:
+    newest: dict[str, JobEntry] = {entry.project_id: entry for entry in catalogue.entries()}
+    latest = {
+        one["training_project_id"]: one for one in catalogue.documents(list(newest.values()), read)
+    }
+    for project in projects:
+        yield _project(project, latest.get(project.id))
+
+
+def _project(project: ProjectRecord, latest: Document | None) -> Document:
     """TrainingProject JSON of §13."""
     from prefect_bt.jobs import iso
 
-    own = [record for record in records if record.project_id == project.id]
-    latest = _document(ledger, own[-1], terminal) if own else None
     created = iso(project.created_at)
     return {
         "id": project.id,

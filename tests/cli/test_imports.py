@@ -5,24 +5,46 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 
 import pytest
+from cyclopts import App
+from cyclopts.command_spec import CommandSpec
+
+from prefect_bt.cli.app import _make_app, lists_commands
+from prefect_bt.cli.summaries import SUMMARIES, read_summary, summary_of
 
 HEAVY = ["prefect", "boto3", "botocore", "docker", "kubernetes", "huggingface_hub", "torch"]
+NOT_FOR_LISTS = ["asyncio", "obstore", "pydantic_settings", "prefect_bt.planning", "ssl"]
+"""Beside HEAVY: what `view`, `logs` and `checkpoints list` of ended jobs do without."""
+NOT_FOR_ENDED_JOBS = [*NOT_FOR_LISTS, "prefect_bt.control", "prefect_bt.definitions"]
+"""What they do without once the catalogue has the jobs, and what logs never need."""
+NOT_FOR_HELP = [
+    *NOT_FOR_LISTS,
+    "markdown_it",
+    "prefect_bt.catalogue",
+    "prefect_bt.cli.options",
+    "prefect_bt.jobs",
+    "prefect_bt.settings",
+    "pydantic",
+    "sqlite3",
+]
+"""What a list of commands does without: it imports no command's module."""
 
 PROBE = """
 import json, sys
 from prefect_bt.cli.app import main
 code = main(sys.argv[1:]) if sys.argv[1:] else 0
-loaded = [name for name in {heavy} if name in sys.modules]
+loaded = [name for name in {absent} if name in sys.modules]
 found = {{"code": code, "loaded": loaded, "rich": "rich" in sys.modules}}
 print(json.dumps(found), file=sys.stderr)
 """
 
 
-def probe(cli, *arguments: str) -> dict:
+def probe(cli, *arguments: str, absent: Sequence[str] = ()) -> dict:
+    """Which packages of HEAVY and `absent` a command imports."""
     done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
+        [sys.executable, "-c", PROBE.format(absent=[*HEAVY, *absent]), *arguments],
         capture_output=True,
         text=True,
         env=cli.env,
@@ -38,23 +60,69 @@ def test_the_entry_point_imports_nothing_heavy(cli):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "absent"),
     [
-        ["view"],
-        ["view", "--job-id", "JOB"],
-        ["logs", "--job-id", "JOB"],
-        ["logs", "--job-id", "JOB", "--tail"],
-        ["checkpoints", "list", "--job-id", "JOB"],
-        ["push", "CONFIG", "--dry-run"],
-        ["--help"],
+        (["view"], NOT_FOR_LISTS),
+        (["view", "--job-id", "JOB"], NOT_FOR_LISTS),
+        (["logs", "--job-id", "JOB"], NOT_FOR_ENDED_JOBS),
+        (["logs", "--job-id", "JOB", "--tail"], []),
+        (["checkpoints", "list"], NOT_FOR_ENDED_JOBS),
+        (["push", "CONFIG", "--dry-run"], []),
+        (["--help"], NOT_FOR_HELP),
+        (["checkpoints"], NOT_FOR_HELP),
+        (["view", "--help"], ["prefect_bt.cli.push", "prefect_bt.cli.logs"]),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_commands_import_nothing_heavy(cli, shop, ended, config, arguments: list[str]):
+def test_commands_import_nothing_heavy(cli, shop, ended, config, arguments, absent):
     job = shop.job("tiny", *ended)
     given = {"JOB": job.id, "CONFIG": str(config())}
-    found = probe(cli, *(given.get(word, word) for word in arguments))
+    found = probe(cli, *(given.get(word, word) for word in arguments), absent=absent)
     assert found == {"code": 0, "loaded": [], "rich": found["rich"]}
+
+
+def test_a_list_of_known_jobs_imports_no_definitions(cli, within, shop, ended):
+    for _ in range(2):
+        shop.job("tiny", *ended)
+    assert within("view", "--project", "tiny").code == 0
+    for arguments in (["view", "--project", "tiny"], ["view"]):
+        found = probe(cli, *arguments, absent=NOT_FOR_ENDED_JOBS)
+        assert found == {"code": 0, "loaded": [], "rich": True}
+
+
+def test_the_line_of_each_command_is_its_docstrings_first_sentence():
+    registered = [spec.import_path for spec in _specs(_make_app())]
+    assert {path.removeprefix("prefect_bt.cli.") for path in registered} == set(SUMMARIES)
+    assert {path: summary_of(path) for path in registered} == {
+        path: read_summary(path) for path in registered
+    }
+
+
+def _specs(app: App) -> Iterator[CommandSpec]:
+    for command in app._commands.values():
+        if isinstance(command, CommandSpec):
+            yield command
+        elif command.name[0] not in {"--help", "--version"}:
+            yield from _specs(command)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "listed"),
+    [
+        ([], True),
+        (["--help"], True),
+        (["-h"], True),
+        (["checkpoints"], True),
+        (["checkpoints", "--help"], True),
+        (["view"], False),
+        (["view", "--help"], False),
+        (["checkpoints", "list"], False),
+        (["--version"], False),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_prints_a_list_of_commands(tokens, listed):
+    assert lists_commands(tokens) is listed
 
 
 def test_push_itself_imports_nothing_heavy(cli, config):

@@ -1,0 +1,117 @@
+"""The line of each command in a list of commands, without importing the command's module.
+
+Importing all of them takes half a second of CPU. Each line is the first sentence of the command's
+docstring; tests/cli/test_imports.py compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Any, Final
+
+_PACKAGE: Final = "prefect_bt.cli."
+
+SUMMARIES: Final[dict[str, str]] = {
+    "cache:summarize": (
+        "List the files in a project's training cache on this machine, with their sizes."
+    ),
+    "checkpoints:get_checkpoint_urls": (
+        "Write `<project>_<job>_checkpoints.json` with an address for every checkpoint file."
+    ),
+    "checkpoints:list_checkpoints": (
+        "List the committed checkpoints of a job, by default of the newest one."
+    ),
+    "checkpoints_download:download_checkpoints": (
+        "Get committed checkpoints as folders, by default all of the newest job."
+    ),
+    "checkpoints_prune:prune_checkpoints": (
+        "Delete committed checkpoints: those named, and those that a policy lets go."
+    ),
+    "checkpoints_show:show_checkpoint": (
+        "Show the tensors of a .safetensors file: names, types, shapes, sizes. Reads its "
+        "header only."
+    ),
+    "checkpoints_verify:verify_checkpoints": (
+        "Re-hash all committed files of a job, by default of the newest one."
+    ),
+    "delete:delete": (
+        "Delete a job with its checkpoints and logs, or a project with all its jobs and its cache."
+    ),
+    "deploy_checkpoints:deploy_checkpoints": (
+        "Serve checkpoints of a job behind an address with OpenAI's API."
+    ),
+    "deployments:list_deployments": "List the serving deployments of the store.",
+    "deployments:promote_revision": (
+        "Have another revision serve; one whose server has ended is started again."
+    ),
+    "deployments:roll_back": "Have the revision serve again that did before this one.",
+    "deployments:show_logs": "Print the log of a revision's server.",
+    "deployments:stop_deployment": (
+        "Stop a deployment: its servers end, its address answers no more. Its revisions stay."
+    ),
+    "deployments:view_deployment": (
+        "Show a deployment: where it answers, its revisions, what happened."
+    ),
+    "deployments_call:call_deployment": (
+        "Ask a deployment something, as a chat; as plain text where the model knows no chat."
+    ),
+    "download:download": "Get the files that a job was pushed with, as a folder `<project>_<job>`.",
+    "drill:drill": (
+        "Start a job, kill a rank once a checkpoint is committed, and see it go on from there."
+    ),
+    "file_server:serve_checkpoints": (
+        "Serve the checkpoint files of a store in a local folder, until Ctrl-C."
+    ),
+    "gc:gc": "Find what no living job owns, on this machine and in its store, and remove it.",
+    "init:init": (
+        "Make a training project to start from: config.py and run.sh, or copies of examples."
+    ),
+    "local:down": (
+        "Stop the server and worker that `prefect-bt up` started; jobs on this machine go on."
+    ),
+    "local:up": (
+        "Start a local Prefect server with its UI, and a worker; pushes then start in a second."
+    ),
+    "logs:logs": "Print the log of a job, by default the newest one's.",
+    "push:push": "Submit the job of a config file.",
+    "recreate:recreate": (
+        "Submit a job again, with the same definition, files and retry policy, as a new job."
+    ),
+    "retry:retry": "Try a job again under its own id, from its last committed checkpoint.",
+    "stop:stop": "Stop a job: polite signal, grace, a last save of what is whole.",
+    "view:view": (
+        "Show projects and what is queued or active; with a filter, the jobs it lets through."
+    ),
+    "weights:list_weights": (
+        "List mirrored sources with their revision, size, last use, and the jobs that use them."
+    ),
+    "weights_mirror:mirror_weights": (
+        "Mirror the sources of a config file, or those given, before a job needs them."
+    ),
+    "weights_prune:prune_weights": (
+        "Remove mirrored sources from this machine, or their copies from the store."
+    ),
+    "weights_verify:verify_weights": "Re-hash all mirrored files of this machine.",
+    "weights_why:why_weights": (
+        "Show what a job would fetch of each source: how much, from where, and why again."
+    ),
+}
+"""`module:function` below prefect_bt.cli -> the first sentence of its docstring."""
+
+
+def summary_of(path: str) -> str:
+    """Return the line of the command at `path`; from its docstring where none is written here."""
+    return SUMMARIES.get(path.removeprefix(_PACKAGE)) or read_summary(path)
+
+
+def read_summary(path: str) -> str:
+    """Import the command at `path` and return the first sentence of its docstring."""
+    module, _, name = path.partition(":")
+    command: Any = getattr(import_module(module), name)
+    return " ".join((command.__doc__ or "").strip().partition("\n\n")[0].split())
+
+
+def to_markup(text: str) -> str:
+    """Convert Markdown's `code` to Rich's markup, which needs no Markdown parser."""
+    return re.sub(r"`([^`]+)`", r"[bold cyan]\1[/]", text.replace("[", r"\["))
