@@ -104,9 +104,10 @@ _FORMS: Final[tuple[tuple[LogLevel, re.Pattern[str]], ...]] = (
         ),
     ),
 )
-_HINTS: Final = tuple(
-    "err warn info debug trace crit fatal noti note: severe excep level= lvl= severity= interrupt "
-    "systemexit terminate panic segmentation aborted killed".split()
+_HINTS: Final = (
+    *("err", "warn", "info", "debug", "trace", "crit", "fatal", "noti", "note:", "severe"),
+    *("excep", "level=", "lvl=", "severity=", "interrupt", "systemexit", "terminate", "panic"),
+    *("segmentation", "aborted", "killed"),
 )
 """One of them is in every line that has a level, but for those that `_INITIAL` and `{` begin."""
 _INITIAL: Final = re.compile(

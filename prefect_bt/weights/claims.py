@@ -241,6 +241,21 @@ def left_over_claims(store: Store) -> Iterator[LeftClaim]:
                 yield LeftClaim(info.key, standing.token, why, info.modified, info.size)
 
 
+def find_standing(store: Store, key: str) -> Standing | None:
+    """Return what the holder that mirrors the source `key` last said; None: no holder is known.
+
+    `key` is plan.WeightsPlan.key, at any revision. Raises StoreError.
+    """
+    root = claims_folder("").rstrip("/")
+    found = [info for info in store.list(root) if info.key.startswith(f"{root}/{key}-")]
+    for info in sorted(found, key=lambda info: info.modified, reverse=True):
+        with suppress(ObjectNotFound):
+            standing = _read(store.get(info.key))
+            if standing and not standing.released and not standing.holder.is_dead():
+                return standing
+    return None
+
+
 def drop_claim(store: Store, claim: LeftClaim) -> None:
     """Unless another claim has its number meanwhile."""
     with suppress(ObjectNotFound):
