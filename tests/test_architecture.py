@@ -58,6 +58,7 @@ LEVELS: dict[str, int] = {
     "submission": 5,
     # 4 services: policy; see protocols, never adapters, never Prefect
     "attempts": 4,
+    "cachesnapshot": 4,
     "cachesummary": 4,
     "checkpoints": 4,
     "checkpoints.*": 4,
