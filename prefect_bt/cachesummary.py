@@ -144,7 +144,8 @@ class _Walk:
         while waiting and self._summary.complete:
             at = waiting.pop()
             for found in self._listed(at):
-                if at.above is None and found.name in hidden and _stands_for_another(found):
+                mounted = at.above is None and found.name in hidden
+                if mounted and _stands_for_another(found, f"{at.place}/{found.name}"):
                     continue
                 entry, identity = _read(found, at.shown)
                 if entry is None:
@@ -238,11 +239,11 @@ def _spelled(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _stands_for_another(found: os.DirEntry[str]) -> bool:
+def _stands_for_another(found: os.DirEntry[str], place: str) -> bool:
     """Whether it is but a mount point or a link of ours, with no bytes in it."""
     with suppress(OSError):
         if found.is_dir(follow_symlinks=False):
-            with os.scandir(found.path) as inside:
+            with os.scandir(place) as inside:
                 return next(inside, None) is None
     return found.is_symlink()
 

@@ -78,6 +78,7 @@ LEVELS: dict[str, int] = {
     "sealing": 4,
     "serving": 4,
     "serving.*": 4,
+    "weightneeds": 4,
     "weights": 4,
     "weights.*": 4,
     "workspace": 4,
