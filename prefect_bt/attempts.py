@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
+from prefect_bt.cachesnapshot import write_snapshot
 from prefect_bt.checkpoints import holds
 from prefect_bt.checkpoints.catalogue import newest
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
@@ -30,7 +31,7 @@ from prefect_bt.lastsave import find_last_save
 from prefect_bt.ledger import Ledger
 from prefect_bt.loading import resolve_load
 from prefect_bt.maxruntime import find_run_time
-from prefect_bt.ownership import Claim
+from prefect_bt.ownership import Claim, host_of
 from prefect_bt.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning import PlanContext, image_secrets, plan_gang, plan_image, secret_names
 from prefect_bt.records import (
@@ -272,7 +273,18 @@ def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
     if site.record.serving and outcome.state is JobState.COMPLETED:
         outcome = _server_left(outcome)
     site.ledger.end_attempt(site.job_id, outcome)
+    _keep_cache_snapshot(site)
     return outcome
+
+
+def _keep_cache_snapshot(site: JobSite) -> None:
+    """For other machines to see. Only for show: no fault of it is the attempt's."""
+    cache = site.project.job.runtime.cache_config
+    if cache is None or not cache.enabled:
+        return
+    folder = site.settings.state_dir
+    with suppress(StoreError, OSError):
+        write_snapshot(site.ledger.store, folder, site.record.project_id, host=host_of(folder))
 
 
 def _server_left(outcome: Outcome) -> Outcome:

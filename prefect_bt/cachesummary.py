@@ -5,11 +5,15 @@
     <state dir>/cache/huggingface/<project id>/  as `/root/.cache/huggingface/…`: the legacy mount
 
 Jobs may write meanwhile: what vanishes between being listed and being read is left out. Links are
-entries of their own and never followed; a name with several hard links counts each time.
+entries of their own and never followed, also where a folder becomes one while it is listed; a name
+with several hard links counts each time.
 """
 
 from __future__ import annotations
 
+import errno
+import heapq
+import math
 import os
 import stat
 import time
@@ -62,89 +66,159 @@ class CacheSummary:
     entries: list[CacheEntry] = field(default_factory=list[CacheEntry])
     total_size: int = 0
     unreadable: list[str] = field(default_factory=list[str])
+    total_entries: int = 0
+    """Of which `entries` may be a part: those nearest to the top."""
+    complete: bool = True
+    """False where the listing was given up: then the totals are of what had been found."""
+    host: str = ""
+    """Name of the machine that it is of; "" where it is this one, listed now."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many `entries` are kept, and for how many `seconds` is listed."""
+
+    entries: int | None = None
+    seconds: float = math.inf
 
 
 def summarize_cache(
-    state_dir: Path, project_id: str, *, tick: Callable[[int], None] | None = None
+    state_dir: Path,
+    project_id: str,
+    *,
+    tick: Callable[[int], None] | None = None,
+    bounds: Bounds | None = None,
 ) -> CacheSummary:
     """Everything in the project's cache on this machine, sorted by path.
 
     `tick` hears now and then how many entries were found.
     """
     summary, key = CacheSummary(project_id), quote_name(project_id)
+    walk = _Walk(summary, tick or _unheard, bounds or Bounds())
     at = datetime.fromtimestamp(time.time(), UTC).isoformat()
     for kind, prefix in (("projects", ""), ("bases", "../"), ("huggingface", f"{HF_CACHE_DIR}/")):
         folder = state_dir / "cache" / kind / key
         if folder.is_dir():
             summary.timestamp = at
             hidden = _MOUNT_POINTS if kind == "bases" else frozenset[str]()
-            _Walk(summary, tick or _unheard).take(str(folder), prefix, hidden)
+            walk.take(str(folder), prefix, hidden)
+    summary.entries = walk.kept()
     summary.entries.sort(key=lambda entry: entry.path)
     return summary
 
 
-class _Walk:
-    """One folder into the summary; the sizes of its folders are summed on the way back."""
+_Identity = tuple[int, int]
+"""Device and inode, by which a folder is known again when it is opened."""
 
-    def __init__(self, summary: CacheSummary, tick: Callable[[int], None]) -> None:
-        self._summary, self._tick = summary, tick
-        self._found: list[tuple[CacheEntry, CacheEntry | None]] = []
+
+@dataclass
+class _Folder:
+    """A folder to be listed; `above` is its own entry, None for the top."""
+
+    place: str
+    shown: str
+    above: CacheEntry | None = None
+    identity: _Identity | None = None
+    depth: int = 0
+
+
+class _Walk:
+    """Folders into the summary; their sizes are summed on the way back.
+
+    Of the files only those that are kept take memory.
+    """
+
+    def __init__(self, summary: CacheSummary, tick: Callable[[int], None], bounds: Bounds) -> None:
+        self._summary, self._tick, self._most = summary, tick, bounds.entries
+        self._until = time.monotonic() + bounds.seconds
+        self._kept: list[tuple[int, int, CacheEntry]] = []
+        """A heap: the deepest first, of those the one found last."""
+
+    def kept(self) -> list[CacheEntry]:
+        return [entry for _, _, entry in self._kept]
 
     def take(self, folder: str, prefix: str, hidden: frozenset[str]) -> None:
-        waiting: list[tuple[str, str, CacheEntry | None]] = [(folder, prefix, None)]
+        waiting = [_Folder(folder, prefix)]
+        folders: list[tuple[CacheEntry, CacheEntry | None]] = []
         closed: dict[str, None] = {}
-        while waiting:
-            place, shown, above = waiting.pop()
-            for found in self._listed(place, shown):
-                if above is None and found.name in hidden and _stands_for_another(found):
+        while waiting and self._summary.complete:
+            at = waiting.pop()
+            for found in self._listed(at):
+                mounted = at.above is None and found.name in hidden
+                if mounted and _stands_for_another(found, f"{at.place}/{found.name}"):
                     continue
-                entry = _read(found, shown)
+                entry, identity = _read(found, at.shown)
                 if entry is None:
                     continue
-                self._add(entry, above)
+                self._add(entry, at)
                 if not entry.permissions:
-                    closed.setdefault(shown.rstrip("/") or ".")
+                    closed.setdefault(at.shown.rstrip("/") or ".")
                 if entry.file_type == DIRECTORY:
-                    waiting.append((found.path, f"{entry.path}/", entry))
+                    folders.append((entry, at.above))
+                    place = f"{at.place}/{found.name}"
+                    waiting.append(_Folder(place, f"{entry.path}/", entry, identity, at.depth + 1))
         self._summary.unreadable += closed
-        for entry, above in reversed(self._found):
+        for entry, above in reversed(folders):
             if above is not None:
                 above.size += entry.size
 
-    def _listed(self, place: str, shown: str) -> Iterator[os.DirEntry[str]]:
+    def _listed(self, folder: _Folder) -> Iterator[os.DirEntry[str]]:
+        """What lies in it, unless it is another folder by now, or a link to one."""
+        follow = 0 if folder.identity is None else os.O_NOFOLLOW
         try:
-            with os.scandir(place) as found:
-                yield from found
+            opened = os.open(folder.place, os.O_RDONLY | os.O_DIRECTORY | follow)
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                self._summary.unreadable.append(folder.shown.rstrip("/") or ".")
+            return
+        try:
+            facts = os.fstat(opened)
+            if folder.identity in (None, (facts.st_dev, facts.st_ino)):
+                with os.scandir(opened) as found:
+                    yield from found
         except OSError:
-            self._summary.unreadable.append(shown.rstrip("/") or ".")
+            self._summary.unreadable.append(folder.shown.rstrip("/") or ".")
+        finally:
+            os.close(opened)
 
-    def _add(self, entry: CacheEntry, above: CacheEntry | None) -> None:
-        self._found.append((entry, above))
-        self._summary.entries.append(entry)
-        self._summary.total_size += entry.size
-        if len(self._summary.entries) % _TICK == 0:
-            self._tick(len(self._summary.entries))
+    def _add(self, entry: CacheEntry, folder: _Folder) -> None:
+        summary = self._summary
+        summary.total_entries += 1
+        summary.total_size += entry.size
+        if folder.above is not None and entry.file_type != DIRECTORY:
+            folder.above.size += entry.size
+        item = (-folder.depth, -summary.total_entries, entry)
+        if self._most is None:
+            self._kept.append(item)
+        elif len(self._kept) < self._most:
+            heapq.heappush(self._kept, item)
+        elif self._most:
+            heapq.heappushpop(self._kept, item)
+        if summary.total_entries % _TICK == 0:
+            self._tick(summary.total_entries)
+            summary.complete = time.monotonic() < self._until
 
 
-def _read(found: os.DirEntry[str], shown: str) -> CacheEntry | None:
+def _read(found: os.DirEntry[str], shown: str) -> tuple[CacheEntry | None, _Identity | None]:
     """None for what has vanished. A folder's own inode has no size here: its files have."""
     path = f"{shown}{_spelled(found.name)}"
     try:
         facts = found.stat(follow_symlinks=False)
     except FileNotFoundError:
-        return None
+        return None, None
     except OSError:  # a folder that may be listed and not searched; the listing has the types
-        return CacheEntry(path, file_type=_listed_type(found))
+        return CacheEntry(path, file_type=_listed_type(found)), None
     kind = next((name for holds, name in _TYPES if holds(facts.st_mode)), "device")
-    return CacheEntry(
+    entry = CacheEntry(
         path=path,
         size=0 if kind == DIRECTORY else facts.st_size,
         modified=facts.st_mtime,
         file_type=kind,
         permissions=stat.filemode(facts.st_mode),
     )
+    return entry, (facts.st_dev, facts.st_ino)
 
 
 def _listed_type(found: os.DirEntry[str]) -> str:
@@ -165,11 +239,11 @@ def _spelled(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _stands_for_another(found: os.DirEntry[str]) -> bool:
+def _stands_for_another(found: os.DirEntry[str], place: str) -> bool:
     """Whether it is but a mount point or a link of ours, with no bytes in it."""
     with suppress(OSError):
         if found.is_dir(follow_symlinks=False):
-            with os.scandir(found.path) as inside:
+            with os.scandir(place) as inside:
                 return next(inside, None) is None
     return found.is_symlink()
 

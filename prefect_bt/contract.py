@@ -19,6 +19,7 @@ checkpoint paths: §8.2. What lies in a store:
     training_projects/<project id>/
         project.json
         names/job-<n>                         the counter behind automatic job names
+        cache/<state folder's id>.json        what its training cache held on a machine, and when
         jobs/<job id>/
             job.json                          the definition and facts that never change
             workspace.tar                     the user's folder

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from prefect_bt.joblogs import JobLine
-from prefect_bt.logs import LogLine
+from prefect_bt.loglevels import LogLevel
+from prefect_bt.logs import PLATFORM_RANK, LogLine
 
 WINDOW: Final = 1.0
 """Seconds."""
@@ -24,11 +25,15 @@ MOST_CHARACTERS: Final = 8 << 20
 
 
 class FoldedLine(NamedTuple):
-    """`line` is that of the rank that was first; `ranks`, ascending, are all that have it."""
+    """`line` and `level` are of the rank that was first; `ranks`, ascending, are all that have it.
 
-    attempt: int
+    A line of the platform has no ranks.
+    """
+
+    attempt: int | None
     line: LogLine
     ranks: tuple[int, ...]
+    level: LogLevel | None = None
 
 
 class Folder:
@@ -42,8 +47,8 @@ class Folder:
     ) -> None:
         self._expected, self._clock = len(frozenset(expected)), clock
         self._open: deque[_Group] = deque()
-        self._alike: dict[tuple[int, str], deque[_Group]] = {}
-        self._last: dict[tuple[int, int], int] = {}
+        self._alike: dict[tuple[int | None, str], deque[_Group]] = {}
+        self._last: dict[tuple[int | None, int], int] = {}
         """(attempt, rank) -> number of the group that its newest line is in."""
         self._made, self._characters, self._newest = 0, 0, 0
 
@@ -93,6 +98,7 @@ class Folder:
     def _is_ripe(self, group: _Group) -> bool:
         return (
             len(group.ranks) == self._expected
+            or group.first.line.rank == PLATFORM_RANK
             or self._newest - group.first.line.timestamp > WINDOW * 1e9
             or len(self._open) > MOST_LINES
             or self._characters > MOST_CHARACTERS
@@ -106,14 +112,16 @@ class Folder:
         if not alike:
             del self._alike[group.key]
         self._characters -= len(group.first.line.message)
-        return FoldedLine(group.first.attempt, group.first.line, tuple(sorted(group.ranks)))
+        attempt, line, level = group.first
+        ranks = () if line.rank == PLATFORM_RANK else tuple(sorted(group.ranks))
+        return FoldedLine(attempt, line, ranks, level)
 
 
 @dataclass(slots=True)
 class _Group:
     number: int
     first: JobLine
-    key: tuple[int, str]
+    key: tuple[int | None, str]
     came: float
     ranks: list[int] = field(default_factory=list[int])
 

@@ -13,43 +13,29 @@ not that is shown as it is, and named in `damage`.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import math
 import re
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import Final, Protocol
 
 from prefect_bt.contract import attempt_prefix, log_key
-from prefect_bt.errors import ObjectNotFound, SubstrateError
+from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger import Ledger
-from prefect_bt.logs import LogLine, parse_lines
-from prefect_bt.objects.protocols import Get, List, ObjectInfo
-from prefect_bt.records import JobRecord, Outcome, SealedLog
+from prefect_bt.logtracks import CHUNK_BYTES, JobLine, LineFilter, LiveLog, Track, choose_lines
+from prefect_bt.objects.protocols import List, ObjectInfo
+from prefect_bt.records import JobRecord, Outcome
 
-CHUNK_BYTES: Final = 1 << 20
 ALL_CHUNKS_BYTES: Final = 8 << 20
 """Of all ranks together: what is read ahead stays small however many there are."""
 LOOK_SECONDS: Final = 2.0
 """A rank that prints without end keeps no look from ending: others print, too."""
-LONGEST_LINE: Final = 4 << 20
-"""Of a log that is none of ours, or damaged: longer lines are shown in pieces."""
 
 _SEALED_NAME: Final = re.compile(r"/rank-(\d+)\.log$")
-
-
-class LiveLog(Protocol):
-    """The part of a node's handle that reading needs."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def attempt(self) -> int: ...
-
-    def read_log(self, *, offset: int, limit: int) -> bytes: ...
 
 
 class LiveNodes(Protocol):
@@ -58,27 +44,16 @@ class LiveNodes(Protocol):
     def find(self, job_id: str) -> Sequence[LiveLog]: ...
 
 
-class JobLine(NamedTuple):
-    """One line and the attempt that wrote it."""
+class PlatformLines(Protocol):
+    """The platform's own lines of a job (jobhistory.py)."""
 
-    attempt: int
-    line: LogLine
+    def lines(self) -> list[JobLine]:
+        """Return what happened so far, oldest first."""
+        ...
 
-
-@dataclass(frozen=True)
-class LineFilter:
-    """`ranks`, `attempts`: None for all. `since` in epoch nanoseconds; `pattern` is a search."""
-
-    ranks: Container[int] | None = None
-    attempts: Container[int] | None = None
-    since: int = 0
-    pattern: re.Pattern[str] | None = None
-
-    def accepts(self, at: int, line: LogLine) -> bool:
-        """`at` stands in for the time of a line that carries none."""
-        return at >= self.since and (
-            self.pattern is None or bool(self.pattern.search(line.message))
-        )
+    def waiting(self) -> JobLine | None:
+        """Return what the job waits for now."""
+        ...
 
 
 EVERYTHING: Final = LineFilter()
@@ -98,11 +73,24 @@ class FollowPace:
 
 
 class JobLogs:
-    """Where the lines of one job are. `live` is None when its substrate cannot be reached."""
+    """Where the lines of one job are. `live` is None when its substrate cannot be reached.
 
-    def __init__(self, ledger: Ledger, record: JobRecord, *, live: LiveNodes | None = None) -> None:
+    With `platform`, its lines are merged in, unless ranks are chosen.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        record: JobRecord,
+        *,
+        live: LiveNodes | None = None,
+        platform: PlatformLines | None = None,
+    ) -> None:
         self._ledger, self._record, self._live = ledger, record, live
-        self._tracks: dict[tuple[int, int], _Track] = {}
+        self._platform = platform
+        self._shown: set[JobLine] = set()
+        self._waited = ""
+        self._tracks: dict[tuple[int, int], Track] = {}
         self._closed: set[int] = set()
         self.damage: list[str] = []
         """A sentence a log that is not what was sealed, as far as logs were read to their end."""
@@ -122,21 +110,72 @@ class JobLogs:
         ended = {outcome.attempt: outcome for outcome in self._ledger.outcomes(self._record.id)}
         # Live logs are looked for before sealed ones: one that moves is found in either place.
         live = self._live_logs()
+        ours = self._new_platform_lines(query)
+        yield from ours.pop(None, [])
         for begun in self._ledger.attempts(self._record.id):
             number = begun.attempt
             if number in self._closed or not _wanted(query.attempts, number):
+                yield from ours.pop(number, [])
                 continue
             tracks = self._open_tracks(number, live, query)
             for track in tracks:
                 track.until = until
                 track.chunk = max(1 << 16, min(CHUNK_BYTES, ALL_CHUNKS_BYTES // len(tracks)))
-            merged = heapq.merge(*(track.drain(last=last) for track in tracks), key=_when)
-            for at, line in merged:
-                if query.accepts(at, line):
-                    yield JobLine(number, line)
+            merged = heapq.merge(*(track.drain(last=last) for track in tracks), key=itemgetter(0))
+            chosen = choose_lines(merged, number, tracks, query)
+            if number in ours:
+                chosen = heapq.merge(chosen, ours.pop(number), key=_stamped)
+            yield from chosen
             if number in ended and (last or all(track.finished for track in tracks)):
                 self._closed.add(number)
                 self.damage += _damaged(ended[number], tracks, query)
+        yield from self._new_waiting_line(query)
+
+    def newest(self, query: LineFilter, limit: int) -> list[JobLine]:
+        """Return the newest `limit` lines there are now, the oldest of them first.
+
+        Logs are read from their ends, no further than needed. `drain` goes on after these lines.
+        """
+        found = list(self._new_waiting_line(query))
+        ended = {outcome.attempt: outcome for outcome in self._ledger.outcomes(self._record.id)}
+        live, ours = self._live_logs(), self._new_platform_lines(query)
+        for begun in reversed(self._ledger.attempts(self._record.id)):
+            number = begun.attempt
+            wanted = _wanted(query.attempts, number) and len(found) < limit
+            tracks = self._open_tracks(number, live, query) if wanted else []
+            newest_first = heapq.merge(
+                reversed(ours.get(number, [])),
+                *(track.newest(query, attempt=number) for track in reversed(tracks)),
+                key=_stamped,
+                reverse=True,
+            )
+            found += islice(newest_first, limit - len(found))
+            if number in ended or not wanted:
+                self._closed.add(number)
+            if number in ended and wanted:
+                self.damage += _damaged(ended[number], tracks, query)
+        found += islice(reversed(ours.get(None, [])), limit - len(found))
+        return [*reversed(found)]
+
+    def _new_platform_lines(self, query: LineFilter) -> dict[int | None, list[JobLine]]:
+        """Return the lines that were not returned before, by attempt."""
+        found: dict[int | None, list[JobLine]] = {}
+        if self._platform is None or query.ranks is not None:
+            return found
+        for one in self._platform.lines():
+            if one not in self._shown and _accepts_platform(query, one):
+                found.setdefault(one.attempt, []).append(one)
+            self._shown.add(one)
+        return found
+
+    def _new_waiting_line(self, query: LineFilter) -> Iterator[JobLine]:
+        if self._platform is None or query.ranks is not None:
+            return
+        one = self._platform.waiting()
+        if one is not None and one.line.message != self._waited:
+            self._waited = one.line.message
+            if _accepts_platform(query, one):
+                yield one
 
     def owes(self) -> bool:
         """Whether a log that was seen live has not been read to the end of its sealed copy."""
@@ -154,17 +193,17 @@ class JobLogs:
 
     def _open_tracks(
         self, attempt: int, live: Mapping[tuple[int, int], LiveLog], query: LineFilter
-    ) -> list[_Track]:
+    ) -> list[Track]:
         sealed = self._sealed_sizes(attempt)
         here = {rank for number, rank in live if number == attempt}
         known = {rank for number, rank in self._tracks if number == attempt}
-        tracks: list[_Track] = []
+        tracks: list[Track] = []
         for rank in sorted(here | known | sealed.keys()):
             if not _wanted(query.ranks, rank):
                 continue
             key = log_key(self._record.project_id, self._record.id, attempt, rank)
             track = self._tracks.setdefault(
-                (attempt, rank), _Track(self._ledger.store, key=key, rank=rank)
+                (attempt, rank), Track(self._ledger.store, key=key, rank=rank)
             )
             track.look(live=live.get((attempt, rank)), sealed_size=sealed.get(rank))
             tracks.append(track)
@@ -173,6 +212,15 @@ class JobLogs:
     def _sealed_sizes(self, attempt: int) -> dict[int, int]:
         prefix = attempt_prefix(self._record.project_id, self._record.id, attempt)
         return sealed_sizes(self._ledger.store, prefix)
+
+
+def _accepts_platform(query: LineFilter, one: JobLine) -> bool:
+    """Lines before the first attempt are shown with it."""
+    return (
+        _wanted(query.attempts, one.attempt or 0)
+        and query.accepts_level(one.level)
+        and query.accepts(one.line.timestamp, one.line)
+    )
 
 
 def sealed_sizes(store: List, prefix: str) -> dict[int, int]:
@@ -189,10 +237,13 @@ def follow_looks(
     logs: JobLogs,
     query: LineFilter = EVERYTHING,
     *,
+    limit: int | None = None,
     pace: FollowPace | None = None,
     refresh: Callable[[], None] = lambda: None,
 ) -> Iterator[JobLine | None]:
     """Every line there is and will be; ends when the job is over and all has been read.
+
+    With `limit`, of the lines there are only the newest.
 
     A None comes before every pause: nothing more has come by then. `refresh` is called between
     looks: it may write down the end of a job whose process died, which nobody else would. A job
@@ -200,6 +251,8 @@ def follow_looks(
     """
     pace = pace or FollowPace()
     pause, lingered = pace.shortest, 0.0
+    if limit is not None:
+        yield from logs.newest(query, limit)
     while True:
         # Asked first: whatever was written before the job ended is then found below.
         over = logs.is_over()
@@ -218,77 +271,7 @@ def follow_looks(
         pace.sleep(pause)
 
 
-@dataclass
-class _Track:
-    """How far one rank's log of one attempt has been read."""
-
-    store: Get
-    key: str
-    rank: int
-    offset: int = 0
-    finished: bool = False
-    chunk: int = CHUNK_BYTES
-    until: float = math.inf
-    """By time.monotonic; not read live after that."""
-    _live: LiveLog | None = None
-    _sealed_size: int | None = None
-    _rest: bytes = b""
-    _at: int = field(default=0)
-
-    def __post_init__(self) -> None:
-        self._digest = hashlib.sha256()
-
-    def look(self, *, live: LiveLog | None, sealed_size: int | None) -> None:
-        """Where the log is now."""
-        self._live, self._sealed_size = live, sealed_size
-        self.finished = sealed_size is not None and self.offset >= sealed_size
-
-    def drain(self, *, last: bool) -> Iterator[tuple[int, LogLine]]:
-        """Whole lines from the offset on, with a time that never goes back within the log."""
-        while chunk := self._read():
-            self.offset += len(chunk)
-            self._digest.update(chunk)
-            whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
-            if len(self._rest) > LONGEST_LINE:
-                whole, newline, self._rest = whole + newline, self._rest, b""
-            yield from self._parse(whole + newline)
-        self.finished = self._sealed_size is not None and self.offset >= self._sealed_size
-        if self._rest and (last or self.finished):
-            rest, self._rest = self._rest, b""
-            yield from self._parse(rest)
-
-    def damage(self, sealed: SealedLog) -> str:
-        """What is wrong with a log that was read to its end; "" when it is what was sealed."""
-        if self._sealed_size != sealed.bytes:
-            size = self._sealed_size or 0
-            how = "cut" if size < sealed.bytes else "longer than it was"
-            return f"is {how}: {size} bytes are there, {sealed.bytes} were sealed"
-        if self.offset == sealed.bytes and self._digest.hexdigest() != sealed.sha256:
-            return f"is damaged: its SHA-256 is not {sealed.sha256[:12]}…, with which it was sealed"
-        return ""
-
-    def _parse(self, data: bytes) -> Iterator[tuple[int, LogLine]]:
-        for line in parse_lines(data, rank=self.rank):
-            self._at = max(self._at, line.timestamp)
-            yield self._at, line
-
-    def _read(self) -> bytes:
-        """The next bytes: sealed ones if there are more of them, else live ones."""
-        if self._sealed_size is not None and self.offset < self._sealed_size:
-            try:
-                return self.store.get_range(self.key, start=self.offset, length=self.chunk)
-            except ObjectNotFound:
-                return b""
-        if self._live is None or self._sealed_size is not None or time.monotonic() > self.until:
-            return b""
-        try:
-            return self._live.read_log(offset=self.offset, limit=self.chunk)
-        except (SubstrateError, OSError):
-            # Removed since it was found: it is sealed, and the next look reads on there.
-            return b""
-
-
-def _damaged(outcome: Outcome, tracks: Sequence[_Track], query: LineFilter) -> Iterator[str]:
+def _damaged(outcome: Outcome, tracks: Sequence[Track], query: LineFilter) -> Iterator[str]:
     read = {track.rank: track for track in tracks}
     for sealed in outcome.logs:
         if not _wanted(query.ranks, sealed.rank):
@@ -310,5 +293,5 @@ def _wanted(chosen: Container[int] | None, number: int) -> bool:
     return chosen is None or number in chosen
 
 
-def _when(stamped: tuple[int, LogLine]) -> int:
-    return stamped[0]
+def _stamped(found: JobLine) -> int:
+    return found.line.timestamp

@@ -15,6 +15,10 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 PLATFORM_MARK: Final = "[prefect-bt] "
+PLATFORM_RANK: Final = -1
+"""Of lines that no node wrote."""
+PLATFORM_LABEL: Final = "prefect-bt"
+"""Replica of such lines."""
 STAMP_DIGITS: Final = 19
 """Of epoch nanoseconds, until the year 2286. More digits are a line that begins in the middle."""
 
@@ -28,7 +32,7 @@ class LogLine(NamedTuple):
 
     @property
     def replica(self) -> str:
-        return f"rank-{self.rank}"
+        return f"rank-{self.rank}" if self.rank != PLATFORM_RANK else PLATFORM_LABEL
 
 
 def format_line(timestamp: int, message: str) -> bytes:

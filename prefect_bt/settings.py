@@ -77,6 +77,9 @@ class Settings(BaseModel):
     weights_bytes: ByteSize | None = Field(default=None, gt=0)
     """What weights may take on this machine, such as 500GB (PREFECT_BT_WEIGHTS_BYTES); None: what
     the disk has. Trees that no job uses go first, the longest unused before all."""
+    store_weights_bytes: ByteSize | None = Field(default=None, gt=0)
+    """What the store's copies of weights may take (PREFECT_BT_STORE_WEIGHTS_BYTES), for `weights
+    prune --store`; None: no limit. The longest unused go first."""
     mirror_to_store: bool = True
     """Whether the store keeps a copy of weights for other machines."""
     stall_seconds: float = Field(default=30.0, gt=0)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.contract import log_key
-from prefect_bt.joblogs import LONGEST_LINE, JobLogs, LineFilter, follow_looks, read_lines
+from prefect_bt.joblogs import JobLogs, LineFilter, follow_looks, read_lines
+from prefect_bt.logtracks import LONGEST_LINE
 from prefect_bt.records import JobState, Outcome
 from prefect_bt.sealing import Sealer
 from tests.test_joblogs import World, texts

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefect_bt.cli.terminal import FAILED, OK, Terminal, write
@@ -33,8 +34,25 @@ LAST_WORDS = {
 FAILURES = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
 
 
-def open_logs(ledger: Ledger, record: JobRecord, terminal: Terminal) -> JobLogs:
-    """The job's logs; without the live ones, and saying so, when its substrate is out of reach."""
+@dataclass(frozen=True)
+class Shown:
+    """How lines are shown. `limit`: of those there are, only so many, the newest."""
+
+    folder: Folder | None = None
+    as_json: bool = False
+    coloured: bool = False
+    platform: bool = True
+    limit: int | None = None
+
+
+def open_logs(
+    ledger: Ledger, record: JobRecord, terminal: Terminal, *, platform: bool = True
+) -> JobLogs:
+    """The job's logs; without the live ones, and saying so, when its substrate is out of reach.
+
+    `platform`: with the platform's own lines.
+    """
+    from prefect_bt.jobhistory import JobHistory
     from prefect_bt.joblogs import JobLogs
     from prefect_bt.settings import Settings
     from prefect_bt.substrates import open_substrate
@@ -44,11 +62,12 @@ def open_logs(ledger: Ledger, record: JobRecord, terminal: Terminal) -> JobLogs:
     except PrefectBtError as error:
         terminal.warn(f"Only what is in the store is shown: {error}")
         live = None
-    return JobLogs(ledger, record, live=live)
+    history = JobHistory(ledger, record) if platform else None
+    return JobLogs(ledger, record, live=live, platform=history)
 
 
 def follow(
-    terminal: Terminal, ledger: Ledger, record: JobRecord, query: LineFilter
+    terminal: Terminal, ledger: Ledger, record: JobRecord, query: LineFilter, shown: Shown
 ) -> Iterator[JobLine | None]:
     """Lines until the job is over; a spinner until there is a first one, a None when none comes.
 
@@ -56,10 +75,9 @@ def follow(
     """
     from prefect_bt.joblogs import follow_looks
 
-    logs = open_logs(ledger, record, terminal)
-    if record.definition.get("job", {}).get("weights") and not ledger.attempts(record.id):
-        terminal.note("Its weights are mirrored first; its Prefect run shows how far they are.")
-    looks = follow_looks(logs, query, refresh=_settler(terminal, ledger, record.id))
+    logs = open_logs(ledger, record, terminal, platform=shown.platform)
+    settle = _settler(terminal, ledger, record.id)
+    looks = follow_looks(logs, query, limit=shown.limit, refresh=settle)
     with terminal.working(f"Waiting for the first log line of job {record.id}"):
         first = next((line for line in looks if line is not None), None)
     yield first
@@ -78,17 +96,16 @@ def tail(
     ledger: Ledger,
     record: JobRecord,
     query: LineFilter,
-    folder: Folder | None,
+    shown: Shown,
     *,
-    as_json: bool = False,
     put: Put = write,
 ) -> JobState:
     """Print the job's lines until the job is over, then how it ended."""
     from prefect_bt.cli.loglines import folded, write_lines
 
     with staying(terminal, record.id):
-        looks = follow(terminal, ledger, record, query)
-        write_lines(folded(looks, folder), as_json=as_json, put=put)
+        looks = folded(follow(terminal, ledger, record, query, shown), shown.folder)
+        write_lines(looks, as_json=shown.as_json, coloured=shown.coloured, put=put)
         return say_end(terminal, ledger, record.id)
 
 

@@ -18,6 +18,7 @@ from prefect_bt.cli.terminal import FAILED, OK, Terminal, write
 
 if TYPE_CHECKING:
     from prefect_bt.cachesummary import CacheEntry, CacheSummary
+    from prefect_bt.objects.protocols import Store
 
 Row = dict[str, Any]
 SortBy = Literal["filepath", "size", "modified", "type", "permissions"]
@@ -64,9 +65,11 @@ def summarize(
     remote: Remote = None,
     terminal: Here,
 ) -> int:
-    """List the files in a project's training cache on this machine, with their sizes.
+    """List the files in a project's training cache, with their sizes.
 
-    Folders are entries too; the size of one is that of all the files below it.
+    Where this machine has the cache, it is listed as it is now; elsewhere the snapshot is shown
+    that the machine of the project's last job left in the store. Folders are entries too; the size
+    of one is that of all the files below it.
 
     `prefect-bt cache summarize my-project --sort size --order desc`
     """
@@ -76,9 +79,12 @@ def summarize(
 
     _ = remote
     beside = terminal.beside(output)
-    known = open_ledger().project(project)
+    ledger = open_ledger()
+    known = ledger.project(project)
     with _counting(beside) as tick:
         summary = summarize_cache(Settings().state_dir, known.id, tick=tick)
+    if not summary.timestamp:
+        summary = _find_snapshot(beside, ledger.store, known.id) or summary
     summary.entries.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
     rows = [_row(entry) for entry in summary.entries]
     if output == "csv":
@@ -88,6 +94,29 @@ def summarize(
     else:
         _show(beside, summary, rows)
     return _tell_unreadable(beside, summary)
+
+
+def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSummary | None:
+    """Return the newest of all machines, and say whose it is and what it lacks."""
+    from prefect_bt.cachesnapshot import read_snapshots
+
+    found = read_snapshots(store, project_id)
+    if not found:
+        return None
+    newest, *others = found
+    terminal.note(
+        f"This machine has no cache of the project; this is a snapshot of host {newest.host}, "
+        f"captured at {newest.timestamp}."
+    )
+    left_out = newest.total_entries - len(newest.entries)
+    if left_out:
+        terminal.note(f"{left_out} entries further down are left out; the totals count them.")
+    if not newest.complete:
+        terminal.warn("The cache was too large to be listed in time: the totals are too small.")
+    hosts = ", ".join(sorted({one.host for one in others}))
+    if hosts:
+        terminal.note(f"Older snapshots are there of host {hosts}.")
+    return newest
 
 
 def format_size(count: int) -> str:
@@ -125,7 +154,8 @@ def _document(summary: CacheSummary, rows: list[Row]) -> dict[str, Any]:
     return {
         "timestamp": summary.timestamp,
         "project_id": summary.project_id,
-        "total_files": len(rows),
+        **({"host": summary.host, "complete": summary.complete} if summary.host else {}),
+        "total_files": summary.total_entries,
         "total_size_bytes": summary.total_size,
         "total_size_human_readable": format_size(summary.total_size),
         "files": rows,
@@ -147,8 +177,10 @@ def _show(terminal: Terminal, summary: CacheSummary, rows: list[Row]) -> None:
         return
     terminal.say(f"Cache captured at: {summary.timestamp}", style="bold blue")
     terminal.say(f"Project ID: {summary.project_id}", style="bold blue")
+    if summary.host:
+        terminal.say(f"Host: {summary.host}", style="bold blue")
     terminal.say()
-    terminal.say(f"Total files: {len(rows)}", style="bold green")
+    terminal.say(f"Total files: {summary.total_entries}", style="bold green")
     terminal.say(f"Total size: {format_size(summary.total_size)}", style="bold green")
     terminal.say()
     if any(len(row["path"]) > _LONG_PATH for row in rows):

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.cli.terminal import write
 from prefect_bt.folding import FoldedLine, Folder
-from prefect_bt.logs import render_line
+from prefect_bt.loglevels import LogLevel
+from prefect_bt.logs import PLATFORM_RANK, render_line
 from prefect_bt.ranks import ranks_label
 
 if TYPE_CHECKING:
     from prefect_bt.joblogs import JobLine
     from prefect_bt.records import JobRecord
+
+_COLOURS: Final = {LogLevel.DEBUG: "2", LogLevel.WARNING: "33", LogLevel.ERROR: "31"}
+_PLATFORM_COLOUR: Final = "36"
+
+
+def is_coloured() -> bool:
+    """Whether lines are shown in the colour of their level: on a terminal, without NO_COLOR."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def folded(
@@ -56,16 +66,17 @@ def write_lines(
     shown: Iterable[JobLine | FoldedLine | None],
     *,
     as_json: bool,
+    coloured: bool = False,
     put: Callable[[str], object] = write,
 ) -> int:
     """One a line, seen at once whenever nothing more comes for now; returns how many."""
-    written = 0
+    written, render = 0, as_object if as_json else as_coloured if coloured else as_text
     for line in shown:
         if line is None:
             sys.stdout.flush()
             continue
         written += 1
-        put(f"{as_object(line)}\n" if as_json else f"{as_text(line)}\n")
+        put(f"{render(line)}\n")
     sys.stdout.flush()
     return written
 
@@ -83,8 +94,16 @@ def write_document(shown: Iterable[JobLine | FoldedLine | None], **facts: Any) -
 
 
 def as_text(shown: JobLine | FoldedLine) -> str:
-    replica = ranks_label(shown.ranks) if isinstance(shown, FoldedLine) else ""
-    return render_line(shown.line, replica=replica)
+    folded_ranks = shown.ranks if isinstance(shown, FoldedLine) else ()
+    return render_line(shown.line, replica=ranks_label(folded_ranks) if folded_ranks else "")
+
+
+def as_coloured(shown: JobLine | FoldedLine) -> str:
+    """`as_text` in the colour of its level, for a terminal; without a level as it is."""
+    text = as_text(shown)
+    usual = _PLATFORM_COLOUR if shown.line.rank == PLATFORM_RANK else ""
+    colour = usual if shown.level is None else _COLOURS.get(shown.level, usual)
+    return f"\x1b[{colour}m{text}\x1b[0m" if colour else text
 
 
 def as_object(shown: JobLine | FoldedLine) -> str:
@@ -93,8 +112,11 @@ def as_object(shown: JobLine | FoldedLine) -> str:
         "timestamp": str(shown.line.timestamp),
         "message": shown.line.message,
         "replica": shown.line.replica,
+        "level": shown.level.name if shown.level is not None else None,
         "attempt": shown.attempt,
     }
     if isinstance(shown, FoldedLine):
-        fields |= {"replica": ranks_label(shown.ranks), "ranks": list(shown.ranks)}
+        fields["ranks"] = list(shown.ranks)
+        if shown.ranks:
+            fields["replica"] = ranks_label(shown.ranks)
     return json.dumps(fields)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, Token
+from cyclopts.validators import Number
 
 from prefect_bt.cli import attach
 from prefect_bt.cli.ages import parse_age
@@ -18,9 +19,9 @@ from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output, Tail
 from prefect_bt.cli.selection import newest_job, settled_state
 from prefect_bt.cli.terminal import OK, Terminal, counted, write
 from prefect_bt.errors import PrefectBtError
+from prefect_bt.loglevels import LogLevel, parse_level
 
 if TYPE_CHECKING:
-    from prefect_bt.folding import Folder
     from prefect_bt.joblogs import LineFilter
     from prefect_bt.ledger import Ledger
     from prefect_bt.records import JobRecord
@@ -38,6 +39,10 @@ def parse_since(text: str, *, now: float) -> int:
 
 def _since(_: object, tokens: Sequence[Token]) -> int:
     return parse_since(tokens[0].value, now=time.time())
+
+
+def _level(_: object, tokens: Sequence[Token]) -> LogLevel:
+    return parse_level(tokens[0].value)
 
 
 def _pattern(_: object, tokens: Sequence[Token]) -> re.Pattern[str]:
@@ -72,8 +77,31 @@ def logs(
     ] = (),
     since: Annotated[
         int,
-        Parameter(converter=_since, help="Only lines since `30m`, `2h`, `1d` ago or an ISO time."),
+        Parameter(
+            name=["--since", "--start"],
+            converter=_since,
+            help="Only lines since `30m`, `2h`, `1d` ago or an ISO time.",
+        ),
     ] = 0,
+    end: Annotated[
+        int | None,
+        Parameter(converter=_since, help="Only lines until then; as --since."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        Parameter(
+            validator=Number(gte=1),
+            help="Only so many lines, the newest; with --tail, of those that are there already.",
+        ),
+    ] = None,
+    min_level: Annotated[
+        LogLevel | None,
+        Parameter(
+            converter=_level,
+            help="Only lines of at least this level: debug, info, warning or error. Levels are "
+            "detected; lines without one are left out.",
+        ),
+    ] = None,
     grep: Annotated[
         re.Pattern[str] | None,
         Parameter(converter=_pattern, help="Only lines in which this regular expression is found."),
@@ -93,26 +121,43 @@ def logs(
             "the default on a terminal where more than one rank is shown.",
         ),
     ] = None,
+    platform: Annotated[
+        bool,
+        Parameter(
+            negative="--no-platform",
+            help="Show the platform's own lines, too: what the job waits for, attempts, its end. "
+            "They are left out where --rank chooses nodes.",
+        ),
+    ] = True,
     output: Output = "cli-table",
     terminal: Here,
 ) -> int:
     """Print the log of a job, by default the newest one's.
 
-    Lines of all ranks are merged by time. With --tail, `-o json` prints one object a line.
+    Lines of all ranks are merged by time; those of the platform come before and between attempts.
+    With --tail, `-o json` prints one object a line.
 
     `prefect-bt logs --job-id abc1234 --tail`
 
     `prefect-bt logs --rank 0,2-5 --since 10m --grep "loss|error"`
 
+    `prefect-bt logs --min-level warning --limit 100`
+
     `prefect-bt logs --first-failure`
     """
-    from prefect_bt.cli.loglines import choose_folder
+    from prefect_bt.cli.loglines import choose_folder, is_coloured
     from prefect_bt.joblogs import LineFilter
     from prefect_bt.jobs import open_ledger
 
     chosen = parse_numbers(attempt)
     if first_failure:
-        _refuse_beside(tail=tail, rank=rank, since=since, grep=grep, fold=fold)
+        given = {"since": since, "end": end, "limit": limit, "min-level": min_level}
+        _refuse_beside(tail=tail, rank=rank, grep=grep, fold=fold, **given)
+    if tail and end is not None:
+        raise PrefectBtError(
+            "--tail cannot be combined with --end: it follows the job to its end.",
+            next_step="Leave one of them out.",
+        )
     ledger, beside = open_ledger(), terminal.beside(output)
     record = newest_job(ledger, which, beside)
     settled_state(ledger, record.id, beside)
@@ -125,12 +170,19 @@ def logs(
         attempts=chosen.counted_from(max(1, len(ledger.attempts(record.id)))) if chosen else None,
         since=since,
         pattern=grep,
+        until=end,
+        min_level=min_level,
+        levels=beside.documents or is_coloured(),
     )
-    folder = choose_folder(record, ranks=ranks, fold=fold, documents=beside.documents)
-    if tail:
-        attach.tail(beside, ledger, record, query, folder, as_json=beside.documents)
-    else:
-        _print_all(beside, ledger, record, query, folder)
+    shown = attach.Shown(
+        choose_folder(record, ranks=ranks, fold=fold, documents=beside.documents),
+        as_json=beside.documents,
+        coloured=not beside.documents and is_coloured(),
+        platform=platform,
+        limit=limit,
+    )
+    print_lines = attach.tail if tail else _print_all
+    print_lines(beside, ledger, record, query, shown)
     return OK
 
 
@@ -139,16 +191,18 @@ def _print_all(
     ledger: Ledger,
     record: JobRecord,
     query: LineFilter,
-    folder: Folder | None,
+    shown: attach.Shown,
 ) -> None:
     from prefect_bt.cli.loglines import folded, write_document, write_lines
     from prefect_bt.joblogs import read_lines
 
-    found = attach.open_logs(ledger, record, terminal)
-    lines = folded(read_lines(found, query), folder)
+    found = attach.open_logs(ledger, record, terminal, platform=shown.platform)
+    limit = shown.limit
+    chosen = read_lines(found, query) if limit is None else found.newest(query, limit)
+    lines = folded(chosen, shown.folder)
     if terminal.documents:
         write_document(lines, job_id=record.id)
-    elif not write_lines(lines, as_json=False):
+    elif not write_lines(lines, as_json=False, coloured=shown.coloured):
         state = ledger.state(record.id)
         terminal.warn(f"No log lines of job {record.id} ({state.value}) match.")
     attach.say_damage(terminal, found)

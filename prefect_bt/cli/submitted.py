@@ -106,9 +106,10 @@ def _stay(terminal: Terminal, document: dict[str, Any], staying: Staying) -> int
 
 def _tail(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
     """As `logs --tail`; beside the result where that is a document."""
-    from prefect_bt.cli.loglines import choose_folder
+    from prefect_bt.cli.loglines import choose_folder, is_coloured
     from prefect_bt.joblogs import LineFilter
 
-    folder = choose_folder(record, documents=terminal.documents)
+    coloured = is_coloured() and not terminal.documents
+    shown = attach.Shown(choose_folder(record, documents=terminal.documents), coloured=coloured)
     put = sys.stderr.write if terminal.documents else write
-    return attach.tail(terminal, ledger, record, LineFilter(), folder, put=put)
+    return attach.tail(terminal, ledger, record, LineFilter(levels=coloured), shown, put=put)

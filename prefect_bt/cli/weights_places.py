@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from prefect_bt.cli.weights_sources import open_cache, open_weights_store
@@ -26,8 +27,8 @@ class Place(Protocol):
 
     def used(self, one: Kept) -> float: ...
 
-    def leases(self, one: Kept) -> tuple[str, ...]:
-        """Ids of living jobs on this machine that need it there."""
+    def needed(self, one: Kept) -> str:
+        """Why it must stay, "" where nothing needs it there."""
         ...
 
     def evictions(self, keep_bytes: int) -> list[str]:
@@ -75,8 +76,9 @@ class _Here:
     def used(self, one: Kept) -> float:
         return one.tree.used if one.tree else 0.0
 
-    def leases(self, one: Kept) -> tuple[str, ...]:
-        return one.tree.leases if one.tree else ()
+    def needed(self, one: Kept) -> str:
+        leases = one.tree.leases if one.tree else ()
+        return f"job {', '.join(leases)} uses it" if leases else ""
 
     def evictions(self, keep_bytes: int) -> list[str]:
         from prefect_bt.weights.room import candidates_to_go
@@ -105,26 +107,25 @@ class _Here:
 
 
 class _InStore:
-    """A job that has the files on its machine needs no copy; so nothing is in use here."""
-
     title = "the store"
 
     def __init__(self, cache: NodeCache, store: Store) -> None:
+        from prefect_bt.ledger import Ledger
         from prefect_bt.weights.shared import StoreMirror
 
-        self._cache, self._mirror = cache, StoreMirror(store)
+        self._cache, self._mirror, self._ledger = cache, StoreMirror(store), Ledger(store)
 
     def kept(self) -> list[Kept]:
+        """The longest unused first."""
         from prefect_bt.weights.inventory import list_stored
 
-        return list_stored(self._mirror)
+        return sorted(list_stored(self._mirror), key=lambda one: (self.used(one), one.name))
 
     def used(self, one: Kept) -> float:
-        return one.summary.created_at
+        return self._uses.get(one.name, one.summary.created_at)
 
-    def leases(self, one: Kept) -> tuple[str, ...]:
-        _ = one
-        return ()
+    def needed(self, one: Kept) -> str:
+        return self._needs.get(one.name, "")
 
     def evictions(self, keep_bytes: int) -> list[str]:
         from prefect_bt.weights.eviction import choose_evictions
@@ -140,27 +141,43 @@ class _InStore:
         return sum(size for _, size in going - staying)
 
     def remove(self, one: Kept) -> tuple[bool, int]:
+        """Looks once more what needs it: a job may have been pushed since."""
+        from prefect_bt.weightneeds import find_needs
         from prefect_bt.weights.inventory import forget_copy
 
+        if find_needs(self._ledger, self._cache, [one.name]):
+            return False, 0
         freed = self._mirror.delete(one.name)
         forget_copy(self._cache, one.name)
         return True, freed
 
     def leftovers(self, older: float) -> int:
-        _ = older
-        return 0
+        return sum(self._mirror.unnamed(older=older).values())
 
     def sweep(self, older: float) -> int:
-        """Whether somebody elsewhere is publishing right now cannot be told from here."""
-        _ = older
-        return 0
+        return self._mirror.sweep(older=older)
+
+    @cached_property
+    def _uses(self) -> dict[str, float]:
+        return self._mirror.uses()
+
+    @cached_property
+    def _needs(self) -> dict[str, str]:
+        from prefect_bt.weightneeds import find_needs
+
+        return find_needs(self._ledger, self._cache, self._mirror.names())
 
     def _candidates(self) -> list[Candidate]:
         from prefect_bt.weights.eviction import Candidate
 
-        found = (self._mirror.manifest(name) for name in self._mirror.names())
+        manifests = (self._mirror.manifest(name) for name in self._mirror.names())
         return [
-            Candidate(one.name, one.created_at, frozenset((e.sha256, e.size) for e in one.entries))
-            for one in found
+            Candidate(
+                one.name,
+                self._uses.get(one.name, one.created_at),
+                frozenset((entry.sha256, entry.size) for entry in one.entries),
+                kept=one.name in self._needs,
+            )
+            for one in manifests
             if one
         ]

@@ -55,7 +55,12 @@ class _Choice:
 def prune_weights(
     *names: Annotated[str, Parameter(help="These: names, sources, or beginnings of names.")],
     keep_bytes: Annotated[
-        str | None, Parameter(help="Until so much is left, such as 100GB: longest unused first.")
+        str | None,
+        Parameter(
+            name=["--keep-bytes", "--max-bytes"],
+            help="Until so much is left, such as 100GB: longest unused first. With --store by "
+            "default PREFECT_BT_STORE_WEIGHTS_BYTES.",
+        ),
     ] = None,
     older_than: Annotated[
         str | None, Parameter(help="What was not used for so long, such as 30d or 12h.")
@@ -69,17 +74,24 @@ def prune_weights(
 ) -> int:
     """Remove mirrored sources from this machine, or their copies from the store.
 
-    What a running job uses stays. What was begun and not touched for seven days goes as well, with
-    --all whatever its age. A source that is gone is fetched again by the next job that needs it.
+    What a running job uses stays; in the store also what a job needs that may be taken up again, a
+    deployment, or a host that mirrors it now. What was begun and not touched for seven days goes as
+    well, with --all whatever its age. A source that is gone is fetched again by the next job that
+    needs it.
 
     `prefect-bt weights prune --keep-bytes 100GB --dry-run`
+
+    `prefect-bt weights prune --store --max-bytes 1TB --dry-run`
 
     `prefect-bt weights prune --older-than 30d`
     """
     from prefect_bt.settings import Settings
 
+    settings = Settings()
+    if store and settings.store_weights_bytes and not (names or older_than or everything):
+        keep_bytes = keep_bytes or str(int(settings.store_weights_bytes))
     policy = _policy(names, keep_bytes, older_than, everything)
-    beside, place = terminal.beside(output), open_place(Settings(), store=store)
+    beside, place = terminal.beside(output), open_place(settings, store=store)
     choice = _choose(place, policy)
     _show(beside, place, choice)
     if dry_run or choice.empty:
@@ -126,9 +138,9 @@ def _choose(place: Place, policy: _Policy) -> _Choice:
     wanted = _wanted(place, kept, policy)
     choice = _Choice()
     for one in kept:
-        leases = place.leases(one)
-        if leases and (one.name in wanted or policy.keep_bytes is not None):
-            choice.staying.append((one, f"job {', '.join(leases)} uses it"))
+        needed = place.needed(one)
+        if needed and (one.name in wanted or policy.keep_bytes is not None):
+            choice.staying.append((one, needed))
         elif one.name in wanted:
             choice.going.append(one)
         else:

@@ -18,7 +18,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -239,6 +239,38 @@ def left_over_claims(store: Store) -> Iterator[LeftClaim]:
             if standing and (below or (not standing.released and standing.holder.is_dead())):
                 why = "a later claim took over" if below else "its holder is dead"
                 yield LeftClaim(info.key, standing.token, why, info.modified, info.size)
+
+
+def find_standing(store: Store, key: str) -> Standing | None:
+    """Return what the holder that mirrors the source `key` last said; None: no holder is known.
+
+    `key` is plan.WeightsPlan.key, at any revision. Raises StoreError.
+    """
+    root = claims_folder("").rstrip("/")
+    found = (info for info in store.list(root) if info.key.startswith(f"{root}/{key}-"))
+    return next(_held(store, found), None)
+
+
+def list_held(store: Store, *, now: float, quiet: float = 600.0) -> dict[str, Standing]:
+    """Return what is mirrored now, by its name: claims that were renewed in `quiet` seconds.
+
+    `now` is compared with the store's clock, hence the long time. Raises StoreError.
+    """
+    found: dict[str, Standing] = {}
+    for info in store.list(claims_folder("").rstrip("/")):
+        name = info.key.rpartition("/")[0].rpartition("/")[2]
+        if now - info.modified < quiet and (standing := next(_held(store, [info]), None)):
+            found[name] = standing
+    return found
+
+
+def _held(store: Store, claims: Iterable[ObjectInfo]) -> Iterator[Standing]:
+    """The newest first."""
+    for info in sorted(claims, key=lambda info: info.modified, reverse=True):
+        with suppress(ObjectNotFound):
+            standing = _read(store.get(info.key))
+            if standing and not standing.released and not standing.holder.is_dead():
+                yield standing
 
 
 def drop_claim(store: Store, claim: LeftClaim) -> None:

@@ -6,10 +6,11 @@ fetches, the others wait for what it gets.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +42,8 @@ from prefect_bt.weights.source import (
 )
 from prefect_bt.weights.telling import shown
 
+_NOTED = 3600.0
+"""Seconds between two notes of the use of the store's copy, from one machine."""
 _LOOK = 0.1
 """Seconds between two looks at a tree that another process fills."""
 
@@ -246,6 +249,7 @@ class _Flight:
                 self._share(tree)
             else:
                 tree.mark_stored(self.mirror.store.url)
+                self._note_use(tree)
             return tree
         with ExitStack() as held:
             try:
@@ -307,8 +311,8 @@ class _Flight:
     # -- the store's copy ---------------------------------------------------------------------
 
     def _share(self, tree: Tree) -> None:
-        """The store has it too, afterwards; asked once a tree."""
-        if self.mirror is None or tree.is_stored(self.mirror.store.url):
+        """The store has it too, afterwards; asked once a tree, and once an hour of use."""
+        if self.mirror is None or (tree.is_stored(self.mirror.store.url) and self._is_kept(tree)):
             return
         self.meter.enter(Phase.STORING)
         try:
@@ -320,8 +324,34 @@ class _Flight:
         except (StoreError, OSError, ValueError, KeyError, TypeError) as error:
             self._unshared(error)
 
+    def _is_kept(self, tree: Tree) -> bool:
+        """Whether the store has the copy that it was given, as far as was looked lately."""
+        if not _is_due(tree):
+            return True
+        if self._stored(tree.name) is None:
+            tree.unmark_stored()
+            return False
+        self._note_use(tree)
+        return True
+
+    def _note_use(self, tree: Tree) -> None:
+        """So that the store's copy does not count as unused (`prune --store`)."""
+        assert self.mirror is not None
+        with suppress(StoreError):
+            self.mirror.record_use(tree.name)
+
     def _unshared(self, error: Exception) -> None:
         self.meter.note(f"the store's copy could not be used: {error}")
+
+
+def _is_due(tree: Tree) -> bool:
+    """Whether its use was not noted in the store lately; now it counts as noted."""
+    noted = tree.path / "stored"
+    with suppress(OSError):
+        if time.time() - noted.stat().st_mtime > _NOTED:
+            os.utime(noted)
+            return True
+    return False
 
 
 def _at(plan: WeightsPlan, revision: str) -> WeightsPlan:

@@ -48,6 +48,7 @@ class Sending:
     ) -> None:
         self._store, self._blob = store, blob
         self._tick = tick
+        self.asked = stop
         self._stop = Stop(stop)
         self._lock = threading.Lock()
         self._large, self._small = deque[_Blob](), deque[_Blob]()

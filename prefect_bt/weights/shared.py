@@ -3,16 +3,19 @@
     weights/manifests/<name>.json      what a source holds at one revision; create-only, last
     weights/blobs/<xx>/<sha256>        a content, whichever manifests name it
     weights/claims/<name>/<n>.json     who fetches it (claims.py)
+    weights/used/<name>                empty: its time is that of the last use, at most one an hour
+    weights/pruning/                   removals of blobs that are under way (removal.py)
 
-A manifest appears after all of its blobs. Whoever deletes another one meanwhile may still take a
-blob away: readers get ObjectNotFound, ask upstream, and publishing again sends what is missing.
+A manifest appears after all of its blobs, and goes before them. A reader of a copy that is removed
+meanwhile gets ObjectNotFound and asks upstream.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -20,11 +23,16 @@ from typing import Final
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsError
 from prefect_bt.objects.protocols import Adopt, Store
 from prefect_bt.weights.manifest import Manifest, dump_manifest, load_manifest
+from prefect_bt.weights.removal import RemovalWatch, announced
 from prefect_bt.weights.sending import Sending, Stopped, Tick
 from prefect_bt.weights.telling import shown
 
 PIECE: Final = 8 * 1024 * 1024
 _MANIFESTS: Final = "weights/manifests"
+_BLOBS: Final = "weights/blobs"
+_USED: Final = "weights/used"
+_AT_ONCE: Final = 64
+"""Blobs that are removed between two looks at the clock."""
 _LISTERS: Final = 16
 _ROUNDS: Final = 3
 """How often is looked whether a blob that was counted on is still there."""
@@ -41,6 +49,11 @@ def blob_key(sha256: str) -> str:
 
 def claims_folder(name: str) -> str:
     return f"weights/claims/{name}"
+
+
+def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Return the items, so many at a time."""
+    return (items[at : at + size] for at in range(0, len(items), size))
 
 
 class StoreMirror:
@@ -129,7 +142,8 @@ class StoreMirror:
             ) from None
 
     def _publish(self, manifest: Manifest, sending: Sending) -> int:
-        sizes = {entry.sha256: entry.size for entry in manifest.entries}
+        whole = sizes = {entry.sha256: entry.size for entry in manifest.entries}
+        watch = RemovalWatch(self._store)
         there, sent = self._sizes(sizes), 0
         for _ in range(_ROUNDS):
             kept = {digest for digest, size in sizes.items() if there.get(digest) == size}
@@ -140,9 +154,11 @@ class StoreMirror:
                 {d: (blob_key(d), size) for d, size in sizes.items() if d not in kept}
             )
             self._create(manifest)
-            # Whoever deleted another mirror meanwhile did not know that we count on its blobs.
-            there = self._sizes(kept)
-            sizes = {digest: sizes[digest] for digest in kept if digest not in there}
+            # A removal that began before the manifest was there did not know of our blobs: also
+            # those that were sent may be gone.
+            counted_on = whole if watch.saw_removal(sending.asked) else {d: sizes[d] for d in kept}
+            there = self._sizes(counted_on)
+            sizes = {d: size for d, size in counted_on.items() if d not in there}
             if not sizes:
                 break
             sending.back(sizes.values())
@@ -177,23 +193,75 @@ class StoreMirror:
 
     # -- deleting -----------------------------------------------------------------------------
 
+    def record_use(self, name: str) -> None:
+        """Note that the copy was used now, by the store's own clock; the caller does so seldom."""
+        self._store.put(f"{_USED}/{name}", b"")
+
+    def uses(self) -> dict[str, float]:
+        """Return when each copy was used last, in the store's epoch seconds.
+
+        Of a copy without a record, when it was published.
+        """
+        found: dict[str, float] = {}
+        for info in self._store.list(_MANIFESTS):
+            if info.key.endswith(".json"):
+                name = info.key.removeprefix(f"{_MANIFESTS}/").removesuffix(".json")
+                found[name] = info.modified
+        for info in self._store.list(_USED):
+            name = info.key.removeprefix(f"{_USED}/")
+            if name in found:
+                found[name] = max(found[name], info.modified)
+        return found
+
     def delete(self, name: str) -> int:
         """Remove the manifest, then the blobs that no other one names; bytes freed.
 
-        After a kill in between, blobs that nobody names are left: sweep().
+        After a kill in between, blobs that no manifest names are left: sweep().
         """
         gone = self.manifest(name)
         self._store.delete(manifest_key(name))
         for claim in list(self._store.list(claims_folder(name))):
             self._store.delete(claim.key)
+        self._store.delete(f"{_USED}/{name}")
         if gone is None:
             return 0
-        return self._remove({entry.sha256 for entry in gone.entries} - self._named())
+        return self._remove_unnamed({entry.sha256 for entry in gone.entries})
 
-    def sweep(self) -> int:
-        """Remove every blob that no manifest names; bytes freed. Only while nobody publishes."""
-        blobs = {info.key.rpartition("/")[2] for info in self._store.list("weights/blobs")}
-        return self._remove(blobs - self._named())
+    def unnamed(self, *, older: float = 0.0, now: float | None = None) -> dict[str, int]:
+        """Return the blobs that no manifest names and their bytes, those of `older` seconds.
+
+        Blobs come before their manifest: what is younger may be on its way.
+        """
+        before = (time.time() if now is None else now) - older
+        blobs = {
+            info.key.rpartition("/")[2]: info.size
+            for info in self._store.list(_BLOBS)
+            if info.modified <= before
+        }
+        named = self._named() if blobs else set[str]()
+        return {digest: size for digest, size in blobs.items() if digest not in named}
+
+    def sweep(self, *, older: float = 0.0) -> int:
+        """Remove every blob of `older` seconds that no manifest names; bytes freed.
+
+        Safe while others publish: what they sent and is removed here they send again.
+        """
+        return self._remove_unnamed(set(self.unnamed(older=older)))
+
+    def _remove_unnamed(self, digests: set[str]) -> int:
+        """Those that no manifest names once the removal is announced."""
+        freed = 0
+        if not digests:
+            return freed
+        with announced(self._store) as removal:
+            while digests:
+                digests -= self._named()
+                for batch in batched(sorted(digests), _AT_ONCE):
+                    if not removal.is_known():
+                        break  # a publisher may have gone on meanwhile
+                    freed += self._remove(batch)
+                    digests.difference_update(batch)
+        return freed
 
     def _named(self) -> set[str]:
         with ThreadPoolExecutor(_LISTERS, "weights-manifests") as pool:

@@ -59,6 +59,7 @@ def test_objects():
         "timestamp": "1",
         "message": "a",
         "replica": "ranks 0,2",
+        "level": None,
         "attempt": 0,
         "ranks": [0, 2],
     }

@@ -69,15 +69,19 @@ def test_what_is_typed_wrong_is_one_sentence(cli: Cli, arguments: list[str], sai
 
 
 def test_folded(cli: Cli, job):
-    done = cli("logs", "--fold", "--attempt", "0")
+    done = cli("logs", "--fold", "--attempt", "0", "--no-platform")
     expected = ["(ranks 0-2) loading", *(f"(rank-{n}) loss of {n}" for n in range(3))]
     assert messages(done.out) == expected
-    assert messages(cli("logs", "--fold", "--attempt", "0", "--tail").out) == expected
-    assert len(messages(cli("logs", "--no-fold", "--attempt", "0").out)) == 6
+    assert (
+        messages(cli("logs", "--fold", "--attempt", "0", "--tail", "--no-platform").out) == expected
+    )
+    assert len(messages(cli("logs", "--no-fold", "--attempt", "0", "--no-platform").out)) == 6
 
 
 def test_folded_as_json(cli: Cli, job):
-    first, *rest = cli("logs", "--fold", "--attempt", "1", "-o", "json").json["logs"]
+    first, *rest = cli("logs", "--fold", "--attempt", "1", "-o", "json", "--no-platform").json[
+        "logs"
+    ]
     assert (first["message"], first["replica"], first["ranks"]) == (
         "loading",
         "ranks 0-2",
@@ -123,7 +127,7 @@ def test_a_damaged_log_is_shown_and_named(cli: Cli, shop: Shop, running, tail: l
     logs = (SealedLog(0, size + 7, 3, "0" * 64),)
     shop.ledger.end_attempt(record.id, Outcome(0, JobState.FAILED, logs=logs))
     shop.ledger.append(record.id, JobState.FAILED)
-    done = cli("logs", *tail)
+    done = cli("logs", "--no-platform", *tail)
     assert messages(done.out) == ["(rank-0) a", "(rank-0) b"]
     said = f"The log of rank 0 of attempt 0 is cut: {size} bytes are there, {size + 7} were sealed."
     assert f"{said} What is there is shown.\n" in done.err

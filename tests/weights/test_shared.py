@@ -15,6 +15,7 @@ from prefect_bt.errors import ObjectNotFound, StoreError, WeightsError
 from prefect_bt.objects import open_store
 from prefect_bt.objects.disk import DiskStore
 from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest
+from prefect_bt.weights.removal import Removal, RemovalWatch
 from prefect_bt.weights.shared import PIECE, StoreMirror, blob_key, claims_folder, manifest_key
 from tests.checkpoints.buckets import Bucket, use
 from tests.objects.faulty import FaultyServer, Hang, LoseAnswer
@@ -261,7 +262,8 @@ def test_deleting_keeps_what_others_name(store, blobs):
         list(mirror.read(digest(b"only one"), start=0, length=1))
     assert mirror.delete(one.name) == 0
     assert mirror.delete(two.name) == len(b"shared") + len(b"only two")
-    assert list(store.list("")) == []
+    left = [info.key for info in store.list("")]
+    assert [key for key in left if not key.startswith("weights/pruning/last-")] == []
 
 
 def test_sweeping_takes_what_nobody_names(store, blobs):
@@ -288,6 +290,62 @@ def test_a_blob_that_is_deleted_while_it_is_counted_on(store, blobs):
     mirror.publish(two, blobs, tick=tick)
     assert read_all(mirror, two) == {"a": b"shared", "b": b"only two!"}
     assert sum(told) == two.bytes
+
+
+def test_a_sweep_while_blobs_wait_for_their_manifest(store, blobs):
+    """Also one that begins and ends before the manifest is there."""
+    manifest = blobs.manifest({"a": b"first", "b": b"second!"})
+    mirror, told = StoreMirror(store), []
+
+    def tick(size):
+        told.append(size)
+        if sum(told) == manifest.bytes and len(told) == 2:
+            assert mirror.unnamed(older=3600.0) == {}
+            assert mirror.sweep() == manifest.bytes
+
+    mirror.publish(manifest, blobs, tick=tick)
+    assert read_all(mirror, manifest) == {"a": b"first", "b": b"second!"}
+    assert sum(told) == manifest.bytes
+
+
+def test_a_removal_that_died_is_not_waited_for_long(store, blobs):
+    now, manifest = [0.0], blobs.manifest({"a": b"a"})
+    Removal(store)
+    watch = RemovalWatch(store, clock=lambda: now[0])
+
+    class Passing(threading.Event):
+        def wait(self, timeout=None):
+            now[0] += 20.0
+            return False
+
+    assert watch.saw_removal(Passing())
+    assert now[0] <= 80.0
+    assert not watch.saw_removal(Passing())
+    assert StoreMirror(store).publish(manifest, blobs) == 1
+
+
+def test_a_removal_that_was_silent_reads_the_manifests_anew(store):
+    now = [0.0]
+    removal = Removal(store, clock=lambda: now[0])
+    assert removal.is_known()
+    now[0] += 10.0
+    assert removal.is_known()
+    now[0] += 16.0
+    assert not removal.is_known()
+    assert removal.is_known()
+
+
+def test_the_last_use_is_by_the_stores_clock(store, blobs):
+    one, mirror = blobs.manifest({"a": b"a"}), StoreMirror(store)
+    mirror.publish(one, blobs)
+    (info,) = store.list("weights/manifests")
+    assert mirror.uses() == {one.name: info.modified}
+    mirror.record_use(one.name)
+    mirror.record_use("gone-r1")
+    (used,) = (i.modified for i in store.list("weights/used") if one.name in i.key)
+    assert mirror.uses() == {one.name: max(used, info.modified)}
+    mirror.delete(one.name)
+    assert mirror.uses() == {}
 
 
 # -- a folder on this machine ---------------------------------------------------------------------

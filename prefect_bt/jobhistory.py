@@ -1,0 +1,182 @@
+"""The platform's own log lines of a job, derived from its records: no second log is kept.
+
+They say what happened outside of the nodes, from the job's events, its attempts and outcomes, and
+the weights it pinned; and, while it waits, for what. What happens on a node is in the log of its
+rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
+
+from prefect_bt.joblogs import JobLine
+from prefect_bt.ledger import Ledger
+from prefect_bt.loglevels import LogLevel
+from prefect_bt.logs import PLATFORM_RANK, LogLine
+from prefect_bt.records import AttemptRecord, JobEvent, JobRecord, JobState, Outcome
+
+_PART: Final = 10
+"""Per cent of a mirror between two lines."""
+_LEVELS: Final = {JobState.FAILED: LogLevel.ERROR, JobState.DEPLOY_FAILED: LogLevel.ERROR}
+_ENDS: Final = {
+    JobState.COMPLETED: "Job completed",
+    JobState.FAILED: "Job failed",
+    JobState.DEPLOY_FAILED: "Job could not be deployed",
+    JobState.STOPPED: "Job stopped",
+}
+
+
+class JobHistory:
+    """The platform's lines of one job. Every call reads the records again. Raises StoreError."""
+
+    def __init__(self, ledger: Ledger, record: JobRecord) -> None:
+        self._ledger, self._record = ledger, record
+        job: dict[str, Any] = record.definition.get("job", {})
+        self._weights = cast("list[Mapping[str, Any]]", job.get("weights") or [])
+        compute: dict[str, Any] = job.get("compute") or {}
+        self._nodes = int(compute.get("node_count", 1))
+        image: dict[str, Any] = job.get("image") or {}
+        self._image = str(image.get("base_image", ""))
+
+    def lines(self) -> list[JobLine]:
+        """Return what happened so far, oldest first."""
+        begun = self._ledger.attempts(self._record.id)
+        outcomes = self._ledger.outcomes(self._record.id)
+        events = self._ledger.events(self._record.id)
+        found = [*self._of_weights(), *self._of_stop(), *self._of_events(events, outcomes)]
+        found += [_of_outcome(outcome) for outcome in outcomes if outcome.ended_at]
+        lines = (_line(at, said, level, begun) for at, said, level in found)
+        return sorted(lines, key=lambda one: one.line.timestamp)
+
+    def waiting(self) -> JobLine | None:
+        """Return one line that says what the job waits for now; None when it runs or is over."""
+        events = self._ledger.events(self._record.id)
+        last = events[-1] if events else JobEvent(JobState.PENDING, self._record.created_at)
+        said = self._waits_for(last)
+        if not said:
+            return None
+        now = max(self._ledger.now(), last.at)
+        return _line(now, said, LogLevel.INFO, self._ledger.attempts(self._record.id))
+
+    # -- what happened ------------------------------------------------------------------------
+
+    def _of_events(self, events: list[JobEvent], outcomes: list[Outcome]) -> Iterator[_Said]:
+        told = {outcome.message for outcome in outcomes}
+        for event in events:
+            said = self._sentence(event, told)
+            retried = event.state is JobState.CREATED and event.attempt is not None
+            level = LogLevel.WARNING if retried else _LEVELS.get(event.state, LogLevel.INFO)
+            yield event.at, said, level
+
+    def _sentence(self, event: JobEvent, told: set[str]) -> str:
+        match event.state:
+            case JobState.PENDING:
+                return "Job accepted; a Prefect run is to start it."
+            case JobState.CREATED if event.attempt is not None and event.message:
+                return event.message
+            case JobState.CREATED:
+                return f"Job {event.message or 'created'}."
+            case JobState.DEPLOYING:
+                nodes = "1 node" if self._nodes == 1 else f"{self._nodes} nodes"
+                return f"Attempt {event.attempt or 0} begins: {nodes}."
+            case JobState.RUNNING:
+                return f"Attempt {event.attempt or 0} runs."
+            case end:
+                why = "" if event.message in told else event.message
+                return f"{_ENDS[end]}: {why}" if why else f"{_ENDS[end]}."
+
+    def _of_weights(self) -> Iterator[_Said]:
+        if not self._weights:
+            return
+        pins = self._ledger.pinned_weights(self._record.id)
+        for source, key in self._sources():
+            if pin := pins.get(key):
+                what = f"{pin.files:,} files, {_size(pin.bytes)}, revision {pin.revision[:12]}"
+                yield pin.at, f"Weights {source} are mirrored: {what}.", LogLevel.INFO
+
+    def _of_stop(self) -> Iterator[_Said]:
+        asked = self._ledger.stop_request(self._record.id)
+        if asked:
+            yield asked.at, f"Stop requested by {asked.by}.", LogLevel.WARNING
+
+    # -- what it waits for --------------------------------------------------------------------
+
+    def _waits_for(self, last: JobEvent) -> str:
+        match last.state:
+            case JobState.PENDING:
+                return "Waiting for a Prefect worker to start the job's run."
+            case JobState.CREATED if last.attempt is not None:
+                return ""  # the event itself says when the next attempt begins
+            case JobState.CREATED:
+                return self._mirroring() or "Waiting for the job's flow to begin an attempt."
+            case JobState.DEPLOYING:
+                return self._deploying(last.attempt or 0)
+            case _:
+                return ""
+
+    def _deploying(self, attempt: int) -> str:
+        if self._record.substrate != "local" and not self._ledger.pinned_image(self._record.id):
+            return f"Attempt {attempt}: pulling the image {self._image}."
+        nodes = "its node" if self._nodes == 1 else f"its {self._nodes} nodes"
+        return f"Attempt {attempt}: waiting for {nodes} to start."
+
+    def _mirroring(self) -> str:
+        if not self._weights:
+            return ""
+        from prefect_bt.weights.claims import find_standing
+
+        pins = self._ledger.pinned_weights(self._record.id)
+        missing = [(source, key) for source, key in self._sources() if key not in pins]
+        said: list[str] = []
+        for source, key in missing:
+            found = find_standing(self._ledger.store, key)
+            far = f" {_percent(found.bytes_done, found.bytes_total)}" if found else ""
+            who = f" by host {found.holder.host}" if found else ""
+            said.append(f"{source}{far}{who}")
+        return f"Mirroring weights: {'; '.join(said)}." if said else ""
+
+    def _sources(self) -> list[tuple[str, str]]:
+        """Return (source as it may be shown, key) of each."""
+        from prefect_bt.jobs import load_definition
+        from prefect_bt.planning import plan_weights
+        from prefect_bt.weights.telling import shown
+
+        plans = plan_weights(load_definition(self._record).job)
+        return [(shown(key_of.source), key_of.key) for key_of in plans]
+
+
+_Said = tuple[float, str, LogLevel]
+
+
+def _of_outcome(outcome: Outcome) -> _Said:
+    level = _LEVELS.get(outcome.state, LogLevel.INFO)
+    why = f": {outcome.message}" if outcome.message else "."
+    return outcome.ended_at or 0.0, f"Attempt {outcome.attempt} {_PAST[outcome.state]}{why}", level
+
+
+_PAST: Final = {
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.DEPLOY_FAILED: "could not be deployed",
+    JobState.STOPPED: "was stopped",
+}
+
+
+def _line(at: float, said: str, level: LogLevel, begun: list[AttemptRecord]) -> JobLine:
+    attempt = max((one.attempt for one in begun if one.at <= at), default=None)
+    line = LogLine(int(at * 1e9), said.replace("\n", " "), PLATFORM_RANK)
+    return JobLine(attempt, line, level)
+
+
+def _percent(done: int, total: int) -> str:
+    """Whole tens, so that a line that follows it changes seldom."""
+    if not total:
+        return "(size not known yet)"
+    return f"{100 * min(done, total) // total // _PART * _PART} % of {_size(total)}"
+
+
+def _size(count: int) -> str:
+    from prefect_bt.checkpoints.telling import size
+
+    return size(count)
