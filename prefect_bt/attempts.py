@@ -280,11 +280,10 @@ def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
 def _keep_cache_snapshot(site: JobSite) -> None:
     """For other machines to see. Only for show: no fault of it is the attempt's."""
     cache = site.project.job.runtime.cache_config
-    if cache is None or not cache.enabled:
-        return
     folder = site.settings.state_dir
     with suppress(StoreError, OSError):
-        write_snapshot(site.ledger.store, folder, site.record.project_id, host=host_of(folder))
+        if cache and cache.enabled:
+            write_snapshot(site.ledger.store, folder, site.record.project_id, host=host_of(folder))
 
 
 def _server_left(outcome: Outcome) -> Outcome:

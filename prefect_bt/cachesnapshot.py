@@ -17,7 +17,7 @@ from prefect_bt.contract import project_prefix, quote_name
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.objects.protocols import Get, List, Put
 
-BOUNDS: Final = Bounds(entries=10_000, seconds=20.0)
+BOUNDS: Final = Bounds(entries=10_000, seconds=5.0)
 """About 2 MB; the listing of a million files takes a few seconds on a local disk."""
 
 
