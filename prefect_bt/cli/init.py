@@ -100,7 +100,10 @@ def _write_template(terminal: Terminal, target: Path) -> None:
 def _copy(terminal: Terminal, source: Path, target: Path) -> None:
     _make(target)
     shutil.copytree(
-        source, target, ignore=shutil.ignore_patterns("__pycache__", "checkpoints"), dirs_exist_ok=True
+        source,
+        target,
+        ignore=shutil.ignore_patterns("__pycache__", "checkpoints"),
+        dirs_exist_ok=True,
     )
     terminal.say(f"Training directory for {source.name} initialized at {target}", style="green")
     missing = [name for name in _libraries(source) if find_spec(name) is None]
