@@ -60,7 +60,7 @@ class Trained:
         """The sealed logs of every attempt and rank."""
         ledger = open_ledger()
         job = ledger.job(self.id)
-        found = ledger.store.list(f"{job_prefix(job.project_id, job.id)}/attempts/")
+        found = ledger.store.list(f"{job_prefix(job.project_id, job.id)}/attempts")
         keys = sorted(info.key for info in found if info.key.endswith(".log"))
         return "\n".join(ledger.store.get(key).decode() for key in keys)
 
