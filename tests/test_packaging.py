@@ -68,6 +68,25 @@ def test_the_wheel_holds_every_module_under_the_package(wheel: Path) -> None:
     assert not [name for name in files if "__pycache__" in name or name.endswith(".pyc")]
 
 
+def test_the_wheel_gives_its_examples(wheel: Path, tmp_path: Path) -> None:
+    """From the files of the wheel alone, in a folder that has no checkout around it."""
+    names = sorted(config.parent.name for config in (ROOT / "examples").glob("*/config.py"))
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(tmp_path / "installed")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
+        "from prefect_bt.cli.app import main; sys.exit(main(sys.argv[1:]))\n"
+    )
+    words = ["init", "--examples", ",".join(names), "--target-directory", "mine"]
+    command = [sys.executable, "-I", "-c", code, os.fspath(tmp_path / "installed"), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in names:
+        shipped = {path.name for path in (ROOT / "examples" / name).iterdir()}
+        copied = {path.name for path in (tmp_path / "mine" / name).iterdir()}
+        assert copied == shipped - {"__pycache__", "checkpoints"}
+
+
 def test_the_sdist_builds_the_same_wheel(wheel: Path, unpacked_sdist: Path, tmp_path: Path) -> None:
     assert not [path for path in unpacked_sdist.rglob("*") if path.is_symlink()]
     assert files_in(build("wheel", unpacked_sdist, tmp_path)) == files_in(wheel)

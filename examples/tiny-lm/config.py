@@ -6,7 +6,10 @@ from truss_train import definitions
 BASE_IMAGE = "python:3.11-slim"
 
 training_runtime = definitions.Runtime(
-    start_commands=["/bin/sh -c 'chmod +x ./run.sh && ./run.sh'"],
+    start_commands=[
+        # In an image that does not have them: "pip install -r requirements.txt",
+        "/bin/sh -c 'chmod +x ./run.sh && ./run.sh'",
+    ],
     environment_variables={"TINY_LM_STEPS": os.environ.get("TINY_LM_STEPS", "240")},
     checkpointing_config=definitions.CheckpointingConfig(enabled=True),
 )

@@ -1,12 +1,18 @@
 #!/bin/sh
 set -eu
 
-# An image that has PyTorch and transformers starts at once; a bare Python image gets them here.
-if ! python -c "import sys
+# Say what is missing in one line, not in a traceback.
+python - torch transformers accelerate <<'END'
+import sys
 from importlib.util import find_spec
-sys.exit(any(find_spec(name) is None for name in ('torch', 'transformers', 'accelerate')))"; then
-    pip install --no-cache-dir "torch>=2.13,<2.14" "transformers~=5.23" "accelerate~=1.15"
-fi
+
+missing = [name for name in sys.argv[1:] if find_spec(name) is None]
+if missing:
+    sys.exit(
+        f"run.sh: {', '.join(missing)} not installed here. On your own machine: "
+        "pip install 'prefect-bt[demo]'; in an image: the `pip install` line of config.py."
+    )
+END
 
 export HF_HUB_OFFLINE=1 # nothing here comes from the Hub
 python train.py

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -30,7 +32,7 @@ def init(
 
     `prefect-bt init --target-directory my-project`
 
-    `prefect-bt init --examples tiny-lm`
+    `prefect-bt init --examples lora-sft,full-finetune`
     """
     known = find_examples()
     if list_examples:
@@ -40,27 +42,40 @@ def init(
     if not wanted:
         _write_template(terminal, target_directory or Path(TEMPLATE_FOLDER))
     _check_known(wanted, known)
-    for name in wanted:
-        _copy(terminal, known[name], (target_directory or Path.cwd()) / name)
+    targets = {name: (target_directory or Path.cwd()) / name for name in wanted}
+    for target in targets.values():
+        _refuse_existing(target)
+    for name, target in targets.items():
+        _copy(terminal, known[name], target)
     return OK
 
 
 def find_examples() -> dict[str, Path]:
-    """Folders with a config.py in `examples/` beside the package: there in a checkout only."""
-    import prefect_bt
-
-    folder = Path(prefect_bt.__file__).resolve().parents[1] / "examples"
+    """Return the folders with a config.py in the package's `examples/`, by name."""
+    folder = Path(__file__).resolve().parents[1] / "examples"
     return {config.parent.name: config.parent for config in sorted(folder.glob("*/config.py"))}
 
 
 def _list(terminal: Terminal, known: dict[str, Path]) -> None:
     terminal.say("Available training examples:", style="bold")
-    for name in known:
-        terminal.say(f"- {name}")
+    for name, folder in known.items():
+        terminal.say(f"- {name}: {_summary(folder)}; needs {', '.join(_libraries(folder))}")
     if known:
         terminal.say("To get them: prefect-bt init --examples <example1,example2>")
     else:
         terminal.say("- none in this installation; `prefect-bt init` alone writes a template")
+
+
+def _summary(folder: Path) -> str:
+    """Return the part of the README's heading after the name of the example."""
+    heading = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0]
+    return heading.partition(": ")[2]
+
+
+def _libraries(folder: Path) -> list[str]:
+    """Return the names in requirements.txt, which are also the names to import."""
+    text = (folder / "requirements.txt").read_text(encoding="utf-8")
+    return re.findall(r"^[a-z_]+", text, re.MULTILINE)
 
 
 def _check_known(wanted: list[str], known: dict[str, Path]) -> None:
@@ -85,21 +100,31 @@ def _write_template(terminal: Terminal, target: Path) -> None:
 def _copy(terminal: Terminal, source: Path, target: Path) -> None:
     _make(target)
     shutil.copytree(
-        source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+        source,
+        target,
+        ignore=shutil.ignore_patterns("__pycache__", "checkpoints"),
+        dirs_exist_ok=True,
     )
     terminal.say(f"Training directory for {source.name} initialized at {target}", style="green")
+    missing = [name for name in _libraries(source) if find_spec(name) is None]
+    if missing:
+        terminal.say(f"Missing here: {', '.join(missing)}. Run: pip install 'prefect-bt[demo]'")
     terminal.say(f"Next: prefect-bt push {target}/config.py --tail")
 
 
-def _make(target: Path) -> None:
-    try:
-        target.mkdir(parents=True)
-    except FileExistsError:
+def _refuse_existing(target: Path) -> None:
+    if target.exists():
         raise WorkspaceError(
             f"{str(target)!r} exists already.",
             next_step="Remove it, or give another --target-directory.",
             path=str(target),
-        ) from None
+        )
+
+
+def _make(target: Path) -> None:
+    _refuse_existing(target)
+    try:
+        target.mkdir(parents=True)
     except OSError as error:
         raise WorkspaceError(
             f"{str(target)!r} cannot be made: {error.strerror}.", path=str(target)

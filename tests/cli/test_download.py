@@ -79,14 +79,20 @@ def test_the_template_can_be_pushed(cli: Cli):
 
 def test_examples(cli: Cli):
     shipped = sorted(path.parent.name for path in (ROOT / "examples").glob("*/config.py"))
-    done = cli("init", "--list-examples")
-    assert done.out.splitlines()[1 : 1 + len(shipped)] == [f"- {name}" for name in shipped]
-    done = cli("init", "--examples", shipped[0], "--target-directory", "mine")
+    assert len(shipped) >= 6
+    listed = cli("init", "--list-examples").out.splitlines()[1 : 1 + len(shipped)]
+    assert [line.partition(": ")[0] for line in listed] == [f"- {name}" for name in shipped]
+    assert all("; needs torch" in line for line in listed), listed
+    chosen = [shipped[0], "full-finetune"]
+    done = cli("init", "--examples", ",".join(chosen), "--target-directory", "mine")
     assert done.code == 0, done.err
-    copied = cli.folder / "mine" / shipped[0]
-    original = ROOT / "examples" / shipped[0]
-    assert (copied / "config.py").read_text() == (original / "config.py").read_text()
-    assert not list(Path(copied).rglob("__pycache__"))
+    for name in chosen:
+        copied, original = cli.folder / "mine" / name, ROOT / "examples" / name
+        assert (copied / "config.py").read_text() == (original / "config.py").read_text()
+        assert not list(Path(copied).rglob("__pycache__"))
+    again = cli("init", "--examples", f"tiny-lm,{shipped[0]}", "--target-directory", "mine")
+    assert (again.code, "exists already" in again.err) == (1, True)
+    assert not (cli.folder / "mine" / "tiny-lm").exists(), "refused before anything is copied"
 
 
 def test_an_unknown_example(cli: Cli):

@@ -11,6 +11,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed: make demo
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
+    pytest.mark.soak,  # tests/examples/ runs torchrun over two nodes in the gate
 ]
 
 # Two processes of a node share one pipe: `print` would write the line and its end apart.

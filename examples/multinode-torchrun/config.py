@@ -1,0 +1,38 @@
+import os
+
+from truss.base import truss_config  # noqa: F401 - for the accelerator line below
+from truss_train import definitions
+
+BASE_IMAGE = "pytorch/pytorch:2.7.0-cuda12.8-cudnn9-runtime"
+NODES = int(os.environ.get("NODES", "2"))
+
+training_runtime = definitions.Runtime(
+    start_commands=[
+        # In an image that does not have them: "pip install -r requirements.txt",
+        "/bin/sh -c 'chmod +x ./run.sh && ./run.sh'",
+    ],
+    environment_variables={
+        "PROCESSES": os.environ.get("PROCESSES", "1"),  # a node; on GPUs: $BT_NUM_GPUS
+        "STEPS": os.environ.get("STEPS", "40"),
+        "SEED": os.environ.get("SEED", "20"),
+        # To see a resume: the leader of the first attempt is killed after this step.
+        "KILL_AT_STEP": os.environ.get("KILL_AT_STEP", "0"),
+        # "NCCL_DEBUG": "INFO",
+    },
+    checkpointing_config=definitions.CheckpointingConfig(enabled=True),
+)
+
+training_compute = definitions.Compute(
+    node_count=NODES,
+    cpu_count=1,
+    memory="2Gi",
+    # accelerator=truss_config.AcceleratorSpec(accelerator=truss_config.Accelerator.H100, count=8),
+)
+
+training_job = definitions.TrainingJob(
+    image=definitions.Image(base_image=BASE_IMAGE),
+    compute=training_compute,
+    runtime=training_runtime,
+)
+
+training_project = definitions.TrainingProject(name="multinode-torchrun", job=training_job)

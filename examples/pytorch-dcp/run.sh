@@ -1,0 +1,23 @@
+#!/bin/sh
+set -eu
+
+# Say what is missing in one line, not in a traceback.
+python - torch transformers safetensors <<'END'
+import sys
+from importlib.util import find_spec
+
+missing = [name for name in sys.argv[1:] if find_spec(name) is None]
+if missing:
+    sys.exit(
+        f"run.sh: {', '.join(missing)} not installed here. On your own machine: "
+        "pip install 'prefect-bt[demo]'; in an image: the `pip install` line of config.py."
+    )
+END
+
+# The tiny model is made before the processes start.
+if [ -z "${MODEL:-}" ]; then
+    python tiny.py "$BT_SCRATCH_DIR/base" train.jsonl
+    export MODEL="$BT_SCRATCH_DIR/base"
+fi
+
+torchrun --standalone --nproc-per-node "$PROCESSES" train.py
