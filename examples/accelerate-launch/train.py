@@ -88,6 +88,7 @@ def main() -> None:
                 save(accelerator, step, model, tokenizer)
             if ATTEMPT == 0 and step == KILL_AT_STEP and accelerator.is_main_process:
                 print(f"killed after step {step}, as KILL_AT_STEP asks", flush=True)
+                os.kill(os.getppid(), signal.SIGKILL)  # the launcher, which would exit with 1
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == STEPS:
                 break

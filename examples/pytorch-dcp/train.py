@@ -124,6 +124,7 @@ def main() -> None:
             save(step, model, optimizer)
         if ATTEMPT == 0 and step == KILL_AT_STEP and dist.get_rank() == 0:
             say(f"killed after step {step}, as KILL_AT_STEP asks")
+            os.kill(os.getppid(), signal.SIGKILL)  # the launcher, which would exit with 1
             os.kill(os.getpid(), signal.SIGKILL)
     save_whole(model, tokenizer)
     say("done")
