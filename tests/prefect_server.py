@@ -1,4 +1,4 @@
-"""A Prefect server, one for each process of pytest: `pytest_plugins = ["tests.prefect_server"]`.
+"""A Prefect server, one for a test run: `pytest_plugins = ["tests.prefect_server"]`.
 
 Mark tests that use it `integration`.
 """
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.shared_service import run_folder, shared_service
 
 QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 PATIENCE = 300.0
@@ -82,11 +84,19 @@ def _wait(server: PrefectServer, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"no Prefect server: {(server.home / 'server.log').read_text()[-2000:]}")
 
 
+@contextmanager
+def serve(folder: Path) -> Generator[str]:
+    """Yield the URL of the API."""
+    with running_server(folder / "home") as server:
+        yield server.api_url
+
+
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[PrefectServer]:
-    """The session's server."""
-    with running_server(tmp_path_factory.mktemp("prefect")) as server:
-        yield server
+    """The server of the whole run, which every worker of pytest-xdist uses."""
+    folder = run_folder(tmp_path_factory) / "prefect-server"
+    with shared_service("tests.prefect_server:serve", folder) as api_url:
+        yield PrefectServer(str(api_url), folder / "home")
 
 
 @pytest.fixture

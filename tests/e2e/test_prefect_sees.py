@@ -16,8 +16,7 @@ LINES = 5000
 
 
 def ask(machine: Machine, path: str, **body: Any) -> Any:
-    port = machine.environment["PREFECT_BT_SERVER_PORT"]
-    answer = httpx.post(f"http://127.0.0.1:{port}/api/{path}", json=body, timeout=30)
+    answer = httpx.post(f"{machine.api_url}/{path}", json=body, timeout=30)
     answer.raise_for_status()
     return answer.json()
 

@@ -17,10 +17,9 @@ pytestmark = [pytest.mark.integration]
 
 
 def python(machine: Machine, source: str) -> subprocess.Popen[str]:
-    port = machine.environment["PREFECT_BT_SERVER_PORT"]
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(source)],
-        env={**machine.environment, "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"},
+        env={**machine.environment, "PREFECT_API_URL": machine.api_url},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

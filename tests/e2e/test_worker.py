@@ -45,8 +45,7 @@ exec sleep 600
 
 
 def call(machine: Machine, method: str, path: str, **body: Any) -> Any:
-    port = machine.environment["PREFECT_BT_SERVER_PORT"]
-    url = f"http://127.0.0.1:{port}/api/{path}"
+    url = f"{machine.api_url}/{path}"
     deadline = time.monotonic() + 20
     while True:
         answer = httpx.request(method, url, json=body or None, timeout=30)
