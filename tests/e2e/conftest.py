@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
+from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.garbage.looking import look_for_garbage
 from prefect_bt.garbage.words import LeftOver
 from prefect_bt.jobs import open_ledger
@@ -151,6 +152,11 @@ class Machine:
         assert job_id, state
         return self.view(job_id)
 
+    def finish(self, config: Path, **given: Any) -> tuple[int, dict[str, Any]]:
+        """As `push_wait`, with `train`: the exit code and the job's document."""
+        job = self.train(config, **given)
+        return int(job["current_status"] != "TRAINING_JOB_COMPLETED"), job
+
     def completed(self, config: Path, **given: Any) -> dict[str, Any]:
         """As `train`, for a job that is to complete."""
         job = self.train(config, **given)
@@ -176,8 +182,9 @@ class Machine:
         return state if state in wanted else ""
 
     def checkpoints(self, job_id: str) -> list[str]:
-        listed = self.run("checkpoints", "list", "--job-id", job_id, "-o", "json").stdout
-        return [c["checkpoint_id"] for c in json.loads(listed)["checkpoints"]]
+        """The committed ones, by their ids."""
+        found = list_checkpoints(self.ledger.store, self.ledger.job(job_id).project_id, job_id)
+        return sorted(one.checkpoint_id for one in found)
 
     def processes(self, *words: str) -> list[psutil.Process]:
         """Processes of this machine's jobs whose command line holds all the words."""
@@ -216,7 +223,7 @@ class Machine:
         left = self.garbage(job_id)
         deadline = time.monotonic() + LENIENCE * 30
         while left and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.25)
             left = self.garbage(job_id)
         self.known_garbage.update(one.where for one in left)
         assert not left
@@ -246,7 +253,7 @@ def until(condition: Callable[[], Any], *, seconds: float, what: str | Callable[
         value = condition()
         if value:
             return value
-        time.sleep(0.1)
+        time.sleep(0.25)  # a look at the whole machine costs as much as a job does meanwhile
     told = what if isinstance(what, str) else what()
     raise AssertionError(f"not within {LENIENCE} x {seconds} s: {told}")
 
@@ -254,6 +261,7 @@ def until(condition: Callable[[], Any], *, seconds: float, what: str | Callable[
 @contextmanager
 def serve(root: Path) -> Generator[dict[str, str]]:
     """The environment of a machine on which `prefect-bt up` has been run, until the block ends."""
+    root.mkdir(parents=True, exist_ok=True)
     machine = Machine(root, machine_environment(root))
     machine.process("up")
     try:
