@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytest_plugins = ["tests.prefect_server"]
+
 HEAVY = ["prefect", "boto3", "botocore", "docker", "kubernetes", "huggingface_hub", "torch"]
 
 PROBE = """
@@ -57,8 +59,10 @@ def test_commands_import_nothing_heavy(cli, shop, ended, config, arguments: list
     assert found == {"code": 0, "loaded": [], "rich": found["rich"]}
 
 
-def test_push_itself_imports_nothing_heavy(cli, config):
+@pytest.mark.integration
+def test_push_itself_imports_nothing_heavy(cli, config, prefect_server):
     """The job is started, in a process of its own, and at once asked to stop."""
+    cli.env["PREFECT_API_URL"] = prefect_server.api_url
     found = probe(cli, "push", str(config()), "-o", "json")
     assert found["code"] == 0
     assert found["loaded"] == []

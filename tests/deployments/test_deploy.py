@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from prefect_bt.definitions import load_training_project
-from prefect_bt.jobs import open_ledger
 from prefect_bt.records import JobState
 from prefect_bt.weights import NodeCache
+from tests.e2e.conftest import Machine, served_machine
 
-if TYPE_CHECKING:
-    from tests.prefect_server import PrefectServer
-
-pytest_plugins = ["tests.prefect_server"]
+__all__ = ["served_machine"]  # a fixture
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
@@ -42,47 +39,25 @@ project = d.TrainingProject(
 """
 
 
-def prefect(*words: str, env: dict[str, str]) -> str:
+@pytest.fixture(scope="module")
+def deployed(served_machine: Machine) -> Generator[Machine]:
+    """The machine of `up`, whose worker runs what is deployed as users deploy it."""
+    command = ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"]
     done = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", *words],
-        env={**env, "PWD": str(ROOT)},
+        [sys.executable, "-m", "prefect", "--no-prompt", *command],
+        env={
+            **served_machine.environment,
+            "PREFECT_API_URL": served_machine.api_url,
+            "PWD": str(ROOT),
+        },
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture
-def environment(prefect_server: PrefectServer, prefect_api: str) -> dict[str, str]:
-    """That of commands and workers; prefect_api has put this test's own store in os.environ."""
-    return {**prefect_server.environment, "PREFECT_WORKER_QUERY_SECONDS": "1"}
-
-
-@pytest.fixture
-def deployed(environment: dict[str, str]) -> None:
-    prefect("work-pool", "create", "--type", "process", "--overwrite", "training", env=environment)
-    prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml", env=environment)
-
-
-@pytest.fixture
-def worker(environment: dict[str, str], tmp_path: Path) -> Generator[Path]:
-    """Yields the file with what the worker prints."""
-    log = tmp_path / "worker.log"
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "training"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    yield log
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    with temporary_settings({PREFECT_API_URL: served_machine.api_url}):
+        yield served_machine
 
 
 def deployment(name: str, flow: str = "train") -> Any:
@@ -103,8 +78,7 @@ def run_to_the_end(name: str, parameters: dict[str, Any], flow: str = "train") -
     return run
 
 
-@pytest.mark.usefixtures("deployed")
-def test_the_file_says_what_is_deployed():
+def test_the_file_says_what_is_deployed(deployed: Machine):
     for name in ("train", "nightly-tiny-lm"):
         made = deployment(name)
         assert made.entrypoint == "prefect_bt.flows.train.train"
@@ -118,8 +92,7 @@ def test_the_file_says_what_is_deployed():
     assert load_training_project(config).name == "tiny-lm"
 
 
-@pytest.mark.usefixtures("deployed")
-def test_weights_are_mirrored_on_a_schedule_that_is_off(worker: Path, tmp_path: Path):
+def test_weights_are_mirrored_on_a_schedule_that_is_off(deployed: Machine, tmp_path: Path):
     made = deployment("nightly", "mirror-weights")
     assert made.entrypoint == "prefect_bt.flows.mirror_weights.mirror_weights"
     assert made.parameters == {"sources": ["hf://sshleifer/tiny-gpt2@main"]}
@@ -129,20 +102,23 @@ def test_weights_are_mirrored_on_a_schedule_that_is_off(worker: Path, tmp_path: 
     source = f"file://{tmp_path}/data"
     run = run_to_the_end("nightly", {"sources": [source]}, "mirror-weights")
     assert run.state is not None
-    assert run.state.is_completed(), f"{run.state}\n{worker.read_text()[-6000:]}"
-    [tree] = NodeCache(Path(os.environ["PREFECT_BT_STATE_DIR"]) / "weights").trees()
-    assert tree.summary.source == source
+    assert run.state.is_completed(), f"{run.state}\n{worker_log(deployed)}"
+    trees = NodeCache(deployed.state_dir / "weights").trees()
+    assert [tree.summary.source for tree in trees].count(source) == 1
 
 
-@pytest.mark.usefixtures("deployed")
-def test_a_worker_runs_it(worker: Path, tmp_path: Path):
+def test_a_worker_runs_it(deployed: Machine, tmp_path: Path):
     config = tmp_path / "job" / "config.py"
     config.parent.mkdir()
     config.write_text(CONFIG)
     run = run_to_the_end("train", {"config": str(config)})
     assert run.state is not None
-    assert run.state.is_completed(), f"{run.state}\n{worker.read_text()[-6000:]}"
-    ledger = open_ledger(os.environ["PREFECT_BT_STORE"])
-    (job,) = ledger.jobs()
-    assert ledger.state(job.id) is JobState.COMPLETED
-    assert [known.flow_run_id for known in ledger.runs_of_job(job.id)] == [str(run.id)]
+    assert run.state.is_completed(), f"{run.state}\n{worker_log(deployed)}"
+    job_id = deployed.ledger.job_of_run(str(run.id))
+    assert job_id
+    assert deployed.ledger.state(job_id) is JobState.COMPLETED
+    assert [known.flow_run_id for known in deployed.ledger.runs_of_job(job_id)] == [str(run.id)]
+
+
+def worker_log(machine: Machine) -> str:
+    return (machine.state_dir / "worker.log").read_text()[-6000:]
