@@ -15,7 +15,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,11 +141,16 @@ class Machine:
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
-    def train(self, config: Path, **given: Any) -> dict[str, Any]:
-        """Run the flow in this process until the job is over; the job's document."""
+    def train(
+        self, config: Path, *, extra: Mapping[str, str] | None = None, **given: Any
+    ) -> dict[str, Any]:
+        """Run the flow in this process until the job is over; the job's document.
+
+        `extra` are environment variables, `given` the parameters of the flow.
+        """
         from prefect_bt.flows.train import train
 
-        with environment_of(self.environment):
+        with environment_of({**self.environment, **(extra or {})}):
             state: Any = train(str(config), **given, return_state=True)
         run_id = str(state.state_details.flow_run_id)
         job_id = self.ledger.job_of_run(run_id)

@@ -66,7 +66,8 @@ def test_folders_that_cannot_be_packed(machine: Machine, tmp_path: Path) -> None
     refused(machine, "push", str(config), words=["big.bin", "5"])
     (tmp_path / "config.py").write_text(job_with(RUNTIME))
     (tmp_path / ".truss_ignore").write_text("*\n")
-    refused(machine, "push", str(tmp_path / "config.py"), words=["empty"])
+    words = ["nothing to pack", "correct .truss_ignore"]
+    refused(machine, "push", str(tmp_path / "config.py"), words=words)
 
 
 def refused(machine: Machine, *arguments: str, words: list[str]) -> None:
