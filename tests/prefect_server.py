@@ -6,7 +6,6 @@ Mark tests that use it `integration`.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.shared_service import run_folder, shared_service
+from tests.shared_service import free_port, run_folder, shared_service
 
 QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 PATIENCE = 300.0
@@ -41,12 +40,6 @@ class PrefectServer:
             "PREFECT_HOME": str(self.home),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

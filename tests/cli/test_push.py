@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from prefect_bt.jobs import open_ledger
-from tests.prefect_server import PrefectServer
 
 from .conftest import Cli, Shop
+
+if TYPE_CHECKING:
+    from tests.prefect_server import PrefectServer
 
 pytest_plugins = ["tests.prefect_server"]
 
