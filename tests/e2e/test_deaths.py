@@ -15,7 +15,7 @@ import pytest
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.ownership import is_owned
 
-from .conftest import Machine, until
+from .conftest import Machine, read_all, until
 from .test_worker import call, run_is
 
 pytestmark = [pytest.mark.integration]
@@ -207,7 +207,9 @@ def test_a_stop_waits_for_as_long_as_a_checkpoint_takes_and_leaves_nothing(
 
         until(known, seconds=60, what="the first checkpoint's time")
         assert machine.view(job_id)["last_save"]["grace"] > 7
-        assert machine.processes("sleep 611")
+        assert any(
+            "611" in read_all(Path(f"/proc/{pid}/cmdline")) for pid in machine.job_processes(job_id)
+        )
         machine.run("stop", "--job-id", job_id)
         machine.wait(job_id, "STOPPED")
         assert bystander.is_running()
