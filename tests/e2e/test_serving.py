@@ -115,6 +115,12 @@ def server_of(machine: Machine, job_id: str) -> psutil.Process:
     raise AssertionError(f"no server among {machine.job_processes(job_id)}")
 
 
+def writes(trained: Path) -> str:
+    """A command that saves what `trained` holds, as if it had been trained there."""
+    here = "$BT_CHECKPOINT_DIR"
+    return f'cp -r {trained}/. {here}\nsed -i "s#{trained}#{here}#" {here}/*/adapter_config.json\n'
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a training writes: two adapters and a merged model."""
@@ -124,13 +130,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_answers_through_all_that_may_happen(machine: Machine, trained: Path) -> None:
-    script = f"""
-    cp -r {trained}/. $BT_CHECKPOINT_DIR
+    script = (
+        writes(trained)
+        + """
     mkdir $BT_CHECKPOINT_DIR/broken
     cp $BT_CHECKPOINT_DIR/merged/*.json $BT_CHECKPOINT_DIR/broken
     head -c 3000 $BT_CHECKPOINT_DIR/merged/model.safetensors \\
       > $BT_CHECKPOINT_DIR/broken/pytorch_model.bin
     """
+    )
     training = machine.completed(machine.folder(script))["id"]
 
     # Two adapters at once, each under its own name, and who may ask.
@@ -213,7 +221,7 @@ def everything_written(machine: Machine) -> str:
 def test_the_last_step_of_a_training_is_a_model_that_answers(
     machine: Machine, trained: Path
 ) -> None:
-    config = machine.folder(f"cp -r {trained}/. $BT_CHECKPOINT_DIR\n")
+    config = machine.folder(writes(trained))
     source = f"""
     import json
     from prefect_bt.blocks import ServingDeployment
