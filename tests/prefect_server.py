@@ -1,4 +1,4 @@
-"""A Prefect server, one for each process of pytest: `pytest_plugins = ["tests.prefect_server"]`.
+"""A Prefect server, one for a test run: `pytest_plugins = ["tests.prefect_server"]`.
 
 Mark tests that use it `integration`.
 """
@@ -6,7 +6,6 @@ Mark tests that use it `integration`.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.shared_service import free_port, run_folder, shared_service
 
 QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 PATIENCE = 300.0
@@ -39,12 +40,6 @@ class PrefectServer:
             "PREFECT_HOME": str(self.home),
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -82,11 +77,19 @@ def _wait(server: PrefectServer, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"no Prefect server: {(server.home / 'server.log').read_text()[-2000:]}")
 
 
+@contextmanager
+def serve(folder: Path) -> Generator[str]:
+    """Yield the URL of the API."""
+    with running_server(folder / "home") as server:
+        yield server.api_url
+
+
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[PrefectServer]:
-    """The session's server."""
-    with running_server(tmp_path_factory.mktemp("prefect")) as server:
-        yield server
+    """The server of the whole run, which every worker of pytest-xdist uses."""
+    folder = run_folder(tmp_path_factory) / "prefect-server"
+    with shared_service("tests.prefect_server:serve", folder) as api_url:
+        yield PrefectServer(str(api_url), folder / "home")
 
 
 @pytest.fixture

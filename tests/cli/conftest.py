@@ -1,4 +1,4 @@
-"""The real command in a process of its own, against a store that the test prepares."""
+"""The real command against a store that the test prepares: here, or in a process of its own."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.logs import format_line
 from prefect_bt.objects import open_store
 from prefect_bt.records import JobRecord, JobState, Resources
+from tests.in_process import command
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
 from .sources import LARGE, folder
@@ -51,10 +52,12 @@ class Run:
 
 @dataclass
 class Cli:
-    """`cli("view", "-o", "json")`."""
+    """`cli("view", "-o", "json")` in this process; `process` and `start` in one of its own."""
 
     folder: Path
     env: dict[str, str] = field(default_factory=dict)
+    apart: bool = False
+    """Every command in a process of its own: what it imports reads variables when imported."""
 
     def __post_init__(self) -> None:
         keep = {k: v for k, v in os.environ.items() if k in {"PATH", "LANG", "LD_LIBRARY_PATH"}}
@@ -72,6 +75,13 @@ class Cli:
         }
 
     def __call__(self, *arguments: str, stdin: str = "", **env: str) -> Run:
+        if self.apart:
+            return self.process(*arguments, stdin=stdin, **env)
+        done = command(*arguments, environment={**self.env, **env}, folder=self.folder, stdin=stdin)
+        return Run(done.code, done.out, done.err)
+
+    def process(self, *arguments: str, stdin: str = "", **env: str) -> Run:
+        """Run the command as `__call__` does, in a process of its own."""
         done = subprocess.run(
             [*COMMAND, *arguments],
             input=stdin,
@@ -256,9 +266,10 @@ def config(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub(cli: Cli) -> Iterator[Hub]:
     """`hf://o/base` has a small file and a large one; HF_ENDPOINT is `hub.url`."""
     files = {"config.json": b"{}", "model.safetensors": os.urandom(LARGE)}
+    cli.apart = True  # huggingface_hub's settings are those of its import
     commit = os.urandom(20).hex()  # `Repo.commit` would make it of the files, in a second
     with serving_hub() as hub:
         hub.repos["o/base"] = Repo({commit: files}, {"main": commit})

@@ -14,6 +14,8 @@ from cyclopts.command_spec import CommandSpec
 from prefect_bt.cli.app import _make_app, lists_commands
 from prefect_bt.cli.summaries import SUMMARIES, read_summary, summary_of
 
+pytest_plugins = ["tests.prefect_server"]
+
 HEAVY = ["prefect", "boto3", "botocore", "docker", "kubernetes", "huggingface_hub", "torch"]
 NOT_FOR_LISTS = ["asyncio", "obstore", "pydantic_settings", "prefect_bt.planning", "ssl"]
 """Beside HEAVY: what `view`, `logs` and `checkpoints list` of ended jobs do without."""
@@ -125,8 +127,10 @@ def test_what_prints_a_list_of_commands(tokens, listed):
     assert lists_commands(tokens) is listed
 
 
-def test_push_itself_imports_nothing_heavy(cli, config):
+@pytest.mark.integration
+def test_push_itself_imports_nothing_heavy(cli, config, prefect_server):
     """The job is started, in a process of its own, and at once asked to stop."""
+    cli.env["PREFECT_API_URL"] = prefect_server.api_url
     found = probe(cli, "push", str(config()), "-o", "json")
     assert found["code"] == 0
     assert found["loaded"] == []

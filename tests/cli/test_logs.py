@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from datetime import UTC, datetime
 
 import pytest
@@ -176,7 +175,6 @@ def test_ctrl_c_leaves_the_job_alone(cli: Cli, shop: Shop, job):
     assert process.stdout
     for _ in range(6):
         process.stdout.readline()
-    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 130

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from prefect_bt.checkpoints.integrity import verify
 from prefect_bt.objects import open_store
 from prefect_bt.plan import LoadedCheckpoint
 from prefect_bt.records import JobRecord
+from tests.conftest import Soak
 
 from .conftest import Cli, Shop
 from .kept import commit
@@ -114,12 +114,13 @@ def test_what_others_need_stays(cli: Cli, shop: Shop, job, running):
     assert listed(shop, job) == ["checkpoint-10", "checkpoint-20", "checkpoint-40"]
 
 
-def test_killed_it_leaves_whole_checkpoints(cli: Cli, shop: Shop, job):
-    chance = random.Random(5)
+@pytest.mark.soak
+def test_killed_it_leaves_whole_checkpoints(cli: Cli, shop: Shop, job, soak: Soak):
+    """tests/checkpoints/test_pruning.py places the kills."""
     store = open_store(shop.url)
-    for _ in range(4):
+    for _ in range(4 * soak.length):
         process = cli.start("checkpoints", "prune", "--job-id", job.id, "--keep-last", "1", "-y")
-        time.sleep(chance.uniform(0.3, 0.9))
+        time.sleep(soak.random.uniform(0.3, 0.9))
         process.kill()
         process.communicate()
         assert verify(store, job.project_id, job.id) == []

@@ -6,12 +6,24 @@ import json
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from prefect_bt.jobs import open_ledger
 
 from .conftest import Cli, Shop
+
+if TYPE_CHECKING:
+    from tests.prefect_server import PrefectServer
+
+pytest_plugins = ["tests.prefect_server"]
+
+
+@pytest.fixture
+def serving_jobs(cli: Cli, prefect_server: PrefectServer) -> None:
+    """Jobs report to the server of the test run; without it each starts one for itself."""
+    cli.env["PREFECT_API_URL"] = prefect_server.api_url
 
 
 def test_a_dry_run_writes_nothing(cli: Cli, config):
@@ -87,6 +99,8 @@ def test_a_retry_policy_that_makes_no_sense(cli: Cli, config, options: list[str]
 
 
 @pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.usefixtures("serving_jobs")
 def test_a_job_that_completes(cli: Cli, shop: Shop, config):
     path = config(start_commands=["echo hello from rank $BT_NODE_RANK"])
     done = cli("push", str(path), "--tail", "--wait")
@@ -112,6 +126,8 @@ def test_a_job_that_completes(cli: Cli, shop: Shop, config):
 
 
 @pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.usefixtures("serving_jobs")
 def test_a_job_that_fails(cli: Cli, config):
     done = cli("push", str(config(start_commands=["exit 3"])), "--wait", "-o", "json")
     assert done.code == 1
@@ -124,8 +140,12 @@ def test_a_job_that_fails(cli: Cli, config):
 
 
 @pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.usefixtures("serving_jobs")
 def test_ctrl_c_leaves_the_job_running_and_stop_ends_it(cli: Cli, shop: Shop, config):
-    path = config(start_commands=["echo started", "sleep 120"])
+    word = cli.folder / "word"
+    goes_on = f"until test -e {word}; do sleep 0.1; done; echo it goes on"
+    path = config(start_commands=["echo started", goes_on, "sleep 600"])
     process = cli.start("push", str(path), "--tail", "--wait", "-o", "json")
     assert process.stderr
     told: list[str] = []
@@ -137,8 +157,9 @@ def test_ctrl_c_leaves_the_job_running_and_stop_ends_it(cli: Cli, shop: Shop, co
     assert process.returncode == 130, err
     job_id = json.loads(out)["id"]
     assert f"Stop it:          prefect-bt stop --job-id {job_id}" in err
-    time.sleep(1)
-    ledger = open_ledger(shop.url)
-    assert not ledger.state(job_id).terminal
+    word.touch()
+    while "it goes on" not in cli("logs", "--job-id", job_id).out:
+        assert not open_ledger(shop.url).state(job_id).terminal
+        time.sleep(0.2)
     done = cli("stop")
     assert (done.code, done.out) == (0, f"Training job {job_id} stopped successfully.\n"), done.err

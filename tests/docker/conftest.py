@@ -19,18 +19,23 @@ from typing import TYPE_CHECKING
 import docker
 import pytest
 
-from .daemons import Daemon, can_start, running_daemon
-from .registry import Registry, program, running_registry
+from tests.e2e.conftest import Machine, served_machine
+from tests.shared_service import run_folder, shared_service
+
+from .daemons import Daemon, can_start
+from .registry import Registry, program
 
 if TYPE_CHECKING:
     from .job_site import Site
     from .node_rig import DockerRig
 
+__all__ = ["served_machine"]  # a fixture, as every function here that pytest finds
+
 BASE = f"prefect-bt-test/base:{os.environ.get('PYTEST_XDIST_WORKER', os.getpid())}"
 
 
 @pytest.fixture(scope="session")
-def own_daemon() -> Iterator[Daemon | None]:
+def own_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon | None]:
     """The `dockerd` that the tests started; None when one was there that answers."""
     if _answering() is not None:
         yield None
@@ -38,8 +43,9 @@ def own_daemon() -> Iterator[Daemon | None]:
     why = can_start()
     if why:
         pytest.skip(f"no Docker Engine answers, and none can be started: {why}")
-    with running_daemon() as daemon:
-        yield daemon
+    folder = run_folder(tmp_path_factory) / "dockerd"
+    with shared_service("tests.docker.daemons:serve", folder) as given:
+        yield Daemon(Path(given["folder"]), bridge=given["bridge"])
 
 
 @pytest.fixture(scope="session")
@@ -148,16 +154,18 @@ def push(engine: docker.APIClient, name: str, registry: Registry) -> str:
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """One that wants a login."""
     _need_registry()
-    with running_registry(tmp_path_factory.mktemp("registry"), with_login=True) as registry:
-        yield registry
+    folder = run_folder(tmp_path_factory) / "registry"
+    with shared_service("tests.docker.registry:serve_with_login", folder) as given:
+        yield Registry(**given)
 
 
 @pytest.fixture(scope="session")
 def open_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
     """One that gives to everybody."""
     _need_registry()
-    with running_registry(tmp_path_factory.mktemp("registry"), with_login=False) as registry:
-        yield registry
+    folder = run_folder(tmp_path_factory) / "open_registry"
+    with shared_service("tests.docker.registry:serve_to_all", folder) as given:
+        yield Registry(**given)
 
 
 def _need_registry() -> None:
@@ -174,9 +182,10 @@ def site(
     engine: docker.APIClient,
     own_daemon: Daemon | None,
     base_image: str,
+    served_machine: Machine,
 ) -> Iterator[Site]:
     from .job_site import running_site
 
     root = tmp_path_factory.mktemp("docker-machine")
-    with running_site(root, engine, own_daemon, base_image) as site:
+    with running_site(root, engine, own_daemon, base_image, served_machine.api_url) as site:
         yield site

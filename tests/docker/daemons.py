@@ -127,6 +127,13 @@ def running_daemon(*, disk: str = "") -> Iterator[Daemon]:
         shutil.rmtree(folder)
 
 
+@contextlib.contextmanager
+def serve(_: Path) -> Iterator[dict[str, str]]:
+    """The daemon of a whole test run, for tests.shared_service."""
+    with running_daemon() as daemon:
+        yield {"folder": str(daemon.folder), "bridge": daemon.bridge}
+
+
 def _forwarding(verb: str, bridge: str) -> tuple[str, ...]:
     """Another daemon may have made the kernel drop what bridges forward."""
     pool = _pool(bridge)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import docker
-import psutil
 
-from tests.e2e.conftest import Machine, machine_environment
+from tests.e2e.conftest import Machine, end_processes, machine_environment
 
 from .daemons import Daemon
 
@@ -74,19 +72,16 @@ class Site:
 
 @contextmanager
 def running_site(
-    root: Path, engine: docker.APIClient, own: Daemon | None, image: str
+    root: Path, engine: docker.APIClient, own: Daemon | None, image: str, api_url: str
 ) -> Iterator[Site]:
+    """A machine that uses the Prefect server at `api_url`."""
     address = {"DOCKER_HOST": own.address} if own else {}
     environment = {
         **machine_environment(root),
         "PREFECT_BT_SUBSTRATE": "docker",
-        "PREFECT_BT_SERVER_PORT": str(17500 + os.getpid() % 900),  # the e2e machine has the usual
+        "PREFECT_API_URL": api_url,
         **address,
     }
     machine = Machine(root, environment)
-    machine.run("up", "--no-worker")
     yield Site(machine, engine, image)
-    machine.run("down", check=False)
-    for process in machine.processes():
-        with suppress(psutil.Error):
-            process.kill()
+    end_processes(machine)

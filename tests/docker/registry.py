@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 USER, PASSWORD = "someone", "right-password"
@@ -79,6 +79,20 @@ def running_registry(
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def serve_with_login(folder: Path) -> Iterator[dict[str, object]]:
+    """A Registry's fields, for tests.shared_service."""
+    with running_registry(folder, with_login=True) as registry:
+        yield asdict(registry)
+
+
+@contextlib.contextmanager
+def serve_to_all(folder: Path) -> Iterator[dict[str, object]]:
+    """A Registry's fields, for tests.shared_service."""
+    with running_registry(folder, with_login=False) as registry:
+        yield asdict(registry)
 
 
 def _free_port() -> int:

@@ -36,7 +36,7 @@ def test_a_gang_of_two_meets_and_commits(site: Site) -> None:
     fi
     mkdir -p $BT_CHECKPOINT_DIR/last && echo "{}" > $BT_CHECKPOINT_DIR/last/a.json
     """
-    code, job = site.machine.push_wait(site.folder(script, nodes=2))
+    code, job = site.machine.finish(site.folder(script, nodes=2))
     assert code == 0, job["error_message"]
     assert job["substrate"] == "docker"
     assert job["image"]["reference"] == BASE
@@ -52,14 +52,14 @@ def test_a_private_registry_wants_the_right_password(site: Site, registry: Regis
     digest = push(site.engine, name, registry)
     config = site.folder("echo inside\n", image=name, registry=registry.host)
     wrong = {"PREFECT_BT_SECRET_REGISTRY_LOGIN": "someone:wrong-password"}
-    code, job = site.machine.push_wait(config, **wrong)
+    code, job = site.machine.finish(config, extra=wrong)
     assert (code, job["current_status"]) == (1, "TRAINING_JOB_DEPLOY_FAILED")
     assert job["attempts"][-1]["cause"] == "registry_refused"
     assert "registry_login" in job["error_message"]
     assert "wrong-password" not in json.dumps(job)
     site.nothing_left(job["id"])
     right = {"PREFECT_BT_SECRET_REGISTRY_LOGIN": registry.login}
-    code, job = site.machine.push_wait(config, **right)
+    code, job = site.machine.finish(config, extra=right)
     assert code == 0, job["error_message"]
     assert job["image"]["pinned"] == f"{registry.host}/team/private@{digest}"
     assert registry.login.partition(":")[2] not in json.dumps(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import struct
@@ -23,6 +22,7 @@ from prefect_bt.plan import Resources, Volume, VolumeKind
 from prefect_bt.records import Cause, FailureClass, NodePhase, NodeStatus
 from prefect_bt.substrates.docker_container import container_name
 from prefect_bt.substrates.docker_nodes import DockerSubstrate
+from tests.conftest import Soak
 from tests.node.rig import (
     agent_pids,
     is_alive,
@@ -263,45 +263,61 @@ def test_engines_that_are_elsewhere_or_nowhere(
     assert list(substrate.find("abc1234")) == []
 
 
-@pytest.mark.slow
 def test_launches_that_are_killed(rig: DockerRig) -> None:
-    """At moments that are drawn, always the same; the last one is let go on.
-
-    The Engine finishes what it was asked, so that things come into being after their launcher.
-    """
-    draw = random.Random(8)
-    for attempt, patience in enumerate([*(draw.uniform(0.05, 0.7) for _ in range(3)), 60.0]):
+    """Before the Engine is asked for a container, once it has made one, and once it runs."""
+    for attempt, place in enumerate(("before", "made", "launched")):
         child = os.fork()
         if child == 0:
-            _launch_in_child(rig, attempt)
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and not _ended(child):
-            time.sleep(0.01)
-        _kill(child)
-        found = rig.reopen().find(rig.job)
-        marks = [handle._mark() for handle in found]
-        for handle in found:
-            handle.remove()
-        assert rig.traces() == [], (attempt, patience)
-        assert not [pid for mark in marks if mark for pid in marked_processes(mark, rig.state)], (
-            attempt,
-            patience,
-        )
+            _launch_in_child(rig, attempt, place)
+        os.waitpid(child, 0)
+        _nothing_of(rig, place)
 
 
-def _launch_in_child(rig: DockerRig, attempt: int) -> None:
+@pytest.mark.soak
+def test_launches_that_are_killed_at_any_moment(rig: DockerRig, soak: Soak) -> None:
+    """The Engine finishes what it was asked: things come into being after their launcher."""
+    for attempt in range(8 * soak.length):
+        patience = soak.random.uniform(0.05, 0.7)
+        child = os.fork()
+        if child == 0:
+            _launch_in_child(rig, attempt, "")
+        time.sleep(patience)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        _nothing_of(rig, f"attempt {attempt}, {patience} s")
+
+
+def _nothing_of(rig: DockerRig, case: str) -> None:
+    """What a launcher left is found, and all of it removed."""
+    found = rig.reopen().find(rig.job)
+    marks = [handle._mark() for handle in found]
+    for handle in found:
+        handle.remove()
+    assert rig.traces() == [], case
+    left = [pid for mark in marks if mark for pid in marked_processes(mark, rig.state)]
+    assert not left, case
+
+
+def _launch_in_child(rig: DockerRig, attempt: int, place: str) -> None:
+    """Ends with SIGKILL at the place; "" is none."""
+    substrate = rig.reopen()
+    create = substrate._create
+
+    def creating(spec: object, info: object) -> str:
+        _die_at("before", place)
+        made = create(spec, info)  # type: ignore[arg-type]
+        _die_at("made", place)
+        return made
+
+    substrate._create = creating  # type: ignore[method-assign]
     try:
-        rig.reopen().launch(
-            rig.plan("sleep 300", attempt=attempt, rank=1, group_size=2), secrets={}
-        )
+        plan = rig.plan("sleep 300", attempt=attempt, rank=1, group_size=2)
+        substrate.launch(plan, secrets={})
+        _die_at("launched", place)
     finally:
         os._exit(0)
 
 
-def _ended(child: int) -> bool:
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _kill(child: int) -> None:
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+def _die_at(here: str, place: str) -> None:
+    if here == place:
+        os.kill(os.getpid(), signal.SIGKILL)

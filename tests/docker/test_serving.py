@@ -72,12 +72,16 @@ def test_a_deployment_in_containers(site: Site, registry: Registry, image: str) 
     machine.environment["PREFECT_BT_SECRET_REGISTRY_LOGIN"] = registry.login
     source = f"""
     import json
-    from prefect_bt.blocks import RegistryLogin, TrainingImage
+    from prefect_bt.blocks import RegistryLogin, TrainingImage, TrainingStore
     from prefect_bt.flows.deploy_checkpoints import deploy_checkpoints
     access = RegistryLogin(registry={registry.host!r}, login_secret="registry_login")
     image = TrainingImage(base_image={image!r}, registry_access=access)
     deployment = deploy_checkpoints(
-        {NAME!r}, job_id={job.id!r}, checkpoints=["checkpoint-1"], image=image
+        {NAME!r},
+        job_id={job.id!r},
+        checkpoints=["checkpoint-1"],
+        image=image,
+        store=TrainingStore(url={machine.environment["PREFECT_BT_STORE"]!r}),
     )
     print(json.dumps(deployment))
     """

@@ -1,4 +1,9 @@
-"""A machine as a user has it: a store, a state folder, a Prefect server, the real command line."""
+"""A machine as a user has it: a store, a state folder, a Prefect server, the real command line.
+
+`machine` is one for each process of pytest, without a worker of Prefect; its server, and the worker
+of `served_machine`, are those of the whole run. Commands and `Machine.train` run in this process,
+which has imported everything; `Machine.push` starts processes as the user's command does.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,24 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import psutil
 import pytest
 
-from prefect_bt.cli.app import main as command_line
+from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.garbage.looking import look_for_garbage
 from prefect_bt.garbage.words import LeftOver
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.records import JobState
+from prefect_bt.servers import read_server
 from prefect_bt.settings import Settings
+from tests.in_process import command, environment_of
+from tests.shared_service import free_port, run_folder, shared_service
 
 CONFIG = """
 import json, os
@@ -55,8 +60,21 @@ project = d.TrainingProject(
 """
 
 
-LENIENCE = 3
-"""A busy machine has that much longer than a test says."""
+LENIENCE = 10
+"""A busy machine has that much longer than a test says: only what never comes takes it."""
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def _checked(done: Done, words: tuple[str, ...], check: bool) -> Done:
+    if check and done.returncode != 0:
+        raise AssertionError(f"{words} ended with {done.returncode}:\n{done.stderr}")
+    return done
 
 
 @dataclass
@@ -74,6 +92,13 @@ class Machine:
     def state_dir(self) -> Path:
         return self.root / "state"
 
+    @property
+    def api_url(self) -> str:
+        """Of the Prefect server that its jobs report to."""
+        return self.environment.get("PREFECT_API_URL") or str(
+            (read_server(self.state_dir) or {})["api_url"]
+        )
+
     def folder(self, run_sh: str, **given: Any) -> Path:
         """A training folder; `given` feeds its config."""
         folder = self.root / f"work-{time.monotonic_ns()}"
@@ -83,9 +108,16 @@ class Machine:
         (folder / "run.sh").write_text(textwrap.dedent(run_sh))
         return folder / "config.py"
 
-    def run(
-        self, *words: str, check: bool = True, **extra: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, check: bool = True, **extra: str) -> Done:
+        """Run a command, in this process if this is its main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return self.process(*words, check=check, **extra)
+        environment = {**self.environment, **extra}
+        ended = command(*words, environment=environment, folder=self.root)
+        return _checked(Done(ended.code, ended.out, ended.err), words, check)
+
+    def process(self, *words: str, check: bool = True, **extra: str) -> Done:
+        """Run a command in a process of its own."""
         done = subprocess.run(
             self.command(*words),
             env={**self.environment, **extra},
@@ -94,9 +126,7 @@ class Machine:
             timeout=600,
             check=False,
         )
-        if check and done.returncode != 0:
-            raise AssertionError(f"{words} ended with {done.returncode}:\n{done.stderr}")
-        return done
+        return _checked(Done(done.returncode, done.stdout, done.stderr), words, check)
 
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "prefect_bt.cli.entry", *words]
@@ -110,31 +140,42 @@ class Machine:
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
+    def train(
+        self, config: Path, *, extra: Mapping[str, str] | None = None, **given: Any
+    ) -> dict[str, Any]:
+        """Run the flow in this process until the job is over; the job's document.
+
+        `extra` are environment variables, `given` the parameters of the flow.
+        """
+        from prefect_bt.flows.train import train
+
+        with environment_of({**self.environment, **(extra or {})}):
+            state: Any = train(str(config), **given, return_state=True)
+        run_id = str(state.state_details.flow_run_id)
+        job_id = self.ledger.job_of_run(run_id)
+        assert job_id, state
+        return self.view(job_id)
+
+    def finish(self, config: Path, **given: Any) -> tuple[int, dict[str, Any]]:
+        """As `push_wait`, with `train`: the exit code and the job's document."""
+        job = self.train(config, **given)
+        return int(job["current_status"] != "TRAINING_JOB_COMPLETED"), job
+
+    def completed(self, config: Path, **given: Any) -> dict[str, Any]:
+        """As `train`, for a job that is to complete."""
+        job = self.train(config, **given)
+        said = (job["error_message"], self.logs(job["id"]))
+        assert job["current_status"] == "TRAINING_JOB_COMPLETED", said
+        return job
+
     def view(self, job_id: str) -> dict[str, Any]:
-        return json.loads(self.look(job_id, "view", "--job-id", job_id, "-o", "json"))
+        return json.loads(self.run("view", "--job-id", job_id, "-o", "json").stdout)
 
     def logs(self, job_id: str) -> str:
-        return self.look(job_id, "logs", "--job-id", job_id)
+        return self.run("logs", "--job-id", job_id).stdout
 
-    def look(self, job_id: str, *words: str) -> str:
-        """As `run`, in this process, where a command starts a second sooner; its output.
-
-        For a job that waits, a command may ask Prefect, which keeps a process's first settings; and
-        what is replaced here is the whole process's, so no other thread may be at it.
-        """
-        alone = threading.current_thread() is threading.main_thread()
-        if not alone or self.ledger.state(job_id) is JobState.PENDING:
-            return self.run(*words).stdout
-        out, errors = StringIO(), StringIO()
-        with (
-            mock.patch.dict(os.environ, self.environment, clear=True),
-            redirect_stdout(out),
-            redirect_stderr(errors),
-        ):
-            code = command_line(words)
-        if code != 0:
-            raise AssertionError(f"{words} ended with {code}:\n{errors.getvalue()}")
-        return out.getvalue()
+    def jobs_of(self, project: str) -> list[str]:
+        return [job.id for job in self.ledger.jobs() if job.project_name == project]
 
     def wait(self, job_id: str, *states: str, seconds: float = 90) -> str:
         wanted = [f"TRAINING_JOB_{state}" for state in states]
@@ -145,8 +186,9 @@ class Machine:
         return state if state in wanted else ""
 
     def checkpoints(self, job_id: str) -> list[str]:
-        listed = self.look(job_id, "checkpoints", "list", "--job-id", job_id, "-o", "json")
-        return [c["checkpoint_id"] for c in json.loads(listed)["checkpoints"]]
+        """The committed ones, by their ids."""
+        found = list_checkpoints(self.ledger.store, self.ledger.job(job_id).project_id, job_id)
+        return sorted(one.checkpoint_id for one in found)
 
     def processes(self, *words: str) -> list[psutil.Process]:
         """Processes of this machine's jobs whose command line holds all the words."""
@@ -183,9 +225,9 @@ class Machine:
             what=lambda: f"{folder} removed, which holds {sorted(folder.rglob('*'))}",
         )
         left = self.garbage(job_id)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LENIENCE * 30
         while left and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.25)
             left = self.garbage(job_id)
         self.known_garbage.update(one.where for one in left)
         assert not left
@@ -215,24 +257,50 @@ def until(condition: Callable[[], Any], *, seconds: float, what: str | Callable[
         value = condition()
         if value:
             return value
-        time.sleep(0.1)
+        time.sleep(0.25)  # a look at the whole machine costs as much as a job does meanwhile
     told = what if isinstance(what, str) else what()
     raise AssertionError(f"not within {LENIENCE} x {seconds} s: {told}")
 
 
-@pytest.fixture(scope="session")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """With a warm local server that `prefect-bt up` started."""
-    root = tmp_path_factory.mktemp("machine")
+@contextmanager
+def serve(root: Path) -> Generator[dict[str, str]]:
+    """The environment of a machine on which `prefect-bt up` has been run, until the block ends."""
+    root.mkdir(parents=True, exist_ok=True)
     machine = Machine(root, machine_environment(root))
-    machine.run("up")
-    yield machine
-    machine.run("down", check=False)
+    machine.process("up")
+    try:
+        yield machine.environment
+    finally:
+        machine.process("down", "--force", check=False)
+        end_processes(machine)
+
+
+def end_processes(machine: Machine) -> None:
     for process in machine.processes():
-        process.send_signal(signal.SIGKILL)
+        with suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
     for job in machine.ledger.jobs():
         for pid in machine.job_processes(job.id):
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def served_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The machine with the server, the worker and the caretaker of `up`; one for all workers."""
+    root = run_folder(tmp_path_factory) / "served-machine"
+    with shared_service("tests.e2e.conftest:serve", root) as environment:
+        yield Machine(root, environment)
+
+
+@pytest.fixture(scope="session")
+def machine(served_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A machine of this process's own that uses the server of `served_machine`."""
+    root = tmp_path_factory.mktemp("machine")
+    api_url = {"PREFECT_API_URL": served_machine.api_url}
+    machine = Machine(root, {**machine_environment(root), **api_url})
+    yield machine
+    end_processes(machine)
 
 
 @pytest.fixture(scope="session")
@@ -243,6 +311,7 @@ def serverless(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def machine_environment(root: Path) -> dict[str, str]:
+    """As in a new shell; a port that no other run of the tests on this machine uses."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "BT_"))}
     return {
         **kept,
@@ -252,6 +321,6 @@ def machine_environment(root: Path) -> dict[str, str]:
         "PREFECT_BT_SETTLE": "0.5",
         "PREFECT_BT_GRACE": "5",
         "PREFECT_BT_ORPHAN_DEADLINE": "6",
-        "PREFECT_BT_SERVER_PORT": str(18500 + os.getpid() % 900),
+        "PREFECT_BT_SERVER_PORT": str(free_port()),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }

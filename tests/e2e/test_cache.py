@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from truss_train import definitions as d
 given = json.loads((Path(__file__).parent / "given.json").read_text())
 project = d.TrainingProject(
     name=given["project"],
+    team_name=given.get("team"),
     job=d.TrainingJob(
         image=d.Image(base_image="none"),
         compute=d.Compute(node_count=given.get("nodes", 1), memory="64Mi"),
@@ -33,24 +33,21 @@ project = d.TrainingProject(
 """
 
 
-def folder(machine: Machine, run_sh: str, *, project: str, nodes: int = 1, **cache: Any) -> Path:
+def folder(
+    machine: Machine, run_sh: str, *, project: str, nodes: int = 1, team: str = "", **cache: Any
+) -> Path:
     """A training folder; `cache` are fields of its CacheConfig."""
-    config = machine.folder(run_sh, project=project, nodes=nodes, cache=cache)
+    given = {"team": team} if team else {}
+    config = machine.folder(run_sh, project=project, nodes=nodes, cache=cache, **given)
     config.write_text(CONFIG)
     return config
 
 
-def completed(machine: Machine, config: Path, *words: str) -> dict[str, Any]:
-    code, job = machine.push_wait(config, *words)
-    assert code == 0, (job["error_message"], machine.logs(job["id"]))
-    return job
-
-
-def together(machine: Machine, *pushes: tuple[Any, ...]) -> None:
-    """Jobs that run at the same time, a config with its options each; all complete."""
-    with ThreadPoolExecutor(len(pushes)) as pool:
-        for done in [pool.submit(completed, machine, *push) for push in pushes]:
-            done.result()
+def together(machine: Machine, pushed: Path, *words: str, here: Path) -> None:
+    """Two jobs that run at the same time, one of them in this process; both complete."""
+    job = machine.push(pushed, *words)
+    machine.completed(here)
+    machine.wait(job["id"], "COMPLETED")
 
 
 def summary(machine: Machine, project: str) -> dict[str, Any]:
@@ -74,7 +71,7 @@ def test_all_nodes_of_jobs_at_once_write_and_read_it(machine: Machine) -> None:
     """Two jobs of two nodes; nobody goes on before it has seen what the other three renamed."""
     one = folder(machine, f"ME=one\n{MEET}", project="meeting", nodes=2)
     two = folder(machine, f"ME=two\n{MEET}", project="meeting", nodes=2)
-    together(machine, (one,), (two,))
+    together(machine, one, here=two)
     files = {file["path"]: file for file in summary(machine, "meeting")["files"]}
     assert set(files) == {"here.one.0", "here.one.1", "here.two.0", "here.two.1", "log"}
     assert files["log"]["size_bytes"] == 4 * len("one.0\n")
@@ -89,11 +86,11 @@ def test_a_team_shares_its_cache_over_projects_and_with_no_other_team(machine: M
     test "$(ls $BT_PROJECT_CACHE_DIR)" = own
     """
     first = folder(machine, ours, project="red-1")
-    second = folder(machine, ours, project="red-2")
-    together(machine, (first, "--team", "red / team"), (second, "--team", "red / team"))
+    second = folder(machine, ours, project="red-2", team="red / team")
+    together(machine, first, "--team", "red / team", here=second)
     theirs = 'test -z "$(ls $BT_TEAM_CACHE_DIR $BT_PROJECT_CACHE_DIR | grep -v :)"\n'
-    completed(machine, folder(machine, theirs, project="blue-1"), "--team", "blue " * 60)
-    completed(machine, folder(machine, theirs, project="no-team"))
+    machine.completed(folder(machine, theirs, project="blue-1", team="blue " * 60))
+    machine.completed(folder(machine, theirs, project="no-team"))
 
 
 def test_it_stays_until_the_project_is_deleted(machine: Machine) -> None:
@@ -107,7 +104,7 @@ def test_it_stays_until_the_project_is_deleted(machine: Machine) -> None:
     printf 12 > /root/.cache/huggingface/blob
     """
     settings = {"mount_base_path": "/mnt/cache", "enable_legacy_hf_mount": True}
-    job = completed(machine, folder(machine, write, project="kept", **settings), "--team", "k")
+    job = machine.completed(folder(machine, write, project="kept", team="k", **settings))
     said = machine.logs(job["id"])
     for name, path in (("RW", ""), ("PROJECT", "/user_artifacts"), ("TEAM", "/team_artifacts")):
         assert f"BT_{name}_CACHE_DIR=/mnt/cache{path}\n" in said
@@ -116,8 +113,8 @@ def test_it_stays_until_the_project_is_deleted(machine: Machine) -> None:
     test $(cat $BT_PROJECT_CACHE_DIR/model/weights.bin) = 12345
     test $(cat $BT_RW_CACHE_DIR/pip/wheel /root/.cache/huggingface/blob) = 12312
     """
-    again = folder(machine, read, project="kept", require_cache_affinity=False, **settings)
-    completed(machine, again, "--team", "k")
+    affinity = {"require_cache_affinity": False}
+    machine.completed(folder(machine, read, project="kept", team="k", **affinity, **settings))
 
     found = summary(machine, "kept")
     sizes = {file["path"]: file["size_bytes"] for file in found["files"]}
@@ -129,7 +126,7 @@ def test_it_stays_until_the_project_is_deleted(machine: Machine) -> None:
     left = [path for path in (machine.state_dir / "cache").glob("*/*") if path.name != "default"]
     assert job["training_project"]["id"] not in {path.name for path in left}
     assert (machine.state_dir / "cache" / "teams" / "k" / "of-the-team").read_text() == "1"
-    fresh = completed(machine, folder(machine, "ls $BT_PROJECT_CACHE_DIR\n", project="kept"))
+    fresh = machine.completed(folder(machine, "ls $BT_PROJECT_CACHE_DIR\n", project="kept"))
     assert fresh["training_project"]["id"] != job["training_project"]["id"]
     assert summary(machine, "kept")["files"] == []
 

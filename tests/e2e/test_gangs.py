@@ -20,7 +20,7 @@ exit 7
 
 def test_one_of_sixteen_fails_and_all_are_well_again(machine: Machine) -> None:
     config = machine.folder(SCRIPT, nodes=NODES, checkpointing=False)
-    code, job = machine.push_wait(config, "--retries", "1")
+    code, job = machine.finish(config, retries=1)
     assert code == 0, job["error_message"]
     first, second = machine.ledger.outcomes(job["id"])
     assert (first.failed_rank, first.exit_code) == (11, 7)

@@ -1,13 +1,14 @@
 """Random processes of short jobs killed at random moments: what is promised holds every time.
 
-The seed is fixed, the moments are not: the machine's pace decides what a kill hits. `KILLS=100`
-makes so many jobs; each is named by its number, which is its seed too.
+A soak sweep: `make soak SEED= LENGTH=` makes 8 times LENGTH jobs, of a deployment too; the worker
+and the server are killed as well, and take a minute to mend. The seed says what is drawn, the
+machine's pace what a kill hits. In `make test`, tests/e2e/test_deaths.py kills each kind of process
+at a moment that it waits for.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import signal
@@ -25,20 +26,20 @@ import pytest
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.checkpoints.integrity import verify
 from prefect_bt.servers import read_server
+from tests.conftest import Soak
 
-from .conftest import Machine, until
+from .conftest import Machine, serve, until
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.soak,
     pytest.mark.timeout(0),  # each wait in it has its own
 ]
 
-JOBS = int(os.environ.get("KILLS", "8"))
+JOBS = 8
 AT_ONCE = 4
 STEPS = 6
-WHOLE = "KILLS" in os.environ
-"""Jobs of a deployment too, and kills of the worker and the server: each takes a minute to mend."""
-SHARED = 0.15 if WHOLE else 0.0
+SHARED = 0.15
 """How often a kill is for what all jobs share."""
 
 # Goes on after what it finds; every attempt says what that is. A killed step is a killed training.
@@ -88,10 +89,10 @@ def kill_one(machine: Machine, job_id: str, chance: random.Random) -> Iterator[K
             yield Kill(what, safe)
 
 
-def run_and_kill(machine: Machine, seed: int) -> str:
+def run_and_kill(machine: Machine, seed: str) -> str:
     """One job from push to its end; returns what happened, for a failure's message."""
     chance = random.Random(seed)
-    words = ["--deployment", "train/train"] if WHOLE and chance.random() < 0.3 else []
+    words = ["--deployment", "train/train"] if chance.random() < 0.3 else []
     job_id = push(machine, *words)
     kills: list[Kill] = []
     until(lambda: machine.job_processes(job_id), seconds=240, what=f"job {job_id} to begin")
@@ -167,9 +168,17 @@ def check_attempts(machine: Machine, job_id: str, kills: list[Kill], story: str)
         assert found[1] >= kills[0].committed, f"{story}: {said}"
 
 
-def test_whatever_is_killed(machine: Machine) -> None:
+@pytest.fixture
+def own_machine(tmp_path: Path) -> Iterator[Machine]:
+    """With a server and a worker that no other test uses: they are killed."""
+    with serve(tmp_path / "machine") as environment:
+        yield Machine(tmp_path / "machine", environment)
+
+
+def test_whatever_is_killed(own_machine: Machine, soak: Soak) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = [pool.submit(run_and_kill, machine, seed) for seed in range(JOBS)]
+        seeds = [f"{soak.seed}:{number}" for number in range(JOBS * soak.length)]
+        runs = [pool.submit(run_and_kill, own_machine, seed) for seed in seeds]
         faults = [str(error) for run in runs if (error := run.exception())]
     assert not faults, "\n\n".join(faults)
     print("", *(run.result() for run in runs), sep="\n")

@@ -35,7 +35,7 @@ def test_completed(machine: Machine) -> None:
 
 
 def test_every_variable_of_5_1(machine: Machine) -> None:
-    code, job = machine.push_wait(machine.folder("env\n", cache=True, project="my / project"))
+    code, job = machine.finish(machine.folder("env\n", cache=True, project="my / project"))
     assert code == 0
     lines = (line.partition("(rank-0) ")[2] for line in machine.logs(job["id"]).splitlines())
     env = dict(line.split("=", 1) for line in lines if line.startswith("BT_"))
@@ -61,7 +61,7 @@ def test_every_variable_of_5_1(machine: Machine) -> None:
 
 def test_a_failure_keeps_its_checkpoint_and_says_why(machine: Machine) -> None:
     config = machine.folder(f"{WRITE}\necho the reason >&2\nexit 3\n")
-    code, job = machine.push_wait(config)
+    code, job = machine.finish(config)
     assert code == 1
     assert job["current_status"] == "TRAINING_JOB_FAILED"
     assert "Rank 0 failed first" in job["error_message"]
@@ -73,7 +73,7 @@ def test_a_failure_keeps_its_checkpoint_and_says_why(machine: Machine) -> None:
 
 def test_retries_of_the_users_code(machine: Machine) -> None:
     config = machine.folder("echo attempt $BT_RETRY_COUNT; test $BT_RETRY_COUNT = 1\n")
-    code, job = machine.push_wait(config, "--retries", "1")
+    code, job = machine.finish(config, retries=1)
     assert code == 0
     assert [a["status"] for a in job["attempts"]] == ["failed", "completed"]
     logs = machine.logs(job["id"])
@@ -83,7 +83,7 @@ def test_retries_of_the_users_code(machine: Machine) -> None:
 
 def test_commands_run_in_order_and_the_first_failure_ends_the_node(machine: Machine) -> None:
     config = machine.folder("", commands=["echo one", "false", "echo three"])
-    code, job = machine.push_wait(config)
+    code, job = machine.finish(config)
     assert code == 1
     logs = machine.logs(job["id"])
     assert "(rank-0) one" in logs
@@ -98,7 +98,7 @@ def test_several_nodes_share_a_cache_and_nothing_else(machine: Machine) -> None:
     until [ $(ls $BT_PROJECT_CACHE_DIR/seen-* | wc -l) = 3 ]; do sleep 0.1; done
     test $(ls $BT_CHECKPOINT_DIR/c | wc -l) = 1
     """
-    code, job = machine.push_wait(machine.folder(script, nodes=3, cache=True, project="shared"))
+    code, job = machine.finish(machine.folder(script, nodes=3, cache=True, project="shared"))
     assert code == 0, job["error_message"]
     files = [p for p in (machine.root / "store").rglob("manifests/rank-*") if p.is_dir()]
     assert {p.name for p in files if job["id"] in str(p)} == {"rank-0", "rank-1", "rank-2"}
@@ -119,7 +119,7 @@ def test_dry_run_starts_nothing_and_prints_the_plan(machine: Machine) -> None:
 
 
 def test_recreate_and_download(machine: Machine, tmp_path: Path) -> None:
-    _, job = machine.push_wait(machine.folder("echo once\n"))
+    _, job = machine.finish(machine.folder("echo once\n"))
     again = json.loads(machine.run("recreate", "--job-id", job["id"], "-o", "json").stdout)
     assert again["id"] != job["id"]
     machine.wait(again["id"], "COMPLETED")
@@ -149,7 +149,7 @@ def test_host_is_untouched(machine: Machine) -> None:
     before = {folder: sorted(p.name for p in Path(folder).iterdir()) for folder in watched}
     script = f"{WRITE}\nmkdir -p /app /workspace /b10/more; touch /app/x /workspace/y /b10/more/z\n"
     script += "test -f /app/x && touch $BT_SCRATCH_DIR/s $BT_PROJECT_CACHE_DIR/c\n"
-    code, job = machine.push_wait(machine.folder(script, cache=True))
+    code, job = machine.finish(machine.folder(script, cache=True))
     assert code == 0, job["error_message"]
     after = {folder: sorted(p.name for p in Path(folder).iterdir()) for folder in watched}
     assert after == before
@@ -167,6 +167,6 @@ def test_the_cache_outlives_the_job_and_the_rest_does_not(machine: Machine) -> N
     test ! -e $BT_SCRATCH_DIR/file && test ! -e /b10/workspace/file
     """
     for script in (write, read):
-        code, job = machine.push_wait(machine.folder(script, cache=True, project="cached"))
+        code, job = machine.finish(machine.folder(script, cache=True, project="cached"))
         assert code == 0, (job["error_message"], machine.logs(job["id"]))
     assert machine.logs(job["id"]).count("(rank-0) kept") == 3

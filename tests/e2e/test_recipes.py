@@ -97,7 +97,7 @@ def test_the_styles_of_start_commands(machine: Machine, tmp_path: Path) -> None:
     files = {"config.py": HEAD + STYLES, "run.sh": RUN, "quoted.sh": QUOTED, "two.sh": TWO}
     write(tmp_path, {**files, "last.sh": "printf '<%s> ' \"$@\"; echo\n", "sub/data.txt": "1"})
     (tmp_path / "last.sh").chmod(0o755)
-    code, job = machine.push_wait(tmp_path / "config.py")
+    code, job = machine.finish(tmp_path / "config.py")
     lines = lines_of(machine, job["id"])
     assert code == 0, (job["error_message"], lines)
     expected = [
@@ -151,7 +151,7 @@ def test_a_config_below_its_workspace_root(machine: Machine, tmp_path: Path) -> 
             "data/rows.txt": "the rows\n",
         },
     )
-    code, job = machine.push_wait(tmp_path / "repo/train/config_1node_128k.py")
+    code, job = machine.finish(tmp_path / "repo/train/config_1node_128k.py")
     lines = [line for line in lines_of(machine, job["id"]) if not line.startswith("[prefect-bt]")]
     assert code == 0, (job["error_message"], lines)
     assert lines == [
@@ -179,7 +179,7 @@ def test_checkpoints_rotated_while_they_are_uploaded(machine: Machine) -> None:
     for step in 10 20 30 40 50 60 70 80; do save $step; sleep 0.4; done
     ls $BT_CHECKPOINT_DIR
     """
-    code, job = machine.push_wait(machine.folder(script))
+    code, job = machine.finish(machine.folder(script))
     assert code == 0, job["error_message"]
     kept = set(machine.checkpoints(job["id"]))
     assert kept >= {"checkpoint-70", "checkpoint-80"}
@@ -199,7 +199,7 @@ def test_ranks_meet_through_the_cache(machine: Machine) -> None:
     fi
     """
     config = machine.folder(script, nodes=2, cache=True, project="marker between ranks")
-    code, job = machine.push_wait(config)
+    code, job = machine.finish(config)
     assert code == 0, job["error_message"]
     assert "(rank-0) uploaded by 1" in machine.logs(job["id"])
 
@@ -210,7 +210,7 @@ def test_ranks_that_sleep_for_ever(machine: Machine) -> None:
     if [ "$BT_NODE_RANK" -lt $((BT_GROUP_SIZE - 1)) ]; then sleep infinity; fi
     mkdir -p $BT_CHECKPOINT_DIR/last; echo 1 > $BT_CHECKPOINT_DIR/last/a
     """
-    code, job = machine.push_wait(machine.folder(script, nodes=2))
+    code, job = machine.finish(machine.folder(script, nodes=2))
     assert (code, job["current_status"]) == (0, "TRAINING_JOB_COMPLETED"), job["error_message"]
     assert machine.checkpoints(job["id"]) == ["last"]
     machine.nothing_left(job["id"])

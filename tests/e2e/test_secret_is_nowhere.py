@@ -67,10 +67,9 @@ def test_a_missing_secret_is_refused_before_anything_is_written(machine: Machine
 
 def test_a_prefect_secret_block_is_found(machine: Machine) -> None:
     save = "from prefect.blocks.system import Secret; Secret(value='fr0m-a-block').save('my-token')"
-    port = machine.environment["PREFECT_BT_SERVER_PORT"]
-    run_python(machine, save, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
+    run_python(machine, save, PREFECT_API_URL=machine.api_url)
     config = machine.folder("test $T = fr0m-a-block && echo $T\n", env={"T": {"name": "my_token"}})
-    code, job = machine.push_wait(config)
+    code, job = machine.finish(config)
     assert code == 0, job["error_message"]
     assert "(rank-0) ********" in machine.logs(job["id"])
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -114,17 +115,31 @@ def server_of(machine: Machine, job_id: str) -> psutil.Process:
     raise AssertionError(f"no server among {machine.job_processes(job_id)}")
 
 
-def test_a_model_answers_through_all_that_may_happen(machine: Machine) -> None:
-    script = f"""
-    {sys.executable} {TINY} $BT_CHECKPOINT_DIR
+def writes(trained: Path) -> str:
+    """A command that saves what `trained` holds, as if it had been trained there."""
+    here = "$BT_CHECKPOINT_DIR"
+    return f'cp -r {trained}/. {here}\nsed -i "s#{trained}#{here}#" {here}/*/adapter_config.json\n'
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a training writes: two adapters and a merged model."""
+    folder = tmp_path_factory.mktemp("tiny")
+    subprocess.run([sys.executable, TINY, folder], check=True, timeout=900)
+    return folder
+
+
+def test_a_model_answers_through_all_that_may_happen(machine: Machine, trained: Path) -> None:
+    script = (
+        writes(trained)
+        + """
     mkdir $BT_CHECKPOINT_DIR/broken
     cp $BT_CHECKPOINT_DIR/merged/*.json $BT_CHECKPOINT_DIR/broken
     head -c 3000 $BT_CHECKPOINT_DIR/merged/model.safetensors \\
       > $BT_CHECKPOINT_DIR/broken/pytorch_model.bin
     """
-    code, job = machine.push_wait(machine.folder(script))
-    assert code == 0, job
-    training = job["id"]
+    )
+    training = machine.completed(machine.folder(script))["id"]
 
     # Two adapters at once, each under its own name, and who may ask.
     both = ("--checkpoint", "checkpoint-10", "--checkpoint", "checkpoint-20")
@@ -203,31 +218,24 @@ def everything_written(machine: Machine) -> str:
     return "\n".join(path.read_bytes().decode("utf-8", "replace") for path in files)
 
 
-def test_the_last_step_of_a_training_is_a_model_that_answers(machine: Machine) -> None:
-    config = machine.folder(f"{sys.executable} {TINY} $BT_CHECKPOINT_DIR\n")
+def test_the_last_step_of_a_training_is_a_model_that_answers(
+    machine: Machine, trained: Path
+) -> None:
+    config = machine.folder(writes(trained))
     source = f"""
     import json
-    from prefect_bt.blocks import ServingDeployment, TrainingStore
-    from prefect_bt.flows.deploy_checkpoints import deploy_checkpoints
+    from prefect_bt.blocks import ServingDeployment
     from prefect_bt.flows.train import train
     gate = {{"prompts": [{{"prompt": "Hello", "matches": "."}}]}}
     served = ServingDeployment(model_name="trained", gate=gate)
-    job = train({str(config)!r}, deploy=served, deploy_checkpoints=["merged"])
-    store = TrainingStore(url=job["store"])
-    again = deploy_checkpoints(
-        job_id=job["id"], checkpoints=["checkpoint-10"], deployment=served, store=store
-    )
-    print(json.dumps([job, again]))
+    print(json.dumps(train({str(config)!r}, deploy=served, deploy_checkpoints=["merged"])))
     """
-    job, again = json.loads(output(python(machine, source)))
+    job = json.loads(output(python(machine, source)))
     deployment = job["deployment"]
     assert job["current_status"] == "TRAINING_JOB_COMPLETED"
     assert (deployment["status"], deployment["models"]) == ("serving", ["merged"])
     assert "passed 1 prompt of its gate" in deployment["revisions"][0]["sentence"]
-    assert again["wanted_revision"] == 2
-    until(lambda: routed(machine, "trained") == 2, seconds=60, what="the second revision")
-    assert said(deployment["address"], "trained") == said(deployment["address"], "checkpoint-10")
+    assert said(deployment["address"], "trained")
     machine.run("deployments", "stop", "trained", "--yes")
-    for number in (1, 2):
-        machine.nothing_left(Deployments(machine.ledger).job_of("trained", number))
+    machine.nothing_left(Deployments(machine.ledger).job_of("trained", 1))
     machine.nothing_left(job["id"])

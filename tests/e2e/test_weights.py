@@ -144,7 +144,6 @@ def test_a_bucket_read_with_a_secret(machine: Machine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("hf://o/none", ["hf://o/none does not exist", "Check its name"]),
         ("hf://o/base", ["hf://o/base is gated", "Give auth with a token"]),
         ("file:///no/such/folder", ["'/no/such/folder' is not a folder"]),
     ],
@@ -201,7 +200,7 @@ def test_the_mirror_is_seen_on_the_run(machine: Machine, hub: Hub, tmp_path: Pat
 def test_a_stop_during_the_mirror_acts_and_keeps_what_has_come(
     machine: Machine, hub: Hub, tmp_path: Path
 ) -> None:
-    size = 64 << 20  # an hour at the speed of the server
+    size = 4 << 20  # an hour at the speed of the server
     hub.repos["o/slow"] = Repo()
     hub.repos["o/slow"].commit({"model.safetensors": os.urandom(size)})
     hub.bad.seconds_a_chunk = 10.0

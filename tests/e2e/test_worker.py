@@ -6,6 +6,7 @@ seconds and starts a process for each.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -25,7 +26,6 @@ import pytest
 from prefect_bt.cli.prefect_api import MOST_CRASHES
 from prefect_bt.ownership import is_owned
 from prefect_bt.records import JobState
-from prefect_bt.servers import read_server
 
 from .conftest import Machine, until
 from .test_python_api import output, python
@@ -45,9 +45,8 @@ exec sleep 600
 
 
 def call(machine: Machine, method: str, path: str, **body: Any) -> Any:
-    port = machine.environment["PREFECT_BT_SERVER_PORT"]
-    url = f"http://127.0.0.1:{port}/api/{path}"
-    deadline = time.monotonic() + 20
+    url = f"{machine.api_url}/{path}"
+    deadline = time.monotonic() + 200
     while True:
         answer = httpx.request(method, url, json=body or None, timeout=30)
         if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
@@ -107,9 +106,23 @@ def kill_flow(run_id: str) -> None:
         process.send_signal(signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def machine(served_machine: Machine) -> Machine:
+    """The one with the worker, which other processes of pytest use as well."""
+    return served_machine
+
+
 @contextmanager
 def paused(machine: Machine) -> Iterator[None]:
-    """No worker takes a run meanwhile."""
+    """No worker takes a run meanwhile; one block at a time."""
+    with (machine.root / "pool.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with _paused(machine):
+            yield
+
+
+@contextmanager
+def _paused(machine: Machine) -> Iterator[None]:
     call(machine, "PATCH", "work_pools/training", is_paused=True)
     try:
         yield
@@ -151,31 +164,59 @@ def test_a_pushed_job_waits_for_the_worker_and_is_shown_in_prefect(machine: Mach
     machine.nothing_left(job["id"])
 
 
-def test_a_job_stopped_before_the_worker_takes_it_never_runs(machine: Machine) -> None:
+def test_runs_that_the_worker_has_not_begun(machine: Machine) -> None:
+    """Stopped or cancelled before it takes them they never run; crashed or forgotten, they do."""
     with paused(machine):
-        job = machine.push(machine.folder("echo it runs\n"), *DEPLOYMENT)
-        assert job["current_status"] == "TRAINING_JOB_PENDING"
-        stopped = machine.run("stop", "--job-id", job["id"])
-        assert "stopped" in stopped.stdout + stopped.stderr
-        assert machine.ledger.state(job["id"]) is JobState.STOPPED
-        run_is(machine, job["flow_run_id"], "CANCELLED", seconds=1)
+        jobs = [machine.push(machine.folder("echo it runs\n"), *DEPLOYMENT) for _ in range(5)]
+        stopped, cancelled, forgotten, crashed, hopeless = jobs
+        assert {job["current_status"] for job in jobs} == {"TRAINING_JOB_PENDING"}
+
+        told = machine.run("stop", "--job-id", stopped["id"])
+        assert "stopped" in told.stdout + told.stderr
+        assert machine.ledger.state(stopped["id"]) is JobState.STOPPED
+        run_is(machine, stopped["flow_run_id"], "CANCELLED", seconds=1)
+
+        set_state(machine, cancelled, "CANCELLING", force=False)
+        run_is(machine, cancelled["flow_run_id"], "CANCELLED", seconds=10)
+        assert machine.view(cancelled["id"])["current_status"] == "TRAINING_JOB_STOPPED"
+
+        # As if its worker had been killed between taking the run and starting its process.
+        set_state(machine, forgotten, "PENDING")
+        # As if its process had been started in the moment in which the server died.
+        set_state(machine, crashed, "CRASHED")
+
+        for _ in range(MOST_CRASHES):
+            set_state(machine, hopeless, "CRASHED")
+            machine.view(hopeless["id"])  # who looks at a job sees to it
+            assert flow_run(machine, hopeless["flow_run_id"])["state_type"] == "SCHEDULED"
+        set_state(machine, hopeless, "CRASHED")
+        seen = machine.view(hopeless["id"])
+        assert seen["current_status"] == "TRAINING_JOB_FAILED"
+        assert "crashed before the job began" in seen["error_message"]
+
+    reschedule(machine, time.time() - 3600)
+    assert flow_run(machine, forgotten["flow_run_id"])["state_type"] == "PENDING", "taken just now"
+    reschedule(machine, time.time())
+    for job in (forgotten, crashed):
+        machine.wait(job["id"], "COMPLETED")
     # Also when somebody has the run begin all the same.
-    retry(machine, job["flow_run_id"])
-    run_is(machine, job["flow_run_id"], "PENDING", "RUNNING")
-    run_is(machine, job["flow_run_id"], "CANCELLED")
-    assert machine.ledger.state(job["id"]) is JobState.STOPPED
-    assert machine.ledger.attempts(job["id"]) == []
-    machine.nothing_left(job["id"])
+    retry(machine, stopped["flow_run_id"])
+    run_is(machine, stopped["flow_run_id"], "CANCELLED")
+    assert machine.ledger.state(stopped["id"]) is JobState.STOPPED
+    assert machine.ledger.attempts(stopped["id"]) == []
+    for job in jobs:
+        machine.nothing_left(job["id"])
 
 
-def test_a_run_cancelled_before_the_worker_takes_it_stops_its_job(machine: Machine) -> None:
-    with paused(machine):
-        job = machine.push(machine.folder("echo it runs\n"), *DEPLOYMENT)
-        state = {"type": "CANCELLING"}
-        call(machine, "POST", f"flow_runs/{job['flow_run_id']}/set_state", state=state)
-        run_is(machine, job["flow_run_id"], "CANCELLED", seconds=10)
-        assert machine.view(job["id"])["current_status"] == "TRAINING_JOB_STOPPED"
-    machine.nothing_left(job["id"])
+def set_state(machine: Machine, job: dict[str, Any], kind: str, *, force: bool = True) -> None:
+    path = f"flow_runs/{job['flow_run_id']}/set_state"
+    call(machine, "POST", path, state={"type": kind}, force=force)
+
+
+def reschedule(machine: Machine, before: float) -> None:
+    """As the caretaker does once it has started the server or the worker again."""
+    module = [sys.executable, "-m", "prefect_bt.cli.rescheduling", machine.api_url, str(before)]
+    subprocess.run(module, env=machine.environment, check=True)
 
 
 def test_cancelled_in_prefect_while_it_runs(machine: Machine) -> None:
@@ -187,10 +228,16 @@ def test_cancelled_in_prefect_while_it_runs(machine: Machine) -> None:
     machine.nothing_left(job["id"])
 
 
-def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine) -> None:
-    script = "echo attempt $BT_RETRY_COUNT begins; sleep 10; echo attempt $BT_RETRY_COUNT ends\n"
-    job = running(machine, "attempt 0 begins", script)
+def test_the_flow_is_killed_and_the_gang_goes_on(machine: Machine, tmp_path: Path) -> None:
+    script = """
+    echo attempt $BT_RETRY_COUNT begins
+    until test -e $WORD/go; do sleep 0.1; done
+    echo attempt $BT_RETRY_COUNT ends
+    """
+    job = running(machine, "attempt 0 begins", script, env={"WORD": str(tmp_path)})
     kill_flow(job["flow_run_id"])
+    until(lambda: is_owned(machine.state_dir, job["id"]), seconds=60, what="somebody else")
+    (tmp_path / "go").touch()
     machine.wait(job["id"], "COMPLETED")
     run_is(machine, job["flow_run_id"], "COMPLETED")
     assert "attempt 0 ends" in machine.logs(job["id"])
@@ -277,54 +324,6 @@ def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> No
     there.wait(job_id, "STOPPED", seconds=30)
     run_is(machine, run_id, "CANCELLED")
     there.nothing_left(job_id)
-
-
-def test_a_run_that_a_worker_died_with_is_scheduled_again(machine: Machine) -> None:
-    """As if it had been killed between taking the run and starting its process."""
-    with paused(machine):
-        job = machine.push(machine.folder("echo it runs\n"), *DEPLOYMENT)
-        state = {"type": "PENDING"}
-        path = f"flow_runs/{job['flow_run_id']}/set_state"
-        call(machine, "POST", path, state=state, force=True)
-    known = read_server(machine.state_dir) or {}
-    module = [sys.executable, "-m", "prefect_bt.cli.rescheduling", known["api_url"]]
-    run_now = [*module, str(time.time() - 3600)]
-    subprocess.run(run_now, env=machine.environment, check=True)
-    assert flow_run(machine, job["flow_run_id"])["state_type"] == "PENDING", "taken just now"
-    subprocess.run([*module, str(time.time())], env=machine.environment, check=True)
-    machine.wait(job["id"], "COMPLETED")
-    machine.nothing_left(job["id"])
-
-
-def test_a_run_that_found_no_server_begins_again(machine: Machine) -> None:
-    """As if its process had been started in the moment in which the server died."""
-    with paused(machine):
-        jobs = [machine.push(machine.folder("echo it runs\n"), *DEPLOYMENT) for _ in range(2)]
-        for job in jobs:
-            path = f"flow_runs/{job['flow_run_id']}/set_state"
-            call(machine, "POST", path, state={"type": "CRASHED"}, force=True)
-    known = read_server(machine.state_dir) or {}
-    machine.view(jobs[0]["id"])  # who looks at a job sees to it
-    module = [sys.executable, "-m", "prefect_bt.cli.rescheduling", known["api_url"], "0"]
-    subprocess.run(module, env=machine.environment, check=True)
-    for job in jobs:
-        machine.wait(job["id"], "COMPLETED")
-        machine.nothing_left(job["id"])
-
-
-def test_a_run_that_crashes_every_time_is_the_end_of_its_job(machine: Machine) -> None:
-    with paused(machine):
-        job = machine.push(machine.folder("echo never\n"), *DEPLOYMENT)
-        path = f"flow_runs/{job['flow_run_id']}/set_state"
-        for _ in range(MOST_CRASHES):
-            call(machine, "POST", path, state={"type": "CRASHED"}, force=True)
-            machine.view(job["id"])
-            assert flow_run(machine, job["flow_run_id"])["state_type"] == "SCHEDULED"
-        call(machine, "POST", path, state={"type": "CRASHED"}, force=True)
-        seen = machine.view(job["id"])
-    assert seen["current_status"] == "TRAINING_JOB_FAILED"
-    assert "crashed before the job began" in seen["error_message"]
-    machine.nothing_left(job["id"])
 
 
 def test_a_flow_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path) -> None:

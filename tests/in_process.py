@@ -1,0 +1,82 @@
+"""The command line and flows in the process of the tests, in an environment of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from prefect_bt.cli.app import main
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def command(*words: str, environment: Mapping[str, str], folder: Path, stdin: str = "") -> Ended:
+    """Run `prefect-bt` as a process with this environment would, in the main thread of this one."""
+    out, err = _text(), _text()
+    with ExitStack() as changed:
+        changed.enter_context(environment_of(environment))
+        changed.enter_context(chdir(folder))
+        changed.enter_context(_no_log_handlers())
+        changed.enter_context(mock.patch.object(sys, "stdin", _text(stdin)))
+        changed.enter_context(redirect_stdout(out))
+        changed.enter_context(redirect_stderr(err))
+        code = main(words)
+    return Ended(code, _told(out), _told(err))
+
+
+@contextmanager
+def environment_of(environment: Mapping[str, str]) -> Generator[None]:
+    """Make these the only variables; Prefect, if it is imported, takes its settings from them."""
+    with mock.patch.dict(os.environ, environment, clear=True), _settings_of_prefect():
+        yield
+
+
+@contextmanager
+def _settings_of_prefect() -> Generator[None]:
+    """Prefect reads its settings once for a process."""
+    if "prefect" not in sys.modules:
+        yield
+        return
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+    url = os.environ.get("PREFECT_API_URL")
+    home = os.environ.get("PREFECT_HOME") or str(Path(os.environ["HOME"]) / ".prefect")
+    updates: dict[Any, Any] = {PREFECT_HOME: home, **({PREFECT_API_URL: url} if url else {})}
+    with temporary_settings(updates, restore_defaults=set() if url else {PREFECT_API_URL}):
+        yield
+
+
+@contextmanager
+def _no_log_handlers() -> Generator[None]:
+    """Let a command set up its logging as in a process of its own."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+
+
+def _text(text: str = "") -> TextIOWrapper:
+    return TextIOWrapper(BytesIO(text.encode()), "utf-8")
+
+
+def _told(stream: TextIOWrapper) -> str:
+    stream.flush()
+    assert isinstance(stream.buffer, BytesIO)
+    return stream.buffer.getvalue().decode()
