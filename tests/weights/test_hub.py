@@ -33,7 +33,7 @@ FILES = {
 
 def test_a_branch_is_pinned_and_fetched_once(hub: Hub, place: Place) -> None:
     commit = hub.repos["o/r"].commit(FILES)
-    folder = place.mirror("hf://o/r")
+    folder = Path(place.finish(place.program("hf://o/r"))["folder"])
     assert tree(folder) == FILES
     assert folder == place.state_dir / "weights" / "trees" / f"k1-{commit}" / "files"
     asked = hub.bodies()

@@ -44,15 +44,8 @@ def make_source(folder: Path, seed: int) -> None:
         (folder / "sub" / f"{n}.json").write_bytes(chance.randbytes(chance.randrange(200_000)))
 
 
-def start(ranges: Ranges, root: Path) -> subprocess.Popen[str]:
-    given = json.dumps({"url": ranges.url, "root": str(root)})
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), given],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert process.stdout
+def start(ranges: Ranges, root: Path) -> Forked:
+    process = Forked(SCRIPT, [json.dumps({"url": ranges.url, "root": str(root)})])
     assert process.stdout.readline() == "ready\n"
     return process
 
