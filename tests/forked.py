@@ -23,7 +23,9 @@ from pathlib import Path
 
 PRELOADED = [
     "tests.forked",
+    "boto3.session",
     "huggingface_hub.hf_api",
+    "obstore.auth.boto3",
     "obstore.store",
     "prefect_bt.node.upload",
     "prefect_bt.objects.bucket",
@@ -58,7 +60,7 @@ class Forked:
         context.set_forkserver_preload(PRELOADED)
         argv = [name, *map(str, arguments)]
         self._process = context.Process(
-            target=_run, args=(text, argv, variables, str(self._folder), os.getcwd())
+            target=_run, args=(text, argv, variables, str(self._folder), str(Path.cwd()))
         )
         self._process.start()
 

@@ -15,9 +15,10 @@ import pytest
 
 from prefect_bt.checkpoints import integrity
 from prefect_bt.objects import open_store
+from tests.s3_server import shared_s3
 
 from . import folders
-from .buckets import Bucket, s3_server, use
+from .buckets import Bucket, use
 from .folders import JOB, PROJECT
 from .test_upload_process import Site
 
@@ -49,17 +50,11 @@ class DiskPlace:
         shutil.rmtree(self.root)
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as address:
-        yield address
-
-
 @pytest.fixture(params=["disk", "s3"])
 def place(request, tmp_path, monkeypatch):
     if request.param == "disk":
         return DiskPlace(tmp_path / "store")
-    address = request.getfixturevalue("endpoint")
+    address = shared_s3()
     use(monkeypatch, address)
     return Bucket(address)
 

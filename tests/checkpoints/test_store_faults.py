@@ -29,9 +29,10 @@ from tests.objects.faulty import (
     LoseAnswer,
     Truncate,
 )
+from tests.s3_server import shared_s3
 
 from . import folders
-from .buckets import Bucket, s3_server, use
+from .buckets import Bucket, use
 from .folders import FAST, JOB, PROJECT
 from .running import Running, listed, wait_for
 from .test_upload_process import Site
@@ -42,15 +43,9 @@ LARGE = 3 * (8 << 20) + 12_345
 s3 = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def upstream(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as address:
-        yield address
-
-
 @pytest.fixture
-def server(upstream, monkeypatch):
-    with FaultyServer(upstream) as faulty:
+def server(monkeypatch):
+    with FaultyServer(shared_s3()) as faulty:
         use(monkeypatch, faulty.url)
         yield faulty
 

@@ -17,8 +17,9 @@ from prefect_bt.objects import open_store
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
+from tests.s3_server import shared_s3
 
 from .hub_server import Hub, Repo, serving_hub
 
@@ -74,11 +75,10 @@ class Place:
         return done["error"]
 
 
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture
+def s3() -> str:
     """The endpoint of a server of buckets."""
-    with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
-        yield endpoint
+    return shared_s3()
 
 
 @pytest.fixture(params=["disk", "memory", pytest.param("s3", marks=pytest.mark.integration)])
