@@ -107,6 +107,18 @@ def test_the_end_of_a_former_save_proves_nothing_about_the_next(tmp_path):
     assert stage.finished(writing) and stage.finished(writing, examples)
 
 
+def test_files_of_one_tick_of_the_clock_do_not_hide_the_end(tmp_path):
+    """Whichever order the clock can tell: the file that ends a save may be as old as the others."""
+    writing = WRITERS["trainer"](10)
+    stage = Stage(tmp_path, writing.place)
+    for path in writing.files:
+        stage.write(writing, path)
+        os.utime(tmp_path / writing.name / path, ns=(5, 5))
+        assert stage.finished(writing) is (path == "trainer_state.json")
+    os.utime(tmp_path / writing.name / "trainer_state.json", ns=(4, 4))
+    assert not stage.finished(writing), "it is of a former save"
+
+
 def test_a_sibling_that_is_shorter_is_not_proved_to_be_done(tmp_path):
     # No format tells where this one ends.
     first, second = (Writing(f"step-{n}", {"weights.raw": b"x" * 1000}) for n in (1, 2))
