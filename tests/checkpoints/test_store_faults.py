@@ -37,8 +37,10 @@ from .folders import FAST, JOB, PROJECT
 from .running import Running, listed, wait_for
 from .test_upload_process import Site
 
-LARGE = 3 * (8 << 20) + 12_345
-"""More than three parts."""
+LARGE = (8 << 20) + 12_345
+"""Two parts."""
+LARGER = 3 * (8 << 20) + 12_345
+"""Four parts."""
 
 s3 = pytest.mark.integration
 
@@ -122,7 +124,7 @@ def burst_of_parts(node, fault):
     rules = [node.server.on(fault, method="PUT", query=r"partNumber=\d", times=5)]
     if not isinstance(fault, FlipUpload):
         rules.append(node.server.on(fault, method="POST", times=2))
-    files = node.write(10)
+    files = node.write(10, LARGER)
     node.end_well(node.start(patience=120), _10=files)
     assert all(rule.hits == rule.times for rule in rules)
 
@@ -293,7 +295,7 @@ def test_two_attempts_that_write_the_same_name_at_once(tmp_path, server):
 def test_killed_while_a_part_hangs_and_gone_on_with(node):
     """What was sent before the kill is not sent again."""
     rule = node.server.on(Hang(), method="PUT", query="partNumber=4")
-    files = node.write(10)
+    files = node.write(10, LARGER)
     process = node.start()
     assert rule.struck.wait(120)
     wait_for(lambda: sum(one.status == 200 for one in parts_sent(node)) >= 3)
