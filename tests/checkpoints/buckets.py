@@ -1,15 +1,10 @@
-"""A real S3 server in a process of its own, and what is unfinished in it."""
+"""Buckets of a real S3 server, and what is unfinished in them."""
 
 import contextlib
 import itertools
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 
-import pytest
+from tests.s3_server import shared_s3
 
 ACCESS, SECRET, REGION = "test", "testtesttest", "us-east-1"
 _numbers = itertools.count(1)
@@ -48,7 +43,7 @@ class Bucket:
         return [one["Key"] for page in pages for one in page.get("Contents", [])]
 
     def empty(self):
-        """Everything goes, so that a server that keeps all in memory stays small."""
+        """Delete everything: the server keeps all of a test run in memory."""
         keys = [{"Key": key} for key in self.keys()]
         for start in range(0, len(keys), 1000):
             self.client.delete_objects(
@@ -57,31 +52,9 @@ class Bucket:
 
 
 @contextlib.contextmanager
-def s3_server(folder):
-    """The address of a server; its log lies in `folder`."""
-    pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with (folder / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            _await(f"http://127.0.0.1:{port}", server)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.kill()
-            server.wait()
-
-
-def _await(endpoint, server):
-    for _ in range(300):
-        with contextlib.suppress(OSError):
-            urllib.request.urlopen(f"{endpoint}/moto-api/", timeout=1).close()
-            return
-        assert server.poll() is None, "the S3 server ended"
-        time.sleep(0.1)
-    raise AssertionError("the S3 server did not start")
+def s3_server(_folder):
+    """The address of the server of this test run, which goes on after the block."""
+    yield shared_s3()
 
 
 def use(monkeypatch, endpoint):

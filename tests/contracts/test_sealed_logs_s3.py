@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,16 @@ from prefect_bt.logs import format_lines
 from prefect_bt.objects import open_store
 from prefect_bt.records import FailureClass, JobRecord, JobState, Outcome
 from prefect_bt.sealing import Sealer
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
+from tests.s3_server import shared_s3
 from tests.test_joblogs import Node
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as address:
-        yield address
+@pytest.fixture
+def endpoint() -> str:
+    return shared_s3()
 
 
 def test_sealed_followed_explained_and_damaged(

@@ -18,7 +18,8 @@ import pytest
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects import open_store
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
+from tests.s3_server import shared_s3
 
 # The account that every copy of Azure's emulator has, by its manual.
 AZURE_ACCOUNT = "devstoreaccount1"
@@ -28,10 +29,9 @@ AZURE_KEY = (
 containers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
-        yield endpoint
+@pytest.fixture
+def s3():
+    return shared_s3()
 
 
 @pytest.fixture(scope="module")

@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
+from tests.s3_server import shared_s3
 
 from .faulty import FaultyServer
 
 
 @pytest.fixture(scope="session")
-def upstream(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as address:
-        yield address
+def upstream():
+    return shared_s3()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """An S3 server that can be told to fail: a small HTTP proxy in front of a real one.
 
-    with s3_server(tmp_path) as upstream, FaultyServer(upstream) as server:   # or: faulty_server
+    with FaultyServer(shared_s3()) as server:
         bucket = Bucket(upstream)                    # straight to the real server, for looking
         use(monkeypatch, server.url)                 # the code under test goes through the proxy
         rule = server.on(Answer(503, "SlowDown"), method="PUT", times=2)
@@ -49,13 +49,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-from tests.checkpoints.buckets import s3_server
 
 _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive", "expect"}
 
@@ -163,8 +159,11 @@ class FaultyServer:
         self.upstream = upstream
         self.requests: list[Request] = []
         self.release = threading.Event()
+        self.busy = 0
+        """Requests that are neither answered nor given up."""
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
+        self.counting = threading.Lock()
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(
@@ -237,6 +236,16 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def do_any(self) -> None:
+        owner = self.server.owner
+        with owner.counting:
+            owner.busy += 1
+        try:
+            self.do_one()
+        finally:
+            with owner.counting:
+                owner.busy -= 1
+
+    def do_one(self) -> None:
         parts = urlsplit(self.path)
         length = int(self.headers.get("Content-Length") or 0)
         self.seen = Request(self.command, unquote(parts.path), parts.query, length)
@@ -349,10 +358,3 @@ def _flipped(body: bytes) -> bytes:
         return body
     middle = len(body) // 2
     return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
-
-
-@contextlib.contextmanager
-def faulty_server(folder: Path) -> Iterator[FaultyServer]:
-    """A real S3 server in a process of its own, and the proxy in front of it."""
-    with s3_server(folder) as upstream, FaultyServer(upstream) as server:
-        yield server

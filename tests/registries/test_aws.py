@@ -18,7 +18,8 @@ import pytest
 from prefect_bt.registries.faults import Fault, Trouble
 from prefect_bt.registries.logins import Login, open_login
 from prefect_bt.registries.reference import parse_reference
-from tests.checkpoints.buckets import s3_server, use
+from tests.checkpoints.buckets import use
+from tests.s3_server import shared_s3
 
 from .test_logins import AMAZON, header
 
@@ -37,37 +38,36 @@ class Amazon:
 
 
 @pytest.fixture(scope="module")
-def amazon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Amazon]:
-    with s3_server(tmp_path_factory.mktemp("aws")) as upstream:
-        amazon = Amazon(upstream)
+def amazon() -> Iterator[Amazon]:
+    amazon = Amazon(shared_s3(guarded=True))
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
 
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                amazon.asked.append(parse_qs(body.decode()))
-                request = urllib.request.Request(
-                    upstream + self.path, body, dict(self.headers), method="POST"
-                )
-                try:
-                    answer = urllib.request.urlopen(request)
-                except urllib.error.HTTPError as error:
-                    answer = error
-                with answer:
-                    told = answer.read()
-                    self.send_response(answer.status)
-                self.send_header("Content-Type", answer.headers["Content-Type"])
-                self.end_headers()
-                self.wfile.write(told)
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            amazon.asked.append(parse_qs(body.decode()))
+            request = urllib.request.Request(
+                amazon.upstream + self.path, body, dict(self.headers), method="POST"
+            )
+            try:
+                answer = urllib.request.urlopen(request)
+            except urllib.error.HTTPError as error:
+                answer = error
+            with answer:
+                told = answer.read()
+                self.send_response(answer.status)
+            self.send_header("Content-Type", answer.headers["Content-Type"])
+            self.end_headers()
+            self.wfile.write(told)
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        amazon.url = f"http://127.0.0.1:{server.server_port}"
-        yield amazon
-        server.shutdown()
-        server.server_close()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    amazon.url = f"http://127.0.0.1:{server.server_port}"
+    yield amazon
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 CHUNK = 1 << 16
-XORB = 4 << 20
+XORB = 1 << 20
 
 
 @dataclass

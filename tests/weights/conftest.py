@@ -17,7 +17,9 @@ from prefect_bt.objects import open_store
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
+from tests.forked import Forked
+from tests.s3_server import shared_s3
 
 from .hub_server import Hub, Repo, serving_hub
 
@@ -27,23 +29,33 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass
 class Place:
-    """Mirrors in processes of its own, so that HF_ENDPOINT counts as it does for a user."""
+    """Mirrors in processes of its own, so that HF_ENDPOINT counts as it does for a user.
+
+    They are forks, but for one that a test asks to be a `program`: Python from its start.
+    """
 
     state_dir: Path
     environment: dict[str, str]
     printed: list[str] = field(default_factory=list)
 
-    def start(self, source: str, **given: Any) -> subprocess.Popen[str]:
-        given = {"source": source, "key": "k1", "state_dir": str(self.state_dir), **given}
+    def start(self, source: str, **given: Any) -> Forked:
+        return Forked(MIRRORING, [self._given(source, given)], self.environment)
+
+    def program(self, source: str, **given: Any) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, str(MIRRORING), json.dumps(given)],
+            [sys.executable, str(MIRRORING), self._given(source, given)],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+    def _given(self, source: str, given: dict[str, Any]) -> str:
+        return json.dumps(
+            {"source": source, "key": "k1", "state_dir": str(self.state_dir), **given}
+        )
+
+    def finish(self, process: Forked | subprocess.Popen[str]) -> dict[str, Any]:
         out, log = process.communicate(timeout=400)
         self.printed += [out, log]
         assert process.returncode == 0, log
@@ -63,11 +75,10 @@ class Place:
         return done["error"]
 
 
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture
+def s3() -> str:
     """The endpoint of a server of buckets."""
-    with s3_server(tmp_path_factory.mktemp("s3")) as endpoint:
-        yield endpoint
+    return shared_s3()
 
 
 @pytest.fixture(params=["disk", "memory", pytest.param("s3", marks=pytest.mark.integration)])
@@ -114,13 +125,12 @@ def place(tmp_path: Path, hub: Hub) -> Place:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start() -> Iterator[Callable[..., Forked]]:
     """Runs code in processes that are gone when the test is over."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[Forked] = []
 
-    def begin(code: str, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", code, *map(str, arguments)]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    def begin(code: str, *arguments: object) -> Forked:
+        running.append(Forked(code, arguments))
         return running[-1]
 
     yield begin

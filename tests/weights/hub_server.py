@@ -80,6 +80,8 @@ class Hub:
         """The same, by the file's path in its repository."""
         self.ranges: list[tuple[str, int, int]] = []
         """(path in the repository, first byte, bytes) of every body."""
+        self.sending = 0
+        """Bodies of files that are on their way."""
         self.bad = Misbehaviour()
         self.url = self.cdn_url = ""
         self.lock = threading.Lock()
@@ -226,13 +228,19 @@ class _Handler(BaseHTTPRequestHandler):
             body = self._spoil(spoilt, body)
             pause = hub.bad.seconds_a_chunk
             step = 1 << 16 if pause else step
-        for at in range(0, len(body), step):
-            self.wfile.write(body[at : at + step])
-            if spoilt:
-                with hub.lock:
-                    hub.sent += len(body[at : at + step])
-                    hub.sent_of[spoilt] += len(body[at : at + step])
-            time.sleep(pause)
+        with hub.lock:
+            hub.sending += bool(spoilt)
+        try:
+            for at in range(0, len(body), step):
+                self.wfile.write(body[at : at + step])
+                if spoilt:
+                    with hub.lock:
+                        hub.sent += len(body[at : at + step])
+                        hub.sent_of[spoilt] += len(body[at : at + step])
+                time.sleep(pause if hub.bad.seconds_a_chunk else 0)
+        finally:
+            with hub.lock:
+                hub.sending -= bool(spoilt)
 
     def _spoil(self, name: str, body: bytes) -> bytes:
         bad = self.hub.bad

@@ -12,10 +12,13 @@ from pathlib import Path
 from prefect_bt.errors import WeightsError
 from prefect_bt.objects import open_store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import NodeCache, Progress, mirror_source
+from prefect_bt.weights import NodeCache, Progress, blocks, hub, mirror_source, wholes
+from prefect_bt.weights import mirror as mirrors
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
+    blocks.PAUSES = wholes.PAUSES = mirrors.LISTING_PAUSES = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
+    hub.XET_FROM = given.get("xet_from", hub.XET_FROM)  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=logging.DEBUG)
     plan = WeightsPlan(
         given["source"],
@@ -40,7 +43,7 @@ if __name__ == "__main__":
             store=open_store(given["store"]) if given.get("store") else None,
             revision=given.get("revision", ""),
             holder=given.get("holder", ""),
-            stall=given.get("stall", 1.0),
+            stall=given.get("stall", 60.0),
             tell=tell,
             stop=stop,
         )

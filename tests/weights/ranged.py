@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import math
 import os
 import re
 import sys
@@ -31,16 +32,25 @@ HANDS = 8
 
 
 class Ranges:
-    """`asked`: (path, begin, end) in order; `pause` seconds after each piece."""
+    """`asked`: (path, begin, end) in order; `pause` seconds after each piece.
+
+    Once `hold` bytes have been sent, no more are, until it is raised.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.asked: list[tuple[str, int, int]] = []
         self.sent: Counter[str] = Counter()
         self.pause = 0.0
+        self.hold = math.inf
         self.tells_digests = True
         self.url = ""
         self.lock = threading.Lock()
+
+    @property
+    def total(self) -> int:
+        with self.lock:
+            return sum(self.sent.values())
 
     def listing(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -108,6 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
                     self.ranges.sent[name] += len(body[at : at + PIECE])
                 if self.ranges.pause:
                     time.sleep(self.ranges.pause)
+                while self.ranges.total >= self.ranges.hold:
+                    time.sleep(0.005)
 
 
 class RangedSource:
@@ -146,11 +158,12 @@ if __name__ == "__main__":
     from prefect_bt.plan import WeightsPlan
     from prefect_bt.weights import NodeCache, blocks, bringing, mirror_source, parts, source
 
-    parts.BLOCK = blocks.BLOCK = BLOCK  # pyright: ignore[reportAttributeAccessIssue]
+    given = json.loads(sys.argv[1])
+    parts.BLOCK = blocks.BLOCK = given.get("block", BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
     bringing.BLOCKS_AT_ONCE = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["tests_weights_ranged"] = sys.modules["__main__"]
     source.SOURCES["http"] = "tests_weights_ranged:RangedSource"
-    given = json.loads(sys.argv[1])
+    bringing.SMALL = min(bringing.SMALL, parts.BLOCK // 2)  # pyright: ignore[reportAttributeAccessIssue]
     cache = NodeCache(Path(given["root"]))
     print("ready", flush=True)
     done = mirror_source(WeightsPlan(given["url"], "/w", given.get("key", "k1")), cache=cache)

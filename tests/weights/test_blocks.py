@@ -6,14 +6,13 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from .conftest import REPOSITORY
+from tests.forked import Forked
+
 from .ranged import BLOCK, HANDS, Ranges, serving_ranges
 
 SCRIPT = Path(__file__).with_name("ranged.py")
@@ -21,13 +20,8 @@ SCRIPT = Path(__file__).with_name("ranged.py")
 pytestmark = pytest.mark.timeout(120)
 
 
-def start(ranges: Ranges, root: Path) -> subprocess.Popen[bytes]:
-    given = json.dumps({"url": ranges.url, "root": str(root)})
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), given],
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
+def start(ranges: Ranges, root: Path, block: int = BLOCK) -> Forked:
+    return Forked(SCRIPT, [json.dumps({"url": ranges.url, "root": str(root), "block": block})])
 
 
 def spans(ranges: Ranges, path: str = "model.bin") -> list[tuple[int, int]]:
@@ -48,11 +42,12 @@ def test_as_few_requests_as_keep_all_connections_at_work(
     """At most eight blocks each; the last block is not a whole one."""
     source = tmp_path / "source"
     source.mkdir()
-    size = blocks * BLOCK - 5
+    block = 1 << 17
+    size = blocks * block - 5
     with (source / "model.bin").open("wb") as file:
         file.truncate(size)
     with serving_ranges(source) as ranges:
-        assert start(ranges, tmp_path / "weights").wait(60) == 0
+        assert start(ranges, tmp_path / "weights", block).wait(100) == 0
         asked = spans(ranges)
     assert len(asked) == requests
     assert joined(asked)
@@ -74,7 +69,7 @@ def test_what_is_here_ends_a_request(tmp_path: Path) -> None:
         first.send_signal(signal.SIGKILL)
         first.wait()
         ranges.pause, before = 0.0, len(ranges.asked)
-        assert start(ranges, root).wait(60) == 0
+        assert start(ranges, root).wait(100) == 0
         again = sorted((begin, end) for _, begin, end in ranges.asked[before:])
     told_by_the_mib = HANDS * (1 << 20)
     assert sum(end - begin for begin, end in again) <= 0.25 * len(data) + told_by_the_mib

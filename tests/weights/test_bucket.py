@@ -18,8 +18,9 @@ from prefect_bt.weights import access, blocks, bucket, wholes
 from prefect_bt.weights import mirror as mirrors
 from prefect_bt.weights.listing import Listing
 from prefect_bt.weights.source import SourceRequest, open_source
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
 from tests.objects.faulty import Answer, FaultyServer, FlipAnswer, Hang, Rule, SetHeader, Truncate
+from tests.s3_server import shared_s3
 
 from .conftest import mirror, tree
 
@@ -30,13 +31,8 @@ KEYS = '{"aws_access_key_id": "test", "aws_secret_access_key": "planted-s3-secre
 
 
 @pytest.fixture(scope="module")
-def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    os.environ["INITIAL_NO_AUTH_ACTION_COUNT"] = "1000000"
-    try:
-        with s3_server(tmp_path_factory.mktemp("s3")) as address:
-            yield address
-    finally:
-        del os.environ["INITIAL_NO_AUTH_ACTION_COUNT"]
+def upstream() -> str:
+    return shared_s3(guarded=True)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -28,11 +27,14 @@ from prefect_bt.weights.listing import ListedFile, Listing
 from prefect_bt.weights.parts import BLOCK, Part, PartFolder
 from prefect_bt.weights.shared import StoreMirror, blob_key, manifest_key
 from prefect_bt.weights.source import Interrupted
-from tests.checkpoints.buckets import Bucket, s3_server, use
+from tests.checkpoints.buckets import Bucket, use
+from tests.conftest import Soak
+from tests.forked import Forked
+from tests.s3_server import shared_s3
 
 from . import arranged, ranged
 from .arranged import Arranged
-from .conftest import REPOSITORY, tree
+from .conftest import tree
 from .ranged import serving_ranges
 
 LARGE = os.urandom(BLOCK + 1)
@@ -110,15 +112,8 @@ def test_ctrl_c_does_not_wait_for_a_silent_server(tmp_path: Path) -> None:
     (tmp_path / "source" / "model.bin").write_bytes(LARGE)
     with serving_ranges(tmp_path / "source") as ranges:
         ranges.pause = 3600.0
-        command = [sys.executable, str(Path(ranged.__file__))]
         given = json.dumps({"url": ranges.url, "root": str(tmp_path / "weights")})
-        process = subprocess.Popen(
-            [*command, given],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        )
+        process = Forked(Path(ranged.__file__), [given])
         while not ranges.sent:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
@@ -354,9 +349,11 @@ def store_url(
     if request.param == "folder":
         yield str(tmp_path / "store")
         return
-    with s3_server(tmp_path) as endpoint:
-        use(monkeypatch, endpoint)
-        yield Bucket(endpoint).url
+    endpoint = shared_s3()
+    use(monkeypatch, endpoint)
+    bucket = Bucket(endpoint)
+    yield bucket.url
+    bucket.empty()
 
 
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "asked"])
@@ -364,6 +361,7 @@ def store_url(
 def test_a_damaged_copy_is_made_good(
     here: Arranged, tmp_path: Path, store_url: str, harm: str, pinned: bool
 ) -> None:
+    here.files["large.bin"] = LARGE[: 2 << 20]
     store = open_store(store_url)
     first = mirrored(tmp_path / "a", store=store)
     manifest = StoreMirror(store).manifest(first.name)
@@ -413,16 +411,25 @@ def test_nobody_else_is_told_a_signature(
 # -- evictions --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_evictions_beside_fills_of_the_same_contents(here: Arranged, tmp_path: Path) -> None:
-    """Two who mirror and one who evicts, all the time: every tree that is there is right."""
+    evict_beside_fills(here, tmp_path, fills=5)
+
+
+@pytest.mark.soak
+def test_many_evictions_beside_fills(here: Arranged, tmp_path: Path, soak: Soak) -> None:
+    evict_beside_fills(here, tmp_path, fills=100 * soak.length)
+
+
+def evict_beside_fills(here: Arranged, tmp_path: Path, *, fills: int) -> None:
+    """Two mirror so often and one evicts meanwhile: every tree that is there is right."""
     here.files = {"large.bin": os.urandom(2 << 20)} | {f"{n}": bytes([n]) for n in range(20)}
     cache, over, faults = NodeCache(tmp_path / "weights"), threading.Event(), list[BaseException]()
 
-    def forever(do: Any) -> None:
+    def again(do: Any, times: int | None) -> None:
         try:
-            while not over.is_set():
+            while not over.is_set() and times != 0:
                 do()
+                times = times and times - 1
         except BaseException as error:
             faults.append(error)
             over.set()
@@ -441,14 +448,14 @@ def test_evictions_beside_fills_of_the_same_contents(here: Arranged, tmp_path: P
             except FileNotFoundError:
                 return  # evicted: nobody leased it
 
-    hands = [lambda: look("k1"), lambda: look("k2"), evict]
-    threads = [threading.Thread(target=forever, args=(do,)) for do in hands]
+    hands = [(lambda: look("k1"), fills), (lambda: look("k2"), fills), (evict, None)]
+    threads = [threading.Thread(target=again, args=hand) for hand in hands]
     for thread in threads:
         thread.start()
-    over.wait(8)
-    over.set()
-    for thread in threads:
+    for thread in threads[:2]:
         thread.join()
+    over.set()
+    threads[2].join()
     assert faults == []
     kept = mirrored(tmp_path, key="k1")
     assert tree(kept.folder) == here.files

@@ -1,17 +1,15 @@
 """kill -9 at any moment: nothing wrong is ever visible, nothing that arrived is asked for again.
 
-KILLS=100 for the full run; in the gate a few of each.
+In the gate at placed moments; `make soak` kills at random ones.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import math
 import random
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,37 +20,30 @@ from prefect_bt.weights.cache import NodeCache
 from prefect_bt.weights.index import identity
 from prefect_bt.weights.listing import ListedFile
 from prefect_bt.weights.parts import PartFolder, part_id
+from tests.conftest import Soak
+from tests.forked import Forked
 
-from .conftest import REPOSITORY, tree
+from .conftest import tree
 from .ranged import BLOCK, PIECE, Ranges, serving_ranges
 
-KILLS = int(os.environ.get("KILLS", "8"))
 SCRIPT = Path(__file__).with_name("ranged.py")
-SIZES = {"model-1.bin": 17 * BLOCK + 12_345, "sub/model-2.bin": BLOCK + 1, "sub/same.bin": 0}
 SMALL = 40
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
-def make_source(folder: Path, seed: int) -> None:
+def make_source(folder: Path, seed: int, *, blocks: int = 17) -> None:
     chance = random.Random(seed)
     (folder / "sub").mkdir(parents=True)
-    for name, size in SIZES.items():
+    for name, size in (("model-1.bin", blocks * BLOCK + 12_345), ("sub/model-2.bin", BLOCK + 1)):
         (folder / name).write_bytes(chance.randbytes(size))
     (folder / "sub" / "same.bin").write_bytes((folder / "model-1.bin").read_bytes())
     for n in range(SMALL):
         (folder / "sub" / f"{n}.json").write_bytes(chance.randbytes(chance.randrange(200_000)))
 
 
-def start(ranges: Ranges, root: Path) -> subprocess.Popen[str]:
-    given = json.dumps({"url": ranges.url, "root": str(root)})
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), given],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    assert process.stdout
+def start(ranges: Ranges, root: Path) -> Forked:
+    process = Forked(SCRIPT, [json.dumps({"url": ranges.url, "root": str(root)})])
     assert process.stdout.readline() == "ready\n"
     return process
 
@@ -87,46 +78,75 @@ def asked_again(
     return twice
 
 
+def check_after_a_kill(ranges: Ranges, root: Path, before: Any, since: int) -> None:
+    """A file that was half here cannot become anything but itself, and is not lost."""
+    assert asked_again(ranges.asked[since:], before) == {}
+    for published in root.glob("trees/*/files"):
+        assert tree(published) == tree(ranges.folder)
+    for blob in root.glob("blobs/*/*"):
+        assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
+
+
+def check_the_end(ranges: Ranges, root: Path) -> None:
+    out, log = start(ranges, root).communicate(timeout=200)
+    assert out, log
+    assert tree(Path(json.loads(out)["folder"])) == tree(ranges.folder)
+    assert not [*root.glob("fills/*"), *root.glob("parts/*")]
+
+
 @pytest.mark.parametrize("tells_digests", [True, False], ids=["sha256", "etag"])
-def test_killed_at_random(tmp_path: Path, tells_digests: bool) -> None:
-    chance = random.Random(20261121)
+def test_killed_while_it_fetches(tmp_path: Path, tells_digests: bool) -> None:
+    """At the first byte, among the small files, in the middle, and near the end."""
+    make_source(tmp_path / "source", 7, blocks=6)
+    root = tmp_path / "state" / "weights"
+    with serving_ranges(tmp_path / "source") as ranges:
+        ranges.tells_digests = tells_digests
+        size = sum(row["size"] for row in ranges.listing())
+        for reached in (0.0, 0.1, 0.3, 0.5):  # of two large files that are the same one is fetched
+            ranges.hold = reached * size + 1
+            before, since = arrived(ranges, root), len(ranges.asked)
+            process = start(ranges, root)
+            while ranges.total < ranges.hold:
+                assert process.poll() is None
+                time.sleep(0.005)
+            process.kill()
+            process.wait()
+            check_after_a_kill(ranges, root, before, since)
+        ranges.hold = math.inf
+        check_the_end(ranges, root)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("tells_digests", [True, False], ids=["sha256", "etag"])
+def test_killed_at_random(tmp_path: Path, soak: Soak, tells_digests: bool) -> None:
     make_source(tmp_path / "source", 7)
-    wanted = tree(tmp_path / "source")
     root, kills, turn = tmp_path / "state" / "weights", 0, 0
     with serving_ranges(tmp_path / "source") as ranges:
         ranges.tells_digests = tells_digests
         ranges.pause = 0.0005
-        while kills < KILLS:
+        while kills < 8 * soak.length:
             before = arrived(ranges, root)
             process, since = start(ranges, root), len(ranges.asked)
             try:
-                out, _ = process.communicate(timeout=chance.uniform(0.02, 0.7))
+                out, _ = process.communicate(timeout=soak.random.uniform(0.02, 0.7))
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 process.wait()
                 kills += 1
             else:
                 assert process.returncode == 0
-                assert tree(Path(json.loads(out)["folder"])) == wanted
+                assert tree(Path(json.loads(out)["folder"])) == tree(tmp_path / "source")
                 turn += 1
                 root = tmp_path / f"state-{turn}" / "weights"  # and once more from nothing
                 continue
-            # A file that was half here cannot become anything but itself, and is not lost.
-            assert asked_again(ranges.asked[since:], before) == {}
-            for published in root.glob("trees/*/files"):
-                assert tree(published) == wanted
-            for blob in root.glob("blobs/*/*"):
-                assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
+            check_after_a_kill(ranges, root, before, since)
         ranges.pause = 0.0
-        final = start(ranges, root)
-        out, _ = final.communicate(timeout=200)
-        assert tree(Path(json.loads(out)["folder"])) == wanted
-        assert not [*root.glob("fills/*"), *root.glob("parts/*")]
+        check_the_end(ranges, root)
 
 
-def test_what_a_kill_costs(tmp_path: Path) -> None:
+@pytest.mark.soak
+def test_what_a_kill_costs(tmp_path: Path, soak: Soak) -> None:
     """Over all kills together, no more is sent than the pieces on their way at each."""
-    chance = random.Random(3)
     make_source(tmp_path / "source", 8)
     rows = Ranges(tmp_path / "source").listing()
     size = sum(row["size"] for row in rows)
@@ -138,10 +158,10 @@ def test_what_a_kill_costs(tmp_path: Path) -> None:
         while not done:
             process = start(ranges, root)
             try:
-                out, _ = process.communicate(timeout=chance.uniform(0.3, 0.9))
+                out, _ = process.communicate(timeout=soak.random.uniform(0.3, 0.9))
                 done = json.loads(out)
             except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
                 process.wait()
                 kills += 1
                 ranges.pause = 0.006 if kills < 6 else 0.0

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -18,6 +17,7 @@ from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest
 from prefect_bt.weights.removal import Removal, RemovalWatch
 from prefect_bt.weights.shared import PIECE, StoreMirror, blob_key, claims_folder, manifest_key
 from tests.checkpoints.buckets import Bucket, use
+from tests.forked import Forked
 from tests.objects.faulty import FaultyServer, Hang, LoseAnswer
 
 PUBLISHER = """
@@ -60,8 +60,7 @@ class Blobs:
     def publisher(self, url, manifest, *, until=0):
         """A process; it says so and waits when it has heard of bytes `until` times."""
         (self.folder / "manifest").write_bytes(dump_manifest(manifest))
-        command = [sys.executable, "-c", PUBLISHER, url, str(self.folder), str(until)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return Forked(PUBLISHER, [url, self.folder, until])
 
 
 @pytest.fixture
