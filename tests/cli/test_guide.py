@@ -1,0 +1,49 @@
+"""docs/guide.md tells the truth about the commands of truss that are not here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prefect_bt.cli.app import _make_app
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+TRUSS_TRAIN = {
+    "cache summarize",
+    "capacity update",
+    "capacity view",
+    "checkpoints list",
+    "deploy_checkpoints",
+    "download",
+    "get_checkpoint_urls",
+    "init",
+    "isession",
+    "logs",
+    "metrics",
+    "push",
+    "recreate",
+    "stop",
+    "update",
+    "update_session",
+    "view",
+    "workstation",
+}
+"""Every command of `truss train` 0.18.35."""
+
+
+def test_each_command_of_truss_is_here_or_named_as_missing():
+    section = GUIDE.read_text().partition("### Commands of `truss train` that are not here")[2]
+    rows = re.findall(r"^\| (`[^|]+) \|", section, flags=re.MULTILINE)
+    missing = {name for row in rows for name in re.findall(r"`([a-z_ ]+)`", row)}
+    here = {name for name in TRUSS_TRAIN if _is_registered(name)}
+    assert here & missing == set()
+    assert here | missing == TRUSS_TRAIN
+
+
+def _is_registered(command: str) -> bool:
+    app = _make_app()
+    for word in command.split():
+        if word not in app:
+            return False
+        app = app[word]
+    return True
