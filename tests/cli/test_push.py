@@ -102,7 +102,7 @@ def test_a_job_that_completes(cli: Cli, config):
     assert block[0] == f"  Job:     {job_id} (job-1) of project tiny"
     assert block[1] == f"  Logs:    prefect-bt logs --job-id {job_id} --tail"
     assert "(rank-0) hello from rank 0\n" in done.out
-    said, _, page = done.err.partition("  UI:      ")
+    said, _, page = done.err.rpartition("  UI:      ")
     assert said.endswith(f"Training job {job_id} completed successfully.\n")
     assert page.startswith("http://127.0.0.1:")
 
@@ -123,7 +123,7 @@ def test_a_job_that_fails(cli: Cli, config):
     assert job["current_status"] == "TRAINING_JOB_FAILED"
     assert [attempt["exit_code"] for attempt in job["attempts"]] == [3]
     said = f"Training job {job['id']} failed.\n{job['error_message']}\n"
-    told = done.err.partition("  UI:      ")[0]
+    told = done.err.rpartition("  UI:      ")[0]
     assert told.endswith(f"{said}  Logs:    prefect-bt logs --job-id {job['id']}\n")
     assert "Traceback" not in done.err
 
