@@ -111,7 +111,9 @@ def test_a_job_that_completes(cli: Cli, shop: Shop, config):
     assert block[0] == f"  Job:     {job_id} (job-1) of project tiny"
     assert block[1] == f"  Logs:    prefect-bt logs --job-id {job_id} --tail"
     assert "(rank-0) hello from rank 0\n" in done.out
-    assert done.err.endswith(f"Training job {job_id} completed successfully.\n")
+    said, _, page = done.err.rpartition("  UI:      ")
+    assert said.endswith(f"Training job {job_id} completed successfully.\n")
+    assert page.startswith("http://127.0.0.1:")
 
     again = cli("recreate", "--wait", "-o", "json")
     assert again.code == 0, again.err
@@ -135,7 +137,8 @@ def test_a_job_that_fails(cli: Cli, config):
     assert job["current_status"] == "TRAINING_JOB_FAILED"
     assert [attempt["exit_code"] for attempt in job["attempts"]] == [3]
     said = f"Training job {job['id']} failed.\n{job['error_message']}\n"
-    assert done.err.endswith(f"{said}  Logs:    prefect-bt logs --job-id {job['id']}\n")
+    told = done.err.rpartition("  UI:      ")[0]
+    assert told.endswith(f"{said}  Logs:    prefect-bt logs --job-id {job['id']}\n")
     assert "Traceback" not in done.err
 
 
