@@ -1,9 +1,15 @@
 """Run as a program: have every framework save a tiny model, twice where it has steps.
 
-python real_writers.py <folder>        makes <folder>/<framework>/...
+    python tests/checkpoints/real_writers.py tests/fixtures/layouts.tar.gz
+
+makes the archive anew: <framework>/<checkpoint>/<file>, in the order in which they were written.
 """
 
+import os
+import socket
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 import torch
@@ -65,6 +71,28 @@ WRITERS = {
     "accelerate": accelerate,
 }
 
+
+def write_all(archive: Path) -> None:
+    """In a folder of its own, by relative names: no file tells where it was made."""
+    archive = archive.absolute()
+    socket.gethostname = lambda: "host"  # it stands in arguments that are saved
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for name, write in WRITERS.items():
+            write(Path(name))
+        with tarfile.open(archive, "w:gz") as tar:
+            for path in sorted(filter(Path.is_file, Path().rglob("*")), key=_written):
+                fact = tarfile.TarInfo(path.as_posix())
+                fact.size = path.stat().st_size
+                with path.open("rb") as stream:
+                    tar.addfile(fact, stream)
+
+
+def _written(path: Path) -> tuple[int, int]:
+    """Times tell the order of writing, inodes where the clock is too coarse."""
+    fact = path.stat()
+    return fact.st_mtime_ns, fact.st_ino
+
+
 if __name__ == "__main__":
-    for name, write in WRITERS.items():
-        write(Path(sys.argv[1]) / name)
+    write_all(Path(sys.argv[1]))

@@ -17,7 +17,7 @@ def listed(store):
     return {one.checkpoint_id: one for one in catalogue.list_checkpoints(store, PROJECT, JOB)}
 
 
-def wait_for(check, seconds=60.0):
+def wait_for(check, seconds=120.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if check():
@@ -50,7 +50,7 @@ class Running:
 
     def __exit__(self, *_):
         self.ending.set()
-        self._thread.join(60)
+        self._thread.join(120)
         assert not self._thread.is_alive()
 
     def done(self, name):

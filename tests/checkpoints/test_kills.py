@@ -1,9 +1,9 @@
-"""kill -9 at random moments: only whole checkpoints are seen, and at the end nothing is left over.
+"""kill -9 at any moment: only whole checkpoints are seen, and at the end nothing is left over.
 
-`KILLS=200` in the environment kills so often against each store; the seed is fixed.
+The gate kills an uploader over a folder when it starts, while it sends and after a commit;
+test_store_faults.py kills one in the middle of a part. `make soak` kills at random moments.
 """
 
-import os
 import random
 import shutil
 import signal
@@ -20,9 +20,9 @@ from tests.s3_server import shared_s3
 from . import folders
 from .buckets import Bucket, use
 from .folders import JOB, PROJECT
+from .running import wait_for
 from .test_upload_process import Site
 
-KILLS = int(os.environ.get("KILLS", "12"))
 EPISODE = 20
 """Kills a job: the S3 server keeps everything in memory."""
 LARGE = 3 * (8 << 20) + 12_345
@@ -30,8 +30,6 @@ LARGE = 3 * (8 << 20) + 12_345
 SMALL = 100_000
 KEPT = 3
 """As save_total_limit."""
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 class DiskPlace:
@@ -48,15 +46,6 @@ class DiskPlace:
 
     def empty(self):
         shutil.rmtree(self.root)
-
-
-@pytest.fixture(params=["disk", "s3"])
-def place(request, tmp_path, monkeypatch):
-    if request.param == "disk":
-        return DiskPlace(tmp_path / "store")
-    address = shared_s3()
-    use(monkeypatch, address)
-    return Bucket(address)
 
 
 class Trainer(threading.Thread):
@@ -133,34 +122,51 @@ def wait_for_an_upload(site, place, seconds=15.0):
         time.sleep(0.01)
 
 
-@pytest.mark.timeout(60 + 12 * KILLS)
-def test_killed_at_random_moments(place, tmp_path):
-    rng, left, uploads_cut, number = random.Random(20), KILLS, 0, 0
-    while left > 0:
-        number += 1
-        uploads_cut += episode(place, tmp_path / str(number), rng, min(left, EPISODE))
-        left -= EPISODE
-    assert uploads_cut, "no kill came in the middle of an upload"
+def test_killed_when_it_starts_while_it_sends_and_after_a_commit(tmp_path):
+    place = DiskPlace(tmp_path / "store")
+    moments = [
+        lambda site: wait_for(site.status_file.exists),
+        lambda site: wait_for(lambda: current(site)),
+        lambda site: wait_for(site.listed),
+    ]
+    episode(place, tmp_path / "job", moments)
 
 
-def episode(place, root, rng, kills):
-    """One job; returns after how many kills an upload was left unfinished."""
-    site, cut, attempt = Site(root), 0, 1
+@pytest.mark.soak
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["disk", "s3"])
+def test_killed_at_random_moments(kind, tmp_path, monkeypatch, soak):
+    if kind == "disk":
+        place = DiskPlace(tmp_path / "store")
+    else:
+        use(monkeypatch, shared_s3())
+        place = Bucket(shared_s3())
+
+    def moment(site):
+        wait_for(site.status_file.exists)
+        if soak.random.random() < 0.5:
+            time.sleep(soak.random.uniform(0, 1.0))
+            return
+        wait_for_an_upload(site, place)
+        # A folder takes a checkpoint in some hundredths of a second.
+        time.sleep(soak.random.uniform(0, 0.1 if kind == "s3" else 0.02))
+
+    for number in range(soak.length):
+        episode(place, tmp_path / str(number), [moment] * EPISODE)
+
+
+def episode(place, root, moments):
+    """One job, whose uploader is killed at each of the moments."""
+    site, attempt = Site(root), 1
     site.store = open_store(place.url)
     with Trainer(site.ckpts) as trainer:
         reader = Reader(site, trainer.written)
-        for number in range(kills):
+        for number, moment in enumerate(moments):
             site.status_file.unlink(missing_ok=True)
             process = site.start(attempt=attempt, settle=0.05)
-            if number % 2:
-                wait_for_an_upload(site, place)
-                # A folder takes a checkpoint in some hundredths of a second.
-                time.sleep(rng.uniform(0, 0.1 if isinstance(place, Bucket) else 0.02))
-            else:
-                time.sleep(rng.uniform(0.1, 1.2))
+            moment(site)
             process.send_signal(signal.SIGKILL)
             process.communicate()
-            cut += bool(place.unfinished() if isinstance(place, Bucket) else current(site))
             reader.check()
             # The agent starts another of the same attempt; now and then the gang tries again.
             attempt += number % 6 == 5
@@ -172,4 +178,3 @@ def episode(place, root, rng, kills):
     assert integrity.verify(site.store, PROJECT, JOB) == []
     assert place.unfinished() == []
     place.empty()
-    return cut

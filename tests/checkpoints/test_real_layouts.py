@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -107,6 +108,18 @@ def test_the_end_of_a_former_save_proves_nothing_about_the_next(tmp_path):
     assert stage.finished(writing) and stage.finished(writing, examples)
 
 
+def test_files_of_one_tick_of_the_clock_do_not_hide_the_end(tmp_path):
+    """Whichever order the clock can tell: the file that ends a save may be as old as the others."""
+    writing = WRITERS["trainer"](10)
+    stage = Stage(tmp_path, writing.place)
+    for path in writing.files:
+        stage.write(writing, path)
+        os.utime(tmp_path / writing.name / path, ns=(5, 5))
+        assert stage.finished(writing) is (path == "trainer_state.json")
+    os.utime(tmp_path / writing.name / "trainer_state.json", ns=(4, 4))
+    assert not stage.finished(writing), "it is of a former save"
+
+
 def test_a_sibling_that_is_shorter_is_not_proved_to_be_done(tmp_path):
     # No format tells where this one ends.
     first, second = (Writing(f"step-{n}", {"weights.raw": b"x" * 1000}) for n in (1, 2))
@@ -150,26 +163,40 @@ def test_orbax_renames_a_folder_when_it_is_done(tmp_path):
     assert found.name == "run/100" and judge.fault(found, []) == ""
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """What the frameworks themselves left, each in a folder of its own."""
+LAYOUTS = Path(__file__).parents[1] / "fixtures" / "layouts.tar.gz"
+"""What the frameworks themselves wrote, in that order; real_writers.py makes it anew."""
+
+
+def as_written(archive):
+    """Framework -> its checkpoints by name, each as it was written."""
+    found = {}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            framework, name, path = member.name.split("/", 2)
+            one = found.setdefault(framework, {}).setdefault(name, Writing(name, {}))
+            one.files[path] = tar.extractfile(member).read()
+    return found
+
+
+@pytest.mark.soak
+def test_the_frameworks_write_what_they_wrote(tmp_path):
+    """When this fails, look at what changed, and make tests/fixtures/layouts.tar.gz anew."""
     missing = [
         name for name in ("torch", "transformers", "accelerate", "peft") if not find_spec(name)
     ]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: make demo-deps")
-    folder = tmp_path_factory.mktemp("written")
     program = Path(__file__).with_name("real_writers.py")
-    subprocess.run([sys.executable, program, folder], check=True, capture_output=True)
-    return folder
+    now = tmp_path / "layouts.tar.gz"
+    subprocess.run([sys.executable, program, now], check=True, capture_output=True)
 
+    def names(archive):
+        return {
+            framework: {name: sorted(one.files) for name, one in saved.items()}
+            for framework, saved in as_written(archive).items()
+        }
 
-def as_written(folder):
-    """Times tell the order of writing, inodes where the clock is too coarse."""
-    seen = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
-    seen.sort(key=lambda one: (one[1].st_mtime_ns, one[1].st_ino))
-    files = {str(path.relative_to(folder)): path.read_bytes() for path, _ in seen}
-    return Writing(folder.name, files)
+    assert names(now) == names(LAYOUTS)
 
 
 REAL = {
@@ -185,11 +212,11 @@ REAL = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("framework", REAL)
-def test_what_the_framework_itself_writes(tmp_path, written, framework):
+def test_what_the_framework_itself_writes(tmp_path, framework):
     silent, finished = REAL[framework]
-    first, *others = map(as_written, sorted((written / framework).iterdir()))
+    saved = as_written(LAYOUTS)[framework]
+    first, *others = (saved[name] for name in sorted(saved))
     stage = Stage(tmp_path, ALONE)
     play(stage, first, silent=silent, early=())
     [found] = stage.found(first)

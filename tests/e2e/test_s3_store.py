@@ -3,66 +3,29 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 
 import pytest
 
+from tests.checkpoints.buckets import Bucket
+from tests.s3_server import shared_s3
+
 from .conftest import Machine
 
-pytest.importorskip("moto.server", reason="moto[server] is not installed: make setup")
 pytestmark = [pytest.mark.integration]
 
 
 @pytest.fixture
-def bucket() -> Iterator[dict[str, str]]:
-    """The environment in which s3://training is a bucket of a server of ours."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    environment = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+def bucket() -> dict[str, str]:
+    """The environment in which a store is a bucket of a server of ours."""
+    made = Bucket(shared_s3())
+    return {
+        "AWS_ENDPOINT_URL": made.endpoint,
         "AWS_ACCESS_KEY_ID": "planted-key",
         "AWS_SECRET_ACCESS_KEY": "planted-aws-secret",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_REGION": "us-east-1",
-        "PREFECT_BT_STORE": "s3://training/team",
+        "PREFECT_BT_STORE": f"s3://{made.name}/team",
     }
-    try:
-        make_bucket(environment)
-        yield environment
-    finally:
-        server.kill()
-        server.wait()
-
-
-def make_bucket(environment: dict[str, str]) -> None:
-    import boto3
-    from botocore.exceptions import BotoCoreError
-
-    client = boto3.client(
-        "s3",
-        endpoint_url=environment["AWS_ENDPOINT_URL"],
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-        region_name="us-east-1",
-    )
-    for _ in range(100):
-        try:
-            client.create_bucket(Bucket="training")
-        except BotoCoreError:
-            time.sleep(0.1)
-        else:
-            return
-    pytest.skip("the moto server did not start")
 
 
 def test_a_retried_job_restores_its_checkpoint_from_the_bucket(
@@ -80,7 +43,7 @@ def test_a_retried_job_restores_its_checkpoint_from_the_bucket(
     )
     job = json.loads(done.stdout)
     assert job["current_status"] == "TRAINING_JOB_COMPLETED", job["error_message"]
-    assert job["store"] == "s3://training/team"
+    assert job["store"] == bucket["PREFECT_BT_STORE"]
     logs = machine.run("logs", "--job-id", job["id"], **bucket).stdout
     assert "(rank-0) no aws secret here" in logs, "the store's credentials are not the job's"
     assert "(rank-0) checkpoint-0" in logs

@@ -105,10 +105,10 @@ def test_polite_stop_lets_a_trainer_behind_a_shell_finish(rig: Rig) -> None:
 
 
 def test_force_ends_what_ignores_the_polite_signal(rig: Rig) -> None:
-    handle = rig.launch(DEAF)
+    handle = rig.launch(DEAF.replace("''", "'echo asked'"))
     wait_line(handle, "deaf")
     handle.stop(reason="stopped")
-    time.sleep(0.5)
+    wait_line(handle, "asked")
     assert handle.observe().phase is NodePhase.RUNNING
     handle.stop(reason="stopped", force=True)
     handle.stop(reason="stopped")

@@ -159,8 +159,11 @@ class FaultyServer:
         self.upstream = upstream
         self.requests: list[Request] = []
         self.release = threading.Event()
+        self.busy = 0
+        """Requests that are neither answered nor given up."""
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
+        self.counting = threading.Lock()
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(
@@ -233,6 +236,16 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def do_any(self) -> None:
+        owner = self.server.owner
+        with owner.counting:
+            owner.busy += 1
+        try:
+            self.do_one()
+        finally:
+            with owner.counting:
+                owner.busy -= 1
+
+    def do_one(self) -> None:
         parts = urlsplit(self.path)
         length = int(self.headers.get("Content-Length") or 0)
         self.seen = Request(self.command, unquote(parts.path), parts.query, length)

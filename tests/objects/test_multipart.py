@@ -11,6 +11,7 @@ import pytest
 from prefect_bt.errors import StoreError
 from prefect_bt.objects import open_store
 from tests.checkpoints.buckets import Bucket
+from tests.checkpoints.running import wait_for
 
 from .faulty import Answer, Hang
 
@@ -89,13 +90,9 @@ def interrupted(server, bucket, source):
         process.wait()
     server.clear()
     assert bucket.keys() == []
-    parts: list = []
-    while True:  # what was on its way at the kill still arrives
-        (found,) = parts_of(bucket)
-        if found and len(found) == len(parts):
-            return len(found)
-        parts = found
-        time.sleep(0.5)
+    wait_for(lambda: server.busy == 0)  # what was on its way at the kill still arrives
+    (found,) = parts_of(bucket)
+    return len(found)
 
 
 def test_a_killed_upload_goes_on_where_it_was(server, bucket, store, source):

@@ -87,7 +87,7 @@ def test_refuses_a_place(job: dict[str, object], words: str) -> None:
     ],
 )
 def test_accepts_a_place(job: dict[str, object]) -> None:
-    plan_gang(project(**job), CONTEXT)
+    assert len(plan_gang(project(**job), CONTEXT).nodes) == 1
 
 
 def test_a_path_has_one_spelling_in_volumes_and_stays_as_written_in_variables() -> None:

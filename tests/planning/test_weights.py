@@ -24,7 +24,8 @@ def test_refuses_what_is_no_repository(source: str) -> None:
     "source", ["hf://a/b", "hf://single", "hf://a/b@refs/pr/1", "hf://a/b@v@2"]
 )
 def test_accepts_a_repository(source: str) -> None:
-    plan_gang(project(weights=[{"source": source, "mount_location": "/w"}]), CONTEXT)
+    plan = plan_gang(project(weights=[{"source": source, "mount_location": "/w"}]), CONTEXT)
+    assert [one.source for one in plan.weights] == [source]
 
 
 def test_problems_of_weights_by_source() -> None:

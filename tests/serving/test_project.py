@@ -77,7 +77,11 @@ def test_checkpoints_that_lie_in_each_other_are_mounted_beside_each_other(shop):
     names = (".", "out", "out/checkpoint-10")
     shop.commit(job, {".": committed.lora(), "out": committed.lora()})
     shop.commit(job, {"out/checkpoint-10": committed.lora()})
-    plan_gang(served(choose(shop.ledger, [Wish(job.id, n) for n in names])).project, CONTEXT)
+    chosen = choose(shop.ledger, [Wish(job.id, name) for name in names])
+    [node] = plan_gang(served(chosen).project, CONTEXT).nodes
+    mounts = [volume.target for volume in node.volumes if volume.kind is VolumeKind.WEIGHTS]
+    assert len(mounts) == len(names) + 1, "and the base"
+    assert not [(one, two) for one in mounts for two in mounts if two.startswith(f"{one}/")]
 
 
 def test_what_is_installed_and_where():

@@ -182,7 +182,7 @@ ELSEWHERE = ("tcp://10.0.0.1:2375", "ssh://me@trainer", "https://docker.example:
 
 @pytest.mark.parametrize("host", [*HERE, "tcp://[::1]:2375", "http://127.0.0.1:1"])
 def test_engines_of_this_machine(host: str) -> None:
-    refuse_remote(host)
+    assert refuse_remote(host) is None
 
 
 @pytest.mark.parametrize("host", ELSEWHERE)

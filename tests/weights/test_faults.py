@@ -361,6 +361,7 @@ def store_url(
 def test_a_damaged_copy_is_made_good(
     here: Arranged, tmp_path: Path, store_url: str, harm: str, pinned: bool
 ) -> None:
+    here.files["large.bin"] = LARGE[: 2 << 20]
     store = open_store(store_url)
     first = mirrored(tmp_path / "a", store=store)
     manifest = StoreMirror(store).manifest(first.name)

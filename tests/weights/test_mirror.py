@@ -14,13 +14,12 @@ from prefect_bt.objects import open_store
 from prefect_bt.ownership import hold_job
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, Phase, Progress, mirror_source
-from prefect_bt.weights.parts import BLOCK
 from prefect_bt.weights.shared import StoreMirror
 
 from .conftest import Place, mirror, tree
 from .hub_server import Hub
 
-LARGE = os.urandom(BLOCK + 1000)
+LARGE = os.urandom((6 << 20) + 1000)
 FILES = {"config.json": b"{}", "model.safetensors": LARGE, "sub/a.txt": b"a" * 5000}
 
 

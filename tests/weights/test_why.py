@@ -203,7 +203,8 @@ def test_credentials_of_the_machine_come_before_nobody(monkeypatch: pytest.Monke
     assert said == "the credentials of this machine, then no credentials"
 
 
-def test_the_signature_of_a_url_is_not_shown(shelf: Shelf) -> None:
+def test_the_signature_of_a_url_is_not_shown(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefect_bt.weights.why.LISTING_PAUSES", (0.01,))
     answer = why(shelf, "https://127.0.0.1:1/file?sig=planted")
     assert answer.status is Status.REFUSED
     assert "planted" not in repr(answer)
