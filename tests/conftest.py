@@ -10,6 +10,7 @@ import os
 import random
 import signal
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 
@@ -27,6 +28,28 @@ class Soak:
     seed: int
     length: int
     random: random.Random
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each worker of xdist begin with its share of the slow tests.
+
+    xdist gives each worker an equal run of consecutive tests, and a worker that is done takes from
+    the end of another's: the quick tests at the ends fill the last minutes of all workers.
+    """
+    workers = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+    slow = [item for item in items if _is_slow(item)]
+    quick = iter([item for item in items if not _is_slow(item)])
+    modules = list(dict.fromkeys(item.path for item in slow))
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        share = set(modules[worker::workers])
+        ordered += [item for item in slow if item.path in share]
+        ordered += islice(quick, max(0, len(items) * (worker + 1) // workers - len(ordered)))
+    items[:] = [*ordered, *quick]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("slow", "integration"))
 
 
 @pytest.fixture
