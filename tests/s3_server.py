@@ -93,11 +93,11 @@ def _serve(folder: Path) -> None:
     import logging
     import threading
 
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server import werkzeug_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    application = DomainDispatcherApplication(create_backend_app)
+    application = werkzeug_app.DomainDispatcherApplication(werkzeug_app.create_backend_app)
     server = make_server("127.0.0.1", 0, application, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     draft = folder / "note.new"

@@ -13,9 +13,7 @@ from typing import Any, Final
 _PACKAGE: Final = "prefect_bt.cli."
 
 SUMMARIES: Final[dict[str, str]] = {
-    "cache:summarize": (
-        "List the files in a project's training cache on this machine, with their sizes."
-    ),
+    "cache:summarize": "List the files in a project's training cache, with their sizes.",
     "checkpoints:get_checkpoint_urls": (
         "Write `<project>_<job>_checkpoints.json` with an address for every checkpoint file."
     ),

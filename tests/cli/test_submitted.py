@@ -28,7 +28,8 @@ def document(shop: Shop, running) -> dict:
 
 
 def lines(text: str) -> list[str]:
-    return [line.partition("]: ")[2] for line in text.splitlines() if "]: (" in line]
+    """Return the lines of ranks, without their times."""
+    return [line.partition("]: ")[2] for line in text.splitlines() if "]: (rank" in line]
 
 
 EACH = ["(rank-0) loading", "(rank-1) loading", "(rank-0) loss of 0", "(rank-1) loss of 1"]

@@ -89,13 +89,11 @@ def test_the_fixture_is_what_is_published(name):
 
 def test_compat_is_undone_by_one_call(brought):
     compat.install()  # once more changes nothing
-    from truss_train.public_api import push as ours
-
+    ours = importlib.import_module("truss_train.public_api").push
     assert ours.__module__ == "prefect_bt.definitions.truss_functions"
     compat.uninstall()
     if INSTALLED:
-        from truss_train.public_api import push as theirs
-
+        theirs = importlib.import_module("truss_train.public_api").push
         assert theirs.__module__ == "truss_train.public_api"
     else:
         assert "truss_train" not in sys.modules

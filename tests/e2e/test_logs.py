@@ -94,7 +94,7 @@ def test_whoever_follows_a_silent_job_may_leave(machine: Machine) -> None:
     assert f"Training job {job_id} goes on without you." in err
     assert machine.ledger.state(job_id).short == "running"
 
-    again = start(machine, "logs", "--job-id", job_id, "--tail", "-o", "json")
+    again = start(machine, "logs", "--job-id", job_id, "--tail", "--no-platform", "-o", "json")
     assert again.stdout
     assert json.loads(again.stdout.readline())["replica"] == "rank-0"
     for pid in machine.job_processes(job_id):

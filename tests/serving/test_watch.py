@@ -18,6 +18,7 @@ from prefect_bt.deployed import promote
 from prefect_bt.deploying import RESTARTS
 from prefect_bt.flows.serving import RevisionWatch
 from prefect_bt.gang import Gang
+from prefect_bt.jobs import load_definition
 from prefect_bt.records import FailureClass, JobState, NodePhase, NodeStatus, Outcome, ServingRef
 from prefect_bt.router.place import RouterPlace
 from prefect_bt.router.running import stop_router
@@ -228,6 +229,7 @@ def test_a_server_that_exits_with_0_is_started_again(world: World) -> None:
     site: Any = SimpleNamespace(
         ledger=world.ledger,
         record=record,
+        project=load_definition(record),
         job_id=one.job_id,
         settings=SimpleNamespace(state_dir=world.state_dir),
         substrate=SimpleNamespace(find=lambda _: []),
