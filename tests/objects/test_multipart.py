@@ -175,11 +175,11 @@ def test_unfinished_uploads_are_given_up_by_folder(bucket, store):
 
 
 def test_an_upload_needs_little_memory(upstream, server, tmp_path):
-    """Two files of 256 MiB at once; the limit is for any size: nothing grows with it."""
+    """Two files of 128 MiB at once; the limit is for any size: nothing grows with it."""
     bucket = Bucket(upstream)
     source = tmp_path / "source"
     source.touch()
-    os.truncate(source, 256 << 20)
+    os.truncate(source, 128 << 20)
     command = [sys.executable, "-c", MEASURED, bucket.url, str(source), digest_of(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     bucket.empty()
