@@ -35,11 +35,13 @@ pytestmark = [
 TINY = Path(__file__).parents[1] / "serving" / "tiny.py"
 KEY = "sk-serving-1"
 NAME = "tiny"
+PAUSE = 0.25
+"""Seconds between an answer and the client's next question."""
 
 
 @dataclass
 class Clients:
-    """Asks all the time, as many at once as there are threads."""
+    """Asks all the time, as many at once as there are threads, and leaves the processor some air."""
 
     address: str
     model: str
@@ -48,7 +50,7 @@ class Clients:
     over: threading.Event = field(default_factory=threading.Event)
 
     def ask(self) -> None:
-        while not self.over.is_set():
+        while not self.over.wait(PAUSE):
             answer = ask(self.address, self.model)
             if answer.status_code == 200:
                 self.answered += 1
