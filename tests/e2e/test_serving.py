@@ -41,7 +41,7 @@ PAUSE = 0.25
 
 @dataclass
 class Clients:
-    """Asks all the time, as many at once as there are threads, and leaves the processor some air."""
+    """Threads that ask one question after another, with a short pause between them."""
 
     address: str
     model: str
