@@ -4,6 +4,8 @@ Every process that uses the server holds a shared lock on the file `users`; the 
 that lock alone, gets it when no process is left, however each of them ended, and ends. The kernel
 keeps the locks: nothing has to be told or cleaned up. Tests keep apart by their buckets.
 
+It takes parts of any size, which lets tests send large files of a few KB (tests/objects/small.py).
+
     python tests/s3_server.py FOLDER        runs the server of that folder
 """
 
@@ -61,7 +63,11 @@ def _join(folder: Path, *, guarded: bool) -> tuple[str, int]:
 
 
 def _start(folder: Path, note: Path, *, guarded: bool) -> str:
-    environment = dict(os.environ)
+    environment = {
+        **os.environ,
+        "S3_UPLOAD_PART_MIN_SIZE": "1",
+        "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(5 << 20),
+    }
     if guarded:
         environment["INITIAL_NO_AUTH_ACTION_COUNT"] = "1000000"
     with (folder / "log").open("ab") as log:

@@ -1,10 +1,8 @@
 """Buckets of a real S3 server, and what is unfinished in them."""
 
-import contextlib
+import functools
 import itertools
 import os
-
-from tests.s3_server import shared_s3
 
 ACCESS, SECRET, REGION = "test", "testtesttest", "us-east-1"
 _numbers = itertools.count(1)
@@ -19,15 +17,7 @@ class Bucket:
 
     @property
     def client(self):
-        import boto3
-
-        return boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id=ACCESS,
-            aws_secret_access_key=SECRET,
-            region_name=REGION,
-        )
+        return _client(self.endpoint)
 
     @property
     def url(self):
@@ -51,10 +41,17 @@ class Bucket:
             )
 
 
-@contextlib.contextmanager
-def s3_server(_folder):
-    """The address of the server of this test run, which goes on after the block."""
-    yield shared_s3()
+@functools.cache
+def _client(endpoint):
+    import boto3
+
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=ACCESS,
+        aws_secret_access_key=SECRET,
+        region_name=REGION,
+    )
 
 
 def use(monkeypatch, endpoint):

@@ -15,7 +15,8 @@ from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.cli import file_server
 from prefect_bt.fileserver import running
 from prefect_bt.fileserver.place import Place
-from tests.checkpoints.buckets import ACCESS, REGION, SECRET, Bucket, s3_server
+from tests.checkpoints.buckets import ACCESS, REGION, SECRET, Bucket
+from tests.s3_server import shared_s3
 
 from .conftest import Cli, Shop
 
@@ -246,29 +247,29 @@ def test_what_cannot_be_served(cli: Cli, arguments: list[str], said: str):
 
 
 @pytest.mark.integration
-def test_a_bucket_signs_for_itself(cli: Cli, tmp_path, monkeypatch, ended):
-    with s3_server(tmp_path) as endpoint:
-        bucket = Bucket(endpoint)
-        told = {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ACCESS_KEY_ID": ACCESS,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": REGION,
-        }
-        for name, value in told.items():
-            monkeypatch.setenv(name, value)
-        shop = Shop(bucket.url)
-        job = shop.job("tiny", *ended)
-        shop.checkpoint(job, "checkpoint-10", size=10, at=1)
-        fill(shop, job, b"0123456789")
-        done = cli("get_checkpoint_urls", PREFECT_BT_STORE=bucket.url, **told)
-        assert (done.code, done.err) == (0, "")
-        assert "hold for 7 days" in done.out
-        target = cli.folder / f"tiny_{job.id}_checkpoints.json"
-        (file,) = json.loads(target.read_text())["checkpoint_artifacts"]
-        assert read(file["url"], Range="bytes=0-7") == (206, b"01234567")
-        assert SECRET not in file["url"]
-        served = cli("checkpoints", "serve", PREFECT_BT_STORE=bucket.url, **told)
-        assert (served.code, served.out) == (1, "")
-        assert "a bucket has addresses of its own" in served.err
+def test_a_bucket_signs_for_itself(cli: Cli, monkeypatch, ended):
+    endpoint = shared_s3()
+    bucket = Bucket(endpoint)
+    told = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": ACCESS,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": REGION,
+    }
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    shop = Shop(bucket.url)
+    job = shop.job("tiny", *ended)
+    shop.checkpoint(job, "checkpoint-10", size=10, at=1)
+    fill(shop, job, b"0123456789")
+    done = cli("get_checkpoint_urls", PREFECT_BT_STORE=bucket.url, **told)
+    assert (done.code, done.err) == (0, "")
+    assert "hold for 7 days" in done.out
+    target = cli.folder / f"tiny_{job.id}_checkpoints.json"
+    (file,) = json.loads(target.read_text())["checkpoint_artifacts"]
+    assert read(file["url"], Range="bytes=0-7") == (206, b"01234567")
+    assert SECRET not in file["url"]
+    served = cli("checkpoints", "serve", PREFECT_BT_STORE=bucket.url, **told)
+    assert (served.code, served.out) == (1, "")
+    assert "a bucket has addresses of its own" in served.err
     assert not (cli.folder / "state/files").exists()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from prefect_bt.planning import plan_sources
-from tests.checkpoints.buckets import Bucket, s3_server
+from tests.checkpoints.buckets import Bucket
+from tests.s3_server import shared_s3
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
 from .conftest import Machine, until
@@ -118,18 +119,18 @@ def test_read_only_at_its_place_and_fetched_once(
 def test_a_bucket_read_with_a_secret(machine: Machine, tmp_path: Path) -> None:
     pushed = tmp_path / "pushed"
     pushed.mkdir()
-    with s3_server(tmp_path) as address:
-        bucket = Bucket(address)
-        files = {"config.json": b"the config", "model.safetensors": MODEL, "sub/a.txt": b"a"}
-        for name, data in files.items():
-            bucket.client.put_object(Bucket=bucket.name, Key=f"base/{name}", Body=data)
-        given = 'auth={"auth_method": "custom_secret", "auth_secret_name": "keys"}'
-        path = config(pushed, SOURCE.format(f"s3://{bucket.name}/base", "/app/models/base", given))
-        code, job = machine.push_wait(
-            path, AWS_ENDPOINT_URL=address, PREFECT_BT_SECRET_KEYS=json.dumps(KEYS)
-        )
-        logs = machine.logs(job["id"])
-        assert code == 0, (job["error_message"], logs)
+    address = shared_s3()
+    bucket = Bucket(address)
+    files = {"config.json": b"the config", "model.safetensors": MODEL, "sub/a.txt": b"a"}
+    for name, data in files.items():
+        bucket.client.put_object(Bucket=bucket.name, Key=f"base/{name}", Body=data)
+    given = 'auth={"auth_method": "custom_secret", "auth_secret_name": "keys"}'
+    path = config(pushed, SOURCE.format(f"s3://{bucket.name}/base", "/app/models/base", given))
+    code, job = machine.push_wait(
+        path, AWS_ENDPOINT_URL=address, PREFECT_BT_SECRET_KEYS=json.dumps(KEYS)
+    )
+    logs = machine.logs(job["id"])
+    assert code == 0, (job["error_message"], logs)
     said = [
         line.partition("(rank-0) ")[2]
         for line in logs.splitlines()

@@ -23,6 +23,7 @@ The faults:
                              "InternalError", 403 "ExpiredToken"; nothing reaches the real server
     Hang(after=None)         takes the request and says nothing until clear(), close() or `release`;
                              with `after`, first the real answer's head and so much of its body
+    Hold()                   takes the request and passes it on after clear()
     Drop()                   reads half of the request's body, then resets the connection
     LoseAnswer()             the real server does it, but the connection is reset before its answer
     Truncate(keep)           the real answer with its full Content-Length, `keep` bytes of its body
@@ -68,6 +69,10 @@ class Hang:
 
 
 @dataclass(frozen=True)
+class Hold: ...
+
+
+@dataclass(frozen=True)
 class Drop: ...
 
 
@@ -103,6 +108,7 @@ class Delay:
 Fault = (
     Answer
     | Hang
+    | Hold
     | Drop
     | LoseAnswer
     | Truncate
@@ -263,6 +269,8 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Hang) and fault.after is None:
             release.wait()
             return self.reset()
+        if isinstance(fault, Hold):
+            release.wait()
         if isinstance(fault, FlipUpload):
             body = _flipped(body)
         return self.forward(body, fault, release)
