@@ -36,7 +36,11 @@ for config in {configs!r}:
 
 
 def test_a_longer_job_asks_no_more(machine: Machine) -> None:
-    """The first job asks what a process asks once; the other two are compared."""
+    """The first job asks what a process asks once; the other two are compared.
+
+    Log lines are left out: Prefect sends them in batches by the clock, so their number of requests
+    depends on the machine's load.
+    """
     configs = [
         str(machine.folder(f"sleep {seconds}\n", nodes=2, checkpointing=False))
         for seconds in (0, 1, 9)
@@ -46,4 +50,6 @@ def test_a_longer_job_asks_no_more(machine: Machine) -> None:
     assert len(counts) == 3, err
     _, short, long = counts
     assert sum(short.values()) > 5, "the calls were counted"
+    for calls in (short, long):
+        del calls["POST /api/logs/"]
     assert sum(long.values()) <= sum(short.values()) + 1, long - short
