@@ -1,8 +1,8 @@
 # Everything a contributor or CI runs. `make` alone lists the targets.
 
 PYTHON ?= python3
-# Test processes at once. Each starts servers and jobs of its own: more than there are cores only wait.
-JOBS ?= 2
+# Test processes at once: one more than there are cores, because tests of jobs wait a third of their time.
+JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 # What a soak run draws its choices from, and how many times as long as the shortest it is.
 SEED ?= 0
 LENGTH ?= 1
@@ -24,7 +24,7 @@ INSTALL_ENGINES := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines test test-fast soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker lint clean
+.PHONY: help setup demo-deps demo engines test test-fast soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,6 +124,12 @@ bench-gangs: $(SETUP) ## measure gangs of 64 nodes on this machine (five minutes
 
 bench-logs: $(SETUP) ## measure logs beside `cat` (five minutes)
 	@$(BIN)/python benchmarks/logs.py $(BENCH_ARGS)
+
+bench-cli: $(SETUP) ## measure the start-up of commands beside pip and prefect (a minute)
+	@$(BIN)/python benchmarks/cli_startup.py $(BENCH_ARGS)
+
+bench-listing: $(SETUP) ## measure lists of 2,000 jobs beside `find` (three minutes)
+	@$(BIN)/python benchmarks/listing.py $(BENCH_ARGS)
 
 bench-docker: $(SETUP) engines ## measure the first line in a container beside docker run (two minutes)
 	@$(BIN)/python benchmarks/start_in_docker.py $(BENCH_ARGS)
