@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # Test processes at once: one more than there are cores, because tests of jobs wait a third of their time.
-JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores + 1 : 8)))
 # What a soak run draws its choices from, and how many times as long as the shortest it is.
 SEED ?= 0
 LENGTH ?= 1
