@@ -75,7 +75,7 @@ class JobSite:
         self.holds: list[str] = []
         """Keys of what says that this job needs checkpoints of others."""
         self.notes: tuple[str, ...] = ()
-        """Of the plan, if this process accepted the job."""
+        """Notes of the plan, if this process accepted the job."""
         self.resumed = False
         """Whether this process takes up a job that another was running when it died."""
 

@@ -67,7 +67,7 @@ class CacheSummary:
     total_size: int = 0
     unreadable: list[str] = field(default_factory=list[str])
     total_entries: int = 0
-    """Of which `entries` may be a part: those nearest to the top."""
+    """Entries of the whole cache; `entries` may hold only those nearest to the top."""
     complete: bool = True
     """False where the listing was given up: then the totals are of what had been found."""
     host: str = ""
@@ -163,7 +163,7 @@ class _Walk:
                 above.size += entry.size
 
     def _listed(self, folder: _Folder) -> Iterator[os.DirEntry[str]]:
-        """What lies in it, unless it is another folder by now, or a link to one."""
+        """Yield the entries of the folder; none if it was replaced by another or by a link."""
         follow = 0 if folder.identity is None else os.O_NOFOLLOW
         try:
             opened = os.open(folder.place, os.O_RDONLY | os.O_DIRECTORY | follow)

@@ -170,7 +170,7 @@ def _line(at: float, said: str, level: LogLevel, begun: list[AttemptRecord]) -> 
 
 
 def _percent(done: int, total: int) -> str:
-    """Whole tens, so that a line that follows it changes seldom."""
+    """Return the share in steps of ten percent, so that a followed line changes seldom."""
     if not total:
         return "(size not known yet)"
     return f"{100 * min(done, total) // total // _PART * _PART} % of {_size(total)}"

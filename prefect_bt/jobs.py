@@ -182,7 +182,7 @@ def _checkpoint(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, 
 
 
 def _resources(resources: Resources | None) -> dict[str, Any] | None:
-    """What each node gets; None for jobs of older releases."""
+    """Return what each node gets; None for jobs of older releases."""
     from prefect_bt.allocation import format_resources
 
     if resources is None:

@@ -25,7 +25,7 @@ from prefect_bt.records import SealedLog
 
 CHUNK_BYTES: Final = 1 << 20
 LONGEST_LINE: Final = 4 << 20
-"""Of a log that is none of ours, or damaged: longer lines are shown in pieces."""
+"""Bytes of the longest line that is shown whole; a longer one is shown in pieces."""
 
 
 class LiveLog(Protocol):
@@ -110,7 +110,7 @@ class Track:
         self.finished = sealed_size is not None and self.offset >= sealed_size
 
     def drain(self, *, last: bool) -> Iterator[tuple[int, LogLine]]:
-        """Whole lines from the offset on, with a time that never goes back within the log."""
+        """Yield whole lines from the offset on, with times that never decrease within the log."""
         while chunk := self._read():
             self.offset += len(chunk)
             self._digest.update(chunk)
@@ -144,7 +144,7 @@ class Track:
             return b""
 
     def damage(self, sealed: SealedLog) -> str:
-        """What is wrong with a log that was read to its end; "" when it is what was sealed."""
+        """Return what is wrong with a log that was read to its end; "" if it is as it was sealed."""
         if self._sealed_size != sealed.bytes:
             size = self._sealed_size or 0
             how = "cut" if size < sealed.bytes else "longer than it was"

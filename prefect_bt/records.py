@@ -252,7 +252,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one node gets. Sizes in bytes; `gpu_type` as the definition spells it, "" for none.
+    """The resources of one node. Sizes in bytes; `gpu_type` as the definition spells it, "" for none.
 
     A substrate reserves them; it holds the node to them only where it enforces limits.
     """
@@ -298,7 +298,7 @@ class Provenance:
     git: GitState | None = None
     """None: no repository, no `git`, or one that `git` refuses to read."""
     client_version: str = ""
-    """Of prefect_bt."""
+    """Version of prefect_bt."""
     python_version: str = ""
     prefect_version: str = ""
     pydantic_version: str = ""
@@ -328,7 +328,7 @@ class JobRecord:
     recreated_from: str = ""
     serving: ServingRef | None = None
     resources: Resources | None = None
-    """What each node would get where the job was pushed; None in records of older releases."""
+    """Planned resources of each node on the machine of the push; None in records of older releases."""
     max_run_time: float | None = None
     """Seconds that the commands may run, all attempts together; None: no limit."""
     provenance: Provenance | None = None

@@ -78,7 +78,7 @@ class Birth:
     state: JobState = JobState.CREATED
     old: JobRecord | None = None
     plan: GangPlan | None = None
-    """What its nodes would get here; another machine may plan it otherwise."""
+    """The plan made on this machine; another machine may plan the job otherwise."""
 
     @classmethod
     def under(

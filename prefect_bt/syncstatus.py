@@ -20,7 +20,7 @@ from prefect_bt.records import JobRecord, JobState, NodePhase, NodeStatus, Outco
 SYNCING: Final = "SYNCING"
 COMPLETED: Final = "COMPLETED"
 COMPLETE: Final = "COMPLETE"
-"""Of a checkpoint; the API spells the two in different ways (§22, row 10)."""
+"""Status of a checkpoint; the API spells that of a job differently (§22, row 10)."""
 _LISTED: Final = 3
 _Said = Mapping[int, UploadStatus]
 
@@ -35,7 +35,7 @@ class SyncStatus:
     status: str | None = None
     error: str = ""
     uploads: tuple[UploadStatus, ...] = ()
-    """Of an attempt that is not over."""
+    """Return the sync status of an attempt that is not over."""
 
     def of_checkpoint(self, checkpoint: CommittedCheckpoint) -> tuple[str | None, str]:
         """Return the checkpoint's own status, SYNCING, COMPLETE or None, and its error."""
@@ -58,7 +58,7 @@ def read_sync_status(
     outcomes = {outcome.attempt: outcome for outcome in ledger.outcomes(record.id)}
     for begun in reversed(ledger.attempts(record.id)):
         outcome = outcomes.get(begun.attempt)
-        if outcome is not None and _is_told_by_nodes(outcome):
+        if outcome is not None and _has_node_reports(outcome):
             said: _Said = {}
         else:
             said = _read_uploads(ledger, record, begun.attempt)
@@ -70,7 +70,7 @@ def read_sync_status(
     return SyncStatus()
 
 
-def _is_told_by_nodes(outcome: Outcome) -> bool:
+def _has_node_reports(outcome: Outcome) -> bool:
     """Whether every node reported its own final flush."""
     return bool(outcome.nodes) and all(node.phase is NodePhase.DONE for node in outcome.nodes)
 

@@ -189,7 +189,7 @@ def _page(terminal: Terminal, job: Document) -> Cell:
 
 
 def _each_node(job: Document) -> str | None:
-    """What a node gets, and why; documents of older releases do not say."""
+    """Return what a node gets, and why; None for documents of older releases."""
     resources: Document = job.get("resources") or {}
     return resources.get("summary")
 

@@ -53,7 +53,7 @@ def load_deploy_checkpoints_config(path: str | Path) -> DeployCheckpointsConfig:
 
 
 def load_target(path: Path, kind: type[T]) -> T:
-    """As `load_training_project`, for any class."""
+    """Load the one object of this class from the file, as `load_training_project` does."""
     if not path.is_file():
         raise ConfigImportError(
             f"`{path}` is not a file.",

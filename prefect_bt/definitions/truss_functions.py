@@ -122,7 +122,7 @@ def login(api_key: str) -> None:
 
 
 class Remote:
-    """What RemoteFactory gives: a name to hand to `create_training_job`, which does not use it."""
+    """Stand in for a remote: `create_training_job` accepts it and does not use it."""
 
     def __init__(self, name: str) -> None:
         self.name = name

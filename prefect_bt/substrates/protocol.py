@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Enforcement(StrEnum):
-    """What a substrate does with the CPUs and the memory that a node gets."""
+    """How a substrate treats the CPUs and the memory of a node."""
 
     NONE = "none"
     """Planning checks them; nodes share the machine and its `/dev/shm`."""

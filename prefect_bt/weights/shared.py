@@ -249,7 +249,7 @@ class StoreMirror:
         return self._remove_unnamed(set(self.unnamed(older=older)))
 
     def _remove_unnamed(self, digests: set[str]) -> int:
-        """Those that no manifest names once the removal is announced."""
+        """Remove blobs that no manifest names once the removal is announced."""
         freed = 0
         if not digests:
             return freed

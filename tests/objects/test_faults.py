@@ -140,7 +140,7 @@ def test_a_small_object_survives(server, bucket, opened, fault):
 
 
 @pytest.mark.parametrize("fault", [LoseAnswer(), Answer(503, "SlowDown"), Hang()], ids=str)
-def test_a_create_tells_who_won(server, bucket, opened, fault):
+def test_a_create_reports_the_winner(server, bucket, opened, fault):
     """Its own bytes are no other's: an answer that was lost must not make a winner a loser."""
     store = opened(fault)
     server.on(fault, method="PUT")
