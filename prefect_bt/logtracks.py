@@ -144,7 +144,7 @@ class Track:
             return b""
 
     def damage(self, sealed: SealedLog) -> str:
-        """Return what is wrong with a log that was read to its end; "" if it is as it was sealed."""
+        """Return what is wrong with a log that was read to its end; "" if it is intact."""
         if self._sealed_size != sealed.bytes:
             size = self._sealed_size or 0
             how = "cut" if size < sealed.bytes else "longer than it was"

@@ -252,7 +252,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of one node. Sizes in bytes; `gpu_type` as the definition spells it, "" for none.
+    """The resources of one node. Sizes in bytes; `gpu_type` as the definition spells it, or "".
 
     A substrate reserves them; it holds the node to them only where it enforces limits.
     """
@@ -328,7 +328,7 @@ class JobRecord:
     recreated_from: str = ""
     serving: ServingRef | None = None
     resources: Resources | None = None
-    """Planned resources of each node on the machine of the push; None in records of older releases."""
+    """Resources of each node as planned at the push; None in records of older releases."""
     max_run_time: float | None = None
     """Seconds that the commands may run, all attempts together; None: no limit."""
     provenance: Provenance | None = None
