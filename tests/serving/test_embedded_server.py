@@ -1,4 +1,7 @@
-"""The real thing: `transformers serve` over tiny real models, asked with the OpenAI library."""
+"""The real thing: `transformers serve` over tiny real models, asked with the OpenAI library.
+
+One server answers for all of them, since nine tenths of its time are imports; soak starts others.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,45 +63,47 @@ class Server:
         return openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
 
 
-@dataclass
-class Servers:
-    """Started at once, because nine tenths of their time are imports. `broken` cannot start."""
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch's threads wait by spinning, which takes a busy machine from the others."""
+    import torch
 
-    many: Server
-    alone: Server
-    broken: Server
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory) -> Iterator[Servers]:
+def models(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Path]:
     from tests.serving import tiny
 
-    root = tmp_path_factory.mktemp("serving")
-    models = root / "models"
-    tiny.write(models)
-    damage(models / "base", root / "damaged")
-    for path in (models, *models.iterdir()):
+    folder = tmp_path_factory.mktemp("serving") / "models"
+    tiny.write(folder)
+    for path in (folder, *folder.iterdir()):
         path.chmod(0o555)
-    whole = [document(name, models / folder) for name, folder in FULL.items()]
-    adapters = [document(name, models / folder, "lora") for name, folder in ADAPTERS.items()]
-    many = [*whole, *adapters, document("whisper", models / "whisper")]
-    alone = [document("alone", models / "untokenized")]
-    broken = [document("good", models / "base"), document("broken", root / "damaged")]
-    started = Servers(*(start(root, models, served) for served in (many, alone, broken)))
-    try:
-        yield started
-    finally:
-        for server in (started.many, started.alone, started.broken):
-            server.process.kill()
-            server.process.wait()
-        for path in (models, *models.iterdir()):
-            path.chmod(0o755)
+    yield folder
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
 
 
 @pytest.fixture(scope="module")
-def server(servers: Servers) -> Server:
-    until_ready(servers.many, NAMES)
-    return servers.many
+def server(models: Path) -> Iterator[Server]:
+    whole = [document(name, models / folder) for name, folder in FULL.items()]
+    adapters = [document(name, models / folder, "lora") for name, folder in ADAPTERS.items()]
+    with started(models, [*whole, *adapters, document("whisper", models / "whisper")]) as server:
+        until_ready(server, NAMES)
+        yield server
+
+
+@contextmanager
+def started(models: Path, served: list[dict[str, str]]) -> Iterator[Server]:
+    server = start(models.parent, models, served)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 def document(name: str, path: Path, kind: str = "full") -> dict[str, str]:
@@ -116,7 +122,7 @@ def start(root: Path, models: Path, served: list[dict[str, str]]) -> Server:
     file, log = root / f"served-{port}.json", root / f"log-{port}"
     file.write_text(json.dumps({"models": served, "base": str(models / "base")}))
     line = [sys.executable, embedded.__file__, file, "--port", str(port)]
-    environment = {"BT_SCRATCH_DIR": str(root), "HOME": str(root)}
+    environment = {"BT_SCRATCH_DIR": str(root), "HOME": str(root), "OMP_NUM_THREADS": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
     return Server(process, f"http://127.0.0.1:{port}", models, log)
@@ -128,7 +134,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def until_ready(server: Server, names: list[str], seconds: float = 240) -> None:
+def until_ready(server: Server, names: list[str], seconds: float = 500) -> None:
     end, missing = time.monotonic() + seconds, "nobody looked"
     while time.monotonic() < end and server.process.poll() is None:
         missing = check_ready(server.address, names)
@@ -267,19 +273,32 @@ def test_a_gates_command_asks_with_the_openai_library(server: Server) -> None:
     assert result.sentence.endswith("ended with 7: ['checkpoint-10@main', 'v0/checkpoint-20@main']")
 
 
-def test_one_alone_needs_no_name_and_ends_when_it_is_asked_to(servers: Servers, server) -> None:
-    alone = servers.alone
-    until_ready(alone, ["alone"])
-    assert complete(alone, "alone") == complete(server, "base")
-    unnamed = httpx.post(f"{alone.address}/v1/completions", json={"prompt": "a", "max_tokens": 1})
-    assert unnamed.is_success
-    alone.process.send_signal(signal.SIGTERM)
-    assert alone.process.wait(60) in {0, -signal.SIGTERM}
-    assert "Finished server process" in alone.log.read_text()
+def test_it_ends_when_it_is_asked_to(server: Server) -> None:
+    """The last test: it takes the server away."""
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(200) in {0, -signal.SIGTERM}
+    assert "Finished server process" in server.log.read_text()
 
 
-def test_what_cannot_be_loaded_ends_it_with_a_sentence(servers: Servers) -> None:
-    assert servers.broken.process.wait(200) == 1
-    last = servers.broken.log.read_text().splitlines()[-1]
+@pytest.mark.soak
+def test_one_alone_needs_no_name(models: Path) -> None:
+    with started(models, [document("alone", models / "untokenized")]) as alone:
+        until_ready(alone, ["alone"])
+        asked = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
+        unnamed = httpx.post(f"{alone.address}/v1/completions", json=asked, timeout=200)
+        assert unnamed.is_success
+        assert unnamed.json()["choices"][0]["text"] == complete(alone, "alone")[0]
+        alone.process.send_signal(signal.SIGTERM)
+        assert alone.process.wait(200) in {0, -signal.SIGTERM}
+        assert "Finished server process" in alone.log.read_text()
+
+
+@pytest.mark.soak
+def test_what_cannot_be_loaded_ends_it_with_a_sentence(models: Path, tmp_path: Path) -> None:
+    damage(models / "base", tmp_path / "damaged")
+    served = [document("good", models / "base"), document("broken", tmp_path / "damaged")]
+    with started(models, served) as broken:
+        assert broken.process.wait(500) == 1
+        last = broken.log.read_text().splitlines()[-1]
     assert last.startswith("embedded: broken cannot be loaded: Error while deserializing header")
     assert "`prefect-bt checkpoints verify`" in explain([last])

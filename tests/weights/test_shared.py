@@ -63,6 +63,11 @@ class Blobs:
         return Forked(PUBLISHER, [url, self.folder, until])
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr("prefect_bt.weights.sending._PAUSES", (0.01, 0.01))
+
+
 @pytest.fixture
 def blobs(tmp_path):
     return Blobs(tmp_path / "blobs")
@@ -383,9 +388,15 @@ def test_a_bucket_lends_nothing():
 # -- processes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("until", [1, 7, 61])
+LAST = 21
+
+
+@pytest.mark.parametrize(
+    "until",
+    [pytest.param(1, marks=pytest.mark.soak), 7, pytest.param(LAST, marks=pytest.mark.soak)],
+)
 def test_a_killed_publisher_leaves_nothing_half_published(url, blobs, until):
-    files = {str(n): os.urandom(3000 + n) for n in range(60)} | {"big": os.urandom(PIECE)}
+    files = {str(n): os.urandom(3000 + n) for n in range(LAST - 1)} | {"big": os.urandom(PIECE)}
     manifest, mirror = blobs.manifest(files), StoreMirror(open_store(url))
     process = blobs.publisher(url, manifest, until=until)
     try:
