@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.optional import needs
+
 from .conftest import Machine
 
-pytest.importorskip("torch", reason="PyTorch is not installed: make demo-deps")
-pytest.importorskip("accelerate", reason="accelerate is not installed: make demo-deps")
 pytestmark = [
+    needs("torch", "accelerate"),
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.soak,  # tests/examples/ runs torchrun over two nodes in the gate

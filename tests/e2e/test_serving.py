@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -21,16 +20,12 @@ import pytest
 
 from prefect_bt.deployed import revisions_of
 from prefect_bt.serving.deployments import Deployments
+from tests.optional import needs
 
 from .conftest import Machine, until
 from .test_python_api import output, python
 
-needed = ("torch", "transformers", "peft", "openai")
-absent = [name for name in needed if importlib.util.find_spec(name) is None]
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(bool(absent), reason=f"needs {', '.join(absent)}: make demo-deps"),
-]
+pytestmark = [pytest.mark.integration, needs("torch", "transformers", "peft", "openai")]
 
 TINY = Path(__file__).parents[1] / "serving" / "tiny.py"
 KEY = "sk-serving-1"
@@ -131,6 +126,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.soak
 def test_a_model_answers_through_all_that_may_happen(machine: Machine, trained: Path) -> None:
     script = (
         writes(trained)
@@ -223,6 +219,7 @@ def everything_written(machine: Machine) -> str:
 def test_the_last_step_of_a_training_is_a_model_that_answers(
     machine: Machine, trained: Path
 ) -> None:
+    """The gate's one model; tests/docker/test_serving.py has what may happen to its server."""
     config = machine.folder(writes(trained))
     source = f"""
     import json

@@ -23,18 +23,10 @@ import pytest
 from prefect_bt.serving import embedded
 from prefect_bt.serving.gate import read_gate, run_gate
 from prefect_bt.serving.readiness import check_ready, explain, silence
+from tests.optional import needs
 
-for needed in (
-    "torch",
-    "transformers",
-    "peft",
-    "openai",
-    "fastapi",
-    "python_multipart",
-    "soundfile",
-):
-    pytest.importorskip(needed, reason=f"{needed} is not installed: make demo-deps")
 pytestmark = [
+    needs("torch", "transformers", "peft", "openai", "fastapi", "python_multipart", "soundfile"),
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.timeout(600),
