@@ -41,7 +41,8 @@ LOOK_SECONDS = 0.005
 class Forked:
     """The part of subprocess.Popen that tests use, for Python code run in a fork.
 
-    `arguments` are sys.argv; `environment` replaces the fork's variables. Standard input is empty.
+    `arguments` are sys.argv; `environment` replaces the fork's variables. Standard input is empty,
+    or ends when the file `stdin` is closed, which a `piped` one has.
     """
 
     def __init__(
@@ -49,10 +50,17 @@ class Forked:
         code: str | Path,
         arguments: Sequence[object] = (),
         environment: Mapping[str, str] | None = None,
+        *,
+        piped: bool = False,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="forked-"))
         self.stdout = _Output(self, self._folder / "stdout")
         self.stderr = _Output(self, self._folder / "stderr")
+        self.stdin: io.TextIOWrapper | None = None
+        if piped:
+            os.mkfifo(self._folder / "stdin")
+            # Also for reading, which waits for no reader.
+            self.stdin = os.fdopen(os.open(self._folder / "stdin", os.O_RDWR), "w")
         name = str(code) if isinstance(code, Path) else "-c"
         text = code.read_text() if isinstance(code, Path) else code
         variables = dict(os.environ if environment is None else environment)
@@ -93,7 +101,9 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it wrote and nobody has read; TimeoutExpired."""
+        """What it wrote and nobody has read, after the end of its input; TimeoutExpired."""
+        if self.stdin is not None:
+            self.stdin.close()
         self.wait(timeout)
         return self.stdout.read(), self.stderr.read()
 
@@ -132,6 +142,13 @@ def _run(
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(line_buffering=stream is sys.stderr)
+    if Path(f"{folder}/stdin").exists():
+        # It may have been closed before: a reader that waits for a writer would wait for ever.
+        source = os.open(f"{folder}/stdin", os.O_RDONLY | os.O_NONBLOCK)
+        os.set_blocking(source, True)
+        os.dup2(source, 0)
+        os.close(source)
+        sys.stdin = os.fdopen(0, closefd=False)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(variables)

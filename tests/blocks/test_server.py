@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
-import subprocess
-import sys
 import urllib.request
 from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect import flow
+from prefect.cli.block import register
 from prefect.client.orchestration import get_client
 from prefect.flow_engine import run_flow
 from prefect.utilities.callables import parameter_schema
@@ -51,13 +51,11 @@ def ask(api_url: str, path: str) -> str:
         return answer.read().decode()
 
 
-def test_prefects_own_command_registers_them(prefect_server):
-    command = [sys.executable, "-m", "prefect", "block", "register", "-m", "prefect_bt.blocks"]
-    subprocess.run(command, check=True, env=prefect_server.environment, capture_output=True)
+def test_prefects_own_command_registers_them(prefect_api):
+    """As `prefect block register -m prefect_bt.blocks` does."""
+    asyncio.run(register(module_name="prefect_bt.blocks"))
     for block in BLOCKS:
-        kind = json.loads(
-            ask(prefect_server.api_url, f"/block_types/slug/{block.get_block_type_slug()}")
-        )
+        kind = json.loads(ask(prefect_api, f"/block_types/slug/{block.get_block_type_slug()}"))
         assert kind["name"] == block.get_block_type_name()
 
 

@@ -33,6 +33,16 @@ class Site:
         self.status_file = root / "status.json"
 
     def start(self, attempt=1, patience=5.0, settle=0.05, prefix=()):
+        return subprocess.Popen(
+            [
+                *(*prefix, sys.executable, "-m", "prefect_bt.node.upload"),
+                *self.arguments(attempt, patience, settle),
+            ],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def arguments(self, attempt, patience, settle=0.05):
         plan = NodePlan(
             job_id=JOB,
             project_id=PROJECT,
@@ -51,13 +61,10 @@ class Site:
         )
         file = self.root / "plan.json"
         file.write_text(codec.dumps(plan))
-        command = [sys.executable, "-m", "prefect_bt.node.upload", "--plan", str(file)]
-        command += ["--directory", str(self.ckpts), "--status", str(self.status_file)]
-        return subprocess.Popen(
-            [*prefix, *command, "--patience", str(patience)],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        return [
+            *("--plan", str(file), "--directory", str(self.ckpts)),
+            *("--status", str(self.status_file), "--patience", str(patience)),
+        ]
 
     def ask_to_end(self, process):
         """Close its standard input, and go on without waiting."""
@@ -66,7 +73,7 @@ class Site:
 
     def end(self, process):
         _, errors = process.communicate(timeout=200)
-        assert errors == b"", errors
+        assert not errors, errors
         return process.returncode
 
     @property

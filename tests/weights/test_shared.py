@@ -13,12 +13,15 @@ import pytest
 from prefect_bt.errors import ObjectNotFound, StoreError, WeightsError
 from prefect_bt.objects import open_store
 from prefect_bt.objects.disk import DiskStore
+from prefect_bt.weights import sending, shared
 from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest
 from prefect_bt.weights.removal import Removal, RemovalWatch
-from prefect_bt.weights.shared import PIECE, StoreMirror, blob_key, claims_folder, manifest_key
+from prefect_bt.weights.shared import StoreMirror, blob_key, claims_folder, manifest_key
 from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
 from tests.objects.faulty import FaultyServer, Hang, LoseAnswer
+from tests.objects.small import PART as PIECE
+from tests.objects.small import use_small_parts
 
 PUBLISHER = """
 import itertools, sys, time
@@ -26,6 +29,10 @@ from pathlib import Path
 from prefect_bt.objects import open_store
 from prefect_bt.weights.manifest import load_manifest
 from prefect_bt.weights.shared import StoreMirror
+from prefect_bt.weights import sending, shared
+from tests.objects.small import PART, use_small_parts
+use_small_parts()
+sending.LARGE = shared.PIECE = PART
 url, blobs, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 manifest = load_manifest((blobs / "manifest").read_bytes())
 mirror, numbers = StoreMirror(open_store(url)), itertools.count(1)
@@ -65,7 +72,10 @@ class Blobs:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("prefect_bt.weights.sending._PAUSES", (0.01, 0.01))
+    use_small_parts(monkeypatch)
+    monkeypatch.setattr(shared, "PIECE", PIECE)
+    monkeypatch.setattr(sending, "LARGE", PIECE)
+    monkeypatch.setattr(sending, "_PAUSES", (0.01, 0.01))
 
 
 @pytest.fixture
