@@ -32,7 +32,7 @@ XET_FROM = 4 << 20
 """Smaller than the product's, so that files of a few megabytes come over Xet."""
 DATA = os.urandom(XET_FROM + 1_250_000)
 FILES = {"config.json": b"{}", "model.safetensors": DATA}
-STALL = 1.5
+STALL = 4.0
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_bytes_that_come_slowly_are_waited_for(source: HubSource, cas: Cas, tmp_
 
     Eight pieces of it come in that time; only two stalls of this machine would give Xet up.
     """
-    stall = 2.0
+    stall = 6.0
     slow = HubSource("hf://o/r", SECRET, stall=stall)
     cas.pause = 2 * stall / (XORB >> 16)
     target = tmp_path / "whole"
