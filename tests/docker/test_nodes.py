@@ -392,6 +392,7 @@ def test_copies_need_cp(engine: docker.APIClient, base_image: str, tmp_path: Pat
     engine.remove_image(name, force=True)
 
 
+@pytest.mark.soak  # busybox nc can lose a line; tests/docker/test_jobs.py has a gang in the gate
 def test_a_gang_of_four_talks_to_its_leader(rig: DockerRig) -> None:
     """Plain sockets, the name that every node was told."""
     serve = "for n in 1 2 3; do nc -l -p 500$n > got$n & done; wait; cat got1 got2 got3"

@@ -236,7 +236,8 @@ class Machine:
         """What `prefect-bt gc` would remove, and what it would keep of this job."""
         settings = Settings(store=str(self.root / "store"), state_dir=self.state_dir)
         found = look_for_garbage(settings)
-        assert not found.notes
+        # The bucket of another test in this state folder takes its credentials with it.
+        assert not [note for note in found.notes if "No credentials for s3://" not in note]
         ours = [one for one in found.items if not one.kept or one.job == job_id]
         return [one for one in ours if one.where not in self.known_garbage]
 
