@@ -21,6 +21,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.objects import open_store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights import Mirrored, NodeCache, Progress, mirror_source, room, source
+from prefect_bt.weights.cache import Tree
 from prefect_bt.weights.crew import Shut
 from prefect_bt.weights.filling import Fill
 from prefect_bt.weights.listing import ListedFile, Listing
@@ -464,6 +465,31 @@ def evict_beside_fills(here: Arranged, tmp_path: Path, *, fills: int) -> None:
         assert cache.blob(digest).samefile(kept.folder / path)
     assert cache.evict("k2" + kept.name[2:]) + cache.evict(kept.name) > 2 << 20
     assert [*cache.root.glob("blobs/*/*")] == []
+
+
+def test_a_content_that_was_evicted_and_fetched_again_before_publishing_is_kept_once(
+    here: Arranged, tmp_path: Path
+) -> None:
+    here.files = {"large.bin": os.urandom(2 << 20), "small": b"x"}
+    blobs = list[Path]()
+
+    class Beside(NodeCache):
+        """In the moment before the tree is there, others evict its contents and bring them back."""
+
+        def publish(self, fill: Path, name: str, *, holder: str = "") -> Tree:
+            for data in here.files.values():
+                blob = self.blob(hashlib.sha256(data).hexdigest())
+                blob.unlink()
+                blob.write_bytes(data)
+                blobs.append(blob)
+            return super().publish(fill, name, holder=holder)
+
+    done = mirror_source(WeightsPlan(URL, "/w", "k1"), cache=Beside(tmp_path / "weights"))
+    assert tree(done.folder) == here.files
+    for blob, path in zip(blobs, here.files, strict=True):
+        assert blob.samefile(done.folder / path), path
+    assert {path.name for path in done.folder.parent.iterdir()} >= {"files", "manifest.json"}
+    assert not (done.folder.parent / "link").exists()
 
 
 def test_what_a_killed_eviction_left_is_not_kept_for_ever(here: Arranged, tmp_path: Path) -> None:
