@@ -62,6 +62,14 @@ def shelf(tmp_path: Path) -> Iterator[Shelf]:
     running.stop_all(tmp_path / "state")
 
 
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
+    """One server for the tests that only ask it."""
+    shelf = Shelf(tmp_path_factory.mktemp("asked"))
+    yield shelf
+    running.stop_all(shelf.folder / "state")
+
+
 def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
     request = urllib.request.Request(url, method=method, headers=headers)
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -82,8 +90,8 @@ def raw_get(url: str, path: str) -> int:
     return status
 
 
-def test_an_address_gives_the_file_and_any_range_of_it(shelf: Shelf):
-    url = shelf.address()
+def test_an_address_gives_the_file_and_any_range_of_it(asked: Shelf):
+    url = asked.address()
     status, data, headers = get(url)
     assert (status, data == DATA, headers["etag"]) == (200, True, f'"{DIGEST}"')
     status, data, headers = get(url, method="HEAD")
@@ -98,33 +106,33 @@ def test_an_address_gives_the_file_and_any_range_of_it(shelf: Shelf):
     assert (status, headers["content-range"]) == (416, f"bytes */{len(DATA)}")
     assert get(url, method="POST")[0] == 405
     assert get(url, method="DELETE")[0] == 405
-    assert shelf.store.get(KEY) == DATA
+    assert asked.store.get(KEY) == DATA
 
 
-def test_nothing_without_a_signature_that_holds(shelf: Shelf):
-    url = shelf.address()
+def test_nothing_without_a_signature_that_holds(asked: Shelf):
+    url = asked.address()
     other = KEY[:-1] + ("0" if KEY[-1] != "0" else "1")
-    shelf.store.put(other, b"other")
+    asked.store.put(other, b"other")
     assert get(url)[0] == 200
     assert get(url.partition("?")[0])[0] == 403
     assert get(url.replace(KEY, other))[0] == 403
     assert get(url.replace("expires=", "expires=9"))[0] == 403
     assert get(url[:-1] + ("0" if url[-1] != "0" else "1"))[0] == 403
     assert get(url.partition("signature=")[0] + "signature=%FF%00")[0] == 403
-    status, said, _ = get(shelf.address(lasts=-1))
+    status, said, _ = get(asked.address(lasts=-1))
     assert (status, said) == (403, b"This address was not signed here, or it has expired.")
     # What is not there is not told to those who may not read.
     assert get(f"{url.partition('?')[0]}0")[0] == 403
-    assert get(shelf.address(KEY + "0"))[0] == 404
+    assert get(asked.address(KEY + "0"))[0] == 404
 
 
-def test_only_checkpoint_files_of_this_store(shelf: Shelf):
-    url, root = shelf.address(), shelf.place.root
-    (shelf.folder / "secret").write_text("secret")
+def test_only_checkpoint_files_of_this_store(asked: Shelf):
+    url, root = asked.address(), asked.place.root
+    (asked.folder / "secret").write_text("secret")
     folder = (root / KEY).parent
-    (folder / "out").symlink_to(shelf.folder / "secret")
+    (folder / "out").symlink_to(asked.folder / "secret")
     (folder / "loop").symlink_to("loop")
-    (folder.parent / "up").symlink_to(shelf.folder)
+    (folder.parent / "up").symlink_to(asked.folder)
     near = KEY.rpartition("/")[0]
     refused = [
         f"{JOB}/job.json",
@@ -141,21 +149,21 @@ def test_only_checkpoint_files_of_this_store(shelf: Shelf):
         f"{near}/{'x' * 3000}",
     ]
     # Signed though they are, which only a thief of the key could do.
-    assert {key: get(shelf.address(key))[0] for key in refused} == dict.fromkeys(refused, 404)
+    assert {key: get(asked.address(key))[0] for key in refused} == dict.fromkeys(refused, 404)
     expires = int(time.time()) + SOON
     key = f"{near}/../../../../job.json"
-    query = f"expires={expires}&signature={signature(shelf.place.secret(), key, str(expires))}"
+    query = f"expires={expires}&signature={signature(asked.place.secret(), key, str(expires))}"
     assert raw_get(url, f"/{key}?{query}") == 404
     assert raw_get(url, f"/{key.replace('..', '%2e%2e')}?{query}") == 404
     assert raw_get(url, "/../../../../../../etc/passwd") == 403
 
 
-def test_the_key_is_for_this_user_and_store_only(shelf: Shelf, tmp_path: Path):
-    shelf.ensure()
-    assert stat.S_IMODE((shelf.place.folder / "key").stat().st_mode) == 0o600
-    assert stat.S_IMODE(shelf.place.folder.stat().st_mode) == 0o700
-    other = Place.of(tmp_path / "another store", tmp_path / "state")
-    assert other.secret() != shelf.place.secret() == shelf.place.secret()
+def test_the_key_is_for_this_user_and_store_only(asked: Shelf, tmp_path: Path):
+    asked.ensure()
+    assert stat.S_IMODE((asked.place.folder / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(asked.place.folder.stat().st_mode) == 0o700
+    other = Place.of(tmp_path / "another store", asked.folder / "state")
+    assert other.secret() != asked.place.secret() == asked.place.secret()
 
 
 def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
@@ -174,45 +182,35 @@ def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
     assert get(shelf.address())[0] == 200
 
 
-def test_a_killed_server_is_replaced_and_old_addresses_go_on(shelf: Shelf):
+def test_what_cannot_serve_is_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
+    """One killed, one that hangs, a note of another process, and a port that is taken."""
     first, url = shelf.ensure(), shelf.address()
     os.kill(first.pid, signal.SIGKILL)
     while first.daemon.alive:
         time.sleep(0.02)
     second = shelf.ensure()
     assert (second.pid != first.pid, second.base) == (True, first.base)
-    assert get(url)[0] == 200
-
-
-def test_a_server_that_hangs_is_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
-    first = shelf.ensure()
-    monkeypatch.setattr(running, "_ANSWER_PATIENCE", 0.5)
-    monkeypatch.setattr(running, "_STOP_PATIENCE", 0.5)
-    os.kill(first.pid, signal.SIGSTOP)
-    assert shelf.ensure().pid != first.pid
-    assert not first.daemon.alive
-    assert get(shelf.address())[0] == 200
-
-
-def test_a_note_of_another_process_is_not_believed(shelf: Shelf):
-    first = shelf.ensure()
-    assert running.stop(shelf.place) == first
-    assert running.stop(shelf.place) is None
-    # The pid is in use again, by a process that began at another time.
-    shelf.place.write(Known(**{**vars(first), "pid": os.getpid(), "started": "1"}))
-    second = shelf.ensure()
-    assert second.pid not in {os.getpid(), first.pid}
-    assert running.stop_all(shelf.folder / "state") == [second]
+    assert get(url)[0] == 200, "old addresses go on"
+    os.kill(second.pid, signal.SIGSTOP)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(running, "_ANSWER_PATIENCE", 0.5)
+        impatient.setattr(running, "_STOP_PATIENCE", 0.5)
+        third = shelf.ensure()
+    assert third.pid != second.pid
     assert not second.daemon.alive
-
-
-def test_its_port_taken_it_listens_at_another(shelf: Shelf):
-    first = shelf.ensure()
-    running.stop(shelf.place)
-    with running.listen("127.0.0.1", first.port, last=0):
-        assert shelf.ensure().port != first.port
+    assert get(url)[0] == 200
+    assert running.stop(shelf.place) == third
+    assert running.stop(shelf.place) is None
+    # The pid is in use again, by a process that began at another time; and the port is taken.
+    shelf.place.write(Known(**{**vars(third), "pid": os.getpid(), "started": "1"}))
+    with running.listen("127.0.0.1", third.port, last=0):
+        fourth = shelf.ensure()
+        assert fourth.pid not in {os.getpid(), third.pid}
+        assert fourth.port != third.port
         with pytest.raises(ServerError, match="Cannot listen"):
-            running.listen("127.0.0.1", first.port, last=0)
+            running.listen("127.0.0.1", third.port, last=0)
+    assert running.stop_all(shelf.folder / "state") == [fourth]
+    assert not fourth.daemon.alive
 
 
 def test_it_ends_when_it_is_of_no_use(shelf: Shelf):

@@ -307,7 +307,7 @@ def test_the_real_uploader_commits_and_a_retry_finds_its_checkpoints(rig: Rig) -
 def test_reopening_is_cheap(rig: Rig) -> None:
     handle = rig.launch("true")
     wait_over(handle)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(100):
         LocalSubstrate(rig.state).find(JOB)[0].observe()
-    assert time.perf_counter() - started < 30
+    assert time.process_time() - started < 30
