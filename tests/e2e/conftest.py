@@ -182,8 +182,11 @@ class Machine:
         return until(lambda: self._in(job_id, wanted), seconds=seconds, what=f"{job_id} {states}")
 
     def _in(self, job_id: str, wanted: list[str]) -> str:
-        state = self.ledger.state(job_id).value
-        return state if state in wanted else ""
+        state = self.ledger.state(job_id)
+        if state.value in wanted:
+            return state.value
+        assert not state.terminal, f"job {job_id} is {state.value}; none of {wanted} comes any more"
+        return ""
 
     def checkpoints(self, job_id: str) -> list[str]:
         """The committed ones, by their ids."""
