@@ -1,28 +1,21 @@
-"""A Prefect server, one for a test run: `pytest_plugins = ["tests.prefect_server"]`.
+"""The Prefect server of a test run: `pytest_plugins = ["tests.prefect_server"]`.
 
-Mark tests that use it `integration`.
+It is the server of `served_machine`, which `prefect-bt up` started: a second one would cost a gate
+minute. Mark tests that use it `integration`.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.shared_service import free_port, run_folder, shared_service
+from tests.e2e.conftest import Machine, served_machine
 
-QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-PATIENCE = 300.0
-"""Seconds; a fresh database takes about ten on an idle machine."""
+__all__ = ["served_machine"]  # a fixture
 
 
 @dataclass(frozen=True)
@@ -30,66 +23,11 @@ class PrefectServer:
     api_url: str
     home: Path
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """For processes that are to use this server, such as workers and Prefect's commands."""
-        return {
-            **os.environ,
-            **QUIET,
-            "PREFECT_API_URL": self.api_url,
-            "PREFECT_HOME": str(self.home),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
-
-
-@contextmanager
-def running_server(home: Path) -> Generator[PrefectServer]:
-    home.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    server = PrefectServer(f"http://127.0.0.1:{port}/api", home)
-    environment = {**server.environment, "PREFECT_SERVER_UI_API_URL": server.api_url}
-    command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
-    with (home / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-        )
-    try:
-        _wait(server, process)
-        yield server
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(server: PrefectServer, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"{server.api_url}/health", timeout=2) as answer:
-                if answer.read() == b"true":
-                    return
-        except OSError:
-            time.sleep(0.2)
-    raise RuntimeError(f"no Prefect server: {(server.home / 'server.log').read_text()[-2000:]}")
-
-
-@contextmanager
-def serve(folder: Path) -> Generator[str]:
-    """Yield the URL of the API."""
-    with running_server(folder / "home") as server:
-        yield server.api_url
-
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[PrefectServer]:
-    """The server of the whole run, which every worker of pytest-xdist uses."""
-    folder = run_folder(tmp_path_factory) / "prefect-server"
-    with shared_service("tests.prefect_server:serve", folder) as api_url:
-        yield PrefectServer(str(api_url), folder / "home")
+def prefect_server(served_machine: Machine) -> PrefectServer:
+    """The server that every worker of pytest-xdist uses."""
+    return PrefectServer(served_machine.api_url, Path(served_machine.environment["PREFECT_HOME"]))
 
 
 @pytest.fixture

@@ -169,20 +169,6 @@ class NodeCache:
         _remove(gone)
         return freed
 
-    def restore(self, tree: Tree) -> None:
-        """Make every file of a published tree one file with its blob again.
-
-        Before the tree was published an eviction may have taken a blob, and another fill may have
-        written the same content again. Since then no eviction takes what the tree names.
-        """
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            for entry in tree.manifest().entries:
-                file = tree.files / entry.path
-                try:
-                    self.give_name(file, entry.sha256)
-                except FileExistsError:
-                    _link_over(self.blob(entry.sha256), file, tree.path / "link")
-
     def withdraw(self, name: str) -> tuple[str, ...]:
         """Publish the tree no more; its contents stay. Ids of living jobs that keep it there."""
         with self._settled():
@@ -320,16 +306,6 @@ class NodeCache:
         gone = self.root / "trash" / f"{path.name}.{uuid.uuid4().hex[:8]}"
         gone.parent.mkdir(parents=True, exist_ok=True)
         return path.rename(gone)
-
-
-def _link_over(blob: Path, file: Path, fresh: Path) -> None:
-    """Replace a file by a link to a blob of the same size, in one step by way of `fresh`."""
-    ours, theirs = file.stat(), blob.stat()
-    if os.path.samestat(ours, theirs) or ours.st_size != theirs.st_size:
-        return
-    fresh.unlink(missing_ok=True)
-    os.link(blob, fresh)
-    fresh.replace(file)
 
 
 def job_lives(state_dir: Path, job_id: str) -> bool:

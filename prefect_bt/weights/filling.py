@@ -153,8 +153,31 @@ class Fill:
             os.close(descriptor)
         (self.path / "journal").unlink(missing_ok=True)
         tree = self.cache.publish(self.path, self.name, holder=holder)
-        self.cache.restore(tree)
+        for file in wanted:
+            with suppress(OSError):  # evicted in this moment
+                self._share_content(tree, file.path)
         return tree
+
+    def _share_content(self, tree: Tree, path: str) -> None:
+        """Make a file of the published tree one file with its blob again.
+
+        Before the tree was published an eviction may have taken the blob, and another fill may have
+        written the same content again. From then on no eviction takes what the tree names.
+        """
+        file, sha256 = tree.files / path, self._done[path][0]
+        try:
+            self.cache.give_name(file, sha256)
+        except FileExistsError:
+            pass
+        else:
+            return
+        blob = self.cache.blob(sha256)
+        ours, theirs = file.stat(), blob.stat()
+        if not os.path.samestat(ours, theirs) and ours.st_size == theirs.st_size:
+            fresh = tree.path / "link"
+            fresh.unlink(missing_ok=True)
+            os.link(blob, fresh)
+            fresh.replace(file)
 
     def _write_manifest(self, wanted: Sequence[ListedFile]) -> None:
         rows = ((file.path, *self._done[file.path]) for file in wanted)

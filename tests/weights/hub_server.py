@@ -17,6 +17,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -62,6 +63,8 @@ class Misbehaviour:
     headers: dict[str, str] = field(default_factory=dict)
     """Sent with that status."""
     seconds_a_chunk: float = 0.0
+    hold_at: float = inf
+    """Bytes of files, of all bodies together, after which every body waits while this is set."""
     ranges: bool = True
     page: int = 1000
     """Entries an answer of a listing."""
@@ -227,11 +230,13 @@ class _Handler(BaseHTTPRequestHandler):
                 hub.ranges.append((spoilt, start, len(body)))
             body = self._spoil(spoilt, body)
             pause = hub.bad.seconds_a_chunk
-            step = 1 << 16 if pause else step
+            step = 1 << 16 if pause or hub.bad.hold_at < inf else step
         with hub.lock:
             hub.sending += bool(spoilt)
         try:
             for at in range(0, len(body), step):
+                while spoilt and hub.sent >= hub.bad.hold_at and not hub.over.is_set():
+                    time.sleep(0.01)
                 self.wfile.write(body[at : at + step])
                 if spoilt:
                     with hub.lock:

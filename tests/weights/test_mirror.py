@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -285,9 +286,9 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
 
 def test_a_mirror_can_be_stopped_and_goes_on_later(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
-    hub.bad.seconds_a_chunk = 0.01
+    hub.bad.hold_at = 5_000_000
     assert "was stopped" in place.refused("hf://o/r", stop_after=4_000_000)
-    hub.bad.seconds_a_chunk = 0.0
+    hub.bad.hold_at = inf
     before = hub.sent
     assert tree(place.mirror("hf://o/r")) == FILES
     assert hub.sent - before < sum(map(len, FILES.values())) - 3_000_000
