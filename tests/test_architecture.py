@@ -323,6 +323,7 @@ RULES = [rooms, arrows, places, circles, foreign, nodes, names, sizes, broad_exc
 # --- the package ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_the_package_keeps(rule) -> None:
     broken = list(rule(read_sources()))
@@ -341,6 +342,7 @@ def test_the_lists_of_exceptions_stay_short() -> None:
     assert len(BROAD_EXCEPTS) <= MOST_BROAD_EXCEPTS
 
 
+@pytest.mark.slow
 def test_the_lists_of_exceptions_name_what_is_there() -> None:
     sources = read_sources()
     assert {"errors", "flows", "blocks"} <= set(sources)

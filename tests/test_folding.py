@@ -96,6 +96,7 @@ LINES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(LINES, st.integers(0, 4), st.integers(1, 8), st.lists(st.booleans(), max_size=60))
 def test_nothing_lost_nothing_twice_order_kept(

@@ -355,6 +355,7 @@ def test_losing_contact_does_not_end_the_following(world: World):
     assert texts(world.follow(steps)) == ["one", "two"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_nothing_lost_nothing_twice_whatever_happens_when(world: World, seed: int):
     chance = random.Random(seed)

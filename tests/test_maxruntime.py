@@ -215,6 +215,7 @@ def test_a_retry_gives_more_or_is_refused(
     assert "3m20s; ended attempts used 1m45s" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_push_shows_it_and_what_has_no_effect(
     ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +248,7 @@ def test_push_shows_it_and_what_has_no_effect(
 # -- with real nodes --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_real_node_saves_when_its_time_is_up_also_for_the_process_that_adopts_it(
     ledger: Ledger, tmp_path: Path
 ) -> None:

@@ -165,6 +165,7 @@ def live(ends: Ends, budget: RetryBudget, *, checkpointing: bool) -> list[Outcom
     return lived
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(ENDS, BUDGETS, st.booleans())
 def test_a_job_ends_exactly_when_a_rule_says_so(
@@ -227,6 +228,7 @@ def test_a_factor_of_one_and_delays_of_zero() -> None:
     assert retry_delay(long, replace(STEADY, factor=10.0), job_id="x") == 30
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.text(min_size=1), st.integers(1, 40), st.floats(0, 1))
 def test_jitter_only_shortens_and_is_the_same_every_time(

@@ -154,6 +154,7 @@ def test_unfinished_never_cuts_a_whole_value() -> None:
     assert redact("xxabab"[: 6 - redact.unfinished("xxabab")]) in {"xx", f"xx{MASK}"}
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text("ab'\n", min_size=4, max_size=9), min_size=1, max_size=3),
     st.lists(st.text("ab'x", max_size=12), max_size=6),
@@ -169,6 +170,7 @@ def test_text_in_pieces_hides_what_whole_text_hides(values: list[str], noise: li
     assert not [value for value in values if value.strip() == value and value in shown]
 
 
+@pytest.mark.slow
 def test_unfinished_of_a_long_value_is_quick() -> None:
     redact = Redactor(["".join(chr(97 + i % 23) for i in range(i, i + 3000)) for i in range(20)])
     began = time.perf_counter()

@@ -73,6 +73,7 @@ def team_cache(plan: GangPlan) -> str:
     return next(v.key for v in plan.nodes[0].volumes if v.kind is VolumeKind.TEAM_CACHE)
 
 
+@pytest.mark.slow
 def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path) -> None:
     alone, _ = pushed(ledger, tmp_path, defined(team="research"))
     # Without a team, a push goes to the only team that has a project of the name.
@@ -105,6 +106,7 @@ def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path
     assert copy.project_id == other.project_id
 
 
+@pytest.mark.slow
 def test_lookups_by_name_say_which_projects_there_are(
     ledger: Ledger, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def bucket(modules, tmp_path, large, many):
         )
 
 
+@pytest.mark.slow
 def test_hub_lists_what_was_published_and_keeps_commits(hub, large, many):
     api = HfApi(endpoint=hub.url)
     first = hub.publish("o/r", [*large, *many])
@@ -119,6 +120,7 @@ def test_bucket_lists_in_pages_and_by_folders(bucket, many, large):
     assert "Contents" not in top
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wanted", "span"),
     [

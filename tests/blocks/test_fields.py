@@ -65,6 +65,7 @@ def test_every_block_can_be_referenced_and_shown(block):
     )
 
 
+@pytest.mark.slow
 def test_importing_the_blocks_reaches_nothing():
     code = (
         "import socket, subprocess\n"

@@ -119,6 +119,7 @@ def test_jobs_come_oldest_first_and_by_project(shop: Shop, look: Look) -> None:
         assert look(project_id="none").ids == []
 
 
+@pytest.mark.slow
 def test_of_ended_jobs_no_record_is_read_twice(
     shop: Shop, look: Look, store: Any, told: list[str], tmp_path: Path
 ) -> None:

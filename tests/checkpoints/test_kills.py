@@ -122,6 +122,7 @@ def wait_for_an_upload(site, place, seconds=15.0):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_killed_when_it_starts_while_it_sends_and_after_a_commit(tmp_path):
     place = DiskPlace(tmp_path / "store")
     moments = [

@@ -225,6 +225,7 @@ class Killed(DiskStore):
         self._change(lambda: DiskStore.delete(self, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [1, 2, 4, 9])
 def test_killed_at_a_change_of_the_store_what_is_listed_is_whole(five, tmp_path, last):
     """The announcement, a manifest, an object: before and after."""

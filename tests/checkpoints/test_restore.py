@@ -217,6 +217,7 @@ def test_a_corrupt_object_is_refused(prepare, store, ckpts, tmp_path):
     assert not list((tmp_path / "fresh").rglob("x"))
 
 
+@pytest.mark.slow
 def test_killed_at_any_point_and_run_again(store, ckpts, tmp_path):
     random.seed(7)
     for step in range(1, 7):
@@ -313,6 +314,7 @@ def bucket(tmp_path):
     return bucket, wanted
 
 
+@pytest.mark.slow
 def test_a_large_object_arrives_in_ranges_and_every_byte_is_told(bucket, tmp_path):
     store, wanted = bucket
     told: list[int] = []
@@ -326,6 +328,7 @@ def test_a_large_object_arrives_in_ranges_and_every_byte_is_told(bucket, tmp_pat
     assert sum(told) == sum(SIZES.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data[:-1] + b"?"])
 def test_a_large_object_that_is_not_what_was_committed_never_appears(bucket, tmp_path, change):
     store, wanted = bucket
@@ -351,6 +354,7 @@ def test_ctrl_c_ends_what_is_on_its_way(bucket, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_a_disk_that_takes_no_more_is_named(bucket, tmp_path, kind):
     store, wanted = bucket

@@ -22,6 +22,8 @@ from . import folders
 from .folders import JOB, PROJECT
 from .running import wait_for
 
+pytestmark = [pytest.mark.slow]
+
 
 class Site:
     """A node's files on disk, and the uploader's process on them."""

@@ -52,6 +52,7 @@ def change_something(rng, root):
         os.utime(target, (rng.randrange(9), 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_the_same_as_a_look_at_everything(watched, seed):
     root, directory = watched

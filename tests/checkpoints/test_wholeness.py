@@ -264,6 +264,7 @@ NAMES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(NAMES, JUNK, min_size=1, max_size=6))
 def test_whatever_lies_there_is_judged(files):
@@ -285,6 +286,7 @@ def test_what_nests_too_deep_for_the_parser_is_judged_by_its_ends(tmp_path):
     assert fault_of({"model.safetensors.index.json": deep})
 
 
+@pytest.mark.slow
 def test_a_file_that_has_not_changed_is_not_read_again(tmp_path):
     files = {f"part-{n}.json": FileFact(2, 1) for n in range(10_000)}
     (tmp_path / "checkpoint-1").mkdir()

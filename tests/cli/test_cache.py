@@ -20,6 +20,8 @@ from .conftest import COMMAND, Cli, Shop
 from .test_imports import probe
 from .test_tables import on_terminal
 
+pytestmark = [pytest.mark.slow]
+
 AT = 1_700_000_000
 """2023-11-14 22:13:20 UTC; the command runs in UTC."""
 HEADER = "File Path,Size (bytes),Size (human readable),Modified,Type,Permissions\r\n"

@@ -83,6 +83,7 @@ def test_csv(cli: Cli, job):
     assert rows[0]["Size (human readable)"] == "3.00 GiB"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -167,6 +168,7 @@ def read(url: str, **headers: str) -> tuple[int, bytes]:
         return error.code, b""
 
 
+@pytest.mark.slow
 def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
     fill(shop, job, b"0123456789")
     done = cli("get_checkpoint_urls")
@@ -192,6 +194,7 @@ def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
     assert read(urls[0]) == (200, b"0123456789"), "at the same address again"
 
 
+@pytest.mark.slow
 def test_up_serves_again_what_was_given_out(cli: Cli, shop: Shop, job, serving, monkeypatch):
     for name in ("PREFECT_BT_STORE", "PREFECT_BT_STATE_DIR"):
         monkeypatch.setenv(name, cli.env[name])
@@ -206,6 +209,7 @@ def test_up_serves_again_what_was_given_out(cli: Cli, shop: Shop, job, serving, 
     assert place.known().daemon.alive
 
 
+@pytest.mark.slow
 def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
     fill(shop, job, b"0123456789")
     server = cli.start("checkpoints", "serve", "--address", "http://localhost:1/x/")

@@ -85,6 +85,7 @@ def test_of_a_rank(cli: Cli, job):
     assert cli("checkpoints", "show", *arguments, "--rank", "1").json["node_rank"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -142,6 +142,7 @@ def test_of_another_project(cli: Cli, shop: Shop, job, ended):
     assert shop.ledger.job(job.id)
 
 
+@pytest.mark.slow
 def test_stopped_at_every_step_it_is_finished_when_run_again(cli: Cli, shop: Shop, job):
     """It ends after one write or delete, then after two, and so on.
 

@@ -105,6 +105,7 @@ def test_no_base_model(within: Within, shelf: Shop):
     assert done.json["base_model"] == "org/base"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -123,6 +124,7 @@ def test_what_is_no_choice(within: Within, job: JobRecord, arguments, told):
     refused(deploying(within, "--checkpoint", "latest", *arguments), *told)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("vllm") is not None, reason="vllm is installed")
 def test_an_engine_that_is_not_installed(within: Within, job: JobRecord):
     run = deploying(within, "--checkpoint", "latest", "--engine", "vllm")
@@ -132,12 +134,14 @@ def test_an_engine_that_is_not_installed(within: Within, job: JobRecord):
     assert within("deployments", "list", "-o", "json").json == {"deployments": []}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a b", "a/b", "..", "ä", ""])
 def test_a_name_that_is_none(within: Within, job: JobRecord, name: str):
     run = within("deploy_checkpoints", "--checkpoint", "latest", "--model-name", name)
     refused(run, f"model name is {name!r}", "letters, digits")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -166,6 +170,7 @@ def test_what_a_script_left_out(within: Within, job: JobRecord, arguments, told:
     refused(within("deploy_checkpoints", *arguments), told, "--help", code=2)
 
 
+@pytest.mark.slow
 def test_a_port_in_use(within: Within, job: JobRecord):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -233,6 +238,7 @@ def test_a_whisper(within: Within, shelf: Shop):
     assert "v1/audio/transcriptions" in run.out
 
 
+@pytest.mark.slow
 def test_what_vllm_does_not_serve_has_no_truss_config(within: Within, shelf: Shop):
     record = shelf.job("dora")
     shelf.commit(record, {"checkpoint-5": lora(use_dora=True)})
@@ -318,6 +324,7 @@ def start(cli: Cli) -> Iterator[Start]:
         screen.close()
 
 
+@pytest.mark.slow
 def test_the_wizard_asks_for_what_is_missing(start: Start, shelf: Shop):
     record = shelf.job("stories")
     shelf.commit(record, {f"checkpoint-{n}": lora(base="/gone") for n in (10, 20)})
@@ -339,6 +346,7 @@ def test_the_wizard_asks_for_what_is_missing(start: Start, shelf: Shop):
     assert f"checkpoint-10 of job {record.id}" in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_wizard(start: Start, job: JobRecord):
     screen = start()
     screen.wait_for_line("Which checkpoints")
@@ -359,6 +367,7 @@ def gpus(tmp_path: Path) -> str:
     return str(program.parent)
 
 
+@pytest.mark.slow
 def test_the_wizard_offers_gpus(start: Start, job: JobRecord, gpus: str):
     given = ["--checkpoint", "latest", "--model-name", "x", "--hf-secret", "none"]
     screen = start(*given, path=gpus)
@@ -372,6 +381,7 @@ def test_the_wizard_offers_gpus(start: Start, job: JobRecord, gpus: str):
     assert "--tensor-parallel-size 2" in said
 
 
+@pytest.mark.slow
 def test_a_script_says_which_gpus(cli: Cli, job: JobRecord, gpus: str):
     path = f"{gpus}:{cli.env['PATH']}"
     given = ["deploy_checkpoints", "--checkpoint", "latest", "--model-name", "x", "--dry-run"]

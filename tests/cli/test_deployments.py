@@ -20,6 +20,8 @@ from prefect_bt.serving.deployments import Deployments, Revision, Verdict
 from .conftest import Cli, Shop, Within
 from .test_imports import probe
 
+pytestmark = [pytest.mark.slow]
+
 NAME = "stories"
 RUNNING = (JobState.DEPLOYING, JobState.RUNNING)
 STOPPED = (*RUNNING, JobState.STOPPED)

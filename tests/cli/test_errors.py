@@ -12,6 +12,8 @@ from prefect_bt.cli.app import _make_app  # pyright: ignore[reportPrivateUsage]
 
 from .conftest import COMMAND, Cli, Shop
 
+pytestmark = [pytest.mark.slow]
+
 WITH_JOB = ["view", "logs", "stop", "recreate", "download", "checkpoints list"]
 WITH_JOB += ["get_checkpoint_urls", "logs --tail"]
 

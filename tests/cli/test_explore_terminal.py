@@ -20,6 +20,8 @@ from prefect_bt.records import JobRecord
 from .conftest import COMMAND, Cli, Shop
 from .screens import Screen
 
+pytestmark = [pytest.mark.slow]
+
 FAST = UploadOptions(settle=0.05, scan=0.02, patience=0.5, again=0.1)
 HEADER = {
     "__metadata__": {"format": "pt"},

@@ -15,6 +15,7 @@ from prefect_bt.cli.app import _make_app, lists_commands
 from prefect_bt.cli.summaries import SUMMARIES, read_summary, summary_of
 
 pytest_plugins = ["tests.prefect_server"]
+pytestmark = [pytest.mark.slow]
 
 HEAVY = ["prefect", "boto3", "botocore", "docker", "kubernetes", "huggingface_hub", "torch"]
 NOT_FOR_LISTS = ["asyncio", "obstore", "pydantic_settings", "prefect_bt.planning", "ssl"]

@@ -200,6 +200,7 @@ def test_whoever_waits_for_another_says_so(state_dir: Path, act: str):
     taken.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_leaves_nothing(state_dir: Path, monkeypatch):
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "nonsense://x")
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "nonsense://x")

@@ -47,6 +47,7 @@ def test_all_lines(cli: Cli, over):
         assert (done.code, done.out, done.err) == (0, ALL, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -97,6 +98,7 @@ def test_tail_as_json_is_one_object_a_line(cli: Cli, over):
     assert [json.loads(line)["attempt"] for line in lines] == [0, 0, 0, 1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["COMPLETED", "STOPPED", "DEPLOY_FAILED"])
 def test_tail_of_a_silent_job_ends(cli: Cli, shop: Shop, running, state: str):
     job = shop.job("tiny", *running, JobState[state])
@@ -109,6 +111,7 @@ def test_tail_of_a_silent_job_ends(cli: Cli, shop: Shop, running, state: str):
     assert (silent.code, silent.out) == (0, "")
 
 
+@pytest.mark.slow
 def test_levels_and_the_platforms_lines(within: Within, shop: Shop, running):
     job = shop.job("tiny", *running)
     shop.ledger.begin_attempt(job.id)
@@ -156,6 +159,7 @@ def test_several_jobs_match(cli: Cli, shop: Shop, over, ended):
     assert f"this is the one created last: {newest.id}" in done.err
 
 
+@pytest.mark.slow
 def test_tail_follows_until_the_end(cli: Cli, shop: Shop, job):
     process = cli.start("logs", "--tail", "--job-id", job.id, "--no-platform")
     assert process.stdout and process.stderr
@@ -170,6 +174,7 @@ def test_tail_follows_until_the_end(cli: Cli, shop: Shop, job):
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_job_alone(cli: Cli, shop: Shop, job):
     process = cli.start("logs", "--tail", "--job-id", job.id, "--no-platform")
     assert process.stdout

@@ -102,6 +102,7 @@ def test_first_failure(cli: Cli, job):
     assert [one["message"] for one in found["logs"]] == ["loading", "loss of 1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -133,6 +134,7 @@ def test_a_damaged_log_is_shown_and_named(cli: Cli, shop: Shop, running, tail: l
     assert f"{said} What is there is shown.\n" in done.err
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error(cli: Cli, shop: Shop, job):
     shop.log(job, [f"line {n}" for n in range(20_000)])
     process = cli.start("logs", "--tail")

@@ -63,6 +63,7 @@ def test_options_win_over_the_config(cli: Cli, config):
     assert "start_commands" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

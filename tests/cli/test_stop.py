@@ -62,6 +62,7 @@ def test_one_that_ended_does_not_keep_the_others(cli: Cli, shop: Shop, running, 
     assert shop.ledger.state(job.id) is JobState.STOPPED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "answer", "stopped"),
     [

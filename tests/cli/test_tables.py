@@ -14,6 +14,8 @@ import pytest
 
 from .conftest import COMMAND, Cli, Shop
 
+pytestmark = [pytest.mark.slow]
+
 NARROW, USUAL, WIDE = 60, 80, 200
 
 

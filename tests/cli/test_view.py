@@ -181,6 +181,7 @@ def test_a_job_as_json(cli: Cli, shop: Shop, ended):
     assert {"attempts", "checkpoints", "store", "flow_run_id", "retries", "events"} <= found.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--project", "--project-id", "--project_id"])
 def test_a_project_by_name_or_id(cli: Cli, shop: Shop, ended, option: str):
     jobs = [shop.job("tiny", *ended) for _ in range(2)]

@@ -13,6 +13,7 @@ def ids(text: str) -> list[str]:
     return [line.split()[0] for line in text.splitlines()[2:]]
 
 
+@pytest.mark.slow
 def test_the_newest_jobs_are_shown_and_the_others_counted(
     within: Within, shop: Shop, ended: tuple[JobState, ...]
 ) -> None:

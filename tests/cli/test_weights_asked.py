@@ -42,6 +42,7 @@ def test_the_sources_of_a_config_file(
     assert mounts == ["/one", "/two", "/three", "/again"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -100,6 +101,7 @@ def test_what_push_would_refuse_is_refused_before_a_byte(
         assert row["error"].startswith(word)
 
 
+@pytest.mark.slow
 def test_a_secret_comes_from_the_environment(cli: Cli, hub: Hub) -> None:
     hub.repos["o/base"].token = "hf_planted"
     given = ("--source", "hf://o/base", "--auth-secret-name", "my_token", "--allow", "*.json")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from prefect_bt.ownership import Claim
 
 from .conftest import Cli
 from .sources import cache_of, mirrored
 from .test_imports import probe
+
+pytestmark = [pytest.mark.slow]
 
 
 def test_nothing_is_kept(cli: Cli) -> None:

@@ -7,11 +7,15 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.weights.hub_server import Hub
 
 from .conftest import COMMAND, Cli
 from .screens import Screen
 from .sources import LARGE, cache_of, mirrored
+
+pytestmark = [pytest.mark.slow]
 
 
 def test_mirrored_once(cli: Cli, model: str) -> None:

@@ -89,6 +89,7 @@ def test_what_was_begun_and_left(cli: Cli, three: list[dict[str, Any]]) -> None:
     assert left(cli) == ["p", "q", "r"]
 
 
+@pytest.mark.slow
 def test_the_stores_copies(cli: Cli, three: list[dict[str, Any]]) -> None:
     done = cli("weights", "prune", "--store", three[0]["source"], "-o", "json")
     assert [row["name"] for row in done.json["removed"]] == [three[0]["name"]]
@@ -118,6 +119,7 @@ def test_pruned_in_a_wrong_way(within: Within, arguments: list[str], words: str)
     assert words in done.err
 
 
+@pytest.mark.slow
 def test_a_person_is_asked(cli: Cli, model: str) -> None:
     plan = plan_sources([model])[0]
     mirror_here(plan, cache=cache_of(cli))

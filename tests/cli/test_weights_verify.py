@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from prefect_bt.ownership import Claim
 
 from .conftest import Cli
@@ -15,6 +17,7 @@ def spoil(path: Path) -> None:
     path.write_bytes(b"x" + path.read_bytes()[1:])
 
 
+@pytest.mark.slow
 def test_one_changed_byte(cli: Cli, model: str) -> None:
     [one] = mirrored(cli, model)
     done = cli("weights", "verify", "--store")
@@ -59,6 +62,7 @@ def test_damage_that_a_running_job_has_mounted(cli: Cli, model: str) -> None:
         claim.release()
 
 
+@pytest.mark.slow
 def test_a_damaged_copy_in_the_store(cli: Cli, model: str) -> None:
     [one] = mirrored(cli, model)
     blobs = Path(cli.env["PREFECT_BT_STORE"]) / "weights" / "blobs"

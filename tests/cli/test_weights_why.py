@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.weights.hub_server import Hub
 
 from .conftest import Cli
 from .sources import LARGE, mirrored
+
+pytestmark = [pytest.mark.slow]
 
 
 def test_why_fetches_nothing(cli: Cli, hub: Hub) -> None:

@@ -92,6 +92,7 @@ def test_secrets_reach_the_command_and_not_the_log(place: Place) -> None:
     assert b"very-secret-word" not in handle.read_log(offset=0, limit=1 << 20)
 
 
+@pytest.mark.slow
 def test_nodes_are_found_and_stopped_by_another_process(place: Place) -> None:
     place.substrate.launch(place.plan("sleep 300", rank=1, group_size=2), secrets={})
     place.substrate.launch(place.plan("sleep 300", rank=0, group_size=2), secrets={})
@@ -106,6 +107,7 @@ def test_nodes_are_found_and_stopped_by_another_process(place: Place) -> None:
     assert list(place.substrate.find("zzzzzzz")) == []
 
 
+@pytest.mark.slow
 def test_force_ends_a_deaf_command(place: Place) -> None:
     command = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
     handle = place.substrate.launch(place.plan(command), secrets={})
@@ -133,6 +135,7 @@ def test_a_running_node_is_removed(place: Place) -> None:
     assert list(place.substrate.find(JOB)) == []
 
 
+@pytest.mark.slow
 def test_an_attempt_is_launched_once(place: Place) -> None:
     plan = place.plan("true")
     handle = place.substrate.launch(plan, secrets={})

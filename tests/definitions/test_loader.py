@@ -120,6 +120,7 @@ def test_a_project_and_what_to_deploy(config):
         load_deploy_checkpoints_config(config(PROJECT, "other.py"))
 
 
+@pytest.mark.slow
 def test_module_name_and_file(config):
     path = config(
         PROJECT

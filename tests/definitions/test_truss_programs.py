@@ -99,6 +99,7 @@ def test_compat_is_undone_by_one_call(brought):
         assert "truss_train" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_program_reaches_us_unchanged(program, brought, tmp_path, capsys):
     (tmp_path / "config.py").write_text(
         "from truss_train import *\n"

@@ -166,6 +166,7 @@ def test_the_key_is_for_this_user_and_store_only(asked: Shelf, tmp_path: Path):
     assert other.secret() != asked.place.secret() == asked.place.secret()
 
 
+@pytest.mark.slow
 def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
     code = (
         "import os, sys; from pathlib import Path\n"
@@ -182,6 +183,7 @@ def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
     assert get(shelf.address())[0] == 200
 
 
+@pytest.mark.slow
 def test_what_cannot_serve_is_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
     """One killed, one that hangs, a note of another process, and a port that is taken."""
     first, url = shelf.ensure(), shelf.address()
@@ -233,6 +235,7 @@ def test_one_that_cannot_start_says_why(shelf: Shelf):
     assert shelf.place.known() is None
 
 
+@pytest.mark.slow
 def test_in_the_foreground(shelf: Shelf):
     before, url = shelf.ensure(), shelf.address()
     ours = Daemon(os.getpid(), process_started(os.getpid()))

@@ -72,6 +72,7 @@ def test_what_was_taken_up_since_it_was_found_stays(site: Site) -> None:
     assert handle.folder.path.exists()
 
 
+@pytest.mark.slow
 def test_two_at_once_do_each_thing_once(site: Site) -> None:
     for _ in range(3):
         wait_over(site.node(site.job(JobState.COMPLETED)))

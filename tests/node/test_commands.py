@@ -83,6 +83,7 @@ def test_a_background_process_serves_the_next_command(rig: Rig) -> None:
     assert "beat" in lines
 
 
+@pytest.mark.slow
 def test_a_deaf_background_process_is_killed(rig: Rig) -> None:
     handle = rig.launch(f"({DEAF}) & sleep 0.3; exit 3")
     assert wait_over(handle).exit_code == 3
@@ -184,6 +185,7 @@ def test_a_secret_is_in_the_environment_and_nowhere_else(rig: Rig) -> None:
     assert read_record(NodePlan, handle.folder.plan) is not None
 
 
+@pytest.mark.slow
 def test_a_flood_of_lines_is_all_there(rig: Rig) -> None:
     code = "import sys\nfor i in range(100000): sys.stdout.write('line %07d of a training\\n' % i)"
     started = time.monotonic()
@@ -203,12 +205,14 @@ def test_a_pipe_held_open_does_not_hang_the_end(rig: Rig) -> None:
     assert own_lines(handle) == ["done"]
 
 
+@pytest.mark.slow
 def test_a_running_node_tells_when_it_was_active(rig: Rig) -> None:
     handle = rig.launch("while :; do echo beat; sleep 0.2; done")
     wait_until(lambda: handle.observe().active_at is not None)
     assert abs((handle.observe().active_at or 0) - time.time()) < 30
 
 
+@pytest.mark.slow
 def test_scratch_and_workspace_are_the_nodes_own(rig: Rig) -> None:
     first = rig.launch("echo 0 > $BT_SCRATCH_DIR/who; sleep 0.5; cat $BT_SCRATCH_DIR/who", rank=0)
     second = rig.launch("echo 1 > $BT_SCRATCH_DIR/who; sleep 0.5; cat $BT_SCRATCH_DIR/who", rank=1)

@@ -128,6 +128,7 @@ def test_uploader_killed_while_commands_run_is_started_again(rig: Rig) -> None:
     assert any("committed by this node: a" in line for line in all_lines(handle))
 
 
+@pytest.mark.slow
 def test_uploader_that_always_dies_is_an_upload_error_and_files_are_kept(rig: Rig) -> None:
     rig.substrate.launcher.uploader = ("/bin/sh", "-c", "kill -9 $$")
     handle = rig.launch_plan(with_checkpoints(make_plan(rig.state, ("touch /mnt/ckpts/a",))))
@@ -151,6 +152,7 @@ def test_a_polite_signal_to_the_agent_is_a_stop(rig: Rig) -> None:
     assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "stopped", 143)
 
 
+@pytest.mark.slow
 def test_a_node_that_nobody_owns_stops_itself(tmp_path: Path) -> None:
     state = tmp_path / "state"
     rig = Rig(state, LocalSubstrate(state, orphan_deadline=0.5))
@@ -179,6 +181,7 @@ with hold_job(state, JOB):
 """
 
 
+@pytest.mark.slow
 def test_launcher_killed_the_node_is_found_and_ends_as_an_orphan(tmp_path: Path) -> None:
     state = tmp_path / "state"
     launcher = subprocess.Popen(

@@ -6,9 +6,13 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
+
 from prefect_bt.host.handle import HostHandle
 from prefect_bt.logs import parse_lines
 from tests.node.rig import Rig, agent_pids, own_lines, raw_log, wait_over, wait_running
+
+pytestmark = [pytest.mark.slow]
 
 FLOOD = """
 import os, sys, time

@@ -115,6 +115,7 @@ def test_a_long_line_is_split_but_never_within_a_secret(tmp_path: Path, shift: i
     assert "".join(lines).replace(MASK, SECRET) == data.decode().rstrip("\n")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(0, 5))
 def test_a_secret_is_masked_however_it_is_cut(cuts: list[int], spelling: int) -> None:

@@ -41,6 +41,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_one_of_many_processes_creates(tmp_path):
     start = time.time() + 1.0
     racers = [
@@ -58,6 +59,7 @@ def test_one_of_many_processes_creates(tmp_path):
     assert not list((tmp_path / ".prefect-bt-tmp").iterdir())
 
 
+@pytest.mark.slow
 def test_a_killed_upload_leaves_nothing_in_sight(tmp_path):
     source, root = tmp_path / "source", tmp_path / "store"
     source.write_bytes(os.urandom(1 << 20) * 16)
@@ -103,6 +105,7 @@ def _link(path):
         return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 5, (16 << 20) - 1, 16 << 20, (48 << 20) + 7])
 def test_upload_exact_copies_hashes_and_tells(tmp_path, size):
     source = tmp_path / "source"
@@ -145,6 +148,7 @@ def test_deleting_leaves_no_empty_folders(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 def test_delete_beside_put(tmp_path):
     code = (
         "import sys; from prefect_bt.objects import open_store; s = open_store(sys.argv[1])\n"

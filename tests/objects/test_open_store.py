@@ -52,6 +52,7 @@ def test_a_malformed_bucket_shows_a_right_one(url, example):
     assert url in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "start"),
     [

@@ -48,6 +48,7 @@ def client(routed: Deployment, one: Upstream) -> Iterator[Client]:
     routed.place.set_route(one.route)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 3 * 1024 * 1024], ids=["small", "3 MiB"])
 def test_the_server_is_asked_for_its_own(client: Client, size: int) -> None:
     """Images in a chat make its JSON large."""

@@ -58,6 +58,7 @@ def test_only_who_has_the_key_is_answered(routed: Deployment) -> None:
         place.clear_key()
 
 
+@pytest.mark.slow
 def test_a_damaged_key_lets_nobody_in(deployment: Deployment) -> None:
     deployment.place.make()
     deployment.place.key_file.write_text("{")

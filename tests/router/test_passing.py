@@ -30,6 +30,7 @@ def raw(deployment: Deployment, text: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
+@pytest.mark.slow
 def test_an_answer_comes_back_with_the_revision_that_gave_it(client: Client) -> None:
     answer = client.ask("/v1/models")
     assert answer.status == 200
@@ -87,6 +88,7 @@ def test_an_error_of_the_server_is_its_own(client: Client) -> None:
     assert (answer.status, answer.json) == (404, {"error": {"message": "no such path"}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length_known", [True, False])
 def test_a_large_body_goes_up_whole(client: Client, length_known: bool) -> None:
     body = os.urandom(20 * MIB)
@@ -166,6 +168,7 @@ def test_a_malformed_request_is_not_quoted_in_the_log(routed: Deployment) -> Non
     assert "sesame" not in routed.place.log.read_text()
 
 
+@pytest.mark.slow
 def test_an_answer_that_breaks_off_is_seen_to_break_off(deployment: Deployment) -> None:
     mortal = Upstream(3)
     mortal.start()

@@ -32,6 +32,7 @@ def rolled(router: Deployment) -> Deployment:
     return router
 
 
+@pytest.mark.slow
 def test_no_request_fails_while_revisions_change_places(
     rolled: Deployment, one: Upstream, two: Upstream
 ) -> None:
@@ -47,6 +48,7 @@ def test_no_request_fails_while_revisions_change_places(
     until(lambda: rolled.status().in_flight == {})
 
 
+@pytest.mark.slow
 def test_no_request_fails_while_idle_revisions_are_ended(rolled: Deployment, one: Upstream) -> None:
     """As a roll-over does it: the route first, then the old server, once nothing is in flight."""
     old = Upstream(6)
@@ -67,6 +69,7 @@ def test_no_request_fails_while_idle_revisions_are_ended(rolled: Deployment, one
         old.kill()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_waited_for(rolled: Deployment) -> None:
     mortal = Upstream(4)
     mortal.start()
@@ -193,6 +196,7 @@ def test_a_route_that_makes_no_sense_changes_nothing(
     assert "the last one stays" in place.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_polite_end_lets_answers_finish(deployment: Deployment, one: Upstream) -> None:
     deployment.ensure()
     deployment.place.set_route(one.route)

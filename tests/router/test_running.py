@@ -15,6 +15,8 @@ from prefect_bt.router.place import HOST, RouterPlace
 from prefect_bt.router.running import ensure_router, router_status
 from tests.router.machine import Deployment, Upstream, free_port, until
 
+pytestmark = [pytest.mark.slow]
+
 
 def test_several_at_once_get_one_router(deployment: Deployment) -> None:
     with ThreadPoolExecutor(4) as pool:

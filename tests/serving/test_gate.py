@@ -174,6 +174,7 @@ def test_a_command_has_a_limit_and_leaves_nothing_behind(tmp_path: Path) -> None
     gone(pids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_ends_with_its_caller(tmp_path: Path, sign: signal.Signals) -> None:
     pids = tmp_path / "pids"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 
 from prefect_bt.gang import Gang
 from prefect_bt.records import Cause, FailureClass, JobState
@@ -20,6 +21,7 @@ def watched(gang: Gang) -> Gang:
     return gang
 
 
+@pytest.mark.slow
 def test_the_first_failure_and_the_others_ends(rig: Rig, tmp_path: Path) -> None:
     sign = tmp_path / "now"
     commands = [

@@ -46,6 +46,7 @@ def remove_until_killed(state: Path, deletions: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [WELL, LOST], ids=["stored", "the only copy"])
 def test_killed_before_any_deletion(tmp_path: Path, last: NodeStatus) -> None:
     killed = 0

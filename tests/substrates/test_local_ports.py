@@ -37,6 +37,7 @@ def told(rig: Rig, **changes: object) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line)
 
 
+@pytest.mark.slow
 def test_every_node_of_a_gang_is_told_the_same(rig: Rig) -> None:
     handles = [rig.launch(TELL, rank=rank, group_size=3) for rank in range(3)]
     assert [wait_over(handle).exit_code for handle in handles] == [0, 0, 0]
@@ -113,12 +114,14 @@ def test_a_gang_that_could_not_be_launched_holds_none(rig: Rig) -> None:
     assert not taken(number)
 
 
+@pytest.mark.slow
 def test_another_process_that_launches_a_rank_tells_it_the_same(rig: Rig) -> None:
     number = port_of(rig, group_size=2)
     rig.substrate = LocalSubstrate(rig.state, orphan_deadline=None)
     assert port_of(rig, group_size=2, rank=1) == number
 
 
+@pytest.mark.slow
 def test_gangs_of_four_over_plain_sockets_do_not_meet(rig: Rig) -> None:
     leaders = []
     for job in ("gang001", "gang002"):

@@ -38,6 +38,7 @@ from tests.node.rig import (
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_many_nodes_leave_nothing(rig: Rig) -> None:
     launch_and_remove(rig, 6)
 
@@ -224,6 +225,7 @@ def nobodys_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_plain_user_gets_exact_paths_too(nobodys_folder: Path) -> None:
     python = Path("/usr/bin/python3")
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
@@ -278,6 +280,7 @@ def test_checkpoints_go_with_the_last_attempt_once_they_are_stored(rig: Rig) -> 
     assert not first.job.path.exists()
 
 
+@pytest.mark.slow
 def test_the_real_uploader_commits_and_a_retry_finds_its_checkpoints(rig: Rig) -> None:
     """Attempt 0 is killed in the middle of its second checkpoint; attempt 1 starts from the first.
 

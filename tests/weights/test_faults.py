@@ -75,6 +75,7 @@ def test_a_late_thread_writes_to_nobody_elses_file(tmp_path: Path) -> None:
         victim.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("hangs_at", ["listing", "small", "large"])
 def test_a_stop_does_not_wait_for_a_silent_server(
@@ -124,6 +125,7 @@ def test_ctrl_c_does_not_wait_for_a_silent_server(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("weights/trees/*"))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_open_and_nobody_left_running(here: Arranged, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
     here.files = {"large.bin": os.urandom(1 << 21), "small.txt": b""}
@@ -264,6 +266,7 @@ def test_names_that_no_file_can_have(here: Arranged, tmp_path: Path, name: str) 
     assert not here.asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK]
 )
@@ -317,6 +320,7 @@ def test_what_changed_while_it_was_read_is_not_remembered(here: Arranged, tmp_pa
     assert tree(mirrored(tmp_path).folder) == before
 
 
+@pytest.mark.slow
 def test_servers_without_ranges(
     here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +361,7 @@ def store_url(
     bucket.empty()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "asked"])
 @pytest.mark.parametrize("harm", ["gone", "cut off", "flipped"])
 def test_a_damaged_copy_is_made_good(

@@ -97,6 +97,7 @@ def test_one_that_fails_leaves_it_to_the_next(store):
     assert ask(store)() == MANIFEST
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["fails", "hangs", "goes well"])
 def test_processes_fly_one_after_another(url, start, tmp_path, first):
     flights = tmp_path / "flights"

@@ -31,6 +31,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 def test_a_branch_is_pinned_and_fetched_once(hub: Hub, place: Place) -> None:
     commit = hub.repos["o/r"].commit(FILES)
     folder = Path(place.finish(place.program("hf://o/r"))["folder"])
@@ -64,6 +65,7 @@ def test_a_tag_and_a_commit(hub: Hub, place: Place) -> None:
     assert again.parent.name.endswith(first), "a known commit needs no hub"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("allow", "ignore", "expected"),
     [
@@ -82,6 +84,7 @@ def test_patterns(
     assert {path.rpartition("/")[2] for _, path in hub.asked if "/resolve/" in path} == wanted
 
 
+@pytest.mark.slow
 def test_four_processes_fetch_each_file_once(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
     hub.bad.seconds_a_chunk = 0.1
@@ -92,6 +95,7 @@ def test_four_processes_fetch_each_file_once(hub: Hub, place: Place) -> None:
     assert hub.sent == sum(map(len, FILES.values()))
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle(hub: Hub, place: Place) -> None:
     files = {f"part-{i}.bin": os.urandom(400_000) for i in range(3)} | {"big.bin": os.urandom(1)}
     files["big.bin"] = os.urandom(17 * 1024**2)
@@ -132,6 +136,7 @@ def test_a_flipped_bit_is_fetched_again(hub: Hub, place: Place, name: str) -> No
     assert tree(place.mirror("hf://o/r")) == {name: FILES[name]}
 
 
+@pytest.mark.slow
 def test_bits_that_stay_flipped(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
     hub.bad.corrupt = 99
@@ -140,6 +145,7 @@ def test_bits_that_stay_flipped(hub: Hub, place: Place) -> None:
     assert tree(place.mirror("hf://o/r")) == FILES
 
 
+@pytest.mark.slow
 def test_an_answer_that_hangs_is_asked_for_again(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit({"a.bin": b"abc"})
     hub.bad.hang = 1
@@ -290,6 +296,7 @@ def test_what_the_hub_refuses_while_it_is_read(here: Hub, monkeypatch: pytest.Mo
 # -- refusals -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gated(hub: Hub, place: Place) -> None:
     hub.repos["o/r"] = Repo(token=SECRET, gated=True)
     hub.repos["o/r"].commit(FILES)
@@ -304,6 +311,7 @@ def test_gated(hub: Hub, place: Place) -> None:
     assert "hf_wr0ngT0ken" not in everything
 
 
+@pytest.mark.slow
 def test_the_token_goes_to_the_hub_alone(hub: Hub, place: Place) -> None:
     hub.repos["o/r"] = Repo(token=SECRET)
     hub.repos["o/r"].commit(FILES)
@@ -318,6 +326,7 @@ def test_the_token_goes_to_the_hub_alone(hub: Hub, place: Place) -> None:
     assert hub.tokens["hub"].keys() == {""}, "the machine's own token is not used"
 
 
+@pytest.mark.slow
 def test_what_does_not_exist(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
     assert "hf://o/none does not exist at http://127.0.0.1" in place.refused("hf://o/none")
@@ -340,6 +349,7 @@ def test_the_hub_is_down(hub: Hub, place: Place) -> None:
     assert "HF_HUB_OFFLINE is set" in place.refused("hf://o/r")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["../out", "/etc/passwd", "a/../../b", "a//b", "./a", ".cache/huggingface/x"]
 )

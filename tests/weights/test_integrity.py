@@ -56,6 +56,7 @@ def test_all_is_well_and_a_shared_content_is_read_once(shelf: Shelf, source: str
     assert (report.faults, report.unlinked) == ([], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, LARGE - 1])
 def test_one_bit(shelf: Shelf, source: str, at: int) -> None:
     done = shelf.mirror(source)

@@ -94,6 +94,7 @@ def check_the_end(ranges: Ranges, root: Path) -> None:
     assert not [*root.glob("fills/*"), *root.glob("parts/*")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tells_digests", [True, False], ids=["sha256", "etag"])
 def test_killed_while_it_fetches(tmp_path: Path, tells_digests: bool) -> None:
     """At the first byte, among the small files, in the middle, and near the end."""

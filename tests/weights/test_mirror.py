@@ -45,6 +45,7 @@ def disk(root: Path) -> int:
 # -- single flight ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_three_processes_one_fetch(hub: Hub, place: Place) -> None:
     fetch_once(hub, place, 3)
 
@@ -66,6 +67,7 @@ def fetch_once(hub: Hub, place: Place, processes: int) -> None:
     assert sum(one["fetched"] for one in done) == hub.sent
 
 
+@pytest.mark.slow
 def test_two_hosts_one_fetch(hub: Hub, place: Place, tmp_path: Path) -> None:
     hub.repos["o/r"].commit(FILES)
     hub.bad.seconds_a_chunk = 0.002
@@ -80,6 +82,7 @@ def test_two_hosts_one_fetch(hub: Hub, place: Place, tmp_path: Path) -> None:
     assert [one["fetched"] > 0 for one in done].count(True) == 1
 
 
+@pytest.mark.slow
 def test_keys_that_share_files_share_the_fetch(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
     hub.bad.seconds_a_chunk = 0.002
@@ -97,6 +100,7 @@ def test_keys_that_share_files_share_the_fetch(hub: Hub, place: Place) -> None:
 # -- kept once --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_revisions_that_share_most_cost_the_difference(hub: Hub, place: Place) -> None:
     parts = {f"model-{n}.safetensors": os.urandom(1_200_000) for n in range(10)}
     hub.repos["o/r"].commit(parts)
@@ -127,6 +131,7 @@ def test_nobody_can_write_to_what_is_shared(tmp_path: Path) -> None:
 # -- what is here -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_with_what_it_began_with(hub: Hub, place: Place, tmp_path: Path) -> None:
     old = hub.repos["o/r"].commit(FILES)
     store = str(tmp_path / "store")
@@ -151,6 +156,7 @@ def test_what_a_job_began_with_and_nobody_has_any_more(tmp_path: Path) -> None:
         mirror(plan(source), tmp_path / "b", revision=old)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pinned", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["branch", "commit"]
 )
@@ -173,6 +179,7 @@ def test_a_store_that_lost_a_blob_is_made_good_by_its_source(
     assert len([*store.list("weights/blobs")]) == len(FILES), "and the store has them again"
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_used_costs_a_note_only(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
     blocked = place.state_dir.parent / "a file"
@@ -284,6 +291,7 @@ def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     assert done == sorted(done)
 
 
+@pytest.mark.slow
 def test_a_mirror_can_be_stopped_and_goes_on_later(hub: Hub, place: Place) -> None:
     hub.repos["o/r"].commit(FILES)
     hub.bad.hold_at = 5_000_000

@@ -29,6 +29,7 @@ def write(part: Part, block: int, size: int) -> None:
     part.write(at, DATA[at : min(end, at + size)])
 
 
+@pytest.mark.slow
 def test_blocks_in_any_order_become_the_file(folder: PartFolder, tmp_path: Path) -> None:
     part = Part(folder, len(DATA), checked=False)
     digests: dict[str, Any] = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
@@ -50,6 +51,7 @@ def test_blocks_in_any_order_become_the_file(folder: PartFolder, tmp_path: Path)
     assert not folder.path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_digest_is_right_whoever_brings_its_pieces(folder: PartFolder, seed: int) -> None:
     """Some in order and offered, some not, some by several threads at once."""

@@ -437,6 +437,7 @@ def test_killed_while_it_sends_a_large_one(url, blobs):
     assert read_all(mirror, manifest) == files
 
 
+@pytest.mark.slow
 def test_two_hosts_publish_at_once(url, blobs):
     files = {str(n): os.urandom(100 + n) for n in range(40)} | {"big": os.urandom(4 * PIECE)}
     manifest = blobs.manifest(files)

@@ -88,6 +88,7 @@ def refused(jobs: Jobs, source: str, state: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_newest_named_and_by_job(jobs: Jobs, tmp_path: Path) -> None:
     first, last, empty = jobs.job("first"), jobs.job("last"), jobs.job("empty")
     jobs.commit(first, "checkpoint-5", {"a": b"5"})

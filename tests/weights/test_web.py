@@ -70,6 +70,7 @@ def test_fetched_once_and_again_when_it_changed(served: Files, tmp_path: Path) -
     assert mirrored(plan(served), tmp_path) == {"my model.bin": b"other"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "headers",
     [
@@ -113,6 +114,7 @@ def test_the_next_run_goes_on_in_the_middle_of_a_file(served: Files, tmp_path: P
     assert int(served.asked[-1][1].removeprefix("bytes=").partition("-")[0]) > had > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_server_is_asked_again(served: Files, tmp_path: Path, status: int) -> None:
     served.statuses = [status]
@@ -122,6 +124,7 @@ def test_a_busy_server_is_asked_again(served: Files, tmp_path: Path, status: int
     assert f"the server answered {status}" in told
 
 
+@pytest.mark.slow
 def test_a_connection_without_a_byte(served: Files, tmp_path: Path) -> None:
     served.hang = 1
     assert mirrored(plan(served), tmp_path, stall=0.4) == {"my model.bin": DATA}
@@ -160,6 +163,7 @@ def test_a_busy_server_says_when(served: Files) -> None:
         assert caught.value.after == after
 
 
+@pytest.mark.slow
 def test_ranges_from_many_threads_over_kept_connections(served: Files) -> None:
     source = WebSource(f"{served.url}{PATH}", None)
     [file] = source.list().files

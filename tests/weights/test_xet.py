@@ -25,6 +25,8 @@ from .cas_server import XORB, Cas, serving_cas
 from .conftest import REPOSITORY, Place, tree
 from .hub_server import Hub, Repo
 
+pytestmark = [pytest.mark.slow]
+
 pytest.importorskip("hf_xet", reason="hf_xet comes with huggingface_hub")
 
 SECRET = "hf_pl4ntedT0ken"

@@ -226,6 +226,7 @@ def test_a_deep_tree_is_packed(tmp_path: Path, target: Path) -> None:
     shutil.rmtree(source)
 
 
+@pytest.mark.slow
 def test_ten_thousand_files(
     tmp_path: Path, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

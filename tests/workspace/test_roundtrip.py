@@ -8,6 +8,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,8 @@ from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.archive import pack_workspace
 from prefect_bt.workspace.layout import choose_layout
 from prefect_bt.workspace.unpack import unpack_workspace
+
+pytestmark = [pytest.mark.slow]
 
 Files = dict[tuple[str, ...], tuple[bytes, int]]
 

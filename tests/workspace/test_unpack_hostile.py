@@ -100,6 +100,7 @@ HOSTILE: dict[str, tuple[list[Member], str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HOSTILE)
 @pytest.mark.parametrize("existing", [False, True])
 def test_a_hostile_member_is_refused_by_name(
@@ -141,6 +142,7 @@ def test_links_in_a_circle_stay_inside(tmp_path: Path, make_tar: MakeTar) -> Non
     assert (tmp_path / "t/a").is_symlink()
 
 
+@pytest.mark.slow
 def test_a_decompression_bomb_is_stopped_at_the_limit(tmp_path: Path) -> None:
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w:") as tar:
@@ -154,6 +156,7 @@ def test_a_decompression_bomb_is_stopped_at_the_limit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_trailing_data_counts_as_well(tmp_path: Path, make_tar: MakeTar) -> None:
     data = gzip.compress(make_tar(member("a")).getvalue() + bytes(50 * 1024**2))
     with pytest.raises(WorkspaceError, match="unpacks to more"):
