@@ -15,7 +15,6 @@ from prefect.states import Completed, Pending, Running, Scheduled
 
 from prefect_bt.blocks import TrainingStore
 from prefect_bt.cli import prefect_api as api
-from prefect_bt.cli.server_setup import deploy_train, ensure_pool
 from prefect_bt.errors import ServerError
 from prefect_bt.servers import write_server
 
@@ -38,9 +37,11 @@ def save_secret(name: str, value: object) -> None:
 
 @pytest.fixture
 def deployment(prefect_api: str) -> str:
-    ensure_pool()
-    deploy_train()
-    return "train/train"
+    """A deployment without a work pool: no worker takes its runs."""
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow_from_name("train")
+        client.create_deployment(flow_id=flow_id, name="unattended")
+    return "train/unattended"
 
 
 def test_run_deployment(prefect_api, deployment):
@@ -56,7 +57,7 @@ def test_run_deployment(prefect_api, deployment):
 
 
 def test_an_unknown_deployment_names_those_that_exist(prefect_api, deployment):
-    with pytest.raises(ServerError, match=r"No deployment is called 'train/nope'.*train/train"):
+    with pytest.raises(ServerError, match=r"is called 'train/nope'.*train/unattended"):
         api.run_deployment("train/nope", job_id="a", store="b")
     with pytest.raises(ServerError, match="does not name a deployment"):
         api.run_deployment("train", job_id="a", store="b")

@@ -35,13 +35,9 @@ def names(folder: Path | str) -> list[str]:
     return sorted(entry.name for entry in Path(folder).iterdir())
 
 
-def host_mounts() -> int:
-    return len(Path("/proc/self/mountinfo").read_text().splitlines())
-
-
 @exact
 def test_every_volume_is_at_its_path_and_the_host_is_untouched(rig: Rig) -> None:
-    before, mounts = host_listing(), host_mounts()
+    before = host_listing()
     targets = volumes(
         (VolumeKind.SCRATCH, "/mnt/bt-scratch"),
         (VolumeKind.CHECKPOINTS, "/mnt/ckpts"),
@@ -63,7 +59,9 @@ def test_every_volume_is_at_its_path_and_the_host_is_untouched(rig: Rig) -> None
     assert status.exit_code == 0, all_lines(handle)
     assert own_lines(handle) == ["/app", "/tmp"]
     assert host_listing() == before
-    assert host_mounts() == mounts
+    places = [str(rig.state), *(volume.target for volume in targets)]
+    mounts = Path("/proc/self/mountinfo").read_text()
+    assert not [place for place in places if f" {place}" in mounts]
     assert (rig.state / "cache/projects/k/file").read_text() == "x\n"
     assert (rig.state / "cache/teams/k/file").read_text() == "x\n"
     assert (rig.state / "cache/bases/k/huggingface/file").read_text() == "x\n"
