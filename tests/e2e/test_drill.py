@@ -37,6 +37,7 @@ def test_a_job_that_goes_on(machine: Machine) -> None:
     machine.nothing_left(result["job_id"])
 
 
+@pytest.mark.soak
 def test_a_job_that_begins_anew(machine: Machine) -> None:
     config = machine.folder(STEPS, env={"RESUMES": "no"})
     done = machine.run("drill", str(config), "--step", "3", "-o", "json", check=False)

@@ -96,6 +96,7 @@ def test_what_is_here_is_not_fetched_again(source: HubSource, cas: Cas, tmp_path
     assert target.read_bytes() == DATA
 
 
+@pytest.mark.soak
 def test_bytes_that_come_slowly_are_waited_for(source: HubSource, cas: Cas, tmp_path: Path) -> None:
     """The block that is missing is not whole within the time that a stall takes.
 
