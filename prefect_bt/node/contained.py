@@ -8,6 +8,7 @@ its first process, which is one of this machine's, too.
 from __future__ import annotations
 
 import os
+import platform
 import select
 import shlex
 import signal
@@ -63,7 +64,10 @@ class Container:
         """Until its first process listens; it is told the variables. NotStarted."""
         if self._answer(READY_SECONDS) != READY:
             if self.gone:
-                raise NotStarted("its container ended before a command could run in it")
+                raise NotStarted(
+                    "its container ended before a command could run in it: its image needs a POSIX "
+                    f"/bin/sh for this machine's processor ({platform.machine()})"
+                )
             raise NotStarted(f"the image's /bin/sh did not begin within {READY_SECONDS:.0f} s")
         self._own = [process.pid for process in processes.descendants(self.record.pid)]
         self._kills_before = self._kills()

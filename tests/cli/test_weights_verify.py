@@ -12,9 +12,13 @@ from .conftest import Cli
 from .sources import cache_of, mirrored
 
 
+def with_one_bit_changed(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
 def spoil(path: Path) -> None:
     path.chmod(0o644)
-    path.write_bytes(b"x" + path.read_bytes()[1:])
+    path.write_bytes(with_one_bit_changed(path.read_bytes()))
 
 
 @pytest.mark.slow
@@ -69,7 +73,7 @@ def test_a_damaged_copy_in_the_store(cli: Cli, model: str) -> None:
     large = next(path for path in blobs.rglob("*") if path.is_file() and path.stat().st_size > 10)
     data = large.read_bytes()
     large.unlink()
-    large.write_bytes(b"x" + data[1:])
+    large.write_bytes(with_one_bit_changed(data))
     assert cli("weights", "verify").code == 0
     done = cli("weights", "verify", "--store", "-o", "json")
     assert done.code == 1
