@@ -112,6 +112,8 @@ class RevisionWatch:
         if address is None or started_at is None:
             return False
         missing = check_ready(f"http://{address}", self._revision.models)
+        if self._gang.handles[0].server_address() != address:
+            return False  # it ended meanwhile: who answered may be another server
         if missing is None:
             return self._passes(f"http://{address}")
         if time.time() - started_at > self._revision.patience:
@@ -131,6 +133,7 @@ class RevisionWatch:
                 self._give_up("It did not pass its gate", result.sentence)
                 return False
             sentence = f"{sentence} {result.sentence}"
+        self._way = way_of(address, self._revision.models[0])
         self._judge(ready=True, sentence=sentence)
         return True
 
@@ -149,9 +152,6 @@ class RevisionWatch:
     def _judge(self, *, ready: bool, sentence: str) -> None:
         ref, attempt = self._ref, self._gang.attempt
         now = self._site.ledger.now()
-        if ready:
-            address = f"http://{self._gang.handles[0].server_address()}"
-            self._way = way_of(address, self._revision.models[0])
         verdict = Verdict(ref.revision, attempt, ready, sentence, now, self._way)
         told = self._deployments.judge(ref.deployment, verdict)
         if not told.ready:
@@ -196,10 +196,13 @@ class RevisionWatch:
                 self._site.ledger.request_stop(self._site.job_id, by=by)
 
     def _serve(self, route: Route | None) -> None:
-        target = f"http://{self._gang.handles[0].server_address()}"
-        models = self._revision.models
+        server, models = self._gang.handles[0], self._revision.models
+        # In this order: an address without its process would be one that nothing guards.
+        process, address = server.server_process(), server.server_address()
+        if address is None:
+            return  # it has just ended
         own = {self._ref.deployment: models[0]} if self._ref.deployment not in models else {}
-        mine = Route(self._ref.revision, target, models, own)
+        mine = Route(self._ref.revision, f"http://{address}", models, own, process)
         if route != mine:
             self._place.set_route(mine)
             self._tell(f"Requests to {self._ref.deployment} go to revision {mine.revision}.")

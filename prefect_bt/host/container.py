@@ -20,10 +20,10 @@ import re
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.host.layout import NodeFolder
+from prefect_bt.host.processes import ProcessIdentity
 
 MOUNTED_AT: Final = "/.prefect-bt"
 PIPES: Final = ("orders", "signals", "reports", "output")
@@ -77,7 +77,7 @@ dash takes for an option."""
 
 @dataclass(frozen=True)
 class ContainerRecord:
-    """`pid`: of the container's first process, as this machine counts; `began`: see began_at."""
+    """`pid`, `began`: of the container's first process, as this machine counts."""
 
     id: str
     pid: int
@@ -86,6 +86,10 @@ class ContainerRecord:
     began: int = 0
     address: str = ""
     """On its network, as this machine reaches it; "" in records of older releases."""
+
+    @property
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.began)
 
 
 class Pipes(NamedTuple):
@@ -142,16 +146,6 @@ def end_container(pipes: Pipes) -> None:
     with suppress(BlockingIOError):
         # Whoever wrote the line before may have been killed in the middle of it.
         os.write(pipes.orders, b"\n" + order("end"))
-
-
-def began_at(pid: int) -> int:
-    """When the process began, in ticks since the machine did; with its pid it tells one process
-    from all others. 0 when it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return 0
-    return int(text.rpartition(") ")[2].split()[19])
 
 
 def _octal(found: re.Match[bytes]) -> bytes:

@@ -90,6 +90,9 @@ class HostHandle:
         port = plan.environment.get(LEADER_PORT_VARIABLE) if plan is not None else None
         return f"{LOOPBACK}:{port}" if port else None
 
+    def server_process(self) -> processes.ProcessIdentity | None:
+        return None
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
         try:
             with self.folder.log.open("rb") as file:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,6 +34,27 @@ class ProcessFacts(NamedTuple):
     parent: int
     group: int
     ticks: int
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """One process and no other: a pid alone is given to another process later.
+
+    `began`: as `began_at` gave it while the process lived.
+    """
+
+    pid: int
+    began: int
+
+    @property
+    def is_alive(self) -> bool:
+        return self.began > 0 and began_at(self.pid) == self.began
+
+
+def began_at(pid: int) -> int:
+    """Return when the process began, in ticks since the machine did; 0 when it is gone."""
+    fields = _stat_fields(pid)
+    return 0 if fields is None or fields[0] in {b"Z", b"X"} else int(fields[19])
 
 
 def list_processes() -> dict[int, ProcessFacts]:

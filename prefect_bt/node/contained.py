@@ -24,7 +24,6 @@ from prefect_bt.host.container import (
     READY,
     ContainerRecord,
     Pipes,
-    began_at,
     order,
     set_variable,
     signal_all,
@@ -220,7 +219,7 @@ def _open_process(record: ContainerRecord) -> int | None:
         descriptor = os.pidfd_open(record.pid)
     except (OSError, AttributeError):
         return None
-    if began_at(record.pid) == record.began:
+    if record.process.is_alive:
         return descriptor
     os.close(descriptor)
     return None
@@ -229,7 +228,7 @@ def _open_process(record: ContainerRecord) -> int | None:
 def _lives(descriptor: int | None, record: ContainerRecord) -> bool:
     if descriptor is not None:
         return not select.select([descriptor], [], [], 0)[0]
-    return began_at(record.pid) == record.began and record.pid in processes.list_processes()
+    return record.process.is_alive
 
 
 def _exit_of(word: str) -> Ended:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Final
+from contextvars import ContextVar
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
+from aiohttp.connector import Connection
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -49,13 +51,35 @@ _ANSWERED_HERE: Final = frozenset({"expect"})
 _HARMLESS_TWICE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
+_asked: ContextVar[Route] = ContextVar("_asked")
+"""The route of the request that this task passes on."""
+
+
 class NotAccepted(Exception):
     """The server has nothing of the request; or it died, and asking again does no harm."""
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Connects to the server of the route, never to the next owner of its address.
+
+    A look before the connection is made would be too early: the server may end in between, and its
+    address be given to another job, which would read the request. One that lives when the
+    connection stands has had the address all along.
+    """
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        if _asked.get().is_given_up:
+            connection.close()
+            raise NotAccepted
+        return connection
+
+
 def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        connector=_Connector(limit=0, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_PATIENCE),
@@ -72,6 +96,9 @@ async def pass_on(
     session: aiohttp.ClientSession, request: web.BaseRequest, route: Route
 ) -> web.StreamResponse:
     """The answer; the server is done with it. NotAccepted: another server may be asked."""
+    if route.is_given_up:
+        raise NotAccepted
+    _asked.set(route)
     is_json = bool(route.aliases) and request.content_type == "application/json"
     body, headers = await _body(request, is_json=is_json), _for_server(request.headers)
     if isinstance(body, bytes) and is_json:

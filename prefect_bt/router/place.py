@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from prefect_bt import codec
 from prefect_bt.errors import ServerError
 from prefect_bt.host.files import read_record, write_text
+from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.ownership import try_lock
 from prefect_bt.router.keys import hashed
 from prefect_bt.servers import Daemon
@@ -56,12 +57,19 @@ class Route:
     """Where new requests go. `target`: scheme, host and port of a server, without a path.
 
     `aliases`: what a JSON request may name as its model -> the model of `models` that it means.
+    `process`: of this machine, with whose end the target's address may become another server's.
     """
 
     revision: int
     target: str
     models: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    process: ProcessIdentity | None = None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the server is gone for certain, and the address is perhaps another's."""
+        return self.process is not None and not self.process.is_alive
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ def parsed_route(text: bytes) -> Route:
     """ValueError says what is wrong with it.
 
     >>> parsed_route(b'{"revision": 3, "target": "http://127.0.0.1:20011", "models": ["a"]}')
-    Route(revision=3, target='http://127.0.0.1:20011', models=('a',), aliases={})
+    Route(revision=3, target='http://127.0.0.1:20011', models=('a',), aliases={}, process=None)
     """
     told: Any = json.loads(text)
     if not isinstance(told, dict):
@@ -246,7 +254,8 @@ def parsed_route(text: bytes) -> Route:
     ):
         raise ValueError(f"its models are {models!r}, no list of names")
     names = tuple(cast("list[str]", models))
-    return Route(revision, target.rstrip("/"), names, _aliases(found.get("aliases", {}), names))
+    aliases = _aliases(found.get("aliases", {}), names)
+    return Route(revision, target.rstrip("/"), names, aliases, _process(found.get("process")))
 
 
 def _aliases(told: Any, models: tuple[str, ...]) -> dict[str, str]:
@@ -256,6 +265,13 @@ def _aliases(told: Any, models: tuple[str, ...]) -> dict[str, str]:
     if strangers := [name for name in aliases.values() if name not in models]:
         raise ValueError(f"its aliases mean {strangers}, which it does not serve")
     return aliases
+
+
+def _process(told: Any) -> ProcessIdentity | None:
+    try:
+        return None if told is None else codec.decode(ProcessIdentity, told)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"its process is {told!r}, no pid and when it began") from error
 
 
 def _is_target(target: str) -> bool:

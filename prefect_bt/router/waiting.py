@@ -45,7 +45,7 @@ class Waiting:
         # Looks only after a pause: whoever waits has just been refused.
         while self.count and not await self._pause():
             route = self._route()
-            if route is not None and await _accepts(route.target):
+            if route is not None and await _accepts(route):
                 return
 
     async def _pause(self) -> bool:
@@ -56,8 +56,10 @@ class Waiting:
         return self._ended.is_set()
 
 
-async def _accepts(target: str) -> bool:
-    parts = urlsplit(target)
+async def _accepts(route: Route) -> bool:
+    if route.is_given_up:
+        return False
+    parts = urlsplit(route.target)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         async with asyncio.timeout(_LOOK_PATIENCE):

@@ -14,6 +14,7 @@ from prefect_bt.host.container import CONTAINER_GONE, ContainerRecord
 from prefect_bt.host.files import read_record, write_text
 from prefect_bt.host.handle import HostHandle
 from prefect_bt.host.layout import place_of
+from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.records import Cause, NodeStatus
 from prefect_bt.substrates.docker_container import LEADER_PORT, container_name, network_name
 from prefect_bt.substrates.docker_engine import NAME, DockerEngine
@@ -40,8 +41,12 @@ class DockerHandle(HostHandle):
         return explained
 
     def server_address(self) -> str | None:
-        record = read_record(ContainerRecord, self.folder.container)
+        record = self._living()
         return f"{record.address}:{LEADER_PORT}" if record and record.address else None
+
+    def server_process(self) -> ProcessIdentity | None:
+        record = self._living()
+        return record.process if record else None
 
     def kill_commands(self) -> bool:
         if super().kill_commands():
@@ -62,6 +67,11 @@ class DockerHandle(HostHandle):
         with suppress(SubstrateError):
             self._remove_container(late)
         super().remove()
+
+    def _living(self) -> ContainerRecord | None:
+        """None once the container is gone: the Engine gives its address to the next one."""
+        record = read_record(ContainerRecord, self.folder.container)
+        return record if record and record.process.is_alive else None
 
     def _explain(self, status: NodeStatus) -> NodeStatus:
         """What the Engine knows of the end of a container that we did not end."""

@@ -17,11 +17,12 @@ from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.container import ContainerRecord, began_at, make_pipes
+from prefect_bt.host.container import ContainerRecord, make_pipes
 from prefect_bt.host.files import free_disk, write_text
 from prefect_bt.host.gpus import NotEnoughGpus, claim_gpus, list_gpus
 from prefect_bt.host.launch import NodeLauncher, nodes_of
 from prefect_bt.host.layout import JobFolder, NodeRecord
+from prefect_bt.host.processes import began_at
 from prefect_bt.host.view_plan import ViewError
 from prefect_bt.host.volumes import ensure_volumes
 from prefect_bt.plan import ImagePlan, NodePlan

@@ -17,6 +17,7 @@ from prefect_bt.plan import ImagePlan, NodePlan
 from prefect_bt.records import NodeStatus
 
 if TYPE_CHECKING:
+    from prefect_bt.host.processes import ProcessIdentity
     from prefect_bt.registries.progress import PullProgress
 
 
@@ -90,7 +91,14 @@ class NodeHandle(Protocol):
     def server_address(self) -> str | None:
         """`host:port` of what listens on the node's BT_LEADER_PORT, as this machine reaches it.
 
-        None while that is not known.
+        None while that is not known, and once the address may be another node's.
+        """
+        ...
+
+    def server_process(self) -> ProcessIdentity | None:
+        """The process of this machine with whose end the server's address is given up.
+
+        None where the address stays the node's own.
         """
         ...
 

@@ -22,12 +22,11 @@ from prefect_bt.host.container import (
     FIRST_PROCESS,
     MOUNTED_AT,
     ContainerRecord,
-    began_at,
     make_pipes,
     open_pipes,
 )
 from prefect_bt.host.layout import JobFolder, NodeFolder, place_of
-from prefect_bt.host.processes import marked_processes
+from prefect_bt.host.processes import began_at, marked_processes
 from prefect_bt.node.contained import Container
 from prefect_bt.node.runner import Ended
 from prefect_bt.plan import ImagePlan, NodePlan

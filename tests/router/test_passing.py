@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
+from prefect_bt.router.passing import NotAccepted, open_session, pass_on
+from prefect_bt.router.place import Route
 from tests.router.machine import LONG, Client, Deployment, Upstream, until
 
 MIB = 1024 * 1024
@@ -192,3 +197,28 @@ def test_an_answer_that_breaks_off_is_seen_to_break_off(deployment: Deployment) 
         until(lambda: deployment.status().in_flight == {})
     finally:
         mortal.kill()
+
+
+@dataclass(frozen=True)
+class GivenUpMeanwhile(Route):
+    """Of a server that ends, and whose address is another's, before the connection stands."""
+
+    looks = iter((False, True))
+
+    @property
+    def is_given_up(self) -> bool:
+        return next(self.looks)
+
+
+def test_nothing_is_sent_to_the_next_owner_of_an_address() -> None:
+    async def passed_on(route: Route) -> None:
+        async with open_session() as session:
+            with pytest.raises(NotAccepted):
+                await pass_on(session, make_mocked_request("GET", "/v1/models"), route)
+
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(LONG)
+        asyncio.run(passed_on(GivenUpMeanwhile(1, f"http://127.0.0.1:{stranger.getsockname()[1]}")))
+        connection, _ = stranger.accept()
+        with connection:
+            assert connection.recv(1) == b"", "it was closed without a byte"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import ServerError
+from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.router.current import CurrentRoute
 from prefect_bt.router.place import Listen, Route, RouterPlace, parsed_route
 from prefect_bt.router.serving import _is_this_machine
@@ -43,7 +44,7 @@ def test_files_are_kept_from_others_and_read_back(tmp_path: Path) -> None:
     place = RouterPlace.of(tmp_path, "m")
     assert (place.route(), place.listen(), place.running()) == (None, None, None)
     assert not place.is_run()
-    route = Route(3, TARGET, ("checkpoint-10", "ü"))
+    route = Route(3, TARGET, ("checkpoint-10", "ü"), {}, ProcessIdentity(7, 19))
     place.set_route(route)
     place.set_listen(Listen("::1", 19000))
     assert (place.route(), place.listen()) == (route, Listen("::1", 19000))
@@ -75,6 +76,7 @@ def test_an_address_is_one_that_this_machine_can_use(host: str, address: str) ->
         b"[]",
         b'{"target": "http://x:1"}',
         b'{"revision": true, "target": "http://x:1"}',
+        b'{"revision": 1, "target": "http://x:1", "process": 7}',
         b'{"revision": "1", "target": "http://x:1"}',
         b'{"revision": 1, "target": null}',
         b'{"revision": 1, "target": "x:1"}',

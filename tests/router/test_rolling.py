@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
+from prefect_bt.host.processes import ProcessIdentity, began_at
 from prefect_bt.router.place import Route
 from prefect_bt.router.refusals import RETRY_AFTER
 from prefect_bt.router.running import stop_router
@@ -151,6 +154,21 @@ def test_what_was_sent_is_not_sent_again(rolled: Deployment, one: Upstream) -> N
             assert asked.result().json == {"revision": "1"}
     finally:
         mortal.kill()
+
+
+def test_the_next_owner_of_a_servers_address_is_not_asked(
+    rolled: Deployment, one: Upstream, two: Upstream
+) -> None:
+    with subprocess.Popen(["sleep", "600"]) as server:
+        process = ProcessIdentity(server.pid, began_at(server.pid))
+        rolled.place.set_route(replace(one.route, process=process))
+        assert rolled.client().chat().json["revision"] == "1"
+        server.kill()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(rolled.client().chat)
+        until(lambda: rolled.status().waiting == 1)
+        rolled.place.set_route(two.route)
+        assert asked.result().json["revision"] == "2"
 
 
 def test_what_answers_no_http_is_said_to(rolled: Deployment) -> None:
