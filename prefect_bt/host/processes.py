@@ -152,12 +152,18 @@ def kill_until_gone(
     reap: Callable[[], object] = lambda: None,
     patience: float = 10.0,
 ) -> bool:
-    """SIGKILL what `find` returns, again and again, since processes fork; False if some remain."""
+    """SIGKILL what `find` returns, again and again, since processes fork; False if some remain.
+
+    A killed process is waited for until it is gone: its mark goes with its memory, and the first
+    process of a container ends only after all others in there.
+    """
     deadline = time.monotonic() + patience
     pause = 0.002
-    while pids := find():
+    killed: set[ProcessIdentity] = set()
+    while (pids := find()) or any(process.is_alive for process in killed):
         if time.monotonic() > deadline:
             return False
+        killed.update(ProcessIdentity(pid, began_at(pid)) for pid in pids)
         for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,50 @@
+"""What is killed is gone when the killer returns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.host.processes import (
+    MARK_VARIABLE,
+    ProcessIdentity,
+    began_at,
+    descendants,
+    kill_until_gone,
+    list_processes,
+    marked_processes,
+)
+
+FIRST_PROCESS = f"""
+for _ in $(seq 100); do env -u {MARK_VARIABLE} sleep 600 & done
+echo up
+sleep 600
+"""
+
+
+def test_a_first_process_that_waits_for_the_others_is_waited_for(tmp_path: Path) -> None:
+    """It gives up its memory, and with it the mark, before the kernel has ended the others."""
+    if os.geteuid():
+        pytest.skip("only root makes a PID namespace")
+    command = ["unshare", "--pid", "--fork", "sh", "-c", FIRST_PROCESS]
+    variables = {**os.environ, MARK_VARIABLE: "marked"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        below = {one.pid for one in descendants(process.pid)}
+        assert len(below) > 100
+        assert kill_until_gone(lambda: marked_processes("marked", tmp_path))
+        assert below.isdisjoint(list_processes())
+
+
+def test_an_identity_is_of_one_process() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        identity = ProcessIdentity(process.pid, began_at(process.pid))
+        assert identity.is_alive
+        assert not ProcessIdentity(process.pid, identity.began - 1).is_alive
+        process.kill()
+    assert not identity.is_alive
+    assert not ProcessIdentity(process.pid, began_at(process.pid)).is_alive
