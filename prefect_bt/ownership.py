@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import StateError
+from prefect_bt.folders import find_paths
 
 INHERITED: Final = "PREFECT_BT_OWNER_FD"
 """Number of an open, locked file that a parent hands to the process that runs the job."""
@@ -143,7 +144,7 @@ def owns(state_dir: Path, job_id: str, descriptor: int) -> bool:
 
 def left_behind(state_dir: Path) -> Iterator[tuple[str, str]]:
     """Jobs of this machine that nobody runs, each with its store ("" when none was noted)."""
-    for path in sorted((state_dir / "jobs").glob("*/owner.lock")):
+    for path in find_paths(state_dir / "jobs", "*/owner.lock"):
         job_id = path.parent.name
         if not is_owned(state_dir, job_id):
             with suppress(OSError):
@@ -173,7 +174,7 @@ def forget_job(state_dir: Path, job_id: str, descriptor: int) -> None:
 def _drop_empty(folder: Path) -> None:
     """Folders of attempts and ranks that somebody emptied and did not live to remove."""
     for pattern in ("attempt-*", "rank-*/checkpoints", "rank-*"):
-        for place in folder.glob(pattern):
+        for place in find_paths(folder, pattern):
             with suppress(OSError):
                 place.rmdir()
 

@@ -21,6 +21,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from prefect_bt.contract import attempt_prefix, log_key
 from prefect_bt.errors import SubstrateError
+from prefect_bt.folders import find_paths
 from prefect_bt.joblogs import LiveLog, sealed_sizes
 from prefect_bt.logs import PLATFORM_MARK, format_line
 from prefect_bt.objects.protocols import Adopt, Get, List, UploadExact
@@ -193,7 +194,7 @@ def _usable(folder: Path) -> Path | None:
 
 def _sweep(folder: Path | None) -> None:
     """Of any job: the next attempt of that one may be elsewhere, or never."""
-    for left in folder.glob(f"{COPY_PREFIX}*") if folder else ():
+    for left in find_paths(folder, f"{COPY_PREFIX}*") if folder else ():
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > FORGOTTEN_SECONDS:
                 left.unlink()

@@ -129,6 +129,7 @@ LEVELS: dict[str, int] = {
     "contract": 0,
     "durations": 0,
     "errors": 0,
+    "folders": 0,
 }
 EDGES, ADAPTERS, GROUND = 5, 3, 0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from prefect_bt.folders import find_paths
 from prefect_bt.servers import Daemon
 
 _SECRET_BYTES: Final = 32
@@ -58,7 +59,7 @@ class Place:
     @classmethod
     def all_in(cls, state_dir: Path) -> Iterator[Place]:
         """Those that a server was ever started for."""
-        for path in sorted((state_dir / "files").glob("*/server.json")):
+        for path in find_paths(state_dir / "files", "*/server.json"):
             known = _read(path)
             if known is not None:
                 yield cls(Path(known.root), path.parent)

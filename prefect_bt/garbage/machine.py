@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_bt.errors import StateError
+from prefect_bt.folders import find_files, find_paths
 from prefect_bt.garbage.verdicts import Stores, Verdict
 from prefect_bt.garbage.words import Kind, LeftOver
 from prefect_bt.host.files import read_record
@@ -47,7 +49,7 @@ class Jobs:
         for handle in handles:
             yield self._left_over(Kind.NODE, handle.folder.path, job, verdict, remove=handle.remove)
         stays = False
-        for rank in sorted(job.path.glob("rank-*")):
+        for rank in find_paths(job.path, "rank-*"):
             last = [handle for handle in handles if job.rank(handle.rank) == rank][-1:]
             if _bytes(rank) and (not last or last[0].may_be_unsaved()):
                 stays = stays or not self.include_unsaved
@@ -106,7 +108,7 @@ def stores_of(job: JobFolder) -> list[str]:
     found: dict[str, None] = {}
     with suppress(OSError):
         found[(job.path / "store").read_text().strip()] = None
-    for path in sorted(job.path.glob("attempt-*/rank-0/plan.json")):
+    for path in find_paths(job.path, "attempt-*/rank-0/plan.json"):
         plan = read_record(NodePlan, path)
         if plan is not None:
             found[plan.store] = None
@@ -126,7 +128,7 @@ def _clear(job: JobFolder, jobs: Jobs) -> None:
     """The rest of the folder, if nothing in it may be the only copy, or in use."""
     if LocalSubstrate(job.state_dir).find(job.job_id):
         raise OSError(f"{job.path} still holds nodes")
-    if not jobs.include_unsaved and any(_bytes(rank) for rank in job.path.glob("rank-*")):
+    if not jobs.include_unsaved and any(_bytes(rank) for rank in find_paths(job.path, "rank-*")):
         raise OSError(f"{job.path} holds checkpoints that may be their only copy")
     delete_tree(job.path, OSError)
 
@@ -141,8 +143,8 @@ def _folders(path: Path) -> list[Path]:
 def _bytes(path: Path, *, below: bool = True) -> int:
     """Of files: all of them, or only those that lie in the folder itself."""
     total = 0
-    for file in path.rglob("*") if below else path.iterdir():
+    for file in find_files(path) if below else find_paths(path, "*"):
         with suppress(OSError):
             facts = file.lstat()
-            total += 0 if file.is_dir() and not file.is_symlink() else facts.st_size
+            total += 0 if stat.S_ISDIR(facts.st_mode) else facts.st_size
     return total

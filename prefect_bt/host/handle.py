@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final
 from prefect_bt import codec
 from prefect_bt.contract import LEADER_PORT_VARIABLE
 from prefect_bt.errors import SubstrateError
+from prefect_bt.folders import find_files, find_paths
 from prefect_bt.host import processes
 from prefect_bt.host.files import StopRequest, read_record, request_stop, write_text
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
@@ -188,7 +189,7 @@ class HostHandle:
 
     def _must_keep(self, status: NodeStatus) -> bool:
         """Whether local checkpoints may be the only copy, or another attempt needs them."""
-        attempts = self.job.path.glob(f"attempt-*/rank-{self.rank}")
+        attempts = find_paths(self.job.path, f"attempt-*/rank-{self.rank}")
         others = any(folder != self.folder.path for folder in attempts)
         self._note_unsent(status)
         return others or self._is_unsaved(status)
@@ -224,7 +225,7 @@ class HostHandle:
                 self._unsent.unlink(missing_ok=True)
 
     def _drop_parents(self) -> None:
-        if not any(path.is_file() or path.is_symlink() for path in self._rank.glob("*/**/*")):
+        if not any(path.parent != self._rank for path in find_files(self._rank)):
             self._unsent.unlink(missing_ok=True)
         for folder in (self._rank / "checkpoints", self._rank, self.folder.path.parent):
             with suppress(OSError):

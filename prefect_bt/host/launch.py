@@ -18,6 +18,7 @@ from pathlib import Path
 
 from prefect_bt import codec
 from prefect_bt.contract import SECRET_PREFIX
+from prefect_bt.folders import find_paths
 from prefect_bt.host.files import write_text
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord, new_mark
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE, UPLOADER_VARIABLE
@@ -135,7 +136,7 @@ class Launch:
 def nodes_of(job: JobFolder) -> Iterator[tuple[int, int]]:
     """(attempt, rank) of every node that has a folder here, in order."""
     found: list[tuple[int, int]] = []
-    for folder in job.path.glob("attempt-*/rank-*"):
+    for folder in find_paths(job.path, "attempt-*/rank-*"):
         attempt, _, rank = str(folder.relative_to(job.path)).partition("/")
         numbers = attempt.removeprefix("attempt-"), rank.removeprefix("rank-")
         if all(number.isdigit() for number in numbers):

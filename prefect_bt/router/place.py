@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from prefect_bt import codec
 from prefect_bt.errors import ServerError
+from prefect_bt.folders import find_paths
 from prefect_bt.host.files import read_record, write_text
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.ownership import try_lock
@@ -111,7 +112,7 @@ class RouterPlace:
     def all_in(cls, state_dir: Path) -> Iterator[RouterPlace]:
         """Deployments that ever had a router or a route on this machine."""
         folder = state_dir.expanduser().absolute() / "deployments"
-        for path in sorted(folder.glob("*/")):
+        for path in find_paths(folder, "*/"):
             if (path / "listen.json").exists() or (path / "route.json").exists():
                 yield cls(unquote(path.name), path)
 

@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from prefect_bt.contract import quote_name
+from prefect_bt.folders import find_paths
 from prefect_bt.substrates.docker_engine import USUAL, DockerEngine
 
 _DEFAULT: Final = "default"
@@ -46,7 +47,7 @@ def engines_used(state_dir: Path) -> list[DockerEngine]:
 
     One whose socket is gone is forgotten: with it went what it held, or a new one tells us again.
     """
-    names = sorted(path.name for path in (state_dir / "engines").glob("*"))
+    names = [path.name for path in find_paths(state_dir / "engines", "*")]
     hosts = [unquote(name) for name in names]
     hosts = [host for host in hosts if _may_be_there(USUAL if host == _DEFAULT else host)]
     others = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}

@@ -6,6 +6,7 @@ import os
 from typing import NamedTuple
 
 from prefect_bt.contract import LEADER_PORT_VARIABLE, rendezvous_variables
+from prefect_bt.folders import find_paths
 from prefect_bt.host.files import read_record
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.host.ports import claim_port
@@ -75,7 +76,7 @@ def _key(node: NodePlan) -> tuple[str, int]:
 
 def _told_before(node: NodePlan, job: JobFolder) -> int:
     """The port that another process gave the gang's first nodes; 0 when there are none."""
-    for path in job.node(node.attempt, node.rank).path.parent.glob("rank-*/plan.json"):
+    for path in find_paths(job.node(node.attempt, node.rank).path.parent, "rank-*/plan.json"):
         plan = read_record(NodePlan, path)
         if plan is not None and LEADER_PORT_VARIABLE in plan.environment:
             return int(plan.environment[LEADER_PORT_VARIABLE])

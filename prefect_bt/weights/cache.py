@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from prefect_bt.folders import find_files, find_paths
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.ownership import is_owned, try_lock
 from prefect_bt.weights.manifest import Manifest, Summary, load_manifest, load_summary
@@ -217,14 +218,14 @@ class NodeCache:
         Blobs that no tree names, and fills and parts that nobody works on and that are older than
         `older` seconds.
         """
-        for path in (self.root / "trash").glob("*"):
+        for path in find_paths(self.root / "trash", "*"):
             _remove(path)
         before = time.time() - older
         freed = sum(self.forget(path, older=older) for path in self.unfinished())
         named = {digest for tree in self.trees() for digest in _digests(tree.path)}
         loose = (
             blob.name
-            for blob in (self.root / "blobs").glob("*/*")
+            for blob in find_paths(self.root / "blobs", "*/*")
             if blob.name not in named and _changed(blob) < before
         )
         return freed + self._unlink(loose)
@@ -312,7 +313,7 @@ def job_lives(state_dir: Path, job_id: str) -> bool:
     """Whether any process of the job lives on this machine: its owner, or a node."""
     if is_owned(state_dir, job_id):
         return True
-    locks = JobFolder(state_dir, job_id).path.glob("attempt-*/rank-*/lock")
+    locks = find_paths(JobFolder(state_dir, job_id).path, "attempt-*/rank-*/lock")
     return any(not _is_free(lock) for lock in locks)
 
 
@@ -358,7 +359,7 @@ def touched(path: Path) -> float:
 
 def size_of(path: Path) -> int:
     """Bytes that go with it: those of files that have no other name."""
-    facts = (file.stat() for file in path.rglob("*") if file.is_file())
+    facts = (file.lstat() for file in find_files(path))
     return sum(fact.st_blocks * 512 for fact in facts if fact.st_nlink == 1)
 
 

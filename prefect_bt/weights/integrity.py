@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.checkpoints.materialise import silent, stoppable
+from prefect_bt.folders import find_paths
 from prefect_bt.objects.protocols import Tick
 from prefect_bt.weights.cache import NodeCache, Tree
 from prefect_bt.weights.manifest import Entry
@@ -160,7 +161,7 @@ class Promises:
         return self._blobs[sha256]
 
     def _read_loose(self) -> None:
-        for blob in (self._cache.root / "blobs").glob("*/*"):
+        for blob in find_paths(self._cache.root / "blobs", "*/*"):
             self._read_blob(blob.name)
 
     def _note(self, path: Path, facts: os.stat_result) -> tuple[int, int]:

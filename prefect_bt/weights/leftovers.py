@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect_bt.folders import find_paths
 from prefect_bt.weights.cache import NodeCache, job_lives, size_of, touched
 
 
@@ -35,7 +36,7 @@ def dead_leases(cache: NodeCache) -> Iterator[Lease]:
 
     Whether the job is over, its store tells.
     """
-    for file in sorted((cache.root / "trees").glob("*/leases/*")):
+    for file in find_paths(cache.root / "trees", "*/leases/*"):
         if not job_lives(cache.root.parent, file.name):
             yield Lease(file.parents[1].name, file.name, file)
 
@@ -53,7 +54,7 @@ def left_unfinished(cache: NodeCache, *, older: float) -> Iterator[Left]:
         with suppress(FileNotFoundError):
             if cache.is_left(path) and touched(path) < before:
                 yield Left(path, size_of(path), touched(path))
-    for path in sorted((cache.root / "trash").glob("*")):
+    for path in find_paths(cache.root / "trash", "*"):
         with suppress(FileNotFoundError):
             at = path.lstat().st_ctime
             if at < before:

@@ -88,6 +88,7 @@ class Watched:
             rank=0,
             observe=lambda: world.status,
             server_address=lambda: self.address,
+            server_process=lambda: None,
             read_log=lambda offset, limit: b"",
         )
         gang = SimpleNamespace(
