@@ -85,6 +85,9 @@ class SimulatedNode:
     def server_address(self) -> None:
         return None
 
+    def server_process(self) -> None:
+        return None
+
     def read_log(self, *, offset: int, limit: int) -> bytes:
         return f"1 line of rank {self.rank}\n".encode()[offset : offset + limit]
 
