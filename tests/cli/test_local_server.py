@@ -168,7 +168,7 @@ def test_what_runs_beside_a_server_that_is_gone_is_stopped_and_told(state_dir: P
     told: list[str] = []
     assert server.down(say=told.append)["caretaker_pid"] == caretaker.pid
     assert told == ["The Prefect server was gone already; stopped its caretaker."]
-    assert process.wait(5) == -signal.SIGTERM
+    assert process.wait(200) == -signal.SIGTERM
     assert not server_file(state_dir).exists()
 
 
@@ -194,9 +194,9 @@ def test_whoever_waits_for_another_says_so(state_dir: Path, act: str):
         fcntl.flock(lock, fcntl.LOCK_UN)
         if act == "up":
             with pytest.raises(ServerError, match=f"Port {port} is taken"):
-                waiting.result(60)
+                waiting.result(200)
         else:
-            assert not waiting.result(60)
+            assert not waiting.result(200)
     taken.close()
 
 
@@ -218,7 +218,7 @@ def test_a_daemon_is_stopped_politely_then_by_force(tmp_path: Path):
         time.sleep(0.02)
     assert daemon.alive
     assert daemon.stop(patience=0.2)
-    assert process.wait(5) == -signal.SIGKILL
+    assert process.wait(200) == -signal.SIGKILL
     assert not daemon.alive and not daemon.stop(patience=0)
 
 

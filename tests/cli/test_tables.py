@@ -39,7 +39,7 @@ def on_terminal(cli: Cli, width: int, *words: str) -> str:
     except OSError:  # the other side is closed
         pass
     os.close(ours)
-    assert process.wait(60) == 0, shown
+    assert process.wait(200) == 0, shown
     return re.sub(r"\x1b(\[[0-9;?]*[a-zA-Z]|\]8;[^\x1b]*\x1b\\)", "", shown.decode())
 
 

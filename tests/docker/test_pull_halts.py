@@ -95,14 +95,14 @@ def test_stopped_from_another_thread(
 
     thread = threading.Thread(target=bring)
     thread.start()
-    assert line.cut.wait(60)
+    assert line.cut.wait(200)
     stop.set()
-    thread.join(60)  # the patience is ten minutes
+    thread.join(200)  # the patience is ten minutes
     assert [one.fault for one in ended] == ["stopped"]
     if allowance:
         # The Engine notices at the next byte of a layer that nobody wants it any more.
         line.allowance = None
-        assert line.ended.wait(60)
+        assert line.ended.wait(200)
         told = list[PullProgress]()
         pulled = pull(engine, f"{line.host}/{stored}:1", tell=told.append)
         assert told[-1].bytes_total >= LAYER, "the Engine went on with what nobody waited for"
@@ -125,7 +125,7 @@ def test_a_layer_that_does_not_fit(
         _refuses_a_list_for_others(client, open_registry)
         with line_to(open_registry) as line:
             line.allowance = LAYER // 4
-            killing = threading.Thread(target=lambda: line.cut.wait(60) and small.kill())
+            killing = threading.Thread(target=lambda: line.cut.wait(200) and small.kill())
             killing.start()
             with pytest.raises(ImageError) as caught:
                 pull(client, f"{line.host}/{stored}:1")

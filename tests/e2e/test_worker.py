@@ -347,6 +347,6 @@ open(sys.argv[1], "w").write("went on")
     )
     assert flow.stdout is not None
     flow.stdout.close()
-    flow.communicate(b"go\n", timeout=60)
+    flow.communicate(b"go\n", timeout=200)
     assert flow.returncode == 0
     assert (tmp_path / "end").read_text() == "went on"

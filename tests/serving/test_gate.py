@@ -186,7 +186,7 @@ def test_a_command_ends_with_its_caller(tmp_path: Path, sign: signal.Signals) ->
     process = subprocess.Popen([sys.executable, "-c", caller, command], stderr=subprocess.DEVNULL)
     until(pids.exists)
     os.kill(process.pid, sign)
-    process.wait(30)
+    process.wait(200)
     gone(pids)
 
 

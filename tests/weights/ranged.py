@@ -27,6 +27,8 @@ from urllib.parse import quote, unquote, urlsplit
 PIECE = 1 << 16
 BLOCK = 2 << 20
 """Of the processes that are run here: small, so that one request is for several of them."""
+PATIENCE = 3600.0
+"""How long the source gives a silent server, in seconds: longer than any test."""
 HANDS = 8
 """Their connections, however many CPUs there are."""
 
@@ -137,7 +139,7 @@ class RangedSource:
         return cls(request.plan.source)
 
     def _get(self, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection(self._host, timeout=20)
+        connection = http.client.HTTPConnection(self._host, timeout=PATIENCE)
         connection.request("GET", quote(path), headers=headers)
         return connection.getresponse()
 

@@ -17,7 +17,7 @@ from .ranged import BLOCK, HANDS, Ranges, serving_ranges
 
 SCRIPT = Path(__file__).with_name("ranged.py")
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def start(ranges: Ranges, root: Path, block: int = BLOCK) -> Forked:

@@ -108,7 +108,7 @@ def test_processes_fly_one_after_another(url, start, tmp_path, first):
     if first == "hangs":
         until(lambda: not (flights / "alone").exists())
         leader.kill()
-    assert [other.wait(60) for other in others] == [0, 0, 0]
+    assert [other.wait(200) for other in others] == [0, 0, 0]
     assert ask(open_store(url))() is not None
     assert len(list(flights.glob("flight-*"))) == (1 if first == "goes well" else 2)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,15 +48,13 @@ def open_to_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("root", [None, "."])
-def test_six_gibibytes_are_refused_at_once_and_unread(
-    source: Path, tmp_path: Path, root: str | None
-) -> None:
+def test_six_gibibytes_are_refused_unread(source: Path, tmp_path: Path, root: str | None) -> None:
     with (source / "sub/model.bin").open("wb") as file:
         file.truncate(6 * 1024**3)
-    started = time.perf_counter()
+    os.utime(source / "sub/model.bin", (0, 1))  # reading the file would set the first one
     with pytest.raises(WorkspaceError) as caught:
         pack_workspace(choose_layout(source, workspace_root=root), tmp_path / "out.tar")
-    assert time.perf_counter() - started < 20
+    assert (source / "sub/model.bin").stat().st_atime == 0
     message = str(caught.value)
     for fact in ("6.00 GiB", "5.00 GiB", "'sub/'", "'sub/model.bin' (6.00 GiB)"):
         assert fact in message

