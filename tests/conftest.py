@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+settings.register_profile(
+    "gate",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("gate")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,12 +27,6 @@ import pytest
 PATIENCE = 600.0
 """Seconds, for a beginning and for an end; a busy machine takes long, and a failure is told."""
 ROOT = Path(__file__).parents[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

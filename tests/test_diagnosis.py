@@ -178,7 +178,7 @@ def test_a_real_shell_says_the_codes_of_the_table(tmp_path: Path) -> None:
     said = {
         "exec /nowhere/at-all": Cause.NOT_FOUND,
         f"{plain}": Cause.NOT_EXECUTABLE,
-        "timeout 0.05 sleep 5": Cause.TIMED_OUT,
+        "timeout 0.05 sleep 3000": Cause.TIMED_OUT,
         f"{sys.executable} -c 'import os; os.abort()'": Cause.ABORTED,
         "sleep --no-such-option": Cause.COMMAND_FAILED,
         "echo 'unclosed": Cause.USAGE,

@@ -130,8 +130,7 @@ def test_a_rank_that_prints_without_end_hides_no_other(world: SealedWorld):
     endless, other = world.nodes[0, 0], world.nodes[0, 1]
     endless.before = lambda: endless.data.extend(b"5 noise\n" * 1000)
     logs = world.logs()
-    first = list(logs.drain(seconds=0.2))
-    assert texts(first).count("noise") > 1000
+    list(logs.drain(seconds=0.2))
     other.data += b"9 here\n"
     endless.before = lambda: None
-    assert "here" in texts(list(logs.drain(seconds=5)))
+    assert "here" in texts(list(logs.drain()))

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_bt.errors import SecretError
-from prefect_bt.secrets import MASK, EnvironmentSecrets, GivenSecrets, Redactor, resolve_secrets
+from prefect_bt.secrets import (
+    MASK,
+    SHORTEST_MASKED,
+    EnvironmentSecrets,
+    GivenSecrets,
+    Redactor,
+    resolve_secrets,
+)
 
 VALUE = 's3cr3t "Pä/ss+w0rd"'
 
@@ -74,7 +81,7 @@ def test_short_values_are_left_alone() -> None:
 @given(st.text(min_size=6), st.binary(max_size=5), st.binary(max_size=5))
 def test_base64_of_anything_around_a_secret_hides_it(value: str, head: bytes, tail: bytes) -> None:
     encoded = base64.b64encode(head + value.encode() + tail).decode()
-    if len(value.encode()) > 8:
+    if len(value.encode()) > 8 and len(value.strip()) >= SHORTEST_MASKED:
         assert Redactor([value])(encoded) != encoded
 
 

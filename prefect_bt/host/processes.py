@@ -157,16 +157,16 @@ def kill_until_gone(
     A killed process is waited for until it is gone: its mark goes with its memory, and the first
     process of a container ends only after all others in there.
     """
-    deadline = time.monotonic() + patience
-    pause = 0.002
+    deadline, pause = None, 0.002
     killed: set[ProcessIdentity] = set()
     while (pids := find()) or any(process.is_alive for process in killed):
-        if time.monotonic() > deadline:
+        if deadline is not None and time.monotonic() > deadline:
             return False
         killed.update(ProcessIdentity(pid, began_at(pid)) for pid in pids)
         for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        deadline = deadline or time.monotonic() + patience
         time.sleep(pause)
         pause = min(pause * 2, 0.1)
         reap()

@@ -24,6 +24,7 @@ from prefect_bt.host.files import StatusFile, read_record, read_secrets
 from prefect_bt.host.layout import NodeFolder, NodeRecord
 from prefect_bt.node.agent import Agent, Assignment, leave
 from prefect_bt.node.rescue import Rescue
+from prefect_bt.node.stopping import POLITE_SIGNALS
 from prefect_bt.plan import NodePlan
 from prefect_bt.records import Cause, NodePhase, NodeStatus, UploadStatus
 
@@ -44,6 +45,8 @@ def main(arguments: list[str]) -> NoReturn:
     gpus, refusal = _claim(plan, Path(record.state_dir)) if not record.contained else ((), "")
     # Both hold the pipes: a container lives for as long as one of us does.
     pipes = open_pipes(folder) if record.contained else None
+    # A polite signal waits until guard and agent can take it: unhandled, it would end them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, POLITE_SIGNALS)
     agent = os.fork()
     if agent == 0:
         cause = Cause.GPUS_MISSING if refusal else None
@@ -107,8 +110,9 @@ def _forward_signals(agent: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(agent, number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in POLITE_SIGNALS:
         signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE_SIGNALS)
 
 
 def _wait_for(agent: int) -> None:

@@ -15,6 +15,7 @@ from prefect_bt.host.files import StopRequest, read_record
 from prefect_bt.host.layout import NodeFolder, NodeRecord
 from prefect_bt.ownership import is_owned
 
+POLITE_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOOK_SECONDS: Final = 0.1
 OWNER_SECONDS: Final = 1.0
 REQUEST_SLACK: Final = 10.0
@@ -35,9 +36,10 @@ class StopWatch:
         self._last_owned = time.monotonic()
 
     def listen(self) -> None:
-        """Take SIGTERM, SIGINT and SIGHUP as polite requests."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        """Take SIGTERM, SIGINT and SIGHUP as polite requests, those that came before included."""
+        for number in POLITE_SIGNALS:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE_SIGNALS)
 
     def look(self) -> None:
         """Ask every voice, each at its own pace; call it as often as you like."""

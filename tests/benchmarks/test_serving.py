@@ -16,6 +16,8 @@ from botocore.exceptions import ClientError
 from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
+from tests.node.rig import wait_until
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGES = 1005
 """Files; more than one page of a listing."""
@@ -97,8 +99,11 @@ def test_hub_sends_files_of_git_and_of_lfs_and_counts_them(hub, large, many, tmp
             "o/r", file.path, endpoint=hub.url, local_dir=tmp_path / "got", token=False
         )
         assert Path(got).read_bytes() == file.place.read_bytes()
+    # The server counts a file after its last byte is sent.
+    wanted = large[1].size + many[0].size
+    wait_until(lambda: hub.sent().bytes >= wanted)
     sent = hub.sent()
-    assert sent.bytes == large[1].size + many[0].size
+    assert sent.bytes == wanted
     assert sent.paths[f"/lfs/{large[1].sha256}"] == large[1].size
 
 

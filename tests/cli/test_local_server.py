@@ -31,6 +31,7 @@ from prefect_bt.servers import (
     start_daemon,
     write_server,
 )
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -42,12 +43,6 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     (tmp_path / "state").mkdir()
     return tmp_path / "state"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def answer(url: str) -> Any:

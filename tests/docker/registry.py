@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tests.ports import free_port
+
 USER, PASSWORD = "someone", "right-password"
 _HTPASSWD = f"{USER}:$2y$04$abcdefghijklmnopqrstuuS80hwFD6gSIL20SCUGvmL7S939BjOHW\n"
 """PASSWORD with bcrypt, which is all that the registry takes."""
@@ -53,7 +55,7 @@ def running_registry(
     tls: tuple[Path, Path] | None = None,
 ) -> Iterator[Registry]:
     """`tls` are the files of a certificate and its key."""
-    port = _free_port()
+    port = free_port()
     http: dict[str, object] = {"addr": f"{address}:{port}"}
     if tls:
         http["tls"] = {"certificate": str(tls[0]), "key": str(tls[1])}
@@ -93,12 +95,6 @@ def serve_to_all(folder: Path) -> Iterator[dict[str, object]]:
     """A Registry's fields, for tests.shared_service."""
     with running_registry(folder, with_login=False) as registry:
         yield asdict(registry)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _await(port: int, process: subprocess.Popen[bytes]) -> None:

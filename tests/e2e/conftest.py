@@ -32,7 +32,8 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.servers import read_server
 from prefect_bt.settings import Settings
 from tests.in_process import command, environment_of
-from tests.shared_service import free_port, run_folder, shared_service
+from tests.ports import free_port
+from tests.shared_service import run_folder, shared_service
 
 CONFIG = """
 import json, os

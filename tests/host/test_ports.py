@@ -25,9 +25,13 @@ sys.stdin.read()
 """
 
 
+GANG = f"gang-{os.getpid()}"
+"""Another run of the tests claims other numbers."""
+
+
 @pytest.fixture
 def claimed(tmp_path: Path) -> Iterator[ClaimedPort]:
-    held = claim_port("gang", state_dir=tmp_path)
+    held = claim_port(GANG, state_dir=tmp_path)
     yield held
     os.close(held.descriptor)
 
@@ -41,18 +45,18 @@ def test_a_port_is_outside_of_what_clients_get(claimed: ClaimedPort) -> None:
 
 
 def test_two_gangs_have_two(claimed: ClaimedPort, tmp_path: Path) -> None:
-    other = claim_port("gang", state_dir=tmp_path / "another")
+    other = claim_port(GANG, state_dir=tmp_path / "another")
     os.close(other.descriptor)
     assert other.number != claimed.number
 
 
 def test_it_is_free_again_with_its_last_holder(tmp_path: Path) -> None:
-    first = claim_port("g", state_dir=tmp_path)
+    first = claim_port(f"{GANG}-again", state_dir=tmp_path)
     inherited = os.dup(first.descriptor)
     os.close(first.descriptor)
-    second = claim_port("g", state_dir=tmp_path)
+    second = claim_port(f"{GANG}-again", state_dir=tmp_path)
     os.close(inherited)
-    third = claim_port("g", state_dir=tmp_path)
+    third = claim_port(f"{GANG}-again", state_dir=tmp_path)
     os.close(second.descriptor)
     os.close(third.descriptor)
     assert second.number != first.number
@@ -67,10 +71,10 @@ def test_who_holds_it_does_not_listen(claimed: ClaimedPort) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_what_a_stranger_listens_on_is_passed_over(tmp_path: Path, address: str) -> None:
-    first = claim_port("h", state_dir=tmp_path)
+    first = claim_port(f"{GANG}-stranger", state_dir=tmp_path)
     os.close(first.descriptor)
     with socket.create_server((address, first.number)):
-        second = claim_port("h", state_dir=tmp_path)
+        second = claim_port(f"{GANG}-stranger", state_dir=tmp_path)
     os.close(second.descriptor)
     assert second.number != first.number
 
@@ -101,7 +105,7 @@ def test_a_machine_without_a_free_port_says_so(
         monkeypatch.setattr(ports, "FIRST", server.getsockname()[1])
         monkeypatch.setattr(ports, "LAST", server.getsockname()[1])
         with pytest.raises(NoFreePort, match="no port between"):
-            claim_port("gang", state_dir=tmp_path)
+            claim_port(GANG, state_dir=tmp_path)
 
 
 def test_reserved_ports_are_left_to_their_services(
@@ -109,7 +113,9 @@ def test_reserved_ports_are_left_to_their_services(
 ) -> None:
     (tmp_path / "ip_local_reserved_ports").write_text("20000-32765,32767\n")
     monkeypatch.setattr(ports, "_SYSTEM", tmp_path)
-    held = claim_port("gang", state_dir=tmp_path)
+    monkeypatch.setattr(ports, "_lock", ports._lock_file)
+    monkeypatch.setattr(ports, "is_free", lambda _: True)
+    held = claim_port(GANG, state_dir=tmp_path)
     os.close(held.descriptor)
     assert held.number == 32766
 
@@ -118,10 +124,10 @@ def test_where_there_are_no_abstract_sockets_a_file_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    first = claim_port("gang", state_dir=tmp_path)
-    second = claim_port("gang", state_dir=tmp_path)
+    first = claim_port(f"{GANG}-file", state_dir=tmp_path)
+    second = claim_port(f"{GANG}-file", state_dir=tmp_path)
     os.close(first.descriptor)
-    third = claim_port("gang", state_dir=tmp_path)
+    third = claim_port(f"{GANG}-file", state_dir=tmp_path)
     os.close(second.descriptor)
     os.close(third.descriptor)
     assert first.number == third.number != second.number

@@ -29,14 +29,15 @@ def test_a_first_process_that_waits_for_the_others_is_waited_for(tmp_path: Path)
     """It gives up its memory, and with it the mark, before the kernel has ended the others."""
     if os.geteuid():
         pytest.skip("only root makes a PID namespace")
+    mark = f"marked-{os.getpid()}"
     command = ["unshare", "--pid", "--fork", "sh", "-c", FIRST_PROCESS]
-    variables = {**os.environ, MARK_VARIABLE: "marked"}
+    variables = {**os.environ, MARK_VARIABLE: mark}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         below = {one.pid for one in descendants(process.pid)}
         assert len(below) > 100
-        assert kill_until_gone(lambda: marked_processes("marked", tmp_path))
+        assert kill_until_gone(lambda: marked_processes(mark, tmp_path))
         assert below.isdisjoint(list_processes())
 
 

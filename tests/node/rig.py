@@ -55,7 +55,7 @@ def make_plan(state: Path, commands: tuple[str, ...], **changes: object) -> Node
         ),
         resources=Resources(),
         workspace=WorkspacePlan("/b10/workspace"),
-        grace=20.0,
+        grace=600.0,
     )
     return replace(plan, **changes)  # type: ignore[arg-type]
 

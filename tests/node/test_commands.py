@@ -23,7 +23,10 @@ from tests.node.rig import (
     wait_until,
 )
 
-DAEMON = "(setsid sh -c '(sleep 3000 & echo $! > /b10/workspace/pid; wait) &' &) ; sleep 0.3"
+DAEMON = (
+    "(setsid sh -c '(sleep 3000 & echo $! > /b10/workspace/pid; wait) &' &) ; "
+    "until [ -s pid ]; do sleep 0.05; done"
+)
 DEAF = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
 
 
@@ -49,7 +52,8 @@ def test_nested_quotes_and_scripts_without_a_shebang(rig: Rig) -> None:
         """sh -c "python3 -c 'print(\\"a\\" \\"b\\")'" """,
     )
     assert status.exit_code == 0
-    assert lines == ["from ./run.sh", "ab"]
+    # Python writes the end of a line on its own: a pause before it makes two of one.
+    assert [line for line in lines if line] == ["from ./run.sh", "ab"]
 
 
 def test_a_signal_is_told_as_a_shell_tells_it(rig: Rig) -> None:
@@ -73,8 +77,8 @@ def test_a_daemon_that_left_its_session_ends_with_the_node(rig: Rig) -> None:
 
 def test_a_background_process_serves_the_next_command(rig: Rig) -> None:
     status, lines = rig.run(
-        "(while :; do echo beat; sleep 0.05; done) & echo $! > pid",
-        "sleep 0.3; kill -0 $(cat pid) && echo alive",
+        "(while :; do echo beat; touch beaten; sleep 0.05; done) & echo $! > pid",
+        "until [ -e beaten ]; do sleep 0.05; done; kill -0 $(cat pid) && echo alive",
     )
     assert status.exit_code == 0
     assert "alive" in lines
@@ -124,7 +128,7 @@ def test_the_reason_of_a_stop_is_kept_word_for_word(rig: Rig) -> None:
 
 
 def test_a_stop_before_the_first_command_runs_none(rig: Rig) -> None:
-    handle = rig.launch("echo never")
+    handle = rig.launch("echo never; sleep 3000")
     handle.stop(reason="stopped")
     status = wait_over(handle)
     assert status.reason == "stopped"
@@ -202,7 +206,8 @@ def test_a_pipe_held_open_does_not_hang_the_end(rig: Rig) -> None:
 def test_a_running_node_tells_when_it_was_active(rig: Rig) -> None:
     handle = rig.launch("while :; do echo beat; sleep 0.2; done")
     wait_until(lambda: handle.observe().active_at is not None)
-    assert abs((handle.observe().active_at or 0) - time.time()) < 30
+    status = handle.observe()
+    assert (status.started_at or 0) <= (status.active_at or 0) <= time.time()
 
 
 @pytest.mark.slow

@@ -67,10 +67,11 @@ def test_agent_killed_the_flush_still_happens(rig: Rig) -> None:
 
 
 def test_guard_killed_the_agent_goes_on(rig: Rig) -> None:
-    handle = rig.launch("sleep 1; echo done")
+    handle = rig.launch("until [ -e go ]; do sleep 0.05; done; echo done")
     wait_running(handle)
     guard, _ = agent_pids(handle)
     os.kill(guard, signal.SIGKILL)
+    (handle.folder.path / "workspace" / "go").touch()
     status = wait_over(handle)
     assert (status.phase, status.exit_code) == (NodePhase.DONE, 0)
 
@@ -113,7 +114,9 @@ def test_command_killed(rig: Rig) -> None:
 
 def test_uploader_killed_while_commands_run_is_started_again(rig: Rig) -> None:
     rig.use_stand_in()
-    plan = make_plan(rig.state, ("mkdir /mnt/ckpts/a; echo up; sleep 3",))
+    plan = make_plan(
+        rig.state, ("mkdir /mnt/ckpts/a; echo up; until [ -e go ]; do sleep 0.05; done",)
+    )
     handle = rig.launch_plan(with_checkpoints(plan))
     wait_line(handle, "up")
     mark = mark_of(handle)
@@ -123,6 +126,7 @@ def test_uploader_killed_while_commands_run_is_started_again(rig: Rig) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_until(lambda: set(uploader_processes(mark)) - set(first))
+    (handle.folder.path / "workspace" / "go").touch()
     status = wait_over(handle)
     assert (status.phase, status.exit_code, status.upload_error) == (NodePhase.DONE, 0, "")
     assert any("committed by this node: a" in line for line in all_lines(handle))
@@ -170,12 +174,13 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from prefect_bt.ownership import hold_job
-from tests.node.rig import Rig, JOB, wait_running
+from tests.node.rig import Rig, JOB, wait_line
 from prefect_bt.substrates.local_process import LocalSubstrate
 state = Path(sys.argv[1])
 with hold_job(state, JOB):
     rig = Rig(state, LocalSubstrate(state, orphan_deadline=1.0))
-    wait_running(rig.launch("trap '' TERM; while :; do sleep 0.1; done", grace=1.0))
+    deaf = rig.launch("trap '' TERM; echo deaf; while :; do sleep 0.1; done", grace=1.0)
+    wait_line(deaf, "deaf")
     print("up", flush=True)
     time.sleep(300)
 """

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 from prefect_bt.router.place import Route, RouterPlace
 from prefect_bt.router.running import RouterStatus, ensure_router, router_status, stop_router
+from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("upstream.py")
 LONG = 180.0
@@ -186,14 +186,6 @@ def what_is_wrong(answer: Answer, *, stream: bool) -> str:
     events = answer.body.decode().split("\n\n")
     told = [f'data: {{"revision": "{by}", "token": {n}}}' for n in range(4)]
     return "" if events == [*told, "data: [DONE]", ""] else answer.body.decode()
-
-
-def free_port() -> int:
-    """Not of those that clients get: one that is free for a moment must not go to a connection."""
-    while True:
-        port = random.randrange(11_000, 18_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def listens(port: int) -> bool:

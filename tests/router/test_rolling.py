@@ -16,7 +16,8 @@ from prefect_bt.host.processes import ProcessIdentity, began_at
 from prefect_bt.router.place import Route
 from prefect_bt.router.refusals import RETRY_AFTER
 from prefect_bt.router.running import stop_router
-from tests.router.machine import Deployment, Load, Upstream, free_port, listens, until
+from tests.ports import free_port
+from tests.router.machine import Deployment, Load, Upstream, listens, until
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from prefect_bt.errors import ServerError
 from prefect_bt.router.listening import FIRST, LAST, listen
 from prefect_bt.router.place import HOST, RouterPlace
 from prefect_bt.router.running import ensure_router, router_status
-from tests.router.machine import Deployment, Upstream, free_port, until
+from tests.ports import free_port
+from tests.router.machine import Deployment, Upstream, until
 
 pytestmark = [pytest.mark.slow]
 

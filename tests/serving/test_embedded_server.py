@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from prefect_bt.serving import embedded
 from prefect_bt.serving.gate import read_gate, run_gate
 from prefect_bt.serving.readiness import check_ready, explain, silence
 from tests.optional import needs
+from tests.ports import free_port
 
 pytestmark = [
     needs("torch", "transformers", "peft", "openai", "fastapi", "python_multipart", "soundfile"),
@@ -118,12 +118,6 @@ def start(root: Path, models: Path, served: list[dict[str, str]]) -> Server:
     with log.open("wb") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
     return Server(process, f"http://127.0.0.1:{port}", models, log)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def until_ready(server: Server, names: list[str], seconds: float = 500) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,8 @@ place = (os.environ.get("BT_LEADER_ADDR", "127.0.0.1"), int(os.environ["BT_LEADE
 rank, size = int(os.environ["RANK"]), int(os.environ["SIZE"])
 if rank == 0:
     with socket.create_server(place, backlog=size) as server:
-        print(sorted(server.accept()[0].recv(9).decode() for _ in range(size - 1)))
+        said = sorted(server.accept()[0].recv(9).decode() for _ in range(size - 1))
+        os.write(1, b"%s\\n" % repr(said).encode())
 else:
     for _ in range(600):
         try:
@@ -79,6 +81,7 @@ def port_of(rig: Rig, **changes: object) -> int:
     return int(own_lines(handle)[0].partition("=")[2])
 
 
+@pytest.mark.usefixtures("own_numbers")
 def test_a_gang_keeps_its_port_until_its_last_node_is_gone(rig: Rig) -> None:
     number = port_of(rig, group_size=2)
     port_of(rig, group_size=2, rank=1)
@@ -87,6 +90,22 @@ def test_a_gang_keeps_its_port_until_its_last_node_is_gone(rig: Rig) -> None:
     assert taken(number), "the other node lives"
     rig.nodes[1][0].remove()
     assert not taken(number)
+
+
+@pytest.fixture
+def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no other process of this machine claim the numbers that this test looks at."""
+
+    def lock(number: int, _state_dir: Path) -> int | None:
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"\0prefect-bt-test/{os.getpid()}/{number}")
+        except OSError:
+            holder.close()
+            return None
+        return holder.detach()
+
+    monkeypatch.setattr(ports, "_lock", lock)
 
 
 def taken(number: int) -> bool:
@@ -103,6 +122,7 @@ def test_commands_do_not_inherit_it(rig: Rig) -> None:
     assert own_lines(handle) == ["0"]
 
 
+@pytest.mark.usefixtures("own_numbers")
 def test_a_gang_that_could_not_be_launched_holds_none(rig: Rig) -> None:
     number = port_of(rig, group_size=2)
     broken = rig.state / "jobs" / "abc1234" / "attempt-0" / "rank-1"
