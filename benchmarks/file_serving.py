@@ -265,7 +265,7 @@ def running(module: str, *arguments: str) -> Iterator[str]:
 
 
 def ask_sent(url: str) -> Sent:
-    with urllib.request.urlopen(f"{url}{STATS}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}{STATS}", timeout=60) as answer:
         told: Any = json.load(answer)
     return Sent(told["bytes"], told["paths"], told["requests"])
 

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from prefect_bt.host.processes import marked_processes, uploader_processes
+from prefect_bt.host.launch import Launch
+from prefect_bt.host.processes import descendants, marked_processes, uploader_processes
 from prefect_bt.ownership import hold_job, is_owned
 from prefect_bt.records import NodePhase
 from prefect_bt.substrates.local_process import LocalSubstrate
@@ -154,6 +156,23 @@ def test_a_polite_signal_to_the_agent_is_a_stop(rig: Rig) -> None:
     os.kill(guard, signal.SIGTERM)
     status = wait_over(handle)
     assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "stopped", 143)
+
+
+def test_a_polite_signal_before_the_agent_is_set_up_is_a_stop(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_over = Launch.hand_over
+
+    def signalled(launch: Launch, secrets: Mapping[str, str]) -> None:
+        guard = launch._process.pid
+        wait_until(lambda: descendants(guard))  # the agent, which waits for its secrets
+        for pid in (guard, descendants(guard)[0].pid):
+            os.kill(pid, signal.SIGTERM)
+        hand_over(launch, secrets)
+
+    monkeypatch.setattr(Launch, "hand_over", signalled)
+    status = wait_over(rig.launch("sleep 3000"))
+    assert (status.phase, status.reason) == (NodePhase.DONE, "stopped")
 
 
 @pytest.mark.slow
