@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["served_machine"]  # a fixture, as every function here that pytest finds
 
-BASE = f"prefect-bt-test/base:{os.environ.get('PYTEST_XDIST_WORKER', os.getpid())}"
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", str(os.getpid()))
+"""In the names of what a fixture brings: the Engine and the registries are all workers'."""
+BASE = f"prefect-bt-test/base:{WORKER}"
 
 
 @pytest.fixture(scope="session")

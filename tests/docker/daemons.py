@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import json
 import os
 import shutil
@@ -18,7 +17,8 @@ from pathlib import Path
 import docker
 
 _PDEATHSIG = 1
-_numbers = itertools.count()
+_POOLS = range(100, 200)
+"""Of which each daemon has 10.<one>.0.0/16, so that none share addresses."""
 
 
 def can_start() -> str:
@@ -106,12 +106,11 @@ def running_daemon(*, disk: str = "") -> Iterator[Daemon]:
     """
     folder = Path(tempfile.mkdtemp(prefix="pbt-docker-"))
     (folder / "data").mkdir()
-    bridge = f"pbt{os.getpid()}-{next(_numbers)}"
+    bridge = _claimed_bridge()
     daemon = Daemon(folder, bridge=bridge)
     try:
         if disk:
             _run("mount", "-t", "tmpfs", "-o", f"size={disk}", "none", f"{folder}/data")
-        _run("ip", "link", "add", "name", bridge, "type", "bridge")
         _run("ip", "address", "add", _gateway(bridge), "dev", bridge)
         _run("ip", "link", "set", bridge, "up")
         _try(*_forwarding("-I", bridge))
@@ -169,10 +168,26 @@ def _mounts(folder: Path) -> list[str]:
     return [line.split()[1] for line in lines if line.split()[1].startswith(f"{folder}/")]
 
 
+def _claimed_bridge() -> str:
+    """A new one, named after its pool: the kernel has each name once, so a pool has one daemon."""
+    ip, begin = _which("ip") or "ip", os.getpid() % len(_POOLS)
+    said = ""
+    for number in (*_POOLS[begin:], *_POOLS[:begin]):
+        bridge = f"pbt{number}"
+        if f"10.{number}." in subprocess.check_output([ip, "-4", "route"], text=True):
+            continue
+        command = [ip, "link", "add", "name", bridge, "type", "bridge"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return bridge
+        said = done.stderr
+        if "exists" not in said:
+            break
+    raise AssertionError(f"no bridge for a dockerd; `ip link delete` those left over: {said}")
+
+
 def _pool(bridge: str) -> str:
-    """A /16 of its own for each, so that daemons side by side do not share addresses."""
-    process, _, number = bridge.removeprefix("pbt").partition("-")
-    return f"10.{100 + (int(process) + 37 * int(number)) % 100}.0.0/16"
+    return f"10.{bridge.removeprefix('pbt')}.0.0/16"
 
 
 def _gateway(bridge: str) -> str:

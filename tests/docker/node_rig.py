@@ -163,11 +163,16 @@ def bare_container(client: docker.APIClient, image: str, folder: Path) -> Iterat
         container = Container(ContainerRecord(made, pid, "", began_at(pid)), pipes)
         yield Bare(container, workspace)
         container.close()
-        assert container.gone
+        wait_until(lambda: _is_gone(container), "the container did not end")
     finally:
         client.remove_container(made, force=True)
         for descriptor in pipes:
             os.close(descriptor)
+
+
+def _is_gone(container: Container) -> bool:
+    container.turn()
+    return container.gone
 
 
 def record_of(handle: DockerHandle) -> ContainerRecord:

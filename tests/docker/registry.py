@@ -98,7 +98,7 @@ def serve_to_all(folder: Path) -> Iterator[dict[str, object]]:
 
 
 def _await(port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(200):
+    for _ in range(6000):
         assert process.poll() is None, "docker-registry ended"
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port), 1).close()
@@ -177,4 +177,4 @@ def put_manifest(
     url = f"http://{registry.host}/v2/{repository}/manifests/{tag}"
     body, kind = json.dumps(manifest).encode(), str(manifest["mediaType"])
     request = urllib.request.Request(url, body, {"Content-Type": kind}, method="PUT")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=200).close()

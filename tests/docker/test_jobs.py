@@ -108,7 +108,7 @@ def test_stop_saves_and_leaves_nothing(site: Site) -> None:
     mkdir -p $BT_CHECKPOINT_DIR/c && echo "{}" > $BT_CHECKPOINT_DIR/c/a.json
     while :; do sleep 0.1; done
     """
-    job_id = _begun(site, script)
+    job_id = _begun(site, script, PREFECT_BT_GRACE="120")
     site.machine.run("stop", "--job-id", job_id)
     site.machine.wait(job_id, "STOPPED")
     assert "last" in site.machine.checkpoints(job_id)
@@ -140,8 +140,8 @@ def _labels(site: Site, job_id: str) -> dict[str, str]:
     return labels(job_id, 7, 0, mark)
 
 
-def _begun(site: Site, script: str = RESUMES) -> str:
-    """A job whose first checkpoint is committed."""
-    job_id = str(site.machine.push(site.folder(script))["id"])
+def _begun(site: Site, script: str = RESUMES, **extra: str) -> str:
+    """A job whose first checkpoint is committed. `extra` are environment variables."""
+    job_id = str(site.machine.push(site.folder(script), **extra)["id"])
     until(lambda: site.machine.checkpoints(job_id), seconds=90, what="a checkpoint")
     return job_id

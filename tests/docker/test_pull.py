@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prefect_bt.errors import ImageError, SecretError
 from prefect_bt.registries import PulledImage, PullProgress, pull
 
-from .conftest import BASE, build, push
+from .conftest import BASE, WORKER, build, push
 from .registry import PASSWORD, USER, Registry, running_registry
 
 pytestmark = [pytest.mark.integration]
@@ -34,10 +34,17 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing stalls here, and a busy registry may take its time to say a digest."""
+    monkeypatch.setattr("prefect_bt.registries.pulling.ASK_SECONDS", 600.0)
+    monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "600")
+
+
 @pytest.fixture(scope="module")
 def image(engine: docker.APIClient, base_image: str, registry: Registry) -> tuple[str, str]:
     """(name, digest) of an image that is in the guarded registry."""
-    name = f"{registry.host}/team/train:1"
+    name = f"{registry.host}/team/train:{WORKER}"
     build(engine, name, 300_000, 20_000)
     return name, push(engine, name, registry)
 

@@ -124,7 +124,7 @@ class Deployment:
         return Client(self.place.listen().address)
 
     def status(self) -> RouterStatus:
-        status = router_status(self.state_dir, self.name)
+        status = router_status(self.state_dir, self.name, patience=LONG)
         assert status is not None
         return status
 

@@ -30,7 +30,7 @@ def client(routed: Deployment):
 def raw(deployment: Deployment, text: bytes) -> bytes:
     """What is answered to these bytes until the router closes."""
     listen = deployment.place.listen()
-    with socket.create_connection((listen.host, listen.port), timeout=20) as connection:
+    with socket.create_connection((listen.host, listen.port), timeout=LONG) as connection:
         connection.sendall(text)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 

@@ -17,7 +17,7 @@ from prefect_bt.router.place import Route
 from prefect_bt.router.refusals import RETRY_AFTER
 from prefect_bt.router.running import stop_router
 from tests.ports import free_port
-from tests.router.machine import Deployment, Load, Upstream, listens, until
+from tests.router.machine import LONG, Deployment, Load, Upstream, listens, until
 
 
 @pytest.fixture(scope="module")
@@ -217,11 +217,13 @@ def test_a_route_that_makes_no_sense_changes_nothing(
 
 @pytest.mark.slow
 def test_a_polite_end_lets_answers_finish(deployment: Deployment, one: Upstream) -> None:
-    deployment.ensure()
+    deployment.ensure(grace=LONG)
     deployment.place.set_route(one.route)
     answer = deployment.client().hold()
     port = deployment.place.listen().port
-    stopping = threading.Thread(target=stop_router, args=(deployment.state_dir, deployment.name))
+    stopping = threading.Thread(
+        target=stop_router, args=(deployment.state_dir, deployment.name), kwargs={"grace": LONG}
+    )
     stopping.start()
     until(lambda: not listens(port))
     assert deployment.place.is_run()

@@ -32,7 +32,7 @@ def test_several_at_once_get_one_router(deployment: Deployment) -> None:
 def test_a_router_that_was_killed_is_back_at_its_address(
     deployment: Deployment, one: Upstream
 ) -> None:
-    address = deployment.ensure()
+    address = deployment.ensure(port=free_port())  # nobody takes it while the router is away
     deployment.place.set_route(one.route)
     open_still = deployment.client()
     assert open_still.ask("/v1/models").status == 200
@@ -67,7 +67,7 @@ def test_it_ends_when_its_folder_is_gone(deployment: Deployment) -> None:
 
 
 def test_a_port_in_use_is_said_in_a_sentence(deployment: Deployment, one: Upstream) -> None:
-    address = deployment.ensure()
+    address = deployment.ensure(port=free_port())
     deployment.stop()
     with pytest.raises(ServerError) as caught:
         deployment.ensure(port=one.port)  # somebody answers there, but no router
