@@ -254,8 +254,8 @@ def await_ready(
     deployments, told, settled = Deployments(ledger), "", time.monotonic()
     name, number = deployed.name, deployed.revision.number
     while True:
+        state = ledger.state(deployed.job_id)  # read first: a verdict comes before the end
         verdicts = deployments.verdicts(name, number)
-        state = ledger.state(deployed.job_id)
         if verdicts and verdicts[-1].ready:
             return verdicts[-1]
         if state.terminal:

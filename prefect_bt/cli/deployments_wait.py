@@ -49,8 +49,8 @@ def await_serving(ledger: Ledger, awaited: Awaited, tell: Tell) -> None:
     deployments, told, settled = Deployments(ledger), "", time.monotonic()
     while not _is_serving(ledger, deployments, awaited):
         wanted = deployments.wanted(awaited.name)  # read first: a verdict comes before its move
+        state = ledger.state(awaited.job_id)  # before the verdict, which comes before the end
         verdict = _verdict(ledger, deployments, awaited)
-        state = ledger.state(awaited.job_id)
         if state.terminal:
             name, number = awaited.name, awaited.revision
             raise not_serving(ledger, name, number, job_id=awaited.job_id, verdict=verdict)

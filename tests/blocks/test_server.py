@@ -27,6 +27,7 @@ from prefect_bt.blocks import (
     TrainingSecrets,
     TrainingStore,
 )
+from tests.e2e.conftest import call_url
 
 pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.integration]
@@ -89,13 +90,7 @@ def test_masked_values_sent_back_by_the_form_change_nothing(prefect_api):
         "edited", overwrite=True
     )
     shown = json.loads(ask(prefect_api, f"/block_documents/{document}"))
-    request = urllib.request.Request(
-        f"{prefect_api}/block_documents/{document}",
-        data=json.dumps({"data": shown["data"]}).encode(),
-        headers={"Content-Type": "application/json"},
-        method="PATCH",
-    )
-    urllib.request.urlopen(request).close()
+    call_url("PATCH", f"{prefect_api}/block_documents/{document}", data=shown["data"])
     loaded = TrainingSecrets.load("edited")
     assert isinstance(loaded, TrainingSecrets)
     assert loaded.build().find("token") == PLANTED

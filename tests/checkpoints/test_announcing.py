@@ -6,6 +6,7 @@ import time
 import pytest
 
 from prefect_bt import codec
+from prefect_bt.checkpoints import announcing
 from prefect_bt.checkpoints.announcing import Announcer, RankUpload, Uploads
 from prefect_bt.checkpoints.telling import duration, size, told, told_all
 from prefect_bt.errors import StoreError
@@ -21,7 +22,8 @@ def looked(store, attempt=1):
     return Uploads(store, PROJECT, JOB, attempt).look()
 
 
-def test_the_last_word_arrives(store):
+def test_the_last_word_arrives(store, monkeypatch):
+    monkeypatch.setattr(announcing, "_LAST_WORD", 300.0)
     for rank in (1, 0):
         announcer = Announcer(store, folders.origin(rank=rank))
         for done in range(100):

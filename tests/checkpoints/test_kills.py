@@ -15,6 +15,7 @@ import pytest
 
 from prefect_bt.checkpoints import integrity
 from prefect_bt.objects import open_store
+from tests.forked import Forked
 from tests.s3_server import shared_s3
 
 from . import folders
@@ -30,6 +31,23 @@ LARGE = 3 * (8 << 20) + 12_345
 SMALL = 100_000
 KEPT = 3
 """As save_total_limit."""
+
+UPLOADER = """
+import sys
+from prefect_bt.node import upload
+upload._step_back = lambda: None  # the Trainer would leave it nothing on a busy machine
+sys.exit(upload.main(sys.argv[1:]))
+"""
+
+
+class Quick(Site):
+    """One whose uploader is a fork, as quick as the Trainer, and patient with its pauses.
+
+    What proves to be finished is taken nevertheless, half a second after its last file.
+    """
+
+    def start(self, attempt=1, patience=5.0, settle=60.0):
+        return Forked(UPLOADER, self.arguments(attempt, patience, settle), piped=True)
 
 
 class DiskPlace:
@@ -49,10 +67,14 @@ class DiskPlace:
 
 
 class Trainer(threading.Thread):
-    """Checkpoints for ever, in pieces; only the last few stay on the disk; some are large."""
+    """Checkpoints for ever, in pieces; some are large.
 
-    def __init__(self, ckpts):
+    Only the last few stay on the disk, from when `rotates` is set.
+    """
+
+    def __init__(self, ckpts, rotates):
         super().__init__()
+        self.rotates, self._oldest = rotates, 1
         self.ckpts, self.stop = ckpts, threading.Event()
         self.written: dict[str, dict[str, str]] = {}
         """Name -> path -> digest, told before the first byte is written."""
@@ -75,8 +97,9 @@ class Trainer(threading.Thread):
             name = f"checkpoint-{step}"
             self.written[name] = {path: sha256(data).hexdigest() for path, data in files.items()}
             self._write(name, files)
-            if step > KEPT:
-                shutil.rmtree(self.ckpts / f"checkpoint-{step - KEPT}")
+            while self.rotates.is_set() and self._oldest <= step - KEPT:
+                shutil.rmtree(self.ckpts / f"checkpoint-{self._oldest}")
+                self._oldest += 1
             self.stop.wait(0.4 if size == LARGE else 0.2)
 
     def _write(self, name, files):
@@ -124,13 +147,19 @@ def wait_for_an_upload(site, place, seconds=15.0):
 
 @pytest.mark.slow
 def test_killed_when_it_starts_while_it_sends_and_after_a_commit(tmp_path):
-    place = DiskPlace(tmp_path / "store")
+    place, rotates = DiskPlace(tmp_path / "store"), threading.Event()
+
+    def after_a_commit(site):
+        wait_for(site.listed)
+        rotates.set()  # before, an uploader that gets little time would find nothing that stays
+        wait_for(lambda: not (site.ckpts / "checkpoint-1").exists())
+
     moments = [
         lambda site: wait_for(site.status_file.exists),
         lambda site: wait_for(lambda: current(site)),
-        lambda site: wait_for(site.listed),
+        after_a_commit,
     ]
-    episode(place, tmp_path / "job", moments)
+    episode(place, Quick(tmp_path / "job"), moments, rotates, settle=60)
 
 
 @pytest.mark.soak
@@ -152,19 +181,20 @@ def test_killed_at_random_moments(kind, tmp_path, monkeypatch, soak):
         # A folder takes a checkpoint in some hundredths of a second.
         time.sleep(soak.random.uniform(0, 0.1 if kind == "s3" else 0.02))
 
+    rotates = threading.Event()
+    rotates.set()
     for number in range(soak.length):
-        episode(place, tmp_path / str(number), [moment] * EPISODE)
+        episode(place, Site(tmp_path / str(number)), [moment] * EPISODE, rotates, settle=0.05)
 
 
-def episode(place, root, moments):
+def episode(place, site, moments, rotates, *, settle):
     """One job, whose uploader is killed at each of the moments."""
-    site, attempt = Site(root), 1
-    site.store = open_store(place.url)
-    with Trainer(site.ckpts) as trainer:
+    site.store, attempt = open_store(place.url), 1
+    with Trainer(site.ckpts, rotates) as trainer:
         reader = Reader(site, trainer.written)
         for number, moment in enumerate(moments):
             site.status_file.unlink(missing_ok=True)
-            process = site.start(attempt=attempt, settle=0.05)
+            process = site.start(attempt=attempt, settle=settle)
             moment(site)
             process.send_signal(signal.SIGKILL)
             process.communicate()
@@ -177,5 +207,8 @@ def episode(place, root, moments):
     assert {path.name for path in site.ckpts.iterdir()} <= set(site.listed())
     reader.check()
     assert integrity.verify(site.store, PROJECT, JOB) == []
-    assert place.unfinished() == []
+    # In a folder a kill may leave the store's first try there, or the step from an old object to
+    # a new one.
+    most = 0 if isinstance(place, Bucket) else len(moments)
+    assert len(place.unfinished()) <= most
     place.empty()

@@ -219,17 +219,24 @@ def test_a_writer_killed_half_way_leaves_nothing_half(site):
         "    for path, data in files.items():\n"
         "        write_slowly(Path(sys.argv[1]) / f'checkpoint-{step}', {path: data})\n"
         "        print(path, flush=True)\n"
+        "        sys.stdin.readline()\n"
     )
     here = str(folders.Path(__file__).parents[2])
     for attempt, files in ((1, 2), (2, 12)):  # in its first checkpoint, and in a later one
-        process = site.start(attempt=attempt)
+        # A pause of the writer's is no reason to take what it is writing.
+        process = site.start(attempt=attempt, settle=60)
         writer = subprocess.Popen(
             [sys.executable, "-c", code, str(site.ckpts), here, str(attempt * 1000)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert writer.stdout
-        for _ in range(files):
+        assert writer.stdin and writer.stdout
+        for number in range(1, files + 1):
             assert writer.stdout.readline()
+            if number < files:
+                time.sleep(0.02)  # a file system's clock ticks: the next file is newer
+                writer.stdin.write(b"\n")
+                writer.stdin.flush()
         writer.kill()
         writer.communicate()
         assert site.end(process) == 0
@@ -282,13 +289,14 @@ def test_memory_stays_bounded(site):
     folders.write(site.ckpts / "many", {f"f{n}": b"%d" % n for n in range(500)})
     peak = 0
     process = site.start()
-    site.ask_to_end(process)
     while process.poll() is None:
         try:
             text = folders.Path(f"/proc/{process.pid}/status").read_text()
         except OSError:
             break
         peak = max([peak, *(int(x.split()[1]) for x in text.splitlines() if x.startswith("VmHWM"))])
+        if peak and process.stdin:
+            site.ask_to_end(process)
         time.sleep(0.01)
     assert process.wait() == 0
     assert set(site.listed()) == {"checkpoint-10", "many"}
@@ -297,12 +305,13 @@ def test_memory_stays_bounded(site):
 
 def test_the_status_file_is_always_whole_json(site):
     process = site.start()
-    site.ask_to_end(process)
     folders.write(site.ckpts / "checkpoint-10", folders.hf_full(10, size=2_000_000))
     seen = 0
     while process.poll() is None:
         if site.status_file.exists():
             json.loads(site.status_file.read_bytes())
             seen += 1
+            if process.stdin:
+                site.ask_to_end(process)
     assert seen
     assert [path.name for path in site.root.glob(".status*")] == []

@@ -46,12 +46,13 @@ def test_a_link_to_a_checkpoint_is_one_of_its_own(tmp_path, ckpts):
 
 
 def test_logs_do_not_make_a_version_a_second(store, ckpts):
-    options = UploadOptions(settle=0.02, scan=0.01, again=30)
+    options = UploadOptions(settle=0.02, scan=0.01, again=3600)
     with Running(store, ckpts, options) as running:
-        for number in range(10):
+        (ckpts / "train.log").write_bytes(b"")
+        wait_for(lambda: running.done("."))
+        for number in range(1, 10):
             (ckpts / "train.log").write_bytes(b"x" * number)
             time.sleep(0.1)
-        assert running.done(".")
     versions = [info for info in store.list("") if "/manifests/" in info.key]
     assert len(versions) == 2
     assert next(listed(store)["."].files()).size == 9

@@ -162,7 +162,7 @@ def fill(shop: Shop, job, data: bytes) -> None:
 def read(url: str, **headers: str) -> tuple[int, bytes]:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+        with direct.open(urllib.request.Request(url, headers=headers), timeout=200) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, b""

@@ -121,7 +121,7 @@ def test_the_address_answers(start: Start, job: JobRecord):
     found = re.search(r"http://\S+", said)
     assert found is not None
     request = urllib.request.Request(found[0], headers={"Range": "bytes=0-7"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=200) as answer:
         assert (answer.status, answer.read()) == (206, bytes(8))
     screen.press("enter")
     screen.wait_for(f"job {job.id}/checkpoint-10/optim", "big.dat")

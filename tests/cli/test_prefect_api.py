@@ -98,8 +98,9 @@ def test_cancel_run(prefect_api):
     ("value", "found"), [("0123", "0123"), ("true", "true"), ({"a": [1]}, '{"a": [1]}'), (5, "5")]
 )
 def test_secret_values_are_text_as_stored(prefect_api, value, found):
-    save_secret("some-value", value)
-    assert api.SecretBlocks().find("some-value") == found
+    name = f"value-{uuid4().hex}"
+    save_secret(name, value)
+    assert api.SecretBlocks().find(name) == found
 
 
 def test_secret_names(prefect_api):

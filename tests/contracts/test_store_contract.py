@@ -20,6 +20,7 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects import open_store
 from tests.checkpoints.buckets import Bucket, use
 from tests.objects.small import PART, use_small_parts
+from tests.ports import free_port
 from tests.s3_server import shared_s3
 
 # The account that every copy of Azure's emulator has, by its manual.
@@ -40,9 +41,7 @@ def azurite(tmp_path_factory):
     command = shutil.which("azurite-blob")
     if command is None:
         pytest.skip("no azurite-blob here: `make test` installs it where there is npm")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     folder = tmp_path_factory.mktemp("azurite")
     command = [command, "--inMemoryPersistence", "--skipApiVersionCheck", "--blobPort", port]
     with (folder / "log").open("wb") as log:
@@ -118,7 +117,7 @@ def azure_url(endpoint, monkeypatch):
     }
     address = f"{endpoint}/{AZURE_ACCOUNT}/{container}?restype=container"
     made = urllib.request.Request(address, method="PUT", headers=headers)
-    urllib.request.urlopen(made, timeout=10).close()
+    urllib.request.urlopen(made, timeout=120).close()
     monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
     monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", endpoint)
     return f"azure://{AZURE_ACCOUNT}/{container}/some/prefix"
@@ -251,7 +250,7 @@ def test_an_address_for_anyone(store):
         assert "sig=" in url
         return
     ranged = urllib.request.Request(url, headers={"Range": "bytes=2-4"})
-    with urllib.request.urlopen(ranged, timeout=10) as answer:
+    with urllib.request.urlopen(ranged, timeout=120) as answer:
         assert (answer.status, answer.read()) == (206, b"234")
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -268,6 +269,22 @@ def until(condition: Callable[[], Any], *, seconds: float, what: str | Callable[
     raise AssertionError(f"not within {LENIENCE} x {seconds} s: {told}")
 
 
+def call(machine: Machine, method: str, path: str, **body: Any) -> Any:
+    """What Prefect's API answers; None for an empty answer."""
+    return call_url(method, f"{machine.api_url}/{path}", **body)
+
+
+def call_url(method: str, url: str, **body: Any) -> Any:
+    deadline = time.monotonic() + 200
+    while True:
+        answer = httpx.request(method, url, json=body or None, timeout=60)
+        if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)  # its SQLite is busy; Prefect's own client tries again, too
+    answer.raise_for_status()
+    return answer.json() if answer.content else None
+
+
 @contextmanager
 def serve(root: Path) -> Generator[dict[str, str]]:
     """The environment of a machine on which `prefect-bt up` has been run, until the block ends."""
@@ -326,7 +343,7 @@ def machine_environment(root: Path) -> dict[str, str]:
         "PREFECT_BT_STATE_DIR": str(root / "state"),
         "PREFECT_BT_SETTLE": "0.5",
         "PREFECT_BT_GRACE": "5",
-        "PREFECT_BT_ORPHAN_DEADLINE": "6",
+        "PREFECT_BT_ORPHAN_DEADLINE": "60",
         "PREFECT_BT_SERVER_PORT": str(free_port()),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }

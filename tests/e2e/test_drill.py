@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration]
 STEPS = """
 set -e
 test "$RESUMES" = no || found=$(ls $BT_CHECKPOINT_DIR | sed 's/checkpoint-//' | sort -n | tail -1)
-for i in $(seq $((${found:-0} + 1)) 60); do
+for i in $(seq $((${found:-0} + 1)) 3000); do
   mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$i
   echo "[$i]" > $BT_CHECKPOINT_DIR/checkpoint-$i/state.json
   sleep 0.5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from .conftest import Machine
@@ -12,14 +14,16 @@ NODES = 8
 SCRIPT = """
 echo attempt $BT_RETRY_COUNT of rank $BT_NODE_RANK of $BT_GROUP_SIZE at $MASTER_PORT
 test $BT_RETRY_COUNT = 1 && exit 0
+touch $WORD/$BT_NODE_RANK
 test $BT_NODE_RANK = 5 || exec sleep 600
-sleep 3
+until test $(ls $WORD | wc -l) = $BT_GROUP_SIZE; do sleep 0.1; done
 exit 7
 """
 
 
-def test_one_of_eight_fails_and_all_are_well_again(machine: Machine) -> None:
-    config = machine.folder(SCRIPT, nodes=NODES, checkpointing=False)
+def test_one_of_eight_fails_and_all_are_well_again(machine: Machine, tmp_path: Path) -> None:
+    environment = {"WORD": str(tmp_path)}
+    config = machine.folder(SCRIPT, nodes=NODES, checkpointing=False, env=environment)
     code, job = machine.finish(config, retries=1)
     assert code == 0, job["error_message"]
     first, second = machine.ledger.outcomes(job["id"])

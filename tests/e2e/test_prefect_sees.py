@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -61,14 +62,19 @@ def test_the_run_shows_the_job(machine: Machine) -> None:
     assert run["state_type"] == "FAILED"
     assert "failed first" in run["state"]["message"]
 
-    tasks = ask(machine, "task_runs/filter", flow_runs={"id": {"any_": [run_id]}})
-    names = sorted(task["name"] for task in tasks)
-    assert [name for name in names if name.startswith("run-node")] == [
-        "run-node rank-0",
-        "run-node rank-1",
-    ]
-    for expected in ("accept-job", "training-attempt", "provision", "upload-checkpoints"):
-        assert any(name.startswith(expected) for name in names), names
+    def names() -> list[str]:
+        tasks = ask(machine, "task_runs/filter", flow_runs={"id": {"any_": [run_id]}})
+        return sorted(task["name"] for task in tasks)
+
+    nodes = ["run-node rank-0", "run-node rank-1"]
+    others = ["accept-job", "training-attempt", "provision", "upload-checkpoints"]
+
+    def complete() -> bool:
+        return all(any(name.startswith(one) for name in names()) for one in nodes + others)
+
+    # Prefect makes them of events, which may come after the run's end.
+    until(complete, seconds=30, what=lambda: f"{nodes + others}, but {names()}")
+    assert [name for name in names() if name.startswith("run-node")] == nodes
 
     card = ask(
         machine, "artifacts/latest/filter", artifacts={"key": {"any_": [f"job-{job['id']}"]}}
@@ -88,9 +94,12 @@ def test_the_run_shows_the_job(machine: Machine) -> None:
     )
 
 
-def test_uploads_are_seen_on_the_run_and_in_view(machine: Machine) -> None:
-    script = "cd $BT_CHECKPOINT_DIR; mkdir best; head -c 30000000 /dev/zero > best/w; sleep 12"
-    job_id = machine.push(machine.folder(script))["id"]
+def test_uploads_are_seen_on_the_run_and_in_view(machine: Machine, tmp_path: Path) -> None:
+    script = """
+    cd $BT_CHECKPOINT_DIR; mkdir best; head -c 30000000 /dev/zero > best/w
+    until test -e $WORD/go; do sleep 0.1; done
+    """
+    job_id = machine.push(machine.folder(script, env={"WORD": str(tmp_path)}))["id"]
 
     def committed() -> Any:
         uploads = machine.view(job_id)["uploads"]
@@ -103,6 +112,7 @@ def test_uploads_are_seen_on_the_run_and_in_view(machine: Machine) -> None:
     assert "1 committed, the last one" in said["summary"]
     shown = machine.run("view", "--job-id", job_id).stdout
     assert "Upload, rank 0" in shown
+    (tmp_path / "go").touch()
     machine.wait(job_id, "COMPLETED")
     assert machine.view(job_id)["uploads"] == []
 

@@ -9,13 +9,12 @@ import sys
 import textwrap
 from typing import Any
 
-import httpx
 import pytest
 
 from prefect_bt.flows.train import train
 from tests.in_process import environment_of
 
-from .conftest import Machine, until
+from .conftest import Machine, call, until
 
 pytestmark = [pytest.mark.integration]
 
@@ -95,13 +94,12 @@ def test_cancelling_the_run_in_prefect_stops_the_job(machine: Machine) -> None:
     job_id = machine.push(machine.folder("echo ready; sleep 600\n"))["id"]
     until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
     run_id = machine.ledger.runs_of_job(job_id)[-1].flow_run_id
-    state = {"state": {"type": "CANCELLING"}}
-    url = f"{machine.api_url}/flow_runs/{run_id}"
-    httpx.post(f"{url}/set_state", json=state, timeout=60).raise_for_status()
+    path = f"flow_runs/{run_id}"
+    call(machine, "POST", f"{path}/set_state", state={"type": "CANCELLING"})
     machine.wait(job_id, "STOPPED")
 
     def cancelled() -> bool:
-        return httpx.get(url, timeout=60).json()["state_type"] == "CANCELLED"
+        return call(machine, "GET", path)["state_type"] == "CANCELLED"
 
     until(cancelled, seconds=20, what="run cancelled")
     machine.nothing_left(job_id)

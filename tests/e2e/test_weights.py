@@ -99,7 +99,7 @@ def test_read_only_at_its_place_and_fetched_once(
     assert SECRET not in logs
     assert not Path("/app").exists()
     fetched = hub.bodies()
-    assert hub.sent == len(MODEL) + len(b"the config") + len(b"a")
+    assert hub.settled_sent() == len(MODEL) + len(b"the config") + len(b"a")
 
     code, again = machine.push_wait(path, **extra)
     assert code == 0, again["error_message"]

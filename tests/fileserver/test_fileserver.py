@@ -25,6 +25,7 @@ from prefect_bt.fileserver.addresses import is_served, is_signed, signature, sig
 from prefect_bt.fileserver.place import Known, Place, local_root
 from prefect_bt.objects import open_store
 from prefect_bt.servers import Daemon, process_started
+from tests.ports import free_port
 
 JOB = "training_projects/p1/jobs/j1"
 DATA = bytes(range(256)) * 8192
@@ -46,6 +47,13 @@ class Shelf:
         root = local_root(self.store.url)
         assert root is not None
         self.place = Place.of(root, self.folder / "state")
+
+    def keep_a_port(self) -> None:
+        """Let its servers find the note of one that is gone, at a port that nobody else takes."""
+        self.place.secret()  # makes the folder
+        port, root = free_port(), str(self.place.root)
+        base = f"http://{running.HOST}:{port}"
+        self.place.write(Known(base, running.HOST, port, pid=os.getpid(), started="1", root=root))
 
     def ensure(self) -> Known:
         return running.ensure(self.place, environment=os.environ)
@@ -186,6 +194,7 @@ def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
 @pytest.mark.slow
 def test_what_cannot_serve_is_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyPatch):
     """One killed, one that hangs, a note of another process, and a port that is taken."""
+    shelf.keep_a_port()
     first, url = shelf.ensure(), shelf.address()
     os.kill(first.pid, signal.SIGKILL)
     while first.daemon.alive:
@@ -237,6 +246,7 @@ def test_one_that_cannot_start_says_why(shelf: Shelf):
 
 @pytest.mark.slow
 def test_in_the_foreground(shelf: Shelf):
+    shelf.keep_a_port()
     before, url = shelf.ensure(), shelf.address()
     ours = Daemon(os.getpid(), process_started(os.getpid()))
     with running.settle_here(shelf.place, host="127.0.0.1", port=None, base="http://box:1"):

@@ -165,8 +165,8 @@ class FaultyServer:
         self.upstream = upstream
         self.requests: list[Request] = []
         self.release = threading.Event()
-        self.busy = 0
-        """Requests that are neither answered nor given up."""
+        self.open = 0
+        """Connections that were accepted and are not over."""
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
         self.counting = threading.Lock()
@@ -201,6 +201,13 @@ class FaultyServer:
         self._server.server_close()
         self._thread.join()
 
+    def count_all(self) -> None:
+        """Until `open` has counted every connection that was made before this call."""
+        # They are accepted in turn: when this one is done with, those before it were.
+        with socket.create_connection(("127.0.0.1", self._server.server_address[1])) as last:
+            last.sendall(b"\r\n")
+            last.recv(1)
+
     def sent(self, method: str = "", query: str = "") -> list[Request]:
         with self._lock:
             return [
@@ -224,6 +231,18 @@ class _Server(ThreadingHTTPServer):
         self.owner = owner
         super().__init__(("127.0.0.1", 0), _Handler)
 
+    def process_request(self, request, client_address) -> None:
+        with self.owner.counting:
+            self.owner.open += 1
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request, client_address) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self.owner.counting:
+                self.owner.open -= 1
+
     def handle_error(self, request, client_address) -> None:
         """Clients that are killed close their connections: nothing to tell."""
 
@@ -242,16 +261,6 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
 
     def do_any(self) -> None:
-        owner = self.server.owner
-        with owner.counting:
-            owner.busy += 1
-        try:
-            self.do_one()
-        finally:
-            with owner.counting:
-                owner.busy -= 1
-
-    def do_one(self) -> None:
         parts = urlsplit(self.path)
         length = int(self.headers.get("Content-Length") or 0)
         self.seen = Request(self.command, unquote(parts.path), parts.query, length)

@@ -102,7 +102,8 @@ def interrupted(server, bucket, source):
         process.wait()
     server.clear()
     assert bucket.keys() == []
-    wait_for(lambda: server.busy == 0)  # what was on its way at the kill still arrives
+    server.count_all()
+    wait_for(lambda: server.open == 0)  # what was on its way at the kill still arrives
     (found,) = parts_of(bucket)
     return len(found)
 

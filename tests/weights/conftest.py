@@ -16,7 +16,7 @@ import pytest
 from prefect_bt.objects import open_store
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import NodeCache, mirror_source
+from prefect_bt.weights import NodeCache, claims, mirror_source
 from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
 from tests.s3_server import shared_s3
@@ -122,6 +122,12 @@ def place(tmp_path: Path, hub: Hub) -> Place:
         "PYTHONPATH": str(REPOSITORY),
     }
     return Place(tmp_path / "state", environment)
+
+
+@pytest.fixture
+def given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim is given back when `release` returns, however busy the machine is."""
+    monkeypatch.setattr(claims, "_GIVEN_BACK", 300.0)
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ class Hub:
         self.ranges: list[tuple[str, int, int]] = []
         """(path in the repository, first byte, bytes) of every body."""
         self.sending = 0
-        """Bodies of files that are on their way."""
+        """Bodies of files that are on their way; falls when all of one is counted in `sent`."""
         self.bad = Misbehaviour()
         self.url = self.cdn_url = ""
         self.lock = threading.Lock()
@@ -93,6 +93,19 @@ class Hub:
     def bodies(self, name: str = "") -> int:
         """How many bodies of files were sent; of those whose path ends with `name`."""
         return sum(path.endswith(name) for path, _, _ in self.ranges)
+
+    def settled_sent(self, name: str = "") -> int:
+        """`sent`, or `sent_of` one file, once no body is on its way.
+
+        Who has read a body may be faster than the thread that counts what it wrote.
+        """
+        deadline = time.monotonic() + 200
+        while True:
+            with self.lock:
+                if not self.sending:
+                    return self.sent_of[name] if name else self.sent
+            assert time.monotonic() < deadline, f"{self.sending} bodies are still on their way"
+            time.sleep(0.01)
 
     def find(self, repo_id: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         repo = self.repos[repo_id]
@@ -228,12 +241,12 @@ class _Handler(BaseHTTPRequestHandler):
         if spoilt:
             with hub.lock:
                 hub.ranges.append((spoilt, start, len(body)))
-            body = self._spoil(spoilt, body)
-            pause = hub.bad.seconds_a_chunk
-            step = 1 << 16 if pause or hub.bad.hold_at < inf else step
-        with hub.lock:
-            hub.sending += bool(spoilt)
+                hub.sending += 1
         try:
+            if spoilt:
+                body = self._spoil(spoilt, body)
+                pause = hub.bad.seconds_a_chunk
+                step = 1 << 16 if pause or hub.bad.hold_at < inf else step
             for at in range(0, len(body), step):
                 while spoilt and hub.sent >= hub.bad.hold_at and not hub.over.is_set():
                     time.sleep(0.01)

@@ -26,6 +26,8 @@ from .claiming import (
     until,
 )
 
+pytestmark = pytest.mark.usefixtures("given_back")
+
 
 def test_one_holds_until_it_gives_back(store):
     first, second = claims(store), claims(store)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,7 +57,18 @@ def source(cas: Cas, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> HubSource:
 
 
 @pytest.fixture
-def impatient(source: HubSource) -> HubSource:
+def impatient(source: HubSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubSource:
+    """Gives up a start that is silent for STALL seconds, once a block of `whole` is here."""
+    follow, whole = xet._Watch.follow, tmp_path / "whole"
+
+    def follow_once_begun(*given: Any) -> bool:
+        deadline = time.monotonic() + 200
+        while not (whole.exists() and whole.stat().st_size >= XORB):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return follow(*given)
+
+    monkeypatch.setattr(xet._Watch, "follow", follow_once_begun)
     return HubSource("hf://o/r", SECRET, stall=STALL)
 
 
@@ -112,9 +124,19 @@ def test_bytes_that_come_slowly_are_waited_for(source: HubSource, cas: Cas, tmp_
 
 
 def test_the_second_start_goes_on_where_the_first_hung(
-    impatient: HubSource, cas: Cas, tmp_path: Path
+    impatient: HubSource, cas: Cas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cas.hang_at, cas.hangs = 2, 4
+    cas.hang_at, cas.hangs = 2, 1000
+    follow = xet._Watch.follow
+
+    def follow_first(watch: Any, process: Any, stall: float, given_up: Any) -> bool:
+        """Nothing hangs after the first start, and the second has a minute between two bytes."""
+        try:
+            return follow(watch, process, stall if cas.hangs else 60.0, given_up)
+        finally:
+            cas.hangs = 0
+
+    monkeypatch.setattr(xet._Watch, "follow", follow_first)
     target, ticks = tmp_path / "whole", list[int]()
     assert impatient.fetch(large(impatient), target, ticks.append)
     assert target.read_bytes() == DATA
@@ -253,7 +275,7 @@ def test_a_mirror_in_spite_of_xet(cas: Cas, hub: Hub, place: Place, fault: str) 
     done = place.finish(place.start("hf://o/r", token=SECRET, xet_from=XET_FROM, stall=STALL))
     assert tree(Path(done["folder"])) == FILES
     by_xet = 2 * XORB if fault == "half" else 0  # which is not fetched again
-    assert hub.sent_of["model.safetensors"] == len(DATA) - by_xet
+    assert hub.settled_sent("model.safetensors") == len(DATA) - by_xet
     told = "arrived damaged" if fault == "damaged" else "going on over plain HTTP"
     assert any(told in note for note in done["notes"]), done["notes"]
     assert not list((place.state_dir / "weights").glob("parts/*/*"))
