@@ -19,6 +19,7 @@ from prefect_bt.objects import open_store
 from prefect_bt.objects.protocols import Store
 from prefect_bt.records import SealedLog
 from prefect_bt.sealing import FORGOTTEN_SECONDS, Sealer
+from tests.altered import altered
 
 
 @dataclass
@@ -136,15 +137,15 @@ def test_what_cannot_be_read_is_said_in_the_log(place: Place, broken: int):
 
 def test_a_full_disk_keeps_what_fits(place: Place, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sealing, "READ_BYTES", 4)
-    real, failed = os.write, list[int]()
+    failed = list[int]()
 
     def full_once(descriptor: int, data: bytes) -> int:
         if not failed and os.fstat(descriptor).st_size >= 8:
             failed.append(1)
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, data)
+        return os.write(descriptor, data)
 
-    monkeypatch.setattr(sealing.os, "write", full_once)
+    monkeypatch.setattr(sealing, "os", altered(os, write=full_once))
     (sealed,) = place.seal(Node(0, b"1 a\n2 b\n3 c\n"))
     monkeypatch.undo()
     stored = place.stored()

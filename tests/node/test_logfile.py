@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from prefect_bt.logs import parse_lines
 from prefect_bt.node import logfile
 from prefect_bt.node.logfile import LINE_LIMIT, LogFile, OutputLog
 from prefect_bt.secrets import MASK, Redactor
+from tests.altered import altered
 
 SECRET = "hf_AbCdEfGhIjKlMnOp"
 
@@ -66,7 +68,7 @@ def test_frames_of_a_progress_bar_are_thinned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, now = Log(tmp_path), [100.0]
-    monkeypatch.setattr(logfile.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logfile, "time", altered(time, monotonic=lambda: now[0]))
     for percent in range(101):
         log.out.feed(f"\r{percent}%|".encode())
         log.out.tick()
@@ -90,7 +92,7 @@ def test_an_unfinished_line_is_seen_after_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, now = Log(tmp_path, SECRET), [100.0]
-    monkeypatch.setattr(logfile.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(logfile, "time", altered(time, monotonic=lambda: now[0]))
     log.out.feed(b"Loading " + SECRET[:6].encode())
     log.out.tick()
     assert log.lines() == []
@@ -155,15 +157,14 @@ def test_a_full_disk_loses_lines_and_says_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(tmp_path)
-    real = logfile.os.write
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(logfile.os, "write", full)
+    monkeypatch.setattr(logfile, "os", altered(os, write=full))
     log.out.feed(b"a\nb\n")
     log.file.flush()
-    monkeypatch.setattr(logfile.os, "write", real)
+    monkeypatch.undo()
     log.out.feed(b"c\n")
     assert log.lines() == ["c", "[prefect-bt] 2 log lines could not be written: the disk was full"]
 
@@ -172,16 +173,15 @@ def test_a_line_that_was_cut_by_a_full_disk_does_not_swallow_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, room = Log(tmp_path), [25]
-    real = logfile.os.write
 
     def small(descriptor: int, data: bytes) -> int:
         if not room[0]:
             raise OSError(28, "No space left on device")
-        written = real(descriptor, data[: room[0]])
+        written = os.write(descriptor, data[: room[0]])
         room[0] -= written
         return written
 
-    monkeypatch.setattr(logfile.os, "write", small)
+    monkeypatch.setattr(logfile, "os", altered(os, write=small))
     log.out.feed(b"a long line, cut\nb\n")
     log.file.flush()
     monkeypatch.undo()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from prefect_bt.node import sampling
 from prefect_bt.node.logfile import LogFile
 from prefect_bt.node.sampling import LAST_LINES, LEAST_FREE, DiskRoom, Sample, disk_of
 from prefect_bt.secrets import Redactor
+from tests.altered import altered
 
 GB = 1_000_000_000
 
@@ -20,7 +22,7 @@ GB = 1_000_000_000
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(sampling.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sampling, "time", altered(time, monotonic=lambda: now[0]))
     return now
 
 
