@@ -20,11 +20,12 @@ EMULATORS := $(VENV)/emulators/.done
 ENGINE_PROGRAMS := dockerd docker-registry busybox ip
 INSTALL_ENGINES := apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120 \
   docker.io docker-registry busybox-static iproute2
+INSTALL_BROWSER := apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=120 chromium
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines test test-fast soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing lint clean
+.PHONY: help setup demo-deps demo engines browser test test-fast soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,9 +93,22 @@ engines: ## install docker.io, docker-registry and busybox-static where that is 
 	  echo "engines: not as root, or no apt-get; Docker is tested if an Engine answers"; \
 	fi
 
+# Of its own, because it is large (103 MB to fetch, 400 MB on disk, half a minute) and for few tests.
+browser: ## install Chromium, which tests of web pages use, where that is possible (Debian, root)
+	@if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then \
+	  :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "browser: installing chromium (half a minute)"; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  { $(INSTALL_BROWSER) || { apt-get update && $(INSTALL_BROWSER); }; } >/dev/null 2>&1 </dev/null \
+	    || echo "browser: it could not be installed; attacks of web pages are not tested"; \
+	else \
+	  echo "browser: not as root, or no apt-get; tests of web pages are skipped without chromium"; \
+	fi
+
 # Pyright runs beside the tests and fills the moments in which they wait. Its output is shown only when
 # it fails: a green run ends with the summary of the test runner.
-test: $(DEMO_DEPS) $(EMULATORS) engines ruff ## everything: lint, architecture, all tests (real training included)
+test: $(DEMO_DEPS) $(EMULATORS) engines browser ruff ## everything: lint, architecture, all tests (real training included)
 	@echo "test: pyright, and all tests, $(JOBS) at once"
 	@$(BIN)/pyright >$(VENV)/pyright.log 2>&1 & pyright=$$!; trap "kill $$pyright 2>/dev/null" EXIT; \
 	PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, HttpUrl
+from pydantic import Field, HttpUrl, field_validator
 
 from prefect_bt.blocks.local_substrate import HostSubstrate
 from prefect_bt.blocks.pages import DOCKER_LOGO, DOCUMENTATION
+from prefect_bt.privileges import Privileges, parse_capabilities
 from prefect_bt.substrates.protocol import Substrate
 
 
@@ -45,6 +46,36 @@ class DockerSubstrate(HostSubstrate):
         description="Hold each container to the CPUs and the memory that its node gets. Otherwise "
         "they are reserved, and a container may use what the machine has free.",
     )
+    capabilities: list[str] = Field(
+        default_factory=list,
+        title="More capabilities",
+        description="Linux capabilities of the containers beyond the usual ones: SYS_PTRACE for "
+        "debuggers and profilers, IPC_LOCK for RDMA. Some of them, SYS_ADMIN first, make root in a "
+        "container root of the machine.",
+        examples=[["SYS_PTRACE", "IPC_LOCK"]],
+    )
+    allow_new_privileges: bool = Field(
+        default=False,
+        title="Allow new privileges",
+        description="Let setuid programs work in the containers: sudo for users that are not root.",
+    )
+    process_limit: int | None = Field(
+        default=None,
+        ge=64,
+        title="Process limit",
+        description="Processes and threads that a container may have at once; empty: a quarter of "
+        "what the machine can have, at most 32768.",
+    )
+
+    @field_validator("capabilities")
+    @classmethod
+    def _known(cls, names: list[str]) -> list[str]:
+        return list(parse_capabilities(names))
+
+    @property
+    def privileges(self) -> Privileges:
+        """Return the privileges of its containers."""
+        return Privileges(tuple(self.capabilities), self.allow_new_privileges, self.process_limit)
 
     def build(self) -> Substrate:
         """The engine's Docker substrate; `grace_seconds` belongs to plans, not to it."""
@@ -56,4 +87,5 @@ class DockerSubstrate(HostSubstrate):
             orphan_deadline=self.orphan_deadline_seconds,
             docker_host=self.docker_host,
             enforce_limits=self.enforce_limits,
+            privileges=self.privileges,
         )

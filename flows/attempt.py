@@ -30,6 +30,7 @@ from prefect_bt.attempts import (
     site_secrets,
 )
 from prefect_bt.diagnosis import diagnose
+from prefect_bt.epochs import Superseded
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
 from prefect_bt.flows.backoff import wait_to_retry
 from prefect_bt.flows.pulling import bring_image
@@ -59,7 +60,7 @@ def attempt_until_done(site: JobSite) -> None:
 
     def condition(task: Any, task_run: Any, state: State[Any]) -> bool:
         _ = task, task_run, state
-        return judge_retry(site).retry
+        return not _is_superseded(site) and judge_retry(site).retry
 
     training_attempt.with_options(
         retries=MOST_RETRIES, retry_delay_seconds=0, retry_condition_fn=condition
@@ -92,6 +93,7 @@ def _begin(site: JobSite, stop: Callable[[], str]) -> str:
         site.job_id,
         flow_run_id=str(flow_run.get_id()),
         host=host_of(site.settings.state_dir),
+        epoch=site.epoch,
     )
     move_job(site, JobState.DEPLOYING, attempt=attempt)
     with recording(site, attempt):
@@ -136,7 +138,13 @@ def provision(site: JobSite, attempt: int) -> Gang:
     """Secrets and plan first, then all nodes or none."""
     plan = plan_attempt(site, attempt)
     save_resources(site.ledger, plan)
-    gang = launch_gang(site.substrate, plan, secrets=_secrets(site))
+    secrets = _secrets(site)
+    if site.record.serving is not None:
+        from prefect_bt.flows.serving import keyed  # no training needs it
+
+        plan, secrets = keyed(site, plan, secrets)
+    site.ledger.epochs(site.job_id).check(site.epoch)
+    gang = launch_gang(site.substrate, plan, secrets=secrets)
     return equip_gang(site, gang)
 
 
@@ -207,6 +215,15 @@ def stopping(site: JobSite, gang: Gang) -> Generator[list[PrefectFuture[Any]]]:
         wait(followers, timeout=FOLLOW_SECONDS)
         close_attempt(site, gang.outcome())
         raise
+
+
+def _is_superseded(site: JobSite) -> bool:
+    """Return whether another machine runs the job, so that its attempts are not ours to retry."""
+    try:
+        site.ledger.epochs(site.job_id).check(site.epoch)
+    except Superseded:
+        return True
+    return False
 
 
 def _goes_on(site: JobSite) -> bool:

@@ -18,6 +18,7 @@ from prefect_bt.errors import StoreError
 from prefect_bt.flows.reporting import move_job, report_job
 from prefect_bt.records import JobState
 from prefect_bt.retrying import retry_delay
+from prefect_bt.visible import visible
 
 LOOK_SECONDS = 0.1
 SHORT_SECONDS = 0.05
@@ -44,7 +45,7 @@ def wait_to_retry(site: JobSite, stop: Callable[[], str]) -> None:
     left = delay - since
     soon = f"in {left:.1f} s" if left >= SHORT_SECONDS else "now"
     why = f"Attempt {last.attempt + 1} begins {soon}: {judge_retry(site).why}."
-    get_run_logger().warning("%s Attempt %d: %s", why, last.attempt, last.message)
+    get_run_logger().warning("%s Attempt %d: %s", why, last.attempt, visible(last.message))
     with suppress(StoreError):  # only for show: the attempt asks the store with more patience
         if event.state is not JobState.CREATED:
             # With the attempt that failed: a person's wish to try again names none.

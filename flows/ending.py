@@ -20,12 +20,19 @@ from prefect_bt.attempts import (
     release_holds,
     states_to,
 )
-from prefect_bt.control import begin_crashed_again, conclude_abandoned, open_site, settle_site
+from prefect_bt.control import (
+    begin_crashed_again,
+    conclude_abandoned,
+    open_site,
+    settle_site,
+)
+from prefect_bt.epochs import Superseded
 from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateError, StoreError
 from prefect_bt.flows.reporting import move_job, report_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.jobs import job_document
-from prefect_bt.ownership import was_owned
+from prefect_bt.ownership import is_here, was_owned
+from prefect_bt.parting import leave_to_another
 from prefect_bt.records import JobState
 
 
@@ -35,7 +42,8 @@ class TakenJob:
 
     site: JobSite | None = None
     error: PrefectBtError | None = None
-    """Why it failed. Raised out of the flow, Prefect would log it with a traceback."""
+    """Error that made the job fail, or kept it from starting. It is not raised out of the flow,
+    since Prefect would log it with a traceback."""
 
 
 @contextmanager
@@ -47,7 +55,7 @@ def closing_job() -> Generator[TakenJob]:
     """
     job = TakenJob()
     try:
-        with _ending(job):
+        with _leaving(job), _ending(job):
             yield job
     finally:
         if job.site is not None:
@@ -55,9 +63,23 @@ def closing_job() -> Generator[TakenJob]:
 
 
 @contextmanager
+def _leaving(job: TakenJob) -> Generator[None]:
+    """Leave the job to the other machine on `Superseded`, also while the end is being recorded."""
+    try:
+        yield
+    except Superseded as error:
+        if job.site is None:
+            raise
+        job.error = error
+        leave_to_another(job.site, error.what)
+
+
+@contextmanager
 def _ending(job: TakenJob) -> Generator[None]:
     try:
         yield
+    except Superseded:
+        raise
     except PrefectBtError as error:
         if job.site is None:
             raise
@@ -69,19 +91,32 @@ def _ending(job: TakenJob) -> Generator[None]:
         raise
     except BaseException:
         if job.site is not None:
-            job.site.ledger.request_stop(job.site.job_id, by="an interrupt")
-            _end(job.site, JobState.STOPPED, "Stopped by an interrupt.")
+            _end_interrupted(job.site)
         raise
     else:
         if job.site is not None:
             _end(job.site, JobState.STOPPED, "")
 
 
+def _end_interrupted(site: JobSite) -> None:
+    """End an interrupted job as stopped, unless another machine has taken it over."""
+    try:
+        site.ledger.epochs(site.job_id).check(site.epoch)
+        site.ledger.request_stop(site.job_id, by="an interrupt")
+        _end(site, JobState.STOPPED, "Stopped by an interrupt.")
+    except Superseded as error:
+        leave_to_another(site, error.what)
+
+
 def _let_go(site: JobSite) -> None:
-    over = False
+    done = False
     with suppress(StoreError):
         over = site.ledger.state(site.job_id).terminal
-    if over:
+        elsewhere = not is_here(site.settings.state_dir, site.ledger.host(site.job_id))
+        done = over or elsewhere
+        if over and not elsewhere and site.epoch:
+            site.ledger.epochs(site.job_id).release_unused(site.epoch)
+    if done:
         site.claim.drop()
     else:
         site.claim.release()
@@ -89,10 +124,10 @@ def _let_go(site: JobSite) -> None:
 
 def final_state(job: TakenJob) -> dict[str, Any] | State[Any]:
     """What the flow returns: the job's document, Cancelled for a stopped job, Failed with why."""
-    site = job.site
-    assert site is not None
     if job.error is not None:
         return Failed(message=str(job.error), data=job.error)
+    site = job.site
+    assert site is not None
     if site.ledger.state(site.job_id) is JobState.STOPPED:
         return Cancelled(message=stopped_message(site.job_id))
     return job_document(site.ledger, site.record)

@@ -98,7 +98,9 @@ def main() -> int:
         while kept.is_ours(code):
             kept.clear_flow()
             lived = time.monotonic() - began
-            if kept.over or (code == AWAY and not kept.await_server(lambda: ending.asked)):
+            if kept.over or kept.elsewhere:
+                break
+            if code == AWAY and not kept.await_server(lambda: ending.asked):
                 break
             pause = starts.pause_before_next(code, lived)
             if pause is None or ending.asked:
@@ -110,7 +112,7 @@ def main() -> int:
             return kept.exit_code  # the flow put the job away
         output.seek(0)
         kept.conclude(output.read()[-TAIL_BYTES:], stopped_by="SIGTERM" if ending.asked else "")
-        if code not in {0, 1}:
+        if code not in {0, 1} and not kept.elsewhere:
             kept.tell_prefect()
         return kept.exit_code
 

@@ -19,7 +19,8 @@ from prefect_bt.control import conclude_abandoned, open_site
 from prefect_bt.errors import StateError
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.jobs import open_ledger
-from prefect_bt.ownership import INHERITED, Claim, forget_job, lock_path, owns
+from prefect_bt.ownership import INHERITED, Claim, forget_job, is_here, lock_path, owns
+from prefect_bt.parting import leave_to_another
 from prefect_bt.records import JobState
 from prefect_bt.servers import read_server
 
@@ -77,6 +78,11 @@ class KeptJob:
         claim.release()
 
     @property
+    def elsewhere(self) -> bool:
+        """Return whether a person gave the job to another machine since."""
+        return not is_here(self.state_dir, self.ledger.host(self.job_id))
+
+    @property
     def over(self) -> bool:
         return self.ledger.state(self.job_id).terminal
 
@@ -103,12 +109,15 @@ class KeptJob:
 
         `output` is what the flow's process printed before it knew its job; the rest is in flow.log.
         """
-        if stopped_by and not self.over:
+        away = self.elsewhere
+        if stopped_by and not self.over and not away:
             self.ledger.request_stop(self.job_id, by=stopped_by)
         log = lock_path(self.state_dir, self.job_id).with_name("flow.log")
         said = output + (log.read_bytes()[-TAIL_BYTES:] if log.exists() else b"")
         site = open_site(self.ledger, self.ledger.job(self.job_id))
-        if self.over:
+        if away:
+            leave_to_another(site, "another machine runs the job")
+        elif self.over:
             clear_nodes(site)  # the flow may have died before it could
         else:
             stopped = self.ledger.stop_request(self.job_id)

@@ -16,6 +16,7 @@ from prefect.logging import get_run_logger
 
 from prefect_bt.logs import parse_lines, shorten
 from prefect_bt.substrates.protocol import NodeHandle
+from prefect_bt.visible import visible_line
 
 READ_BYTES: Final = 1 << 20
 LOOK_BYTES: Final = 64 << 20
@@ -104,4 +105,5 @@ class RankLog:
 
     def _show(self, data: bytes) -> None:
         for line in parse_lines(data, rank=self._handle.rank):
-            self._logger.info("(%s) %s", line.replica, shorten(line.message, MOST_CHARACTERS))
+            message = visible_line(shorten(line.message, MOST_CHARACTERS))
+            self._logger.info("(%s) %s", line.replica, message)

@@ -11,11 +11,10 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 from prefect.exceptions import PrefectException
 
-from prefect_bt import codec
 from prefect_bt.attempts import JobSite
 from prefect_bt.contract import EVENT_PREFIX
 from prefect_bt.flows.card import render_card
-from prefect_bt.jobs import job_document
+from prefect_bt.jobs import event_document, job_document
 from prefect_bt.records import JobState
 
 UNREACHABLE = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
@@ -27,7 +26,9 @@ def move_job(
     site: JobSite, state: JobState, *, message: str = "", attempt: int | None = None
 ) -> None:
     """The job's next state: in its record, and as the event `prefect-bt.job.<state>`."""
-    happened = site.ledger.append(site.job_id, state, message=message, attempt=attempt)
+    happened = site.ledger.append(
+        site.job_id, state, message=message, attempt=attempt, epoch=site.epoch
+    )
     emit_event(
         event=f"{EVENT_PREFIX}{state.short}",
         resource={
@@ -36,7 +37,7 @@ def move_job(
             "prefect-bt.project": site.record.project_name,
         },
         occurred=datetime.fromtimestamp(happened.at, UTC),
-        payload=codec.encode(happened),
+        payload=event_document(happened),
     )
 
 

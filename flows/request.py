@@ -7,6 +7,7 @@ crash), the same job is opened, never a second one made.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -29,11 +30,13 @@ from prefect_bt.definitions import (
     load_training_project,
     training_project_from_json,
 )
-from prefect_bt.errors import DefinitionError
+from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim
-from prefect_bt.records import JobRecord
+from prefect_bt.ownership import Claim, host_of
+from prefect_bt.parting import part
+from prefect_bt.privileges import Privileges
+from prefect_bt.records import JobRecord, JobState
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource
 from prefect_bt.settings import Settings
 from prefect_bt.submission import SubmitOptions, accept
@@ -71,14 +74,15 @@ class JobRequest:
         ledger, settings = self.ledger(), self.settings()
         claim = Claim(settings.state_dir)
         known = self.job_id or ledger.job_of_run(flow_run_id)
+        epoch, notes = 0, tuple[str, ...]()
         try:
-            notes: tuple[str, ...] = ()
             if known:
                 record = ledger.job(known)
             else:
                 record, notes = self._accept(ledger, claim)
             if known:
                 claim.take(known)
+            epoch = _claim_epoch(ledger, record.id, settings)
             claim.note_store(ledger.store.url)
             site = JobSite(
                 ledger,
@@ -87,10 +91,17 @@ class JobRequest:
                 settings=settings,
                 secret_sources=self._secret_sources(),
             )
+        except StateError:
+            if known and claim.descriptor is not None:  # not another process's of this machine
+                part(ledger, ledger.job(known), settings=settings)
+            claim.drop()  # what another machine runs is not left behind here
+            raise
         except BaseException:
+            with suppress(PrefectBtError):
+                ledger.epochs(claim.job_id).release_unused(epoch)
             claim.release() if known else claim.drop()
             raise
-        site.claim, site.notes = claim, notes
+        site.claim, site.epoch, site.notes = claim, epoch, notes
         return site
 
     def _accept(self, ledger: Ledger, claim: Claim) -> tuple[JobRecord, tuple[str, ...]]:
@@ -105,7 +116,7 @@ class JobRequest:
             max_run_time=self.max_run_time,
             secret_sources=self._secret_sources(),
         )
-        record, plan = accept(ledger, project, source_dir=folder, options=options, claim=claim.take)
+        record, plan = accept(ledger, project, source_dir=folder, options=options, claim=claim)
         return record, plan.notes
 
     def _project(self) -> tuple[TrainingProject, Path]:
@@ -150,11 +161,15 @@ class JobRequest:
         if self.substrate is None:
             return Settings()
         block = self.substrate
+        privileges = block.privileges if isinstance(block, DockerSubstrate) else Privileges()
         return Settings(
             state_dir=block.folder,
             substrate=block.substrate,
             docker_host=getattr(block, "docker_host", ""),
             docker_enforce_limits=getattr(block, "enforce_limits", False),
+            docker_capabilities=privileges.capabilities,
+            docker_new_privileges=privileges.new_privileges,
+            docker_processes=privileges.processes,
             grace=block.grace_seconds,
             orphan_deadline=block.orphan_deadline_seconds,
         )
@@ -162,6 +177,13 @@ class JobRequest:
     def _secret_sources(self) -> tuple[SecretSource, ...]:
         given = (self.secrets.build(),) if self.secrets else ()
         return (*given, SecretBlocks(), EnvironmentSecrets())
+
+
+def _claim_epoch(ledger: Ledger, job_id: str, settings: Settings) -> int:
+    """Return the epoch to act in; 0 for a job that completed, of which only the end is shown."""
+    if ledger.state(job_id) is JobState.COMPLETED:
+        return 0
+    return ledger.claim(job_id, host_of(settings.state_dir))
 
 
 def _substrate(value: object) -> LocalSubstrate | DockerSubstrate | None:

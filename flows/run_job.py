@@ -19,8 +19,9 @@ from uuid import UUID
 
 from prefect_bt.flows.keeping import AWAY, api_answers
 from prefect_bt.host.processes import FLOW_VARIABLE
-from prefect_bt.ownership import INHERITED, lock_path
+from prefect_bt.ownership import INHERITED, is_here, lock_path
 from prefect_bt.records import JobState
+from prefect_bt.serverauth import auth_variables
 from prefect_bt.servers import awaited_server_url
 from prefect_bt.settings import Settings
 
@@ -49,6 +50,7 @@ def main() -> int:
         url = awaited_server_url(Settings().state_dir, patience=SERVER_SECONDS)
         os.environ.update({"PREFECT_API_URL": url} if url else {})
         os.environ.setdefault(OWN_SERVER_VARIABLE, OWN_SERVER_SECONDS)
+    os.environ.update(auth_variables(Settings().state_dir, os.environ.get("PREFECT_API_URL", "")))
     import prefect.flow_engine  # the slow part, before there is a job
 
     import prefect_bt.flows.train
@@ -85,6 +87,8 @@ def main() -> int:
 def _run(ledger: Ledger, job_id: str) -> None:
     from prefect.flow_engine import run_flow
 
+    if not is_here(Settings().state_dir, ledger.host(job_id)):
+        return  # another machine's since: its run is not ours to begin again
     flow = _flow_of(ledger.job(job_id))
     runs = ledger.runs_of_job(job_id)
     known = _taken_up(ledger, job_id, runs[-1].flow_run_id) if runs else None

@@ -10,7 +10,7 @@ import contextvars
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -21,15 +21,18 @@ from prefect_bt.attempts import JobSite
 from prefect_bt.errors import PrefectBtError, ServerError, StoreError
 from prefect_bt.flows.reporting import UNREACHABLE
 from prefect_bt.gang import Gang, read_tail
+from prefect_bt.plan import GangPlan
 from prefect_bt.records import FailureClass, JobState, ServingRef
 from prefect_bt.router.place import Route, RouterPlace
 from prefect_bt.router.running import ensure_router, router_status
 from prefect_bt.secrets import resolve_secrets
 from prefect_bt.serving.calling import CHAT, curl_line
 from prefect_bt.serving.deployments import NONE, Deployments, Verdict
+from prefect_bt.serving.enginekeys import REFERENCE, engine_key, with_engine_key
 from prefect_bt.serving.gate import read_gate, run_gate
 from prefect_bt.serving.readiness import check_ready, explain, way_of
 from prefect_bt.serving.roles import Role, Scene, role_of
+from prefect_bt.visible import visible
 
 LOOK: Final = 1.0
 """Seconds between two looks."""
@@ -37,6 +40,16 @@ STEADY: Final = 2.0
 """The same of a revision that serves."""
 MOST_DRAIN: Final = 600.0
 """Seconds that requests in flight have after another revision took over."""
+
+
+def keyed(
+    site: JobSite, plan: GangPlan, secrets: Mapping[str, str]
+) -> tuple[GangPlan, dict[str, str]]:
+    """Return the plan and secrets of a server, with the key that this attempt's server requires."""
+    assert site.record.serving is not None, "no training has a server"
+    place = RouterPlace.of(site.settings.state_dir, site.record.serving.deployment)
+    key = engine_key(place.engine_secret(), site.job_id, plan.attempt)
+    return with_engine_key(plan), {**secrets, REFERENCE: key}
 
 
 @contextmanager
@@ -63,6 +76,7 @@ class RevisionWatch:
         self._deployments = Deployments(site.ledger)
         self._place = RouterPlace.of(site.settings.state_dir, ref.deployment)
         self._revision = self._deployments.revision(ref.deployment, ref.revision)
+        self._key = engine_key(self._place.engine_secret(), site.job_id, gang.attempt)
         self._ready = False
         judged = self._deployments.verdicts(ref.deployment, ref.revision)
         self._given_up = any(not v.ready for v in judged if v.attempt == gang.attempt)
@@ -111,7 +125,7 @@ class RevisionWatch:
         address = self._gang.handles[0].server_address()
         if address is None or started_at is None:
             return False
-        missing = check_ready(f"http://{address}", self._revision.models)
+        missing = check_ready(f"http://{address}", self._revision.models, key=self._key)
         if self._gang.handles[0].server_address() != address:
             return False  # it ended meanwhile: who answered may be another server
         if missing is None:
@@ -128,12 +142,12 @@ class RevisionWatch:
         gate = read_gate(self._revision.gate) if self._revision.gate and not before else None
         sentence = f"It answers as {', '.join(self._revision.models)}."
         if gate is not None:
-            result = run_gate(gate, address, self._revision.models)
+            result = run_gate(gate, address, self._revision.models, key=self._key)
             if not result.passed:
                 self._give_up("It did not pass its gate", result.sentence)
                 return False
             sentence = f"{sentence} {result.sentence}"
-        self._way = way_of(address, self._revision.models[0])
+        self._way = way_of(address, self._revision.models[0], key=self._key)
         self._judge(ready=True, sentence=sentence)
         return True
 
@@ -202,7 +216,8 @@ class RevisionWatch:
         if address is None:
             return  # it has just ended
         own = {self._ref.deployment: models[0]} if self._ref.deployment not in models else {}
-        mine = Route(self._ref.revision, f"http://{address}", models, own, process)
+        target = f"http://{address}"
+        mine = Route(self._ref.revision, target, models, own, process, self._key)
         if route != mine:
             self._place.set_route(mine)
             self._tell(f"Requests to {self._ref.deployment} go to revision {mine.revision}.")
@@ -210,7 +225,10 @@ class RevisionWatch:
             self._ensure_key()
         if not self._address or not self._place.is_run():
             self._address = ensure_router(
-                self._site.settings.state_dir, self._ref.deployment, environment=os.environ
+                self._site.settings.state_dir,
+                self._ref.deployment,
+                environment=os.environ,
+                most_bytes=self._site.settings.request_bytes,
             )
             self._show_address()
 
@@ -249,4 +267,4 @@ class RevisionWatch:
     def _tell(self, sentence: str) -> None:
         if sentence != self._told:
             self._told = sentence
-            self._log.info("%s", sentence)
+            self._log.info("%s", visible(sentence))

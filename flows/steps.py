@@ -13,11 +13,11 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Failed
 
 from prefect_bt.attempts import JobSite
 from prefect_bt.cli.prefect_api import run_url
-from prefect_bt.errors import PrefectBtError, WeightsError
+from prefect_bt.errors import PrefectBtError, StateError, WeightsError
 from prefect_bt.flows.ending import TakenJob
 from prefect_bt.flows.mirroring import MirrorSite, failed, mirror_all, mirror_on_run, run_name
 from prefect_bt.flows.reporting import UNREACHABLE, move_job
@@ -31,14 +31,18 @@ from prefect_bt.secrets import resolve_secrets
 
 
 @task(name="accept-job", cache_policy=NO_CACHE, persist_result=False)
-def accept_job(request: JobRequest, job: TakenJob) -> JobSite:
+def accept_job(request: JobRequest, job: TakenJob) -> JobSite | State[Any]:
     """The job of this run: opened when there is one, made when there is none.
 
     A run that is run again opens its job again (decision 7), unless it completed. A job that was
-    stopped before its first run began stays stopped.
+    stopped before its first run began stays stopped. Failed for a job of another process.
     """
     run_id = str(flow_run.get_id())
-    job.site = site = request.open(run_id)
+    try:
+        job.site = site = request.open(run_id)
+    except StateError as error:
+        job.error = error
+        return Failed(message=str(error), data=error)  # raised, it would be a traceback
     for note in site.notes:
         get_run_logger().info("note: %s", note)
     site.substrate.warm_up()

@@ -26,6 +26,8 @@ from prefect_bt.errors import StoreError
 from prefect_bt.flows.reporting import UNREACHABLE
 
 RECORD_SECONDS: Final = 0.5
+EPOCH_SECONDS: Final = 5.0
+"""Interval between checks whether a person gave the job to another machine, in seconds."""
 ASKED_FIRST: Final = 3.0
 """Seconds between two questions for the run's state while nobody tells of events; then longer."""
 ASKED_AT_MOST: Final = 60.0
@@ -51,18 +53,22 @@ class StopWatcher:
     def __init__(self, site: JobSite) -> None:
         self._site = site
         self._reason = ""
-        self._record_due = self._prefect_due = 0.0
+        self._record_due = self._prefect_due = self._epoch_due = 0.0
         self._pause = ASKED_FIRST
         self._run_id = flow_run.get_id()
         self._events = _Cancellations(str(self._run_id))
 
     def __call__(self) -> str:
-        """ "stopped", or "" while nobody has asked."""
+        """Return "stopped", or "" while no stop was requested.
+
+        Raises Superseded when another machine runs the job.
+        """
         now = time.monotonic()
         if not self._reason and now >= self._record_due:
             self._record_due = now + RECORD_SECONDS
             # A store that does not answer says nothing; the next look is soon.
             with suppress(StoreError):
+                self._check_epoch(now)
                 if self._site.ledger.stop_request(self._site.job_id):
                     self._reason = "stopped"
         if not self._reason and (now >= self._prefect_due or self._events.came()):
@@ -77,6 +83,11 @@ class StopWatcher:
     def close(self) -> None:
         """Idempotent."""
         self._events.close()
+
+    def _check_epoch(self, now: float) -> None:
+        if now >= self._epoch_due:
+            self._epoch_due = now + EPOCH_SECONDS
+            self._site.ledger.epochs(self._site.job_id).check(self._site.epoch)
 
     def _next_pause(self, *, answered: bool) -> float:
         if answered and self._events.listening:

@@ -23,6 +23,7 @@ from prefect_bt.checkpoints.telling import told, told_all
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.reporting import UNREACHABLE
 from prefect_bt.lastsave import find_last_save
+from prefect_bt.visible import visible
 
 EVERY: Final = 3.0
 """Seconds between two looks at the store."""
@@ -87,13 +88,14 @@ class UploadsOnRun:
             new = names[self._committed.get(one.rank, 0) :]
             if new:
                 self._committed[one.rank] = len(names)
-                self._logger.info("rank %d: committed %s; %s", one.rank, ", ".join(new), told(one))
+                shown = visible(", ".join(new))
+                self._logger.info("rank %d: committed %s; %s", one.rank, shown, told(one))
                 self._warn()
             trouble = one.status.trouble
             if trouble != self._troubles.get(one.rank, ""):
                 self._troubles[one.rank] = trouble
                 if trouble:
-                    self._logger.warning("rank %d: tried again: %s", one.rank, trouble)
+                    self._logger.warning("rank %d: tried again: %s", one.rank, visible(trouble))
 
     def _warn(self) -> None:
         """Once an attempt, where a last checkpoint would not be saved in the time there is."""

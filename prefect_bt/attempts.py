@@ -49,6 +49,7 @@ from prefect_bt.secrets import SecretSource, resolve_secrets
 from prefect_bt.serving.deployments import Deployments
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
+from prefect_bt.visible import visible
 
 REMOVED_AT_ONCE = 8
 HOLD_PAUSES = (0.0, 0.1, 0.5, 2.0)
@@ -76,6 +77,8 @@ class JobSite:
         """Keys of what says that this job needs checkpoints of others."""
         self.notes: tuple[str, ...] = ()
         """Notes of the plan, if this process accepted the job."""
+        self.epoch = 0
+        """Epoch in which this process acts for the job (prefect_bt.epochs); 0 if it only reads."""
         self.resumed = False
         """Whether this process takes up a job that another was running when it died."""
 
@@ -110,6 +113,7 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         substrate=site.substrate.name,
         leader_address=site.substrate.leader_address(record.id, attempt),
         attempt=attempt,
+        epoch=site.epoch,
         retry_reason=_last_cause(site),
         workspace=workspace_plan(record),
         load=load,
@@ -125,9 +129,8 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
 
 
 def _last_cause(site: JobSite) -> str:
-    outcomes = site.ledger.outcomes(site.job_id)
-    cause = outcomes[-1].cause if outcomes else None
-    return cause.value if cause else ""
+    causes = [outcome.cause for outcome in site.ledger.outcomes(site.job_id)]
+    return causes[-1].value if causes and causes[-1] else ""
 
 
 def _load_held(site: JobSite, attempt: int) -> tuple[LoadedCheckpoint, ...]:
@@ -203,11 +206,10 @@ def reap(site: JobSite, *, reason: str) -> None:
     handles = site.substrate.find(site.job_id)
     for begun in site.ledger.attempts(site.job_id):
         nodes = [handle for handle in handles if handle.attempt == begun.attempt]
-        if begun.attempt in known and not nodes:
-            continue
-        outcome = _put_away(site, begun, nodes, reason)
-        if begun.attempt not in known:
-            close_attempt(site, outcome)
+        if nodes or begun.attempt not in known:
+            outcome = _put_away(site, begun, nodes, reason)
+            if begun.attempt not in known:
+                close_attempt(site, outcome)
 
 
 def adopt(site: JobSite) -> Gang | None:
@@ -222,8 +224,7 @@ def adopt(site: JobSite) -> Gang | None:
     nodes = [h for h in site.substrate.find(site.job_id) if h.attempt == last.attempt]
     if len(nodes) != site.project.job.compute.node_count:
         return None
-    gang = Gang(last.attempt, nodes, grace=site.settings.grace, began=last.at)
-    return equip_gang(site, gang)
+    return equip_gang(site, Gang(last.attempt, nodes, grace=site.settings.grace, began=last.at))
 
 
 def equip_gang(site: JobSite, gang: Gang) -> Gang:
@@ -257,22 +258,21 @@ def _put_away(
     ended = all(status.commands_ended for status in seen)
     complete = len(nodes) == site.project.job.compute.node_count
     by_themselves = ended and complete and not any(status.reason == "stopped" for status in seen)
-    stopped = site.ledger.stop_request(site.job_id) is not None and not by_themselves
+    stopped = bool(site.ledger.stop_request(site.job_id)) and not by_themselves
     gang.shut_down("stopped" if stopped else reason)
-    if stopped or (ended and complete):
-        return gang.outcome()
-    return gang.cut_short(reason)
+    return gang.outcome() if stopped or (ended and complete) else gang.cut_short(reason)
 
 
 def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
     """Seal the attempt's logs, then write down how it ended. The first outcome stands."""
     sealed = seal_logs(site, outcome.attempt)
     best = newest(site.ledger.store, site.record.project_id, site.job_id)
-    newest_checkpoint = best.newest_manifest if best else ""
-    outcome = replace(outcome, newest_checkpoint=newest_checkpoint, logs=sealed)
+    best_key = best.newest_manifest if best else ""
+    shown = visible(outcome.message)
+    outcome = replace(outcome, message=shown, newest_checkpoint=best_key, logs=sealed)
     if site.record.serving and outcome.state is JobState.COMPLETED:
         outcome = _server_left(outcome)
-    site.ledger.end_attempt(site.job_id, outcome)
+    site.ledger.end_attempt(site.job_id, outcome, epoch=site.epoch)
     _keep_cache_snapshot(site)
     return outcome
 
@@ -280,10 +280,10 @@ def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
 def _keep_cache_snapshot(site: JobSite) -> None:
     """For other machines to see. Only for show: no fault of it is the attempt's."""
     cache = site.project.job.runtime.cache_config
-    folder = site.settings.state_dir
+    folder, project_id = site.settings.state_dir, site.record.project_id
     with suppress(StoreError, OSError):
         if cache and cache.enabled:
-            write_snapshot(site.ledger.store, folder, site.record.project_id, host=host_of(folder))
+            write_snapshot(site.ledger.store, folder, project_id, host=host_of(folder))
 
 
 def _server_left(outcome: Outcome) -> Outcome:

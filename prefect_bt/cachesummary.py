@@ -2,7 +2,7 @@
 
     <state dir>/cache/projects/<project id>/     as `model/weights.bin`: paths in the project cache
     <state dir>/cache/bases/<project id>/        as `../huggingface/…`: beside it, as a job sees it
-    <state dir>/cache/huggingface/<project id>/  as `/root/.cache/huggingface/…`: the legacy mount
+    <state dir>/cache/huggingface/<project id>/  as `../huggingface/…`, where the base has it
 
 Jobs may write meanwhile: what vanishes between being listed and being read is left out. Links are
 entries of their own and never followed, also where a folder becomes one while it is listed; a name
@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.contract import HF_CACHE_DIR, PROJECT_CACHE_NAME, TEAM_CACHE_NAME, quote_name
+from prefect_bt.contract import HF_CACHE_NAME, PROJECT_CACHE_NAME, TEAM_CACHE_NAME, quote_name
 
 DIRECTORY: Final = "directory"
 _TYPES: Final = (
@@ -34,7 +34,9 @@ _TYPES: Final = (
     (stat.S_ISFIFO, "fifo"),
     (stat.S_ISSOCK, "socket"),
 )
-_MOUNT_POINTS: Final = frozenset({PROJECT_CACHE_NAME, TEAM_CACHE_NAME})
+_KINDS: Final = (("projects", ""), ("bases", "../"), (HF_CACHE_NAME, f"../{HF_CACHE_NAME}/"))
+"""Folders of a project, with the prefix of their entries' paths."""
+_MOUNT_POINTS: Final = frozenset({PROJECT_CACHE_NAME, TEAM_CACHE_NAME, HF_CACHE_NAME})
 """Of the base folder: what a job sees there lies elsewhere."""
 _TICK: Final = 1000
 
@@ -66,6 +68,8 @@ class CacheSummary:
     entries: list[CacheEntry] = field(default_factory=list[CacheEntry])
     total_size: int = 0
     unreadable: list[str] = field(default_factory=list[str])
+    too_deep: list[str] = field(default_factory=list[str])
+    """Folders that were not read because their path on this machine is too long."""
     total_entries: int = 0
     """Entries of the whole cache; `entries` may hold only those nearest to the top."""
     complete: bool = True
@@ -96,7 +100,7 @@ def summarize_cache(
     summary, key = CacheSummary(project_id), quote_name(project_id)
     walk = _Walk(summary, tick or _unheard, bounds or Bounds())
     at = datetime.fromtimestamp(time.time(), UTC).isoformat()
-    for kind, prefix in (("projects", ""), ("bases", "../"), ("huggingface", f"{HF_CACHE_DIR}/")):
+    for kind, prefix in _KINDS:
         folder = state_dir / "cache" / kind / key
         if folder.is_dir():
             summary.timestamp = at
@@ -164,13 +168,15 @@ class _Walk:
 
     def _listed(self, folder: _Folder) -> Iterator[os.DirEntry[str]]:
         """Yield the entries of the folder; none if it was replaced by another or by a link."""
-        follow = 0 if folder.identity is None else os.O_NOFOLLOW
         try:
-            opened = os.open(folder.place, os.O_RDONLY | os.O_DIRECTORY | follow)
-        except (FileNotFoundError, NotADirectoryError):
+            opened = os.open(folder.place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
             return
         except OSError as error:
-            if error.errno != errno.ELOOP:
+            replaced = error.errno in {errno.ELOOP, errno.ENOTDIR}
+            if error.errno == errno.ENAMETOOLONG:
+                self._summary.too_deep.append(folder.shown.rstrip("/"))
+            elif folder.identity is None or not replaced:
                 self._summary.unreadable.append(folder.shown.rstrip("/") or ".")
             return
         try:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
 def encode(value: object) -> Any:
@@ -38,8 +41,13 @@ def decode(kind: type[T], data: Any) -> T:
 
 
 def dumps(value: object, *, indent: int | None = None) -> str:
-    """Deterministic JSON text: keys in field order, no NaN."""
-    return json.dumps(encode(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    """Return deterministic JSON text: keys in field order, no NaN.
+
+    A file name that is not UTF-8 has lone surrogates. They are written as escapes: the text is
+    UTF-8, and is read as the same name.
+    """
+    text = json.dumps(encode(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def loads(kind: type[T], text: str | bytes) -> T:

@@ -52,10 +52,11 @@ from urllib.parse import quote
 WORKSPACE_DIR: Final = "/b10/workspace"
 CHECKPOINT_DIR: Final = "/mnt/ckpts"
 SCRATCH_DIR: Final = "/mnt/bt-scratch"
-LOADED_CHECKPOINTS_DIR: Final = "/tmp/loaded_checkpoints"
+LOADED_CHECKPOINTS_DIR: Final = "/tmp/loaded_checkpoints"  # noqa: S108
 CACHE_BASE: Final = "/root/.cache"
 PROJECT_CACHE_NAME: Final = "user_artifacts"
 TEAM_CACHE_NAME: Final = "team_artifacts"
+HF_CACHE_NAME: Final = "huggingface"
 HF_CACHE_DIR: Final = "/root/.cache/huggingface"
 
 RESERVED_PREFIX: Final = "BT_"

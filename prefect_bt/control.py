@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from prefect_bt.attempts import JobSite, clear_nodes, ended_as, reap, states_to
+from prefect_bt.epochs import NOBODY, place_of, way_out
 from prefect_bt.errors import ServerError, StateError
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import forget_job, hold_job, is_here, is_owned, was_owned
+from prefect_bt.ownership import forget_job, hold_job, host_of, is_here, is_owned, was_owned
 from prefect_bt.records import JobRecord, JobState, Outcome
 from prefect_bt.reviving import revive
 from prefect_bt.settings import Settings
@@ -38,6 +39,11 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
     record = ledger.job(job_id)
     state = ledger.state(job_id)
     if state.terminal:
+        if abandoned and (held := ledger.epochs(job_id).unreleased()):
+            # By a newer claim: should that machine act all the same, it is refused.
+            reason = f"stopped by {by} as abandoned"
+            conclude_abandoned(open_site(ledger, record), JobState.STOPPED, reason, abandoned=True)
+            return f"Job {job_id} is over, and no longer held by {held.machine}."
         raise StateError(
             f"Job {job_id} is already over ({state.value}).",
             state=state.value,
@@ -45,9 +51,10 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
         )
     site = open_site(ledger, record)
     if abandoned:  # asked only as its owner: of a job that somebody here runs nothing is asked
-        conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} as abandoned")
+        reason = f"stopped by {by} as abandoned"
+        conclude_abandoned(site, JobState.STOPPED, reason, abandoned=True)
         return f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
-    away = machine_away(site)
+    away = machine_away(site.settings.state_dir, ledger, job_id)
     if not ledger.request_stop(job_id, by=by):
         raise StateError(
             f"Job {job_id} is being stopped already.",
@@ -65,15 +72,12 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
     return f"{said}\n{away}" if away else said
 
 
-def machine_away(site: JobSite) -> str:
+def machine_away(state_dir: Path, ledger: Ledger, job_id: str) -> str:
     """A sentence for a job that another machine runs, which may be gone; "" for one of here."""
-    host = site.ledger.host(site.job_id)
-    if is_here(site.settings.state_dir, host):
+    held, here = ledger.host(job_id), host_of(state_dir)
+    if held == NOBODY or is_here(state_dir, held):
         return ""
-    return (
-        f"It runs on {host.partition(':')[0]}. If that machine is gone for good: "
-        f"prefect-bt stop --job-id {site.job_id} --abandoned"
-    )
+    return f"It runs on {place_of(held, here)}. {way_out(job_id, held, here)}"
 
 
 def settle(ledger: Ledger, job_id: str) -> None:
@@ -86,7 +90,10 @@ def settle(ledger: Ledger, job_id: str) -> None:
     state_dir = Settings().state_dir
     if ledger.state(job_id) is JobState.PENDING:
         _settle_waiting(ledger, record)
-    elif not ledger.state(job_id).terminal and _left_behind(ledger, job_id, state_dir):
+    elif ledger.state(job_id).terminal:
+        if was_owned(state_dir, job_id) and not is_owned(state_dir, job_id):
+            revive(ledger, job_id, state_dir=state_dir)  # what its owner did not live to put away
+    elif _left_behind(ledger, job_id, state_dir):
         settle_site(open_site(ledger, record))
 
 
@@ -130,8 +137,8 @@ def settle_site(site: JobSite) -> None:
 
 def _is_nobodys(site: JobSite) -> bool:
     """Whether no process runs the job, as far as that can be told here: not of another host's."""
-    state_dir = site.settings.state_dir
-    here = is_here(state_dir, site.ledger.host(site.job_id))
+    state_dir, host = site.settings.state_dir, site.ledger.host(site.job_id)
+    here = host == NOBODY or is_here(state_dir, host)
     return here and not is_owned(state_dir, site.job_id)
 
 
@@ -140,21 +147,29 @@ def _left_behind(ledger: Ledger, job_id: str, state_dir: Path) -> bool:
     return here and is_here(state_dir, ledger.host(job_id))
 
 
-def conclude_abandoned(site: JobSite, state: JobState, reason: str) -> None:
+def conclude_abandoned(
+    site: JobSite, state: JobState, reason: str, *, abandoned: bool = False
+) -> None:
     """Stop what is left, let it flush, record the end, leave nothing behind.
 
     Done as the job's owner, so that one process does it when several find the job abandoned; the
-    others see StateError, and the job's end soon after.
+    others see StateError, and the job's end soon after. `abandoned`: a person says that the
+    machine which holds the job is gone for good.
     """
-    with hold_job(site.settings.state_dir, site.job_id) as lock:
+    state_dir = site.settings.state_dir
+    with hold_job(state_dir, site.job_id) as lock:
+        host = host_of(state_dir)
+        site.epoch = site.ledger.claim(site.job_id, host, abandoned=abandoned)
         if state is JobState.STOPPED and not site.ledger.state(site.job_id).terminal:
             site.ledger.request_stop(site.job_id, by=reason)
         reap(site, reason=reason)
         for end in states_to(site, ended_as(site, state)):
-            site.ledger.append(site.job_id, end, message=_last_word(site, end, reason))
+            message = _last_word(site, end, reason)
+            site.ledger.append(site.job_id, end, message=message, epoch=site.epoch)
+        site.ledger.epochs(site.job_id).release_unused(site.epoch)  # it was over before
         clear_nodes(site)
         kill_flow_helpers(site.job_id)
-        forget_job(site.settings.state_dir, site.job_id, lock)
+        forget_job(state_dir, site.job_id, lock)
 
 
 def _last_word(site: JobSite, end: JobState, reason: str) -> str:

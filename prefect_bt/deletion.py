@@ -9,8 +9,7 @@ run again, it goes on; what is refused is refused before anything has changed.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,12 +28,14 @@ from prefect_bt.contract import (
     run_index_key,
 )
 from prefect_bt.control import open_site, settle
+from prefect_bt.epochs import DELETE, Superseded
 from prefect_bt.errors import NotFoundError, ObjectNotFound, StateError, SubstrateError
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim
+from prefect_bt.ownership import Claim, host_of
 from prefect_bt.records import JobRecord
 from prefect_bt.settings import Settings
+from prefect_bt.trees import remove_tree
 
 _CACHES = ("bases", "projects", "huggingface")
 
@@ -62,7 +63,7 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
     for job_id in jobs:
         _delete(ledger, project.id, job_id, settings)
     for cache in _CACHES:
-        _remove(settings.state_dir / "cache" / cache / quote_name(project.id))
+        remove_tree(settings.state_dir / "cache" / cache / quote_name(project.id))
     last = project_record_key(project.id)
     for info in ledger.store.list(project_prefix(project.id)):
         if info.key != last:
@@ -126,25 +127,44 @@ def settled_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
 
 
 @contextmanager
-def owning_ended_job(ledger: Ledger, job_id: str, *, settings: Settings) -> Generator[None]:
-    """As the job's owner on this machine: nobody takes it up again meanwhile.
+def owning_ended_job(
+    ledger: Ledger, job_id: str, *, settings: Settings, purpose: str
+) -> Generator[Callable[[], None]]:
+    """Own the job, on this machine and in the store, so that no process resumes it meanwhile.
 
-    StateError when somebody has.
+    Yields a function to call before each deletion; it raises Superseded once another machine has
+    the job. Raises StateError if the job was resumed. `purpose`: epochs.PRUNE or epochs.DELETE.
     """
-    claim = Claim(settings.state_dir)
+    claim, epoch, fence = Claim(settings.state_dir), 0, _no_fence
     claim.take(job_id)
     try:
         with suppress(NotFoundError):  # half deleted
-            state = ledger.state(ledger.job(job_id).id)
-            if not state.terminal:
-                raise StateError(
-                    f"Job {job_id} was taken up again ({state.value}).",
-                    state=state.value,
-                    next_step="Try again when it is over.",
-                )
-        yield
+            ledger.job(job_id)
+            _check_over(ledger, job_id)  # a gang that lives keeps its epoch
+            epoch = ledger.claim(job_id, host_of(settings.state_dir), purpose=purpose)
+            _check_over(ledger, job_id)
+            fence = ledger.epochs(job_id).fence(epoch)
+        yield fence
     finally:
+        with suppress(NotFoundError):  # deleted
+            ledger.job(job_id)
+            ledger.epochs(job_id).release(epoch)
         claim.drop()
+
+
+def _check_over(ledger: Ledger, job_id: str) -> None:
+    """Raise StateError unless the job is over."""
+    state = ledger.state(job_id)
+    if not state.terminal:
+        raise StateError(
+            f"Job {job_id} was taken up again ({state.value}).",
+            state=state.value,
+            next_step="Try again when it is over.",
+        )
+
+
+def _no_fence() -> None:
+    """Do nothing; the fence of a job whose claims are gone."""
 
 
 def _half_deleted(ledger: Ledger, job_id: str) -> str:
@@ -162,10 +182,15 @@ def _half_deleted(ledger: Ledger, job_id: str) -> str:
 
 def _delete(ledger: Ledger, project_id: str, job_id: str, settings: Settings) -> None:
     check_job(ledger, project_id, job_id)
-    with owning_ended_job(ledger, job_id, settings=settings):
+    with owning_ended_job(ledger, job_id, settings=settings, purpose=DELETE) as fence:
         record = _mark(ledger, project_id, job_id)
         if record is not None:
             _clear_machine(ledger, record, settings)
+        try:
+            fence()
+        except Superseded:
+            ledger.store.delete(deleting_key(project_id, job_id))
+            raise
         _delete_records(ledger, project_id, job_id)
         _clear_folder(settings.state_dir, job_id)
 
@@ -212,11 +237,4 @@ def _clear_folder(state_dir: Path, job_id: str) -> None:
     with suppress(OSError):
         for path in folder.path.iterdir():
             if path != folder.owner_lock:
-                _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+                remove_tree(path)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prefect_bt import codec, submission
+from prefect_bt import codec, resubmission
 from prefect_bt.checkpoints import holds
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.control import settle, stop_job, wait_terminal
@@ -137,7 +137,7 @@ def promote(ledger: Ledger, name: str, number: int, *, why: str = "promoted", by
             over = ledger.state(job_id).terminal
             if over:
                 _hold_again(ledger, revision, job_id)
-                submission.retry(job_id)
+                resubmission.retry(job_id)
             if over or ledger.stop_request(job_id) is None:
                 deployments.move(name, number, why=why, by=by)
                 return job_id

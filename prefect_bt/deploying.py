@@ -107,7 +107,7 @@ def plan_serving(choice: Choice, options: DeployOptions) -> tuple[ServingJob, De
     server = replace(
         options.server,
         compute=compute,
-        host="0.0.0.0" if inside else "127.0.0.1",
+        host="0.0.0.0" if inside else "127.0.0.1",  # noqa: S104 (an address that a user may name)
         install=inside,
         job_name=options.model_name,
     )
@@ -185,7 +185,8 @@ def _start(serving: ServingJob, options: DeployOptions, starter: Starter) -> Dep
 
 def _open_address(options: DeployOptions) -> str:
     """The router runs, and lets in who may, before there is anything behind it."""
-    state_dir = Settings().state_dir
+    settings = Settings()
+    state_dir = settings.state_dir
     place = RouterPlace.of(state_dir, options.model_name)
     if options.key_secret:
         # As `push` looks for secrets: without a server, asking Prefect would start one.
@@ -197,6 +198,7 @@ def _open_address(options: DeployOptions) -> str:
         environment=os.environ,
         host=options.host,
         port=options.port,
+        most_bytes=settings.request_bytes,
     )
 
 

@@ -91,6 +91,11 @@ REMEDIES: Final[dict[Cause, Remedy]] = {
         "",
         "A system call is forbidden where it ran (seccomp): use another image or allow the call.",
     ),
+    Cause.CONTAINER_PROTOCOL: Remedy(
+        _USER,
+        "its container was ended",
+        "Only prefect-bt's own shell may use /.prefect-bt: look for what writes there.",
+    ),
     Cause.SIGNALLED: Remedy(_USER, "", "Its last log lines may say why."),
     Cause.OUT_OF_MEMORY: Remedy(
         FailureClass.OUT_OF_MEMORY,
@@ -272,7 +277,8 @@ def diagnose(status: NodeStatus) -> Diagnosis:
     what, cure = remedy.what or _how_it_exited(status), remedy.cure
     if cause is Cause.COMMAND_FAILED:
         cure = CURES_BY_CODE.get(status.exit_code or 0, cure)
-    if cause not in _SAID and status.started_at is None and status.reason:
+    unset = status.started_at is None or cause is Cause.CONTAINER_PROTOCOL
+    if cause not in _SAID and unset and status.reason:
         # Before the commands ran, the node's own words name what was missing.
         what = f"{what}: {status.reason}"
     return Diagnosis(cause, remedy.failure, what, cure)

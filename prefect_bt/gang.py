@@ -24,6 +24,9 @@ TAIL_LINES = 50
 TAIL_BYTES = 64 * 1024
 QUIET_SECONDS = 60.0
 STRAGGLER_SECONDS = 3600.0
+ANSWER_SECONDS = 60.0
+"""Longest wait for an agent to report the end of the commands after a forced stop, in seconds. It
+kills for ten seconds at most, on a machine that may be busy."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Gang:
     _stop_wanted: bool = False
     _deadline: float | None = None
     _forced: bool = False
+    _answer_due: float | None = None
+    """Time by `steady` at which nodes that did not answer a forced stop are given up."""
     _first_success: float | None = None
     _active: dict[int, tuple[float | None, float]] = field(
         default_factory=dict[int, tuple[float | None, float]]
@@ -172,6 +177,7 @@ class Gang:
             self.stop(MAX_RUN_TIME)
         self._stop_stragglers()
         self._force_when_due()
+        self._give_up_when_due()
 
     def _note_first_failure(self) -> None:
         if self.first_failed is not None or self._stopping == STOPPED:
@@ -199,7 +205,10 @@ class Gang:
             quiet = self._quiet_for(status, now) > QUIET_SECONDS
             waited = now - self._first_success
             if (quiet and waited > QUIET_SECONDS) or waited > STRAGGLER_SECONDS:
-                handle.stop(reason=STRAGGLER, force=waited > STRAGGLER_SECONDS + self.grace)
+                late = waited > STRAGGLER_SECONDS + self.grace
+                handle.stop(reason=STRAGGLER, force=late)
+                if late and self._answer_due is None:
+                    self._answer_due = now + ANSWER_SECONDS
 
     def _quiet_for(self, status: NodeStatus, now: float) -> float:
         """Seconds, since this gang first looked at most."""
@@ -213,8 +222,17 @@ class Gang:
         if self._deadline is None or self._forced or self.pace.steady() < self._deadline:
             return
         self._forced = True
+        self._answer_due = self.pace.steady() + ANSWER_SECONDS
         for handle, _ in self._running():
             handle.stop(reason=self._stopping, force=True)
+
+    def _give_up_when_due(self) -> None:
+        """Give up nodes that do not answer, so that a stop ends even if an agent hangs."""
+        if self._answer_due is None or self.pace.steady() < self._answer_due:
+            return
+        self._answer_due = self.pace.steady() + ANSWER_SECONDS
+        for handle, _ in self._running():
+            handle.give_up()
 
     def _is_out_of_time(self) -> bool:
         if self.run_time is None or not self._running():

@@ -42,6 +42,12 @@ def load_definition(record: JobRecord) -> TrainingProject:
     return training_project_from_json(record.definition)
 
 
+def event_document(event: JobEvent) -> dict[str, Any]:
+    """Return the event JSON-ready, without what only its writers need."""
+    found = codec.encode(event)
+    return {name: found[name] for name in ("state", "at", "message", "attempt")}
+
+
 def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     """JSON-ready; the keys of §13, then ours from `attempts` on. Times are ISO 8601 in UTC."""
     events = ledger.events(record.id)
@@ -79,7 +85,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "uploads": [] if last.state.terminal else _uploads(ledger, record),
         "last_save": None if last.state.terminal else _last_save(ledger, record),
         "weights": _weights(ledger, record.id, job),
-        "events": [{**codec.encode(event), "at": iso(event.at)} for event in events],
+        "events": [{**event_document(event), "at": iso(event.at)} for event in events],
         "resources": _resources(resources),
         "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
         "retries": codec.encode(record.retries),

@@ -22,14 +22,15 @@ from prefect_bt.contract import (
     new_id,
     project_prefix,
     project_record_key,
-    reopened_key,
     run_index_key,
 )
-from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError
+from prefect_bt.epochs import RUN, Epochs, create_once
+from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
+from prefect_bt.lifecycle import Lifecycle
 from prefect_bt.objects.protocols import Store
+from prefect_bt.ownership import with_id
 from prefect_bt.projects import Projects, load_project
 from prefect_bt.records import (
-    TRANSITIONS,
     AttemptRecord,
     JobEvent,
     JobRecord,
@@ -133,11 +134,17 @@ class Ledger:
         self._prefixes.pop(job_id, None)
         self.store.delete(job_index_key(job_id))
 
-    def write_job(self, record: JobRecord, *, state: JobState = JobState.CREATED) -> None:
-        """The job exists from here on; PENDING where something else decides when it runs."""
+    def write_job(
+        self, record: JobRecord, *, state: JobState = JobState.CREATED, host: str = ""
+    ) -> None:
+        """Create the job in `state`: PENDING where something else decides when it runs.
+
+        `host` holds the job from its first event on; "": any host may claim it.
+        """
         prefix = job_prefix(record.project_id, record.id)
         self.store.create(f"{prefix}/job.json", codec.dumps(record).encode())
-        self.append(record.id, state, message="accepted")
+        epoch = self.epochs(record.id).claim(host) if host else 0
+        self.append(record.id, state, message="accepted", epoch=epoch)
 
     def job(self, job_id: str) -> JobRecord:
         try:
@@ -178,10 +185,27 @@ class Ledger:
         return bound
 
     def host(self, job_id: str) -> str:
-        """Where the job was run last; "" before that, and in records of older releases."""
+        """Return the last host of the job; "" before one, epochs.NOBODY while any may claim it."""
+        holder = self.epochs(job_id).holder()
+        return self._recorded_host(job_id) if holder is None else holder
+
+    def _recorded_host(self, job_id: str) -> str:
         runs = [run.host for run in self.runs_of_job(job_id) if run.host]
-        attempts = [attempt.host for attempt in self.attempts(job_id)]
-        return next(iter([*runs[-1:], *attempts[-1:]]), "")
+        found = [*runs[-1:], *[attempt.host for attempt in self.attempts(job_id)][-1:]]
+        return with_id(found[0] if found else "")
+
+    def epochs(self, job_id: str) -> Epochs:
+        """Return the claims of the job: which machine may act for it."""
+        return Epochs(self.store, job_id, self._prefix(job_id), clock=self._clock)
+
+    def claim(self, job_id: str, host: str, *, purpose: str = RUN, abandoned: bool = False) -> int:
+        """Return the epoch in which `host` may act for the job (Epochs.claim)."""
+        return self.epochs(job_id).claim(
+            host,
+            purpose=purpose,
+            legacy_host=lambda: self._recorded_host(job_id),
+            abandoned=abandoned,
+        )
 
     def job_of_run(self, flow_run_id: str) -> str | None:
         try:
@@ -198,28 +222,23 @@ class Ledger:
     # -- lifecycle --------------------------------------------------------------------------
 
     def append(
-        self, job_id: str, state: JobState, *, message: str = "", attempt: int | None = None
+        self,
+        job_id: str,
+        state: JobState,
+        *,
+        message: str = "",
+        attempt: int | None = None,
+        epoch: int = 0,
     ) -> JobEvent:
-        """Move the job to `state`; StateError when that is not a legal transition.
-
-        Appending the present state again with the same attempt is idempotent.
-        """
-        while True:
-            events = self.events(job_id)
-            if events:
-                last = events[-1]
-                if last.state is state and last.attempt == attempt:
-                    return last
-                _check_transition(job_id, last.state, state)
-                if last.state.terminal:  # before the event: see contract.reopened_key
-                    self.store.put(reopened_key(job_id, len(events)), b"{}")
-            event = JobEvent(state, self._clock(), message, attempt)
-            key = f"{self._prefix(job_id)}/events/{len(events):06d}.json"
-            try:
-                self.store.create(key, codec.dumps(event).encode())
-            except ObjectExists:
-                continue
-            return event
+        """Move the job to `state`, acting in `epoch` (Lifecycle.append)."""
+        lifecycle = Lifecycle(
+            self.store,
+            job_id,
+            self._prefix(job_id),
+            epochs=self.epochs(job_id),
+            read=lambda: self.events(job_id),
+        )
+        return lifecycle.append(JobEvent(state, self._clock(), message, attempt, epoch))
 
     def events(self, job_id: str) -> list[JobEvent]:
         """Everything that happened, oldest first."""
@@ -236,9 +255,8 @@ class Ledger:
     def request_stop(self, job_id: str, *, by: str) -> bool:
         """Ask for the job to stop; False when somebody had asked already."""
         request = StopRequest(self._clock(), by)
-        key = f"{self._prefix(job_id)}/stop.json"
         try:
-            self.store.create(key, codec.dumps(request).encode())
+            self.store.create(f"{self._prefix(job_id)}/stop.json", codec.dumps(request).encode())
         except ObjectExists:
             return False
         return True
@@ -269,23 +287,24 @@ class Ledger:
 
     # -- attempts ---------------------------------------------------------------------------
 
-    def begin_attempt(self, job_id: str, *, flow_run_id: str = "", host: str = "") -> int:
+    def begin_attempt(
+        self, job_id: str, *, flow_run_id: str = "", host: str = "", epoch: int = 0
+    ) -> int:
         """The next attempt's number, which is BT_RETRY_COUNT; written before any launch."""
         while True:
             number = len(self.attempts(job_id))
+            self.epochs(job_id).check(epoch)
             record = AttemptRecord(number, self._clock(), flow_run_id, host)
             key = f"{self._attempt(job_id, number)}/attempt.json"
-            try:
-                self.store.create(key, codec.dumps(record).encode())
-            except ObjectExists:
-                continue
-            return number
+            if create_once(self.store, key, codec.dumps(record).encode()):
+                return number
 
     def attempts(self, job_id: str) -> list[AttemptRecord]:
         return list(self._attempt_files(job_id, "attempt.json", AttemptRecord))
 
-    def end_attempt(self, job_id: str, outcome: Outcome) -> None:
+    def end_attempt(self, job_id: str, outcome: Outcome, *, epoch: int = 0) -> None:
         """Idempotent: the first outcome of an attempt stands."""
+        self.epochs(job_id).check(epoch)
         key = f"{self._attempt(job_id, outcome.attempt)}/outcome.json"
         try:
             self.store.create(key, codec.dumps(outcome).encode())
@@ -379,15 +398,3 @@ class Ledger:
         return NotFoundError(
             "job", job_id, next_step="`prefect-bt view` lists the jobs of this store."
         )
-
-
-def _check_transition(job_id: str, old: JobState, new: JobState) -> None:
-    if new in TRANSITIONS[old]:
-        return
-    raise StateError(
-        f"Job {job_id} is {old.value} and cannot become {new.value}.",
-        state=old.value,
-        next_step="Recreate it as a new job: prefect-bt recreate --job-id " + job_id
-        if old.terminal
-        else "",
-    )

@@ -21,6 +21,7 @@ from typing import Final
 
 from prefect_bt.errors import StateError
 from prefect_bt.folders import find_paths
+from prefect_bt.privacy import make_private
 
 INHERITED: Final = "PREFECT_BT_OWNER_FD"
 """Number of an open, locked file that a parent hands to the process that runs the job."""
@@ -51,12 +52,22 @@ def is_here(state_dir: Path, host: str) -> bool:
     return not host or told in {_id_of(state_dir), str(state_dir.absolute())}
 
 
+def with_id(host: str) -> str:
+    """Return a host with its folder's id, where a record of an older release has this machine's
+    path."""
+    machine, _, told = host.partition(":")
+    if machine == os.uname().nodename and told.startswith("/"):
+        with suppress(OSError):
+            return f"{machine}:{(Path(told) / 'id').read_text().strip()}"
+    return host
+
+
 def _id_of(state_dir: Path) -> str:
     """Made once. Raises OSError."""
     path = state_dir / "id"
     with suppress(FileNotFoundError):
         return path.read_text().strip()
-    state_dir.mkdir(parents=True, exist_ok=True)
+    make_private(state_dir)
     fresh = state_dir / f".id.{os.urandom(4).hex()}"
     fresh.write_text(os.urandom(6).hex())
     with suppress(FileExistsError):  # another process was first
@@ -224,7 +235,7 @@ def _acquire(path: Path, job_id: str, patience: float) -> int:
 
 def _open_lock(path: Path) -> int:
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         with suppress(FileNotFoundError):  # the last owner took the folder away in between
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

@@ -25,11 +25,11 @@ class VolumeKind(StrEnum):
     LOADED = "loaded"
     """One node, one attempt: checkpoints of earlier jobs, put there before the commands."""
     CACHE_BASE = "cache_base"
-    """All nodes and jobs of a project: what is written beside the two caches, such as
-    `$BT_RW_CACHE_DIR/huggingface`."""
+    """Shared by a project's nodes and jobs: what is written beside the caches mounted in it."""
     PROJECT_CACHE = "project_cache"
     TEAM_CACHE = "team_cache"
     HF_CACHE = "hf_cache"
+    """Shared by a project's nodes and jobs: `huggingface` in the base, and the legacy mount."""
     WEIGHTS = "weights"
     """Read-only, shared by content."""
 
@@ -136,6 +136,8 @@ class NodePlan:
     load_directory: str = ""
     grace: float = 30.0
     """Seconds between the polite and the forced signal."""
+    epoch: int = 0
+    """Epoch in which its uploader commits (prefect_bt.epochs); 0 in plans of older releases."""
 
 
 @dataclass(frozen=True)

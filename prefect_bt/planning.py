@@ -51,6 +51,7 @@ from prefect_bt.reading import (
     directory_name,
     gpu_count,
     gpu_type,
+    hf_cache_in_base,
     load_volumes,
 )
 from prefect_bt.records import Retention
@@ -73,6 +74,7 @@ class PlanContext:
     substrate: str = "local"
     leader_address: str = "127.0.0.1"
     attempt: int = 0
+    epoch: int = 0
     retry_reason: str = ""
     """Why the one before failed, as records.Cause spells it; "" for none, or one that did not."""
     workspace: WorkspacePlan = field(default_factory=lambda: WorkspacePlan(WORKSPACE_DIR))
@@ -213,6 +215,7 @@ def _plan_node(
         load=context.load,
         load_directory=load.download_folder if load and load.enabled else "",
         grace=context.grace,
+        epoch=context.epoch,
     )
 
 
@@ -255,7 +258,7 @@ def _volumes(
     project: TrainingProject, context: PlanContext, weights: tuple[WeightsPlan, ...]
 ) -> tuple[Volume, ...]:
     job = project.job
-    return (
+    volumes = (
         Volume(VolumeKind.WORKSPACE, context.workspace.directory),
         Volume(VolumeKind.SCRATCH, SCRATCH_DIR),
         *checkpoint_volumes(job),
@@ -263,6 +266,8 @@ def _volumes(
         *cache_volumes(job, context.project_id, project.team_name or ""),
         *(_weights_volume(source, context) for source in weights),
     )
+    taken = {volume.target for volume in volumes}
+    return (*volumes, *hf_cache_in_base(job, context.project_id, taken))
 
 
 def _weights_volume(source: WeightsPlan, context: PlanContext) -> Volume:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
 from prefect_bt.contract import (
     CHECKPOINT_DIR,
     HF_CACHE_DIR,
+    HF_CACHE_NAME,
     PROJECT_CACHE_NAME,
     TEAM_CACHE_NAME,
     quote_name,
@@ -85,6 +86,18 @@ def cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volu
         yield Volume(VolumeKind.TEAM_CACHE, str(base / TEAM_CACHE_NAME), _team_key(team))
         if cache.enable_legacy_hf_mount and not PurePosixPath(HF_CACHE_DIR).is_relative_to(base):
             yield Volume(VolumeKind.HF_CACHE, HF_CACHE_DIR, project_id)
+
+
+def hf_cache_in_base(job: TrainingJob, project_id: str, taken: Container[str]) -> Iterator[Volume]:
+    """Yield the Hugging Face folder in the base, the one of the legacy mount.
+
+    It is left out if the definition puts another folder there.
+    """
+    cache = job.runtime.cache_config
+    if cache and cache.enabled:
+        target = str(PurePosixPath(clean_path(cache.mount_base_path)) / HF_CACHE_NAME)
+        if target not in taken:
+            yield Volume(VolumeKind.HF_CACHE, target, project_id)
 
 
 def _team_key(team: str) -> str:

@@ -79,6 +79,8 @@ class Cause(StrEnum):
     BROKEN_PIPE = "broken_pipe"
     LIMIT_EXCEEDED = "limit_exceeded"
     CALL_FORBIDDEN = "call_forbidden"
+    CONTAINER_PROTOCOL = "container_protocol"
+    """A process in the container wrote into the pipes between it and its agent."""
     SIGNALLED = "signalled"
     """Died of a signal that has no line of its own."""
     OUT_OF_MEMORY = "out_of_memory"
@@ -198,12 +200,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """One line of a job's life. `at` is epoch seconds."""
+    """One event of a job. `at` is in epoch seconds, `epoch` is a claim (prefect_bt.epochs)."""
 
     state: JobState
     at: float
     message: str = ""
     attempt: int | None = None
+    epoch: int = 0
+    nonce: str = ""
 
 
 @dataclass(frozen=True)
@@ -379,6 +383,10 @@ class UploadStatus:
     """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
     current: str = ""
     """Name of the checkpoint on its way now."""
+    file: str = ""
+    """File that has been in transfer for the longest time."""
+    work: int = 0
+    """Counter of every byte read or sent and every step; it stands still without progress."""
     waiting: tuple[str, ...] = ()
     """While training: `name: why it is not committed yet`."""
     trouble: str = ""

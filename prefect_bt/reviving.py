@@ -16,6 +16,7 @@ from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
 from prefect_bt.ownership import Claim, is_here, left_behind, lock_path, was_owned
 from prefect_bt.records import JobRecord, JobState
+from prefect_bt.settings import Settings
 
 _TROUBLE = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
 """Of one job: a store that is away, a disk that is full, a record that is damaged."""
@@ -24,10 +25,11 @@ _TROUBLE = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
 def revive(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
     """Start a keeper for a job of this machine that nobody runs; whether that was needed.
 
+    Nodes that this machine has of a job that is over, or that another machine runs, are ended.
     NotFoundError when the store does not know the job; ServerError when nothing could be started.
     """
     record = ledger.job(job_id)
-    if not was_owned(state_dir, job_id) or ledger.state(job_id).terminal:
+    if not was_owned(state_dir, job_id):
         return False
     claim = Claim(state_dir.absolute())
     try:
@@ -43,7 +45,10 @@ def revive(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
 def _revive(ledger: Ledger, record: JobRecord, claim: Claim) -> bool:
     state_dir, job_id = claim.state_dir, record.id
     # It ended while its lock was being taken, or another machine runs it since.
-    if ledger.state(job_id).terminal or not is_here(state_dir, ledger.host(job_id)):
+    if not is_here(state_dir, ledger.host(job_id)) or ledger.state(job_id).terminal:
+        from prefect_bt.parting import part
+
+        part(ledger, record, settings=Settings(state_dir=state_dir))
         claim.drop()
         return False
     from prefect_bt.starting import Starter
@@ -77,12 +82,12 @@ def revive_all(state_dir: Path, over: set[str] | None = None) -> Iterator[tuple[
             ledger = open_ledger(store)
             state = ledger.state(job_id)
             elsewhere = not is_here(state_dir, ledger.host(job_id))
-            if state.terminal or elsewhere:
-                over.add(taken)
-            if state.terminal or elsewhere or state is JobState.PENDING:
+            if state is JobState.PENDING and not elsewhere:
                 continue
             if revive(ledger, job_id, state_dir=state_dir):
                 yield job_id, "taken up again"
+            elif state.terminal or elsewhere:
+                over.add(taken)
         except _TROUBLE as error:
             yield job_id, f"could not be taken up: {error}"
 

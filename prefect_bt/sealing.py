@@ -19,16 +19,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
+from prefect_bt.beneath import open_file
 from prefect_bt.contract import attempt_prefix, log_key
 from prefect_bt.errors import SubstrateError
 from prefect_bt.folders import find_paths
 from prefect_bt.joblogs import LiveLog, sealed_sizes
 from prefect_bt.logs import PLATFORM_MARK, format_line
 from prefect_bt.objects.protocols import Adopt, Get, List, UploadExact
+from prefect_bt.privacy import make_private, umask_of_process
 from prefect_bt.records import SealedLog
 
 READ_BYTES: Final = 1 << 20
-READABLE: Final = 0o644
+READABLE: Final = 0o666
+"""Mode of a readable file, less the umask."""
 COPY_PREFIX: Final = "sealing-"
 FORGOTTEN_SECONDS: Final = 86400.0
 """After so long a copy that was on its way to the store belongs to a process that died."""
@@ -99,7 +102,8 @@ class Sealer:
     def _seal_file(self, rank: int, file: Path, there: int) -> SealedLog:
         """OSError where the file cannot be read."""
         counted, key = _Counted(rank), self._key(rank)
-        with file.open("rb", buffering=0) as stream:
+        opened = open_file(file.parent, file.name)  # no link, no pipe
+        with os.fdopen(opened, "rb", buffering=0) as stream:
             while chunk := stream.read(READ_BYTES):
                 counted.add(chunk)
             os.fsync(stream.fileno())
@@ -110,7 +114,8 @@ class Sealer:
         if there == sealed.bytes and self._read_back(rank, there) == sealed:
             return sealed
         if there < 0 and isinstance(self._store, Adopt):
-            file.chmod(READABLE)  # as what is copied there: a colleague reads it too
+            if not file.is_symlink():
+                file.chmod(READABLE & ~umask_of_process())  # as what is copied there
             if self._store.adopt(key, file):
                 return sealed
         if self._store.upload_exact(key, file) == sealed.sha256:
@@ -186,7 +191,7 @@ def _shorten(descriptor: int, counted: _Counted, error: OSError) -> _Counted:
 def _usable(folder: Path) -> Path | None:
     """None, which is the system's own place, when the folder cannot be made."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
     except OSError:
         return None
     return folder

@@ -125,7 +125,10 @@ def _spelled_for(name: str, team: str) -> list[str]:
 
 
 class Redactor:
-    """Masks known values in text: raw, line by line, JSON-escaped, URL-encoded and base64.
+    """Masks known values in text: raw, line by line, JSON-escaped, URL-encoded, hex and base64.
+
+    A value that was changed in any other way is not masked: in upper case, reversed, cut into
+    pieces, with colours or other escapes within, compressed or encrypted (docs/logs.md).
 
     Base64 is masked at each of its three alignments, so that `user:password` headers are covered.
     Of a value that is a JSON document (a service account, S3 keys), what it calls a key, secret,
@@ -171,11 +174,26 @@ def _spellings(value: str) -> set[str]:
     for piece in _pieces(value):
         if len(piece.strip()) < SHORTEST_MASKED:
             continue
-        spelled |= {piece, quote(piece, safe=""), quote(piece), quote_plus(piece)}
-        spelled |= {json.dumps(piece)[1:-1], json.dumps(piece, ensure_ascii=False)[1:-1]}
+        spelled.add(piece)
+        for quoted in (quote(piece, safe=""), quote(piece), quote_plus(piece)):
+            spelled |= {quoted, _LOWER.sub(lambda found: found[0].lower(), quoted)}
+        for escaped in (json.dumps(piece)[1:-1], json.dumps(piece, ensure_ascii=False)[1:-1]):
+            spelled |= {escaped, escaped.replace("/", "\\/")}
+        spelled |= _hex(piece)
         spelled |= {repr(piece)[1:-1], piece.replace("'", "'\\''")}  # the last as `set -x` shows it
         spelled |= _base64_cores(piece)
     return {s for s in spelled if len(s) >= SHORTEST_MASKED}
+
+
+_LOWER: Final = re.compile("%[0-9A-F]{2}")
+"""An encoded byte as `quote` spells it; other encoders write its digits in lower case."""
+
+
+def _hex(value: str) -> set[str]:
+    """Return the value as `xxd -p`, `bytes.hex()` and `od` print it, and as byte-string escapes."""
+    raw = value.encode()
+    plain = {raw.hex(), raw.hex(" "), raw.hex(":"), "".join(f"\\x{byte:02x}" for byte in raw)}
+    return plain | {text.upper().replace("\\X", "\\x") for text in plain}
 
 
 def _pieces(value: str) -> set[str]:

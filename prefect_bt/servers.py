@@ -3,6 +3,7 @@
 <state dir>/server.json    {"api_url", "ui_url", "server_pid", "server_started", "worker_pid",
                             "worker_started", "caretaker_pid", "caretaker_started"}; the worker's
                             are null when there is none
+<state dir>/server-auth    the server's password (see prefect_bt.serverauth)
 <state dir>/server.log, worker.log, caretaker.log     what they print
 
 A pid alone may belong to another process by now, so each is kept with its process's start time and
@@ -45,9 +46,12 @@ def write_server(state_dir: Path, document: Mapping[str, Any]) -> None:
 
 
 def local_server_url(state_dir: Path) -> str:
-    """The API URL of the server that `up` started, if something listens there; else ""."""
+    """Return the API URL of the server that `up` started, if it lives and listens; else "".
+
+    Once it is dead, another user of the machine may have taken its port.
+    """
     known = read_server(state_dir)
-    if known is None:
+    if known is None or not daemon_of(known, "server").alive:
         return ""
     url = str(known["api_url"])
     address = urlsplit(url)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
 from prefect_bt.durations import parse_duration
+from prefect_bt.privileges import Privileges, parse_capabilities
 
 _PREFIX = "PREFECT_BT_"
 
@@ -42,6 +43,9 @@ class Settings(BaseModel):
 
     store: str = Field(default_factory=lambda: str(Path.home() / ".prefect-bt"))
     """Where jobs, logs and checkpoints are kept: a folder or a URL (PREFECT_BT_STORE)."""
+    shared_store: bool = False
+    """Whether the store's folder is for several users (PREFECT_BT_SHARED_STORE): its mode then
+    follows the umask, and no warning says that others can enter it."""
     state_dir: Path = Field(default_factory=_default_state_dir)
     """Running nodes' folders on this machine (PREFECT_BT_STATE_DIR); a local disk."""
     deployment: str = ""
@@ -53,6 +57,13 @@ class Settings(BaseModel):
     docker_enforce_limits: bool = False
     """Whether containers are held to the CPUs and the memory that their nodes get
     (PREFECT_BT_DOCKER_ENFORCE_LIMITS); otherwise these are reservations."""
+    docker_capabilities: Annotated[tuple[str, ...], BeforeValidator(parse_capabilities)] = ()
+    """Capabilities of containers beyond the usual ones, such as SYS_PTRACE,IPC_LOCK."""
+    docker_new_privileges: bool = False
+    """Whether setuid programs, such as sudo, have an effect in containers."""
+    docker_processes: int | None = Field(default=None, ge=64)
+    """Processes and threads that a container may have; None: a quarter of the machine's, at most
+    32768."""
     grace: float = Field(default=30.0, ge=0)
     """Seconds between the polite and the forced signal."""
     notice: float | None = Field(default=None, gt=0)
@@ -73,6 +84,10 @@ class Settings(BaseModel):
     """Seconds a node goes on while nobody owns its job, and nobody takes it up again."""
     server_port: int = Field(default=4200, ge=1, le=65535)
     """Port of `prefect-bt up`."""
+
+    request_bytes: ByteSize = Field(default=ByteSize(32 * 1024**2), gt=0)
+    """Largest request to a serving deployment, such as 128MiB (PREFECT_BT_REQUEST_BYTES); its
+    router reads it when it starts."""
 
     weights_bytes: ByteSize | None = Field(default=None, gt=0)
     """What weights may take on this machine, such as 500GB (PREFECT_BT_WEIGHTS_BYTES); None: what
@@ -106,6 +121,9 @@ class Settings(BaseModel):
         if name == "docker":
             given["docker_host"] = self.docker_host
             given["enforce_limits"] = self.docker_enforce_limits
+            given["privileges"] = Privileges(
+                self.docker_capabilities, self.docker_new_privileges, self.docker_processes
+            )
         return given
 
 

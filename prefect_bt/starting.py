@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,8 +133,6 @@ def start(
 ) -> None:
     """Begin to run the job, after `first`; when that cannot be done, the job is FAILED and the
     error raised."""
-    from prefect_bt.records import JobState
-
     try:
         first()
         if starter:
@@ -142,9 +140,27 @@ def start(
         else:
             _schedule(ledger, record, deployment or _default_deployment())
     except BaseException as error:
-        if not ledger.state(record.id).terminal:
-            ledger.append(record.id, JobState.FAILED, message=f"It could not be started: {error}")
+        _note_failed_start(ledger, record.id, error, owned=starter is not None)
         raise
+
+
+def _note_failed_start(ledger: Ledger, job_id: str, error: BaseException, *, owned: bool) -> None:
+    """Record it, unless a worker has claimed the job meanwhile. `owned`: by this process."""
+    from prefect_bt.errors import StateError
+    from prefect_bt.ownership import Claim, host_of
+    from prefect_bt.records import JobState
+    from prefect_bt.settings import Settings
+
+    state_dir = Settings().state_dir.absolute()
+    claim = Claim(state_dir)
+    with suppress(StateError):
+        if not owned:
+            claim.take(job_id)
+        if not ledger.state(job_id).terminal:
+            epoch = ledger.claim(job_id, host_of(state_dir))
+            why = f"It could not be started: {error}"
+            ledger.append(job_id, JobState.FAILED, message=why, epoch=epoch)
+    claim.drop()
 
 
 def _default_deployment() -> str:

@@ -16,15 +16,14 @@ from typing import Any
 
 from prefect_bt.attempts import workspace_plan
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
-from prefect_bt.control import settle
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.definitions.conversion import training_project_of
 from prefect_bt.durations import parse_duration
-from prefect_bt.errors import DefinitionError, StateError
+from prefect_bt.errors import DefinitionError
 from prefect_bt.jobs import job_document, load_definition, open_ledger, who_asks
 from prefect_bt.ledger import Ledger
-from prefect_bt.maxruntime import check_run_time
 from prefect_bt.missing import find_missing, in_team
+from prefect_bt.ownership import Claim, host_of
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang
 from prefect_bt.provenance import collect_provenance
@@ -79,6 +78,8 @@ class Birth:
     old: JobRecord | None = None
     plan: GangPlan | None = None
     """The plan made on this machine; another machine may plan the job otherwise."""
+    state_dir: Path | None = None
+    """State folder of the process that runs the job; None: that of the settings."""
 
     @classmethod
     def under(
@@ -191,15 +192,15 @@ def accept(
     *,
     source_dir: Path,
     options: SubmitOptions,
-    claim: Callable[[str], object],
+    claim: Claim,
 ) -> tuple[JobRecord, GangPlan]:
     """The job as written to the store, for the caller to run.
 
-    `claim` as in Birth. Nothing is left in the store when this raises.
+    `claim` takes the job before it exists. Nothing is left in the store when this raises.
     """
     plan = plan_submission(ledger, project, options)
     with _packed(project, source_dir) as packed:
-        birth = Birth(claim=claim, plan=plan)
+        birth = Birth(claim=claim.take, state_dir=claim.state_dir, plan=plan)
         return write_job(ledger, project, options, packed, birth=birth), plan
 
 
@@ -236,44 +237,6 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
             record = write_job(ledger, project, chosen, packed, birth=birth)
             start(ledger, record, starter=starter, deployment=options.deployment)
     return document_of(ledger, record, plan)
-
-
-def retry(
-    job_id: str, *, store: str | None = None, max_run_time: float | str | None = None
-) -> dict[str, Any]:
-    """Another attempt of a job that is over, under its own id and Prefect run (decision 7).
-
-    It starts from the job's committed checkpoints. `max_run_time` replaces the job's limit, which
-    counts all attempts. StateError for a job that completed, or is not over yet; MaxRunTimeError
-    for one that has no time left.
-    """
-    limit = None
-    if max_run_time is not None:
-        limit = parse_duration(max_run_time, field="max_run_time")
-    ledger = open_ledger(store)
-    record = ledger.job(job_id)
-    settle(ledger, job_id)
-    state = ledger.state(job_id)
-    if not state.terminal or state is JobState.COMPLETED:
-        over = state is JobState.COMPLETED
-        raise StateError(
-            f"Job {job_id} is {state.value}; only a job that failed or was stopped is retried.",
-            state=state.value,
-            next_step=f"Run it anew: prefect-bt recreate --job-id {job_id}"
-            if over
-            else f"Stop it first: prefect-bt stop --job-id {job_id}",
-        )
-    check_run_time(ledger, record, limit=limit)
-    with starting() as starter:
-        if starter is not None:
-            starter.claim(job_id)
-        if limit is not None:
-            ledger.set_max_run_time(job_id, limit)
-        ledger.clear_stop(job_id)
-        ledger.append(job_id, JobState.CREATED, message="another attempt was asked for")
-        start(ledger, record, starter=starter)
-    flat = job_document(ledger, record)
-    return {**flat, "training_job": flat}
 
 
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
@@ -343,7 +306,9 @@ def write_job(
         )
         if packed:
             ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", packed.path)
-        ledger.write_job(record, state=birth.state)
+        state_dir = birth.state_dir or Settings().state_dir
+        host = "" if birth.state is JobState.PENDING else host_of(state_dir)
+        ledger.write_job(record, state=birth.state, host=host)
     except BaseException:
         ledger.store.delete(f"{job_prefix(known.id, job_id)}/workspace.tar")
         ledger.release_job_id(job_id)

@@ -50,12 +50,22 @@ def _settings_of_prefect() -> Generator[None]:
     if "prefect" not in sys.modules:
         yield
         return
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_URL,
+        PREFECT_HOME,
+        temporary_settings,
+    )
 
-    url = os.environ.get("PREFECT_API_URL")
     home = os.environ.get("PREFECT_HOME") or str(Path(os.environ["HOME"]) / ".prefect")
-    updates: dict[Any, Any] = {PREFECT_HOME: home, **({PREFECT_API_URL: url} if url else {})}
-    with temporary_settings(updates, restore_defaults=set() if url else {PREFECT_API_URL}):
+    updates: dict[Any, Any] = {PREFECT_HOME: home}
+    unset: set[Any] = set()
+    for setting in (PREFECT_API_URL, PREFECT_API_AUTH_STRING):
+        if value := os.environ.get(setting.name):
+            updates[setting] = value
+        else:
+            unset.add(setting)
+    with temporary_settings(updates, restore_defaults=unset):
         yield
 
 

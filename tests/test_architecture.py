@@ -52,9 +52,12 @@ LEVELS: dict[str, int] = {
     "node": 5,  # the same, beside the user's commands: it puts adapters together, without Prefect
     "node.*": 5,
     "missing": 5,
+    "resubmission": 5,
+    "parting": 5,
     "reviving": 5,
     "router": 5,  # a process of its own, a deployment
     "router.*": 5,
+    "serverauth": 5,
     "servers": 5,
     "starting": 5,
     "submission": 5,
@@ -68,6 +71,7 @@ LEVELS: dict[str, int] = {
     "checkpoints": 4,
     "checkpoints.*": 4,
     "drills": 4,
+    "epochs": 4,
     "firstfailure": 4,
     "folding": 4,
     "gang": 4,
@@ -76,6 +80,7 @@ LEVELS: dict[str, int] = {
     "jobs": 4,
     "lastsave": 4,
     "ledger": 4,
+    "lifecycle": 4,
     "loading": 4,
     "maxruntime": 4,
     "projects": 4,
@@ -125,11 +130,16 @@ LEVELS: dict[str, int] = {
     "ranks": 1,
     "records": 1,
     # 0 ground: standard library only
+    "beneath": 0,
     "codec": 0,
     "contract": 0,
     "durations": 0,
     "errors": 0,
+    "visible": 0,
     "folders": 0,
+    "privileges": 0,
+    "privacy": 0,
+    "trees": 0,
 }
 EDGES, ADAPTERS, GROUND = 5, 3, 0
 
@@ -149,7 +159,7 @@ ONLY_IN: dict[str, set[str]] = {
     "rich": {"cli", "flows"},  # flows: what Prefect prints with
     "prompt_toolkit": {"cli"},
     "starlette": {"fileserver"},
-    "uvicorn": {"fileserver"},
+    "uvicorn": {"fileserver", "cli"},  # cli: the server of `up`
 }
 STDLIB_ONLY = {"errors", "contract", "codec", "plan", "records"}
 # What a node's process must be able to start without, however many imports away.
@@ -172,8 +182,10 @@ ENVIRON_READERS: dict[str, str] = {
     "flows.run_job": "the same, and the lock, handed on",
     "host": "a GPU listing and a child's environment depend on it",
     "provenance": "git runs in this environment, less the variables that name a repository",
+    "privacy": "a node's store is opened without our settings",
     "ownership": "the owner's lock is inherited from the parent process",
     "serving.embedded": "it runs inside the job's environment, and without prefect_bt",
+    "serving.require_key": "the same",
     "serving.gate": "its command is run in this environment",
     "deploying": "the router is started with what a Python needs of this environment",
     "flows.serving": "the same, when the router died",

@@ -7,7 +7,8 @@ import shutil
 import threading
 from pathlib import Path
 
-from prefect_bt.folders import find_files, find_paths
+from prefect_bt.folders import find_paths
+from prefect_bt.trees import find_files
 
 
 def test_what_a_pattern_finds(tmp_path: Path) -> None:

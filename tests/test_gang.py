@@ -9,7 +9,7 @@ import pytest
 
 from prefect_bt.diagnosis import REMEDIES
 from prefect_bt.errors import SubstrateError
-from prefect_bt.gang import Gang, Pace, launch_gang
+from prefect_bt.gang import ANSWER_SECONDS, Gang, Pace, launch_gang
 from prefect_bt.plan import GangPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
 from prefect_bt.records import Cause, FailureClass, JobState, NodePhase, NodeStatus
 from prefect_bt.substrates.protocol import Capacity, NodeHandle
@@ -35,6 +35,8 @@ class Script:
     quiet: bool = False
     silent: bool = False
     lost: bool = False
+    deaf: bool = False
+    """Whether its agent ignores every stop."""
 
 
 @dataclass
@@ -47,6 +49,7 @@ class SimulatedNode:
     stops: list[tuple[str, bool]] = field(default_factory=list)
     ended: NodeStatus | None = None
     removed: bool = False
+    given_up: int = 0
 
     def observe(self) -> NodeStatus:
         if self.ended is None and self.script.seconds is not None:
@@ -62,8 +65,15 @@ class SimulatedNode:
 
     def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
         self.stops.append((reason, force))
+        if self.script.deaf:
+            return
         if self.ended is None and (force or not self.script.ignores_sigterm):
             self._end(137 if force else 143, self.clock.now, reason=reason)
+
+    def give_up(self) -> None:
+        self.given_up += 1
+        if self.ended is None:
+            self._end(137, self.clock.now, reason=self.stops[-1][0], lost=True)
 
     def kill_commands(self) -> bool:
         alive = self.ended is None
@@ -199,6 +209,16 @@ def test_sigterm_ignored_means_sigkill_after_the_shared_grace() -> None:
     assert 1030 < substrate.clock.now < 1036
     assert gang.outcome().failed_rank == 1
     assert gang.outcome().message.endswith("Then ranks 0 and 2 had to be killed.")
+
+
+def test_a_node_that_answers_no_stop_is_given_up() -> None:
+    substrate, gang = run(Script(seconds=None, deaf=True), Script(seconds=None), stop_at=1)
+    deaf, other = substrate.nodes
+    assert (deaf.given_up, other.given_up) == (1, 0)
+    assert deaf.ended is not None
+    assert deaf.stops == [("stopped", False), ("stopped", True)]
+    assert (deaf.ended.ended_at or 0) >= 1001 + gang.grace + ANSWER_SECONDS
+    assert gang.outcome().state is JobState.STOPPED
 
 
 def test_a_lost_node_is_infrastructure() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
 from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest, dump
+from prefect_bt.contract import job_objects_prefix
 from prefect_bt.lastsave import (
     MOST_GRACE,
     Before,
@@ -20,11 +21,13 @@ from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
 from prefect_bt.records import JobRecord
 
+OBJECTS = job_objects_prefix("p", "j")
+
 
 def part(rank: int, size: int, *seconds: float) -> Manifest:
     """A rank's part whose files were last written at these seconds."""
     entries = tuple(
-        Entry(f"{n}.bin", f"{n}.bin", f"k{rank}{n}", 1, "0" * 64, mtime_ns=int(at * 1e9))
+        Entry(f"{n}.bin", f"{n}.bin", f"{OBJECTS}/{rank}-{n}", 1, "0" * 64, mtime_ns=int(at * 1e9))
         for n, at in enumerate(seconds)
     )
     return Manifest(FORMAT, "p", "j", rank, 2, "checkpoint-8", 0, 1, 2000.0, size, entries, step=8)
@@ -61,7 +64,7 @@ def test_what_stayed_or_was_copied_was_not_written() -> None:
 
 def written(*files: tuple[str, float], version: int) -> Manifest:
     entries = tuple(
-        Entry(path, path, f"k-{path}-{at}", 1, "0" * 64, mtime_ns=int(at * 1e9))
+        Entry(path, path, f"{OBJECTS}/{path}-{at}", 1, "0" * 64, mtime_ns=int(at * 1e9))
         for path, at in files
     )
     one = part(0, 100)
@@ -98,6 +101,9 @@ def test_a_save_is_told_from_the_one_before_it(
     ledger.begin_attempt(job_id)
     for number, files in enumerate(versions):
         one = replace(written(*files, version=number), project_id=project.id, job_id=job_id)
+        own = f"{job_objects_prefix(project.id, job_id)}/"
+        entries = tuple(replace(e, key=e.key.replace(f"{OBJECTS}/", own)) for e in one.entries)
+        one = replace(one, entries=entries)
         ledger.store.put(one.key, dump(one))
     found = find_last_save(ledger, record, grace=30.0, notice=None)
     assert found is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt import codec, submission
+from prefect_bt import codec, resubmission
 from prefect_bt.aftermath import MAX_RUN_TIME
 from prefect_bt.attempts import adopt, refuse
 from prefect_bt.cli.app import main
@@ -198,7 +198,7 @@ def test_a_retry_gives_more_or_is_refused(
     ledger.append(record.id, JobState.FAILED, attempt=1)
     for limit in (None, 105.0):
         with pytest.raises(MaxRunTimeError) as caught:
-            submission.retry(record.id, max_run_time=limit)
+            resubmission.retry(record.id, max_run_time=limit)
         assert "have run for 1m45s" in str(caught.value)
         assert f"prefect-bt retry --job-id {record.id} --max-run-time 3m30s" in str(caught.value)
     # A retry of the run in Prefect's UI reaches the attempt itself: it launches nothing.

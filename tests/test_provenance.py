@@ -14,6 +14,7 @@ from prefect_bt.flows.card import render_card
 from prefect_bt.jobs import job_document
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
+from prefect_bt.ownership import Claim
 from prefect_bt.provenance import collect_provenance, find_git_state, format_client, format_git
 from prefect_bt.records import GitState, JobRecord
 from prefect_bt.submission import Birth, SubmitOptions, accept, write_job
@@ -78,9 +79,8 @@ def test_a_job_knows_its_code_and_its_client(git, tmp_path: Path) -> None:
     git("add", ".")
     git("commit", "-qm", "one")
     ledger, options = Ledger(open_store(str(tmp_path / "store"))), SubmitOptions()
-    record, _ = accept(
-        ledger, PROJECT, source_dir=git.folder, options=options, claim=lambda _: None
-    )
+    claim = Claim(tmp_path / "state")
+    record, _ = accept(ledger, PROJECT, source_dir=git.folder, options=options, claim=claim)
     assert record.provenance is not None
     assert record.provenance.git == GitState(git("rev-parse", "HEAD"), "main", dirty=False)
     assert ledger.job(record.id) == record

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -180,3 +181,31 @@ def test_text_in_pieces_hides_what_whole_text_hides(values: list[str], noise: li
 def test_nothing_is_held_back_for_long_values_that_do_not_begin() -> None:
     redact = Redactor(["".join(chr(97 + i % 23) for i in range(i, i + 3000)) for i in range(20)])
     assert redact.unfinished("?" * 100_000) == 0
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        VALUE.encode().hex(),
+        VALUE.encode().hex().upper(),
+        VALUE.encode().hex(" "),
+        VALUE.encode().hex(":").upper(),
+        "".join(f"\\x{byte:02x}" for byte in VALUE.encode()),
+        re.sub("%..", lambda found: found[0].lower(), quote(VALUE, safe="")),
+        json.dumps(VALUE)[1:-1].replace("/", "\\/"),
+    ],
+)
+def test_masks_bytes_in_hex_and_what_other_libraries_escape(spelled: str) -> None:
+    hidden = Redactor([VALUE])(f"before {spelled} after")
+    assert spelled not in hidden
+    assert hidden == f"before {MASK} after"
+
+
+@pytest.mark.parametrize("text", [VALUE[::-1], VALUE.upper(), f"{VALUE[:5]}\x1b[0m{VALUE[5:]}"])
+def test_what_is_not_masked(text: str) -> None:
+    """Check the limits that docs/logs.md names."""
+    assert Redactor([VALUE])(text) == text
+
+
+def test_hex_of_a_short_value_is_not_masked() -> None:
+    assert Redactor(["abc"])("616263") == "616263"

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from prefect_bt.logs import parse_lines
+from prefect_bt.privileges import Privileges
 from prefect_bt.settings import Settings
 
 
@@ -40,9 +41,21 @@ def test_only_docker_is_told_to_enforce_limits(
     assert "enforce_limits" not in Settings().substrate_options("local")
 
 
+def test_what_containers_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().substrate_options("docker")["privileges"] == Privileges()
+    monkeypatch.setenv("PREFECT_BT_DOCKER_CAPABILITIES", "sys_ptrace,IPC_LOCK")
+    monkeypatch.setenv("PREFECT_BT_DOCKER_NEW_PRIVILEGES", "1")
+    monkeypatch.setenv("PREFECT_BT_DOCKER_PROCESSES", "4096")
+    given = Settings().substrate_options("docker")["privileges"]
+    assert given == Privileges(("IPC_LOCK", "SYS_PTRACE"), new_privileges=True, processes=4096)
+    assert "privileges" not in Settings().substrate_options("local")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("DOCKER_CAPABILITIES", "ROOT"),
+        ("DOCKER_PROCESSES", "0"),
         ("GRACE", "-1"),
         ("SETTLE", "soon"),
         ("ORPHAN_DEADLINE", "0"),

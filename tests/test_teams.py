@@ -28,6 +28,7 @@ from prefect_bt.deletion import delete_project
 from prefect_bt.errors import AmbiguousError, PlanError, WeightsError
 from prefect_bt.jobs import job_document, open_ledger
 from prefect_bt.ledger import Ledger
+from prefect_bt.ownership import Claim
 from prefect_bt.plan import GangPlan, VolumeKind
 from prefect_bt.planning import plan_sources
 from prefect_bt.records import JobRecord, JobState, ProjectRecord
@@ -64,9 +65,10 @@ def pushed(ledger: Ledger, folder: Path, project: TrainingProject) -> tuple[JobR
     work = folder / "work"
     work.mkdir(exist_ok=True)
     (work / "train.py").touch()
-    return submission.accept(
-        ledger, project, source_dir=work, options=OPTIONS, claim=lambda _: None
-    )
+    claim = Claim(Settings().state_dir)
+    accepted = submission.accept(ledger, project, source_dir=work, options=OPTIONS, claim=claim)
+    claim.drop()  # a lock that is left says that a process died with the job
+    return accepted
 
 
 def team_cache(plan: GangPlan) -> str:

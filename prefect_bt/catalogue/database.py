@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
+from prefect_bt.privacy import make_private
+
 Table = Literal["jobs", "documents"]
 
 BUSY_SECONDS: Final = 0.2
@@ -82,8 +84,8 @@ class CatalogueDatabase:
             with _transaction(connection):
                 for one in TABLES:
                     removed = [(key,) for key in gone]
-                    connection.executemany(f"DELETE FROM {one} WHERE id = ?", removed)
-                connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", rows)
+                    connection.executemany(f"DELETE FROM {one} WHERE id = ?", removed)  # noqa: S608
+                connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", rows)  # noqa: S608
 
     # -- faults -------------------------------------------------------------------------------
 
@@ -127,7 +129,7 @@ class CatalogueDatabase:
         if not self.usable or not (create or self.path.exists()):
             yield None
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self.path.parent)
         with _held(self._lock, fcntl.LOCK_SH):
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
@@ -164,14 +166,15 @@ def _select(
     connection: sqlite3.Connection, table: Table, ids: Collection[str] | None
 ) -> Iterator[tuple[str, object, object]]:
     if ids is None:
-        yield from connection.execute(f"SELECT id, body, digest FROM {table}")
+        yield from connection.execute(f"SELECT id, body, digest FROM {table}")  # noqa: S608
         return
     wanted = list(ids)
     for start in range(0, len(wanted), _BATCH):
         batch = wanted[start : start + _BATCH]
         marks = ", ".join("?" * len(batch))
         yield from connection.execute(
-            f"SELECT id, body, digest FROM {table} WHERE id IN ({marks})", batch
+            f"SELECT id, body, digest FROM {table} WHERE id IN ({marks})",  # noqa: S608
+            batch,
         )
 
 

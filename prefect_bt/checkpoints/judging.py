@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from posixpath import dirname
 from typing import Any, Final
 
@@ -16,10 +16,12 @@ from prefect_bt.checkpoints.formats import FileReport, inspect
 from prefect_bt.checkpoints.layout import ROOT, FileFact, Found, Kind, describe, join
 from prefect_bt.checkpoints.manifest import Manifest
 from prefect_bt.checkpoints.processes import ALONE, Place
+from prefect_bt.checkpoints.volumes import OpenFile, Volumes
 from prefect_bt.checkpoints.wholeness import sibling_fault, tree_fault
 
 _CONFIG_MOST: Final = 8 * 1024 * 1024
 _TRACKER_MOST: Final = 1024
+Worked = Callable[[], object]
 UNFINISHED: Final = "its name is temporary: its writer did not finish"
 
 
@@ -35,8 +37,9 @@ class _Judged:
 class Judge:
     """For one checkpoint directory, in one thread."""
 
-    def __init__(self, directory: Path, *, place: Place = ALONE) -> None:
-        self._directory, self._place = directory, place
+    def __init__(self, volumes: Volumes, *, place: Place = ALONE, worked: Worked = bool) -> None:
+        """Judge files of `volumes`. `worked` is called after each file that was examined."""
+        self._volumes, self._place, self._worked = volumes, place, worked
         self._reports: dict[str, tuple[FileFact, FileReport]] = {}
         self._judged: dict[str, _Judged] = {}
 
@@ -83,8 +86,10 @@ class Judge:
         def read_json(path: str) -> Any:
             if path not in found.files or found.files[path].size > _CONFIG_MOST:
                 return None
+            with self._volumes.open(join(found.name, path)) as file:
+                data = _read(file, 0, _CONFIG_MOST)
             try:
-                return json.loads((self._directory / join(found.name, path)).read_bytes())
+                return json.loads(data)
             except (ValueError, RecursionError):
                 return None
 
@@ -113,11 +118,10 @@ class Judge:
         )
 
     def _tracker(self, relative: str) -> Tracker | None:
-        path = self._directory / relative
-        with contextlib.suppress(OSError):
-            seen = path.stat()
-            if path.is_file() and seen.st_size <= _TRACKER_MOST:
-                text = path.read_bytes().decode(errors="replace").strip()
+        with contextlib.suppress(OSError), self._volumes.open(relative) as file:
+            seen = file.facts()
+            if seen.st_size <= _TRACKER_MOST:
+                text = _read(file, 0, _TRACKER_MOST).decode(errors="replace").strip()
                 return Tracker(text, FileFact(seen.st_size, seen.st_mtime_ns))
         return None
 
@@ -128,13 +132,19 @@ class Judge:
             return report
 
         def read(_: str, /, *, start: int, length: int) -> bytes:
-            with (self._directory / relative).open("rb") as stream:
-                stream.seek(start)
-                return stream.read(length)
+            with self._volumes.open(relative) as file:
+                return _read(file, start, length)
 
-        report = inspect(path, fact.size, read=read)
+        report = FileReport(fact.fault) if fact.fault else inspect(path, fact.size, read=read)
         self._reports[relative] = (fact, report)
+        self._worked()
         return report
+
+
+def _read(file: OpenFile, start: int, length: int) -> bytes:
+    with os.fdopen(os.dup(file.descriptor), "rb") as stream:
+        stream.seek(start)
+        return stream.read(length)
 
 
 def _example(manifest: Manifest) -> Example:

@@ -47,7 +47,8 @@ _PIPELINES: Final = frozenset(
 class FileFact:
     """One file as last seen, through links. `size` in bytes, `link` the target of a symbolic link.
 
-    Two equal facts mean: nothing has touched the file in between.
+    Two equal facts mean: nothing has touched the file in between. `fault`: why it may not be read
+    at all, as the end of a sentence (scanning.py); its checkpoint is then incomplete.
     """
 
     size: int
@@ -56,6 +57,7 @@ class FileFact:
     inode: int = 0
     mode: int = 0o644
     link: str = ""
+    fault: str = ""
 
 
 Tree = Mapping[str, FileFact]

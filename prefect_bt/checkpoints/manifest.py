@@ -17,6 +17,7 @@ from urllib.parse import unquote
 from prefect_bt import codec
 from prefect_bt.checkpoints.layout import join
 from prefect_bt.contract import (
+    job_objects_prefix,
     job_prefix,
     logical_path,
     manifests_prefix,
@@ -26,6 +27,10 @@ from prefect_bt.contract import (
 from prefect_bt.errors import CheckpointError
 
 FORMAT: Final = 1
+PERMISSIONS: Final = 0o777
+"""Bits of a mode that a file gets; set-user-ID and set-group-ID are not among them."""
+_LATEST: Final = 1e11
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _KEY: Final = re.compile(r"rank-(\d+)/([^/]+)/(\d{4,})-(\d{4,})\.json")
 
 
@@ -123,6 +128,8 @@ def rank_prefix(origin: Origin, attempt: int) -> str:
 
 def is_own(origin: Origin, key: str) -> bool:
     """Whether this rank stored the object; without a rank in its key, only one rank can have."""
+    if not key.startswith(f"{all_objects_prefix(origin)}/"):
+        return False
     place = key.removeprefix(f"{all_objects_prefix(origin)}/").split("/")
     if len(place) > 1 and place[1].startswith("rank-"):
         return place[1] == f"rank-{origin.rank}"
@@ -144,23 +151,57 @@ def dump(manifest: Manifest) -> bytes:
 
 
 def load(data: bytes, *, key: str) -> Manifest:
-    """Raises CheckpointError for what is not a manifest, or one with paths that lead elsewhere."""
+    """Read the manifest at `key`; its contents are not trusted.
+
+    Raises CheckpointError for an object that is not a manifest or is another one's, and for a
+    manifest that names a path outside its checkpoint or an object of another job.
+    """
     try:
         manifest = codec.decode(Manifest, json.loads(data))
-        bad = next((entry.path for entry in manifest.entries if _escapes(entry.path)), None)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        is_newer = manifest.format > FORMAT
+        fault = "" if is_newer else _manifest_fault(manifest, key)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{key} is not a checkpoint manifest.", path=key, cause=str(error)
         ) from error
-    if bad is not None or (manifest.name != "." and _escapes(manifest.name)):
-        raise CheckpointError(f"{key} names a path outside its checkpoint: {bad!r}.", path=key)
-    if manifest.format > FORMAT:
+    if fault:
+        raise CheckpointError(
+            f"{key} {fault}.",
+            path=key,
+            next_step="It was damaged or forged: restore it from a backup, or delete it.",
+        )
+    if is_newer:
         raise CheckpointError(
             f"{key} has format {manifest.format}; this release reads up to {FORMAT}.",
             path=key,
             next_step="Upgrade prefect-bt.",
         )
     return manifest
+
+
+def _manifest_fault(manifest: Manifest, key: str) -> str:
+    """Return what is wrong with it. Raises TypeError and the like for a field of the wrong type."""
+    if manifest.name != "." and _escapes(manifest.name):
+        return f"names a path outside its checkpoint: {manifest.name!r}"
+    if manifest.key != key:
+        return f"is the manifest of something else: {manifest.key}"
+    if not 0 <= manifest.committed_at < _LATEST:
+        return f"was committed at no time that there is: {manifest.committed_at!r}"
+    objects = f"{job_objects_prefix(manifest.project_id, manifest.job_id)}/"
+    return next(filter(None, (_entry_fault(entry, objects) for entry in manifest.entries)), "")
+
+
+def _entry_fault(entry: Entry, objects: str) -> str:
+    if _escapes(entry.path):
+        return f"names a path outside its checkpoint: {entry.path!r}"
+    if not entry.key.startswith(objects) or _escapes(entry.key):
+        return f"names an object for {entry.path!r} that is none of its job's: {entry.key!r}"
+    if not _SHA256.fullmatch(entry.sha256):
+        return f"names no SHA-256 for {entry.path!r}: {entry.sha256!r}"
+    numbers = entry.size, entry.mode, abs(entry.mtime_ns)
+    if any(type(number) is not int or not 0 <= number < 2**63 for number in numbers):
+        return f"names a size, mode or time for {entry.path!r} that no file has"
+    return ""
 
 
 def _escapes(path: str) -> bool:

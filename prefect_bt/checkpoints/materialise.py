@@ -11,18 +11,20 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import stat
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
-from prefect_bt.checkpoints.manifest import Entry
+from prefect_bt import beneath, trees
+from prefect_bt.checkpoints.manifest import PERMISSIONS, Entry
+from prefect_bt.checkpoints.volumes import Volumes, path_of
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Get, Store, Tick
 
@@ -85,31 +87,27 @@ def chunks(store: Get, key: str, *, size: int) -> Iterator[bytes]:
                 waiting.cancel()
 
 
-def matches(path: Path, entry: Entry, tick: Tick = silent) -> bool:
-    """Whether the file has exactly the entry's bytes. Follows links; reads the whole file."""
+def matches(root: Path | Volumes, path: str, entry: Entry, tick: Tick = silent) -> bool:
+    """Return whether the file has exactly the entry's bytes. Follows links; reads the whole file.
+
+    `root` is `Volumes`, which restrict links, for a job's folder, and a path for a user's folder.
+    """
     try:
-        seen = path.stat()
-        if not stat.S_ISREG(seen.st_mode) or seen.st_size != entry.size:
-            return False
-        digest = hashlib.sha256()
-        with path.open("rb") as stream:
-            while data := stream.read(_CHUNK):
-                digest.update(data)
-                tick(len(data))
-        return digest.hexdigest() == entry.sha256
+        with _opened(root, path) as descriptor:
+            return _has_bytes(descriptor, entry, tick)
     except InterruptedError:
         raise
     except OSError:
         return False
 
 
-def matching(root: Path, wanted: Wanted, *, tick: Tick = silent) -> set[str]:
+def matching(root: Path | Volumes, wanted: Wanted, *, tick: Tick = silent) -> set[str]:
     """The paths that are right already, whether or not a link leads to them.
 
     `tick` hears of the bytes read.
     """
     with ThreadPoolExecutor(_WORKERS) as pool, stoppable(tick) as told:
-        jobs = {path: pool.submit(matches, root / path, wanted[path], told) for path in wanted}
+        jobs = {path: pool.submit(matches, root, path, wanted[path], told) for path in wanted}
         try:
             return {path for path, job in jobs.items() if job.result()}
         finally:
@@ -132,49 +130,67 @@ def fetch(store: Store, wanted: Wanted, *, root: Path, tick: Tick = silent) -> N
 
 
 def _fetch(store: Store, wanted: Wanted, root: Path, tick: Tick) -> None:
-    staging = root / STAGING
+    root.mkdir(parents=True, exist_ok=True)
     clear_staging(root)
-    staging.mkdir(parents=True)
+    with beneath.folder(root) as top:
+        os.mkdir(STAGING, 0o700, dir_fd=top)
     try:
-        with ThreadPoolExecutor(_WORKERS) as pool, stoppable(tick) as told:
-            jobs = [
-                pool.submit(_fetch_one, store, entry, root / path, staging / str(number), told)
-                for number, (path, entry) in enumerate(wanted.items())
-            ]
-            try:
-                for job in jobs:
-                    job.result()
-            finally:
-                for job in jobs:
-                    job.cancel()
+        # By its descriptor from here on: a job that puts a link in its place gains nothing.
+        with beneath.folder(root, STAGING) as descriptor:
+            _fetch_all(_Site(store, root, descriptor), wanted, tick)
     finally:
         clear_staging(root)
 
 
+@dataclass(frozen=True)
+class _Site:
+    """Source and target of a restore. `staging` is the open folder in which files are fetched."""
+
+    store: Store
+    root: Path
+    staging: int
+
+
+def _fetch_all(site: _Site, wanted: Wanted, tick: Tick) -> None:
+    with ThreadPoolExecutor(_WORKERS) as pool, stoppable(tick) as told:
+        jobs = [
+            pool.submit(_fetch_one, site, path, entry, str(number), told)
+            for number, (path, entry) in enumerate(wanted.items())
+        ]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+
+
 def clear_staging(root: Path) -> None:
-    """Remove what a killed run left half fetched."""
-    shutil.rmtree(root / STAGING, ignore_errors=True)
+    """Remove the staging folder of a killed run, or any other entry of that name."""
+    with beneath.folder(root) as top:
+        trees.remove_entry(STAGING, within=top)
 
 
-def set_facts(path: Path, entry: Entry) -> None:
+def set_facts(descriptor: int, entry: Entry) -> None:
     """Permission bits and modification time as committed: resumers sort folders by time."""
-    path.chmod(entry.mode)
-    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+    os.fchmod(descriptor, entry.mode & PERMISSIONS)
+    os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def date_folders(root: Path, paths: Iterable[str]) -> None:
+def date_folders(root: Path, wanted: Wanted) -> None:
     """Folders as old as their newest file, so that the newest checkpoint looks newest."""
-    newest: dict[Path, int] = {}
-    for path in paths:
-        modified = (root / path).stat().st_mtime_ns
-        for folder in Path(path).parents[:-1]:
-            newest[root / folder] = max(newest.get(root / folder, 0), modified)
+    newest: dict[str, int] = {}
+    for path, entry in wanted.items():
+        for folder in PurePosixPath(path).parents[:-1]:
+            newest[str(folder)] = max(newest.get(str(folder), 0), entry.mtime_ns)
     for folder, modified in newest.items():
-        os.utime(folder, ns=(modified, modified))
+        # One that a link stands for keeps its time.
+        with suppress(OSError), beneath.folder(root, folder) as descriptor:
+            os.utime(descriptor, ns=(modified, modified))
 
 
-def _fetch_one(store: Store, entry: Entry, target: Path, staging: Path, tick: Tick) -> None:
-    if not _arrives(store, entry, staging, tick):
+def _fetch_one(site: _Site, path: str, entry: Entry, staged: str, tick: Tick) -> None:
+    if not _arrives(site, entry, staged, tick):
         raise CheckpointError(
             f"{entry.key} does not hold the bytes that were committed for {entry.logical}.",
             next_step="Restore the object from a backup, or let go of this checkpoint "
@@ -182,13 +198,22 @@ def _fetch_one(store: Store, entry: Entry, target: Path, staging: Path, tick: Ti
             path=entry.logical,
             cause="digest mismatch",
         )
-    set_facts(staging, entry)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging.replace(target)
+    descriptor = beneath.open_regular(staged, within=site.staging)
+    try:
+        set_facts(descriptor, entry)
+    finally:
+        os.close(descriptor)
+    parent, _, name = path.rpartition("/")
+    folder = beneath.open_folder(site.root, parent, create=True, mode=0o777)
+    try:
+        os.replace(staged, name, src_dir_fd=site.staging, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
-def _arrives(store: Store, entry: Entry, staging: Path, tick: Tick) -> bool:
-    """Bring the object to `staging`; whether it has the bytes that were committed."""
+def _arrives(site: _Site, entry: Entry, staged: str, tick: Tick) -> bool:
+    """Download the object to `staged`; return whether it has the committed bytes."""
+    store, staging = site.store, path_of(site.staging) / staged
     if store.url.startswith("file:"):
         # A file system that can do so shares the blocks, and nothing is written.
         try:
@@ -198,13 +223,44 @@ def _arrives(store: Store, entry: Entry, staging: Path, tick: Tick) -> bool:
                 # The store was only read: it is our own disk that would not take the bytes.
                 raise error.__cause__ from error
             raise
-        return matches(staging, entry, tick)
+        descriptor = beneath.open_regular(staged, within=site.staging)
+        try:
+            return _has_bytes(descriptor, entry, tick)
+        finally:
+            os.close(descriptor)
     digest = hashlib.sha256()
     with staging.open("xb") as writer:
         for data in chunks(store, entry.key, size=entry.size):
             writer.write(data)
             digest.update(data)
             tick(len(data))
+    return digest.hexdigest() == entry.sha256
+
+
+@contextmanager
+def _opened(root: Path | Volumes, path: str) -> Generator[int]:
+    if isinstance(root, Volumes):
+        with root.open(path) as file:
+            yield file.descriptor
+        return
+    # A pipe would be waited for.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    descriptor = os.open(root / path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _has_bytes(descriptor: int, entry: Entry, tick: Tick) -> bool:
+    seen = os.fstat(descriptor)
+    if not stat.S_ISREG(seen.st_mode) or seen.st_size != entry.size:
+        return False
+    digest, at = hashlib.sha256(), 0
+    while data := os.pread(descriptor, _CHUNK, at):
+        digest.update(data)
+        tick(len(data))
+        at += len(data)
     return digest.hexdigest() == entry.sha256
 
 

@@ -33,6 +33,8 @@ _WATCHED: Final = (
 _FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _HEADER: Final = struct.Struct("iIII")
 _BUFFER: Final = 256 * 1024
+MOST_FOLDERS: Final = 20_000
+"""Maximum number of watches. The kernel counts them per user, so a job must not take them all."""
 
 
 class Happened(NamedTuple):
@@ -61,9 +63,16 @@ class Notifier:
         # One folder may be reached on several ways, through links.
         self._folders: dict[int, set[str]] = {}
 
-    def add(self, folder: str) -> None:
-        """Hear of what happens directly in `folder`. OSError: gone, or too many (ENOSPC)."""
-        watch = self._libc.inotify_add_watch(self._fd, os.fsencode(folder), _WATCHED)
+    def add(self, folder: str, descriptor: int) -> None:
+        """Watch an open folder, without the folders below it; events name it `folder`.
+
+        Raises OSError if the folder is gone, or for too many watches (ENOSPC).
+        """
+        if len(self._folders) >= MOST_FOLDERS:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+        # By its path, a link in it would be followed to a folder of this machine (volumes.py).
+        opened = f"/proc/self/fd/{descriptor}".encode()
+        watch = self._libc.inotify_add_watch(self._fd, opened, _WATCHED)
         if watch < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
         self._folders.setdefault(watch, set()).add(folder)

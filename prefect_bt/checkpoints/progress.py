@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from prefect_bt.checkpoints.transfer import Meter
 from prefect_bt.records import UploadStatus
 
 _EVERY: Final = 1.0
@@ -21,10 +22,12 @@ class Progress:
         self._began = 0.0
         self.status = UploadStatus(updated_at=time.time())
         self._before = self.status
+        self._work = 0
 
     def change(self, **values: Any) -> UploadStatus:
         """Set fields of the status and report it."""
-        self.status = replace(self.status, updated_at=time.time(), **values)
+        shown = {field: _encodable(value) for field, value in values.items()}
+        self.status = replace(self.status, updated_at=time.time(), work=self._work, **shown)
         self._told = time.monotonic()
         self._report(self.status)
         return self.status
@@ -34,29 +37,40 @@ class Progress:
         self._before, self._began = self.status, time.monotonic()
         self.change(current=name, bytes_total=self.status.bytes_total + size)
 
-    def moved(self, size: int) -> None:
-        """`size` bytes of it are safe by now; also called to show that work goes on."""
+    def moved(self, meter: Meter) -> None:
+        """Report the progress; also called when no bytes were moved."""
+        size = meter.total
         rate = size / max(time.monotonic() - self._began, 1e-3)
         self.status = replace(
-            self.status, bytes_done=self._before.bytes_done + size, rate=rate or self.status.rate
+            self.status,
+            bytes_done=self._before.bytes_done + size,
+            rate=rate or self.status.rate,
+            file=_encodable(meter.oldest),
         )
+        self.worked(meter.take_work())
+
+    def worked(self, amount: int = 1) -> None:
+        """Count work that may not show in the number of transferred bytes."""
+        self._work += amount
         if time.monotonic() - self._told >= _EVERY:
             self.change()
 
     def rewind(self) -> None:
         """It was not finished: its bytes do not count."""
         before = self._before
-        self.change(current="", bytes_done=before.bytes_done, bytes_total=before.bytes_total)
+        self.change(
+            current="", file="", bytes_done=before.bytes_done, bytes_total=before.bytes_total
+        )
 
     def committed(self, name: str, *, lag: float) -> None:
         """`lag` in seconds since the last write to it."""
         others = tuple(other for other in self.status.committed if other != name)
-        self.change(current="", committed=(*others, name), lag=max(0.0, lag))
+        self.change(current="", file="", committed=(*others, name), lag=max(0.0, lag))
 
     def known(self, name: str) -> None:
         """It turned out to be committed already."""
         others = tuple(other for other in self.status.rewritten if other != name)
-        self.change(current="", rewritten=(*others, name))
+        self.change(current="", file="", rewritten=(*others, name))
 
     def trouble(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
         """What is not committed yet and why, and what the store says; reported when it is news."""
@@ -64,7 +78,7 @@ class Progress:
             "waiting": tuple(f"{name}: {why}" for name, why in sorted(waiting.items())),
             "trouble": _in_short(sorted(set(failures.values()))),
         }
-        if any(getattr(self.status, field) != value for field, value in news.items()):
+        if any(getattr(self.status, name) != _encodable(value) for name, value in news.items()):
             self.change(**news)
 
 
@@ -72,3 +86,12 @@ def _in_short(sentences: list[str]) -> str:
     """One stands for all: a store that is down is down for every checkpoint."""
     more = f" (and {len(sentences) - 1} more like it)" if len(sentences) > 1 else ""
     return f"{sentences[0]}{more}" if sentences else ""
+
+
+def _encodable(value: Any) -> Any:
+    """Return printable text: in names of files that are not UTF-8, bytes become `\\udcff`."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, tuple):
+        return tuple(map(_encodable, cast("tuple[object, ...]", value)))
+    return value

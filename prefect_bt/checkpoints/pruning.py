@@ -104,7 +104,17 @@ class Inventory:
         }
 
 
-def prune_rank(store: Store, origin: Origin, names: Collection[str]) -> Pruned:
+Fence = Callable[[], object]
+"""Function called before each deletion; raises Superseded once another machine may act."""
+
+
+def _open() -> None:
+    """Do nothing; the fence of callers that need none."""
+
+
+def prune_rank(
+    store: Store, origin: Origin, names: Collection[str], *, fence: Fence = _open
+) -> Pruned:
     """Withdraw `names` as far as this rank committed them; for its own uploader, between uploads.
 
     Deletes manifests and objects of this rank alone, and finishes what an earlier uploader of it or
@@ -120,7 +130,7 @@ def prune_rank(store: Store, origin: Origin, names: Collection[str]) -> Pruned:
     if not (wanted or begun) or _superseded(store, origin):
         return Pruned()
     protected = _protected(store, inventory, wanted)
-    prune = _Prune(store, inventory, begun)
+    prune = _Prune(store, inventory, begun, fence)
     prune.announce(wanted.difference(protected), rank=origin.rank)
     held = prune.lift_held()
     names_gone = prune.delete_manifests(rank=origin.rank)
@@ -132,7 +142,7 @@ def prune_rank(store: Store, origin: Origin, names: Collection[str]) -> Pruned:
         for key, size in withdrawal.objects.items()
         if is_own(origin, key) and key not in staying and not after.unreadable
     }
-    _delete(store, due)
+    _delete(store, due, fence)
     prune.forget(after, mine=lambda key: is_own(origin, key))
     return Pruned(
         names=names_gone,
@@ -144,8 +154,14 @@ def prune_rank(store: Store, origin: Origin, names: Collection[str]) -> Pruned:
     )
 
 
-def prune_job(
-    store: Store, project_id: str, job_id: str, names: Collection[str], *, live: bool
+def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
+    store: Store,
+    project_id: str,
+    job_id: str,
+    names: Collection[str],
+    *,
+    live: bool,
+    fence: Fence = _open,
 ) -> Pruned:
     """Withdraw `names` of every rank. `live`: the job still runs, so all its objects stay for now.
 
@@ -156,14 +172,14 @@ def prune_job(
     inventory = Inventory(store, project_id, job_id)
     wanted = set(inventory.names).intersection(names)
     protected = _protected(store, inventory, wanted) if live else set[str]()
-    prune = _Prune(store, inventory, dict(pending(store, project_id, job_id)))
+    prune = _Prune(store, inventory, dict(pending(store, project_id, job_id)), fence)
     prune.announce(wanted - protected)
     held = prune.lift_held()
     gone = prune.delete_manifests()
     done = Pruned(names=gone, held=held, protected=tuple(sorted(protected)))
     if live:
         return done
-    swept = sweep(store, project_id, job_id)
+    swept = sweep(store, project_id, job_id, fence=fence)
     prune.forget(Inventory(store, project_id, job_id))
     return Pruned(
         names=gone,
@@ -175,14 +191,15 @@ def prune_job(
     )
 
 
-def sweep(store: Store, project_id: str, job_id: str) -> Pruned:
+def sweep(store: Store, project_id: str, job_id: str, *, fence: Fence = _open) -> Pruned:
     """Delete what no manifest of the job names, and give up unfinished uploads.
 
     Only for a job that is over: what is being uploaded has no manifest yet.
     """
     inventory = Inventory(store, project_id, job_id)
     unnamed = inventory.unnamed()
-    _delete(store, unnamed)
+    _delete(store, unnamed, fence)
+    fence()
     aborted = store.abort_uploads(job_objects_prefix(project_id, job_id))
     return Pruned(
         keys=tuple(sorted(unnamed)),
@@ -195,8 +212,11 @@ def sweep(store: Store, project_id: str, job_id: str) -> Pruned:
 class _Prune:
     """The withdrawals of one prune: its own, and those that others left."""
 
-    def __init__(self, store: Store, inventory: Inventory, begun: dict[str, Withdrawal]) -> None:
+    def __init__(
+        self, store: Store, inventory: Inventory, begun: dict[str, Withdrawal], fence: Fence
+    ) -> None:
         self._store, self._inventory, self._begun = store, inventory, begun
+        self._fence = fence
         self._own: dict[str, Withdrawal] = {}
         self._place = (inventory.project_id, inventory.job_id)
 
@@ -234,6 +254,7 @@ class _Prune:
         for withdrawal in self._own.values():
             for key in withdrawal.manifests:
                 if rank is None or ranks[key] == rank:
+                    self._fence()
                     self._store.delete(key)
                     gone.add(withdrawal.name)
         return tuple(sorted(gone))
@@ -287,6 +308,7 @@ def _superseded(store: Store, origin: Origin) -> bool:
     return any((len(other), other) > (len(own), own) for other in attempts)
 
 
-def _delete(store: Store, keys: Iterable[str]) -> None:
+def _delete(store: Store, keys: Iterable[str], fence: Fence) -> None:
     for key in keys:
+        fence()
         store.delete(key)

@@ -10,13 +10,17 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import stat
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from prefect_bt.beneath import Named, folder, open_file, open_folder, open_regular, walk
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.checkpoints.layout import ROOT, FileFact, checkpoints_in, join
-from prefect_bt.checkpoints.manifest import Entry, Manifest, load
+from prefect_bt.checkpoints.manifest import PERMISSIONS, Entry, Manifest, load
 from prefect_bt.checkpoints.materialise import (
     STAGING,
     clear_staging,
@@ -26,9 +30,13 @@ from prefect_bt.checkpoints.materialise import (
     matching,
     set_facts,
 )
+from prefect_bt.checkpoints.scanning import DEEPEST
+from prefect_bt.checkpoints.volumes import Targets, Volumes
 from prefect_bt.errors import CheckpointError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import LoadedCheckpoint
+
+LOST: Final = "lost+found"
 
 
 @dataclass(frozen=True)
@@ -42,13 +50,21 @@ class Prepared:
 
 
 def prepare_directory(  # noqa: PLR0913 (all of them name one place)
-    store: Store, *, project_id: str, job_id: str, rank: int, directory: Path, aside: Path
+    store: Store,
+    *,
+    project_id: str,
+    job_id: str,
+    rank: int,
+    directory: Path,
+    aside: Path,
+    targets: Targets = (),
 ) -> Prepared:
     """Make `directory` hold exactly the committed checkpoints of this rank.
 
     A checkpoint that lacks another rank's part is left out, so that all ranks go on from the same
     step. Files in place are hashed, since size and time prove nothing after a crash. What does not
     belong moves to `aside` (outside `directory`), nothing is deleted. Safe to kill and to repeat.
+    `targets` are the node's volumes, which links may lead into; nothing is written through a link.
     Raises StoreError, CheckpointError for an object that is corrupt, OSError of the disk.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -61,18 +77,19 @@ def prepare_directory(  # noqa: PLR0913 (all of them name one place)
         if manifest.rank == rank
     ]
     wanted = _wanted(manifests)
+    volumes = Volumes(directory, targets)
     links = set(_links(directory))
     behind = {path for path in wanted if _below(path, links)}
     direct = {path: entry for path, entry in wanted.items() if path not in behind}
-    right = matching(directory, direct)
+    right = matching(volumes, direct)
     strays = [path for path in _files(directory) if path not in right]
     _move(strays, directory, aside)
     for path in right:
-        set_facts(directory / path, direct[path])
+        _set_facts(directory, path, direct[path])
     missing = {path: entry for path, entry in direct.items() if path not in right}
     fetch(store, missing, root=directory)
     # Links last: what they lead to is right by now, or is not going to be.
-    wrong = _wrong_links(directory, sorted(links), wanted)
+    wrong = _wrong_links(volumes, sorted(links), wanted)
     _move(wrong, directory, aside)
     lost = {path: wanted[path] for path in behind if _below(path, set(wrong))}
     fetch(store, lost, root=directory)
@@ -101,7 +118,7 @@ def load_checkpoints(
             for path, entry in _wanted([manifest]).items():
                 _claim(wanted, f"rank-{manifest.rank}/{path}", entry)
     directory.mkdir(parents=True, exist_ok=True)
-    right = matching(directory, wanted)
+    right = matching(Volumes(directory), wanted)
     fetch(store, {p: e for p, e in wanted.items() if p not in right}, root=directory)
     date_folders(directory, wanted)
     if group_size == 1:
@@ -122,15 +139,11 @@ def _claim(wanted: dict[str, Entry], path: str, entry: Entry) -> None:
 def _link(directory: Path, name: str) -> None:
     tops = [name] if name != ROOT else [p.name for p in (directory / "rank-0").iterdir()]
     for top in tops:
-        link = directory / top
-        link.parent.mkdir(parents=True, exist_ok=True)
-        target = os.path.relpath(directory / "rank-0" / top, link.parent)
-        if link.is_symlink() and str(link.readlink()) == target:
-            continue
-        if link.exists() or link.is_symlink():
-            # Something else is there already; the documented place has the checkpoint.
-            continue
-        link.symlink_to(target)
+        parent, _, last = top.rpartition("/")
+        target = os.path.relpath(f"rank-0/{top}", parent or ".")
+        # Where something else is already, the documented place has the checkpoint.
+        with _made(directory, parent) as folder, suppress(FileExistsError):
+            os.symlink(target, last, dir_fd=folder)
 
 
 def _wanted(manifests: Sequence[Manifest]) -> dict[str, Entry]:
@@ -154,77 +167,118 @@ def _below(path: str, tops: Collection[str]) -> bool:
     return path in tops or any(folder in tops for folder in _ancestors(path))
 
 
-def _entries(directory: Path) -> Iterator[tuple[str, bool]]:
-    """Every path that is no folder, and whether it is a link; links are not followed."""
-    for folder, folders, files in os.walk(directory):
-        here = Path(folder)
-        if here == directory and STAGING in folders:
-            folders.remove(STAGING)
-        if here == directory and "lost+found" in folders:
-            folders.remove("lost+found")
-        for name in (*folders, *files):
-            path = here / name
-            if path.is_symlink():
-                yield path.relative_to(directory).as_posix(), True
-            elif name in files:
-                yield path.relative_to(directory).as_posix(), False
+def _entries(directory: Path) -> Iterator[Named]:
+    """Yield every path that is not a folder, including links, which are not followed.
+
+    A folder deeper than any checkpoint's is yielded in place of its contents.
+    """
+    for found in walk(directory, deepest=DEEPEST + 1):
+        if found.path.partition("/")[0] in {STAGING, LOST}:
+            continue
+        if not found.is_folder or found.path.count("/") >= DEEPEST:
+            yield found
 
 
 def _files(directory: Path) -> list[str]:
-    return [path for path, is_link in _entries(directory) if not is_link]
+    return [found.path for found in _entries(directory) if not found.is_link]
 
 
 def _links(directory: Path) -> list[str]:
-    return [path for path, is_link in _entries(directory) if is_link]
+    return [found.path for found in _entries(directory) if found.is_link]
 
 
-def _wrong_links(directory: Path, links: Sequence[str], wanted: Mapping[str, Entry]) -> list[str]:
+def _wrong_links(volumes: Volumes, links: Sequence[str], wanted: Mapping[str, Entry]) -> list[str]:
     """Links through which not every wanted byte is seen, or that nothing is wanted of."""
-    wrong: list[str] = []
-    for link in links:
-        seen = {path: entry for path, entry in wanted.items() if _below(path, [link])}
-        if not seen or not all(matches(directory / path, entry) for path, entry in seen.items()):
-            wrong.append(link)
-    return wrong
+    seen: dict[str, dict[str, Entry]] = {link: {} for link in links}
+    for path, entry in wanted.items():
+        for place in (path, *_ancestors(path)):
+            if place in seen:
+                seen[place][path] = entry
+    return [
+        link
+        for link, behind in seen.items()
+        if not behind or not all(matches(volumes, p, entry) for p, entry in behind.items())
+    ]
+
+
+def _set_facts(directory: Path, path: str, entry: Entry) -> None:
+    descriptor = open_file(directory, path)
+    try:
+        set_facts(descriptor, entry)
+    finally:
+        os.close(descriptor)
 
 
 def _move(paths: Sequence[str], directory: Path, aside: Path) -> None:
     for path in paths:
-        target = _free(aside / path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _rename(directory / path, target)
+        parent, _, name = path.rpartition("/")
+        aside.mkdir(parents=True, exist_ok=True)
+        with folder(directory, parent) as source, _made(aside, parent) as target:
+            _rename(name, source, target)
     _remove_empty(directory)
 
 
-def _free(target: Path) -> Path:
-    number, free = 0, target
-    while free.exists() or free.is_symlink():
-        number += 1
-        free = target.with_name(f"{target.name}.{number}")
-    return free
-
-
-def _rename(source: Path, target: Path) -> None:
+@contextmanager
+def _made(root: Path, relative: str) -> Generator[int]:
+    """Open a folder below `root`, and create it if it is missing; never through a link."""
+    descriptor = open_folder(root, relative, create=True, mode=0o777)
     try:
-        source.rename(target)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _free(name: str, within: int) -> str:
+    """Return a name that no entry of the folder has."""
+    number, free = 0, name
+    while True:
+        try:
+            os.stat(free, dir_fd=within, follow_symlinks=False)
+        except FileNotFoundError:
+            return free
+        number += 1
+        free = f"{name}.{number}"
+
+
+def _rename(name: str, source: int, target: int) -> None:
+    """Move the entry `name` from one open folder to another."""
+    free = _free(name, target)
+    try:
+        os.rename(name, free, src_dir_fd=source, dst_dir_fd=target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        partial = target.with_name(f"{target.name}.part")
-        if source.is_symlink() or not source.is_file():
-            shutil.move(source, target)
-            return
-        shutil.copy2(source, partial)
-        partial.replace(target)
-        source.unlink()
+        _copy(name, source, free, target)
+        os.unlink(name, dir_fd=source)
+
+
+def _copy(name: str, source: int, free: str, target: int) -> None:
+    """Copy the entry to another file system. Pipes and the like have no contents to keep."""
+    facts = os.stat(name, dir_fd=source, follow_symlinks=False)
+    if stat.S_ISLNK(facts.st_mode):
+        os.symlink(os.readlink(name, dir_fd=source), free, dir_fd=target)
+    elif stat.S_ISREG(facts.st_mode):
+        partial = f".prefect-bt-{os.urandom(16).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with (
+            os.fdopen(open_regular(name, within=source), "rb") as reader,
+            os.fdopen(os.open(partial, flags, 0o600, dir_fd=target), "wb") as writer,
+        ):
+            shutil.copyfileobj(reader, writer)
+            writer.flush()
+            os.fchmod(writer.fileno(), facts.st_mode & PERMISSIONS)
+            os.utime(writer.fileno(), ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        os.rename(partial, free, src_dir_fd=target, dst_dir_fd=target)
 
 
 def _remove_empty(directory: Path) -> None:
     """Empty folders are no checkpoints; a rotated folder would else look like one."""
-    for folder, _, _ in os.walk(directory, topdown=False):
-        path = Path(folder)
-        if path != directory and path.name != "lost+found" and not any(path.iterdir()):
-            path.rmdir()
+    folders = [found.path for found in walk(directory, deepest=DEEPEST + 1) if found.is_folder]
+    for path in reversed(folders):
+        parent, _, name = path.rpartition("/")
+        if path not in {STAGING, LOST}:
+            with suppress(OSError), folder(directory, parent) as within:
+                os.rmdir(name, dir_fd=within)
 
 
 def _prepared(manifests: Sequence[Manifest], fetched: set[str], moved: list[str]) -> Prepared:

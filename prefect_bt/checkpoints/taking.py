@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from prefect_bt.checkpoints.committed import Committed
@@ -19,6 +18,7 @@ from prefect_bt.checkpoints.pruning import prune_rank
 from prefect_bt.checkpoints.retention import expendable
 from prefect_bt.checkpoints.settling import Questions
 from prefect_bt.checkpoints.transfer import Digests, Lanes, Workshop, transfer
+from prefect_bt.checkpoints.volumes import Volumes
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.records import Retention
@@ -33,17 +33,20 @@ class Taker:
         self,
         store: Store,
         *,
-        root: Path,
+        volumes: Volumes,
         origin: Origin,
         still: Callable[[Found], bool],
         progress: Progress,
         retention: Retention,
+        fence: Callable[[], object] = lambda: None,
     ) -> None:
-        """`still` looks again whether a checkpoint is as it was found."""
-        self._store, self._root, self._origin = store, root, origin
+        """Set up. `still`: whether a checkpoint is unchanged; `fence`: as in UploadOptions."""
+        self._fence = fence
+        self._store, self._volumes, self._origin = store, volumes, origin
         self._still, self._progress, self._retention = still, progress, retention
         place = Place(origin.rank, origin.group_size)
-        self._judge, self._digests, self._lanes = Judge(root, place=place), Digests(), Lanes()
+        self._judge = Judge(volumes, place=place, worked=progress.worked)
+        self._digests, self._lanes = Digests(), Lanes()
         self._committed: Committed | None = None
         self._most: dict[str, int] = {}
         """Name -> the most bytes of it that were ever safe."""
@@ -112,11 +115,13 @@ class Taker:
 
     def _begin(self) -> Committed:
         lets_go = not self._retention.keeps_all
+        self._fence()
         committed = Committed(self._store, self._origin, own_objects=lets_go)
         # Nobody goes on with those: an object's key tells the attempt.
         self._abort(range(self._origin.attempt))
         if lets_go:
-            prune_rank(self._store, self._origin, ())  # what a kill left half let go
+            # What a kill left half let go.
+            prune_rank(self._store, self._origin, (), fence=self._fence)
         return committed
 
     def _abort(self, attempts: Iterable[int]) -> None:
@@ -129,7 +134,7 @@ class Taker:
         return Workshop(
             store=self._store,
             origin=self._origin,
-            directory=self._root,
+            volumes=self._volumes,
             lanes=self._lanes,
             digests=self._digests,
             committed=committed,
@@ -159,6 +164,7 @@ class Taker:
         if committed.holds_content(found.name, {entry.path: entry.sha256 for entry in entries}):
             return None
         origin = self._origin
+        self._fence()
         return committed.commit(
             Manifest(
                 format=FORMAT,
@@ -185,7 +191,8 @@ class Taker:
         if not names:
             return
         with contextlib.suppress(StoreError):
-            pruned = prune_rank(self._store, self._origin, names)
+            self._fence()
+            pruned = prune_rank(self._store, self._origin, names, fence=self._fence)
             committed.forget(names=pruned.names, keys=pruned.keys)
             self._progress.change(pruned=(*self._progress.status.pruned, *pruned.names))
 

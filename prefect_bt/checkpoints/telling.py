@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prefect_bt.checkpoints.announcing import RankUpload
+from prefect_bt.visible import visible
 
 _UNITS = ("B", "KB", "MB", "GB")
 
@@ -19,7 +20,7 @@ def told(one: RankUpload) -> str:
     if status.trouble:
         parts.append(f"the store has trouble, tried again: {status.trouble}")
     parts += [f"not committed: {one}" for one in status.uncommitted or status.waiting]
-    return "; ".join(parts) or "nothing to upload yet"
+    return visible("; ".join(parts)) or "nothing to upload yet"
 
 
 def told_all(ranks: Sequence[RankUpload]) -> str:

@@ -9,6 +9,7 @@ costs only what was not sent yet.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import threading
@@ -16,14 +17,15 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Final
 
+from prefect_bt.beneath import NotRegularFile
 from prefect_bt.checkpoints.committed import Committed
 from prefect_bt.checkpoints.layout import FileFact, Found, join
 from prefect_bt.checkpoints.manifest import Entry, Origin, logical
 from prefect_bt.checkpoints.scanning import fact_of
 from prefect_bt.checkpoints.stock import receipt_key, small_key
+from prefect_bt.checkpoints.volumes import OpenFile, OutsideVolumes, Volumes
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
 
@@ -36,6 +38,7 @@ _SMALL_LANES: Final = 32
 _HUGE: Final = 64 * 1024 * 1024
 """More than this is seconds of work, which the training's steps would feel."""
 _SAMPLES, _SAMPLE = 64, 4096
+_REPLACED: Final = (FileNotFoundError, NotADirectoryError, NotRegularFile, OutsideVolumes)
 
 
 class Lanes:
@@ -85,19 +88,48 @@ def _stand_back() -> None:
 
 
 class Meter:
-    """How many bytes of one checkpoint are safe. Any thread adds."""
+    """Counter of a checkpoint's safe bytes, and of files in transfer. Any thread adds."""
 
     def __init__(self) -> None:
         self._lock, self._sent = threading.Lock(), dict[str, int]()
+        self._work = self._total = 0
+        self._under_way = dict[str, None]()
 
     def add(self, path: str, size: int, *, most: int) -> None:
         with self._lock:
-            self._sent[path] = min(self._sent.get(path, 0) + size, most)
+            before = self._sent.get(path, 0)
+            self._sent[path] = min(before + size, most)
+            self._total += self._sent[path] - before
+            self._work += size + 1
+
+    def worked(self, size: int) -> None:
+        """Count bytes that were read and not sent."""
+        with self._lock:
+            self._work += size
+
+    def take_work(self) -> int:
+        """Return the number of bytes read or sent since the last call."""
+        with self._lock:
+            work, self._work = self._work, 0
+            return work
+
+    @contextmanager
+    def under_way(self, path: str) -> Generator[None]:
+        """Mark a file as being read and sent until the end of the block."""
+        self._under_way[path] = None  # without the lock, for which many small files would queue
+        try:
+            yield
+        finally:
+            self._under_way.pop(path, None)
+
+    @property
+    def oldest(self) -> str:
+        """Return the file that has been in transfer for the longest time; empty for none."""
+        return next(iter(list(self._under_way)), "")
 
     @property
     def total(self) -> int:
-        with self._lock:
-            return sum(self._sent.values())
+        return self._total
 
 
 class Digests:
@@ -120,15 +152,15 @@ class Digests:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What a transfer works with. `tick` hears the safe bytes about twice a second."""
+    """Resources of a transfer. `tick` is called about twice a second."""
 
     store: Store
     origin: Origin
-    directory: Path
+    volumes: Volumes
     lanes: Lanes
     digests: Digests
     committed: Committed
-    tick: Callable[[int], None]
+    tick: Callable[[Meter], None]
     meter: Meter = field(default_factory=Meter)
 
     def moved(self, relative: str, fact: FileFact, size: int) -> None:
@@ -153,24 +185,25 @@ def transfer(shop: Workshop, found: Found) -> tuple[Entry, ...] | None:
                 if entry is None:
                     return None
                 entries.append(entry)
-            shop.tick(shop.meter.total)
+            shop.tick(shop.meter)
     finally:
         for future in pending:
             future.cancel()
         while pending:
             _, pending = wait(pending, timeout=_TICK)
-            shop.tick(shop.meter.total)
+            shop.tick(shop.meter)
     return tuple(sorted(entries, key=lambda entry: entry.path))
 
 
 def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
     relative = join(name, path)
-    source = shop.directory / relative
     try:
-        sent = _stored(shop, relative, source, fact)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        with shop.meter.under_way(relative):
+            sent = _stored(shop, relative, fact)
     except OSError as error:
+        # By a folder, a link or a pipe: what it is now is for the next look to say.
+        if isinstance(error, _REPLACED) or error.errno == errno.ELOOP:
+            return None
         raise CheckpointError(
             f"{relative} cannot be read: {error.strerror}.",
             rank=shop.origin.rank,
@@ -192,18 +225,19 @@ def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
     )
 
 
-def _stored(shop: Workshop, relative: str, source: Path, fact: FileFact) -> tuple[str, str] | None:
+def _stored(shop: Workshop, relative: str, fact: FileFact) -> tuple[str, str] | None:
     """Digest and key of the file's bytes in the store; None when it changed."""
     known = shop.digests.get(relative, fact)
     if key := known and shop.committed.stock.key_of(known, fact.size):
         return known, key
     if fact.size <= _SMALL:
-        return _store_small(shop, relative, source, fact)
-    return _store_large(shop, relative, source, fact)
+        return _store_small(shop, relative, fact)
+    with shop.volumes.open(relative) as source:
+        return _store_large(shop, relative, source, fact)
 
 
 def _store_large(
-    shop: Workshop, relative: str, source: Path, fact: FileFact
+    shop: Workshop, relative: str, source: OpenFile, fact: FileFact
 ) -> tuple[str, str] | None:
     """Read once, hashed on the way; twice only where the store may have the same bytes."""
     stock = shop.committed.stock
@@ -212,7 +246,7 @@ def _store_large(
         return None
     sha256 = shop.digests.get(relative, fact)
     if not sha256 and stock.is_like(mark):
-        sha256 = read_digest(source, fact)
+        sha256 = read_digest(source, fact, shop.meter.worked)
         if not sha256:
             return None
         shop.digests.put(relative, fact, sha256)
@@ -224,8 +258,8 @@ def _store_large(
         shop.moved(relative, fact, size)
 
     with stock.key_for(mark) as key, _naming(shop, relative, key):
-        sha256 = shop.store.upload_exact(key, source, sha256=sha256, tick=tick)
-    if not _is(fact, source.stat()):
+        sha256 = shop.store.upload_exact(key, source.path, sha256=sha256, tick=tick)
+    if not _is(fact, source.facts_by_name()):
         with contextlib.suppress(StoreError):
             shop.store.delete(key)  # nobody will ever name it
         return None
@@ -237,12 +271,11 @@ def _store_large(
     return sha256, key
 
 
-def _store_small(
-    shop: Workshop, relative: str, source: Path, fact: FileFact
-) -> tuple[str, str] | None:
+def _store_small(shop: Workshop, relative: str, fact: FileFact) -> tuple[str, str] | None:
     stock = shop.committed.stock
     with shop.lanes.memory(fact.size):
-        data = read_whole(source, fact)
+        with shop.volumes.open(relative) as source:
+            data = read_unchanged(source, fact)
         if data is None:
             return None
         sha256 = hashlib.sha256(data).hexdigest()
@@ -274,41 +307,42 @@ def _naming(shop: Workshop, relative: str, key: str) -> Generator[None]:
         ) from error
 
 
-def read_whole(source: Path, fact: FileFact) -> bytes | None:
-    """The file's bytes if it is what `fact` says before and after reading."""
-    with source.open("rb", buffering=0) as stream:
-        if not _is(fact, os.fstat(stream.fileno())):
-            return None
-        data = stream.read(fact.size + 1)
-        unchanged = len(data) == fact.size and _is(fact, os.fstat(stream.fileno()))
-    return data if unchanged and _is(fact, source.stat()) else None
+def read_unchanged(source: OpenFile, fact: FileFact) -> bytes | None:
+    """Return the file's bytes if it matches `fact` before and after reading, else None."""
+    if not _is(fact, source.facts()):
+        return None
+    data = os.pread(source.descriptor, fact.size + 1, 0)
+    unchanged = len(data) == fact.size and _is(fact, source.facts())
+    return data if unchanged and _is(fact, source.facts_by_name()) else None
 
 
 def _is(fact: FileFact, seen: os.stat_result) -> bool:
     return fact_of(seen) == replace(fact, link="")
 
 
-def read_mark(source: Path, fact: FileFact) -> str:
+def read_mark(source: OpenFile, fact: FileFact) -> str:
     """64 hex digits of the file's size and a sample of its bytes; empty if it is not `fact`."""
+    if not _is(fact, source.facts()):
+        return ""
     digest = hashlib.sha256(str(fact.size).encode())
-    with source.open("rb", buffering=0) as stream:
-        if not _is(fact, os.fstat(stream.fileno())):
-            return ""
-        for number in range(_SAMPLES + 1):
-            start = (fact.size - _SAMPLE) * number // _SAMPLES
-            digest.update(os.pread(stream.fileno(), _SAMPLE, start))
+    for number in range(_SAMPLES + 1):
+        start = (fact.size - _SAMPLE) * number // _SAMPLES
+        digest.update(os.pread(source.descriptor, _SAMPLE, start))
     return digest.hexdigest()
 
 
-def read_digest(source: Path, fact: FileFact) -> str:
-    """sha256 of the file if it is what `fact` says before and after reading, else empty."""
-    digest = hashlib.sha256()
-    with source.open("rb", buffering=0) as stream:
-        if not _is(fact, os.fstat(stream.fileno())):
-            return ""
-        buffer = memoryview(bytearray(_CHUNK))
-        while count := stream.readinto(buffer):
-            digest.update(buffer[:count])
-        if not _is(fact, os.fstat(stream.fileno())):
-            return ""
-    return digest.hexdigest() if _is(fact, source.stat()) else ""
+def read_digest(source: OpenFile, fact: FileFact, tick: Callable[[int], None]) -> str:
+    """Return the sha256 of the file if it matches `fact` before and after reading, else empty.
+
+    `tick` receives the number of bytes read. Of a growing file, only the size in `fact` is read.
+    """
+    if not _is(fact, source.facts()):
+        return ""
+    digest, at = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_CHUNK))
+    while at < fact.size and (count := os.preadv(source.descriptor, [buffer], at)):
+        digest.update(buffer[:count])
+        at += count
+        tick(count)
+    unchanged = at == fact.size and _is(fact, source.facts())
+    return digest.hexdigest() if unchanged and _is(fact, source.facts_by_name()) else ""

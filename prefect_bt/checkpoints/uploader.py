@@ -25,7 +25,9 @@ from prefect_bt.checkpoints.progress import Progress
 from prefect_bt.checkpoints.retrying import Retries
 from prefect_bt.checkpoints.settling import Settling, has_new_state, is_log
 from prefect_bt.checkpoints.taking import CHANGING, Taker
+from prefect_bt.checkpoints.volumes import Targets, Volumes
 from prefect_bt.checkpoints.watching import Directory
+from prefect_bt.epochs import Superseded
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.records import Retention, UploadStatus
@@ -56,6 +58,10 @@ class UploadOptions:
     retention: Retention = field(default_factory=Retention)
     hints: bool = True
     """Let the kernel tell where something changed."""
+    fence: Callable[[], object] = lambda: None
+    """Function that raises Superseded once another machine commits the job's checkpoints."""
+    targets: Targets = ()
+    """The node's volumes, which links may lead into."""
 
 
 class Uploader:
@@ -71,16 +77,18 @@ class Uploader:
         report: Callable[[UploadStatus], None],
     ) -> None:
         self._root, self._origin, self._options = directory, origin, options
+        volumes = Volumes(directory, options.targets)
         self._progress = Progress(report)
         self._settling = Settling(options.settle)
-        self._directory = Directory(directory, poll=options.scan, hints=options.hints)
+        self._directory = Directory(volumes, poll=options.scan, hints=options.hints)
         self._taker = Taker(
             store,
-            root=directory,
+            volumes=volumes,
             origin=origin,
             still=self._is_still,
             progress=self._progress,
             retention=options.retention,
+            fence=options.fence,
         )
         self._done: dict[str, Found] = {}
         """What needs no look before it changes: committed, or judged not to be whole."""
@@ -104,6 +112,8 @@ class Uploader:
                 elif not self._looked_aside:
                     self._rest(ending)
             return self._flush()
+        except Superseded as error:
+            return self._progress.change(flushed=True, waiting=(), error=str(error))
         finally:
             self._taker.close()
             self._directory.close()
@@ -225,6 +235,7 @@ class Uploader:
                 self._retries.failed(name, spared, now=time.monotonic(), tried=False)
                 continue
             before = self._taker.moved
+            self._progress.worked()
             why, error = self._try(found)
             if error is not None:
                 failures[name] = error
@@ -260,7 +271,7 @@ class Uploader:
         """What is odd about one checkpoint is a fault of that one, and costs no other."""
         try:
             return self._take(found)
-        except (StoreError, CheckpointError):
+        except (StoreError, CheckpointError, Superseded):
             raise
         except Exception as error:
             traceback.print_exc()

@@ -11,13 +11,13 @@ import contextlib
 import errno
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from prefect_bt.checkpoints.grouping import Branch, branch_of
 from prefect_bt.checkpoints.layout import FileFact, Found, join
 from prefect_bt.checkpoints.notify import EVERYTHING, Happened, Notifier
-from prefect_bt.checkpoints.scanning import fact_at, scan, scan_path
+from prefect_bt.checkpoints.scanning import Look, look_at, look_at_all, scan, scan_path
+from prefect_bt.checkpoints.volumes import Volumes
 
 _EVERYTHING_EVERY: Final = 30.0
 _SHARE: Final = 150
@@ -32,9 +32,9 @@ _COALESCE: Final = 0.2
 class Directory:
     """The files under one checkpoint directory. For one thread."""
 
-    def __init__(self, root: Path, *, poll: float = 1.0, hints: bool = True) -> None:
+    def __init__(self, volumes: Volumes, *, poll: float = 1.0, hints: bool = True) -> None:
         """`poll` in seconds: the pause between looks where the kernel gives no `hints`."""
-        self._root, self._poll = root, poll
+        self._volumes, self._root, self._poll = volumes, volumes.directory, poll
         self._branches: dict[str, Branch] = {}
         self._notifier = _notifier() if hints else None
         self._next_everything = 0.0
@@ -98,11 +98,11 @@ class Directory:
         """Whether every file of `found` is as it was, by a look at each of them."""
         facts = {**found.files, **found.unfinished}
         changes: dict[str, FileFact | None] = {}
-        for inner, fact in facts.items():
-            path = join(found.name, inner)
-            now = fact_at(self._root, path)
-            if now != fact:
-                changes[path] = now
+        paths = [join(found.name, inner) for inner in facts]
+        looks = look_at_all(self._volumes, paths)
+        for path, fact, look in zip(paths, facts.values(), looks, strict=True):
+            if look.fact != fact:
+                changes[path] = look.fact
         self._change(changes)
         return not changes
 
@@ -118,7 +118,7 @@ class Directory:
 
     def _look_at_everything(self) -> None:
         parts: dict[str, dict[str, FileFact]] = {}
-        for path, fact in scan(self._root, self._watch).items():
+        for path, fact in scan(self._volumes, self._watch).items():
             parts.setdefault(branch_of(path), {})[path] = fact
         for top in self._branches.keys() | parts.keys():
             self._replace(top, parts.get(top, {}))
@@ -134,12 +134,12 @@ class Directory:
     def _look_at(self, happened: Iterable[Happened]) -> None:
         changes: dict[str, FileFact | None] = {}
         for path, is_folder in self._paths(happened):
-            fact = None if is_folder else fact_at(self._root, path)
-            if fact is None and (is_folder or (self._root / path).is_dir()):
+            look = Look(is_folder=True) if is_folder else look_at(self._volumes, path)
+            if look.is_folder and look.fact is None:
                 changes.update(dict.fromkeys(self._below(path)))
-                changes.update(scan_path(self._root, path, self._watch) or {path: None})
+                changes.update(scan_path(self._volumes, path, self._watch) or {path: None})
             else:
-                changes[path] = fact
+                changes[path] = look.fact
         self._change(changes)
 
     def _paths(self, happened: Iterable[Happened]) -> Iterator[tuple[str, bool]]:
@@ -167,14 +167,15 @@ class Directory:
             if not branch.files:
                 del self._branches[top]
 
-    def _watch(self, folder: str) -> None:
+    def _watch(self, folder: str, descriptor: int) -> None:
         if self._notifier is None:
             return
         try:
-            self._notifier.add(folder)
+            self._notifier.add(folder, descriptor)
         except OSError as error:
-            if error.errno in {errno.ENOSPC, errno.ENOMEM}:
-                # This user may watch no more folders: looking at everything is always right.
+            if error.errno in {errno.ENOSPC, errno.ENOMEM, errno.ENOENT}:
+                # This user may watch no more folders, or there is no /proc to name them by: looking
+                # at everything is always right.
                 self._notifier.close()
                 self._notifier = None
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_bt import codec
-from prefect_bt.contract import withdrawn_prefix
+from prefect_bt.contract import job_objects_prefix, manifests_prefix, withdrawn_prefix
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.objects.protocols import Store
 
@@ -40,13 +40,30 @@ def announce(store: Store, project_id: str, job_id: str, withdrawal: Withdrawal)
 
 
 def pending(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Withdrawal]]:
-    """Every withdrawal that is not done, with its key; also those at work just now."""
+    """Yield every unfinished withdrawal with its key, including those in progress.
+
+    Names in a withdrawal that are not of its job are left out: they must not be deleted.
+    """
+    manifests = f"{manifests_prefix(project_id, job_id)}/"
+    objects = f"{job_objects_prefix(project_id, job_id)}/"
     for info in store.list(withdrawn_prefix(project_id, job_id)):
         try:
             data = store.get(info.key)
         except ObjectNotFound:
             continue
-        yield info.key, codec.decode(Withdrawal, json.loads(data))
+        found = codec.decode(Withdrawal, json.loads(data))
+        yield (
+            info.key,
+            replace(
+                found,
+                manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
+                objects={k: n for k, n in found.objects.items() if _is_below(k, objects)},
+            ),
+        )
+
+
+def _is_below(key: str, folder: str) -> bool:
+    return key.startswith(folder) and ".." not in key.split("/")
 
 
 def half_withdrawn(

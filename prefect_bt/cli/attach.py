@@ -36,11 +36,15 @@ FAILURES = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
 
 @dataclass(frozen=True)
 class Shown:
-    """How lines are shown. `limit`: of those there are, only so many, the newest."""
+    """Options for showing lines.
+
+    `limit`: only so many lines, the newest. `raw`: keep the controls that steer a terminal.
+    """
 
     folder: Folder | None = None
     as_json: bool = False
     coloured: bool = False
+    raw: bool = False
     platform: bool = True
     limit: int | None = None
 
@@ -105,7 +109,8 @@ def tail(
 
     with staying(terminal, record.id):
         looks = folded(follow(terminal, ledger, record, query, shown), shown.folder)
-        write_lines(looks, as_json=shown.as_json, coloured=shown.coloured, put=put)
+        how = {"as_json": shown.as_json, "coloured": shown.coloured, "raw": shown.raw}
+        write_lines(looks, **how, put=put)
         return say_end(terminal, ledger, record.id)
 
 

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.options import Here, Remote
 from prefect_bt.cli.printable import printable
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, write
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, data_cell, status_text, write
 
 if TYPE_CHECKING:
     from prefect_bt.cachesummary import CacheEntry, CacheSummary
@@ -50,6 +50,8 @@ _LONG_PATH: Final = 60
 _MOST_BOXED: Final = 2000
 """Rows of a table that is fitted to the terminal; a longer one comes as plain columns, at once."""
 _FEW: Final = 5
+_LONG_NAME: Final = 200
+"""Longest path in a sentence, in characters."""
 
 
 def summarize(
@@ -93,7 +95,7 @@ def summarize(
         beside.document(_document(summary, rows))
     else:
         _show(beside, summary, rows)
-    return _tell_unreadable(beside, summary)
+    return _report_uncounted(beside, summary)
 
 
 def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSummary | None:
@@ -167,7 +169,7 @@ def _csv(rows: list[Row]) -> str:
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(_CSV_COLUMNS)
-    lines.writerows([row[name] for name in _CSV_COLUMNS.values()] for row in rows)
+    lines.writerows([data_cell(row[name]) for name in _CSV_COLUMNS.values()] for row in rows)
     return text.getvalue()
 
 
@@ -221,17 +223,28 @@ def _show_plain(title: str, rows: list[Row]) -> None:
     write("\n".join([title, *lines]) + "\n")
 
 
-def _tell_unreadable(terminal: Terminal, summary: CacheSummary) -> int:
-    places = sorted(summary.unreadable)
-    if not places:
-        return OK
-    first = ", ".join(repr(place) for place in places[:_FEW])
-    more = f" and {len(places) - _FEW} more" if len(places) > _FEW else ""
-    terminal.error(
-        f"What is in {first}{more} may not be read, so it is not counted. "
-        "Ask whoever wrote it, or run this as the user who did."
-    )
-    return FAILED
+def _report_uncounted(terminal: Terminal, summary: CacheSummary) -> int:
+    """Print an error for each kind of folder that is not counted; return the exit code."""
+    if summary.unreadable:
+        terminal.error(
+            f"What is in {_few(summary.unreadable)} may not be read, so it is not counted. "
+            "Ask whoever wrote it, or run this as the user who did."
+        )
+    if summary.too_deep:
+        terminal.error(
+            f"What is in {_few(summary.too_deep)} is not counted: the path is too long for this "
+            "machine. Remove the outermost of these folders in a job that mounts the cache."
+        )
+    return FAILED if summary.unreadable or summary.too_deep else OK
+
+
+def _few(places: list[str]) -> str:
+    first = ", ".join(repr(_shortened(place)) for place in sorted(places)[:_FEW])
+    return first + (f" and {len(places) - _FEW} more" if len(places) > _FEW else "")
+
+
+def _shortened(path: str) -> str:
+    return path if len(path) <= _LONG_NAME else f"{path[: _LONG_NAME // 2]} … {path[-20:]}"
 
 
 @contextmanager
@@ -241,5 +254,5 @@ def _counting(terminal: Terminal) -> Generator[Callable[[int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    with terminal.err.status(text) as line:
-        yield lambda count: line.update(f"{text}: {count} files so far")
+    with terminal.err.status(status_text(text)) as line:
+        yield lambda count: line.update(status_text(f"{text}: {count} files so far"))

@@ -173,13 +173,15 @@ def _check_names(plans: list[_Plan], named: tuple[str, ...]) -> None:
 def _prune(ledger: Ledger, plan: _Plan) -> Pruned:
     from prefect_bt.checkpoints.pruning import prune_job
     from prefect_bt.deletion import owning_ended_job
+    from prefect_bt.epochs import PRUNE
     from prefect_bt.settings import Settings
 
     place = plan.record.project_id, plan.record.id
     if plan.live:
         return prune_job(ledger.store, *place, plan.going, live=True)
-    with owning_ended_job(ledger, plan.record.id, settings=Settings()):
-        return prune_job(ledger.store, *place, plan.going, live=False)
+    owning = owning_ended_job(ledger, plan.record.id, settings=Settings(), purpose=PRUNE)
+    with owning as fence:
+        return prune_job(ledger.store, *place, plan.going, live=False, fence=fence)
 
 
 def _show(terminal: Terminal, plans: list[_Plan]) -> None:

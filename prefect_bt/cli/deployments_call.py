@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from cyclopts.validators import Number
 
 from prefect_bt.cli.deployments import Name
 from prefect_bt.cli.options import Here, Output
-from prefect_bt.cli.printable import MARK
 from prefect_bt.cli.terminal import OK, write
 from prefect_bt.errors import ServingError
+from prefect_bt.visible import visible
 
 if TYPE_CHECKING:
     import httpx
@@ -117,15 +116,10 @@ def _show(pieces: Iterator[str]) -> None:
     try:
         for piece in pieces:
             begun = True
-            write("".join(map(_harmless, piece)), flush=True)
+            write(visible(piece), flush=True)
     finally:
         if begun:
             write("\n")
-
-
-def _harmless(sign: str) -> str:
-    """Blanks and joiners of any script stay; what would steer the terminal becomes a mark."""
-    return sign if sign in "\n\t" or unicodedata.category(sign) != "Cc" else MARK
 
 
 def _where(ledger: Ledger, name: str) -> tuple[str, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from prefect_bt.cli.printable import printable
-from prefect_bt.cli.terminal import FAILED, Terminal
+from prefect_bt.cli.terminal import FAILED, Terminal, status_text
 from prefect_bt.errors import ServerError, ServingError, StateError
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def telling(terminal: Terminal, what: str) -> Generator[Tell]:
     if not sys.stderr.isatty():
         yield lambda phrase: terminal.note(f"{what}: {phrase}")
         return
-    with terminal.err.status(what) as status:
-        yield lambda phrase: status.update(f"{what}: {phrase}")
+    with terminal.err.status(status_text(what)) as status:
+        yield lambda phrase: status.update(status_text(f"{what}: {phrase}"))
 
 
 @contextmanager

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from prefect_bt.cli.terminal import write
+from prefect_bt.cli.terminal import to_json, write
 from prefect_bt.folding import FoldedLine, Folder
 from prefect_bt.loglevels import LogLevel
 from prefect_bt.logs import PLATFORM_RANK, render_line
 from prefect_bt.ranks import ranks_label
+from prefect_bt.visible import visible_line
 
 if TYPE_CHECKING:
     from prefect_bt.joblogs import JobLine
@@ -67,10 +68,15 @@ def write_lines(
     *,
     as_json: bool,
     coloured: bool = False,
+    raw: bool = False,
     put: Callable[[str], object] = write,
 ) -> int:
-    """One a line, seen at once whenever nothing more comes for now; returns how many."""
-    written, render = 0, as_object if as_json else as_coloured if coloured else as_text
+    """Write each item as a line, flushed whenever no more are ready; return their number.
+
+    `raw`: with every character of a job's lines as it was printed, for a file or another program.
+    """
+    as_line = as_raw if raw else as_coloured if coloured else as_text
+    written, render = 0, as_object if as_json else as_line
     for line in shown:
         if line is None:
             sys.stdout.flush()
@@ -94,6 +100,12 @@ def write_document(shown: Iterable[JobLine | FoldedLine | None], **facts: Any) -
 
 
 def as_text(shown: JobLine | FoldedLine) -> str:
+    """Render a line for a terminal, now or later: only colours have an effect there."""
+    return visible_line(as_raw(shown))
+
+
+def as_raw(shown: JobLine | FoldedLine) -> str:
+    """Render a line with the control characters of the job's own output."""
     folded_ranks = shown.ranks if isinstance(shown, FoldedLine) else ()
     return render_line(shown.line, replica=ranks_label(folded_ranks) if folded_ranks else "")
 
@@ -119,4 +131,4 @@ def as_object(shown: JobLine | FoldedLine) -> str:
         fields["ranks"] = list(shown.ranks)
         if shown.ranks:
             fields["replica"] = ranks_label(shown.ranks)
-    return json.dumps(fields)
+    return to_json(fields)

@@ -20,6 +20,7 @@ from prefect_bt.cli.selection import newest_job, settled_state
 from prefect_bt.cli.terminal import OK, Terminal, counted, write
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.loglevels import LogLevel, parse_level
+from prefect_bt.visible import visible
 
 if TYPE_CHECKING:
     from prefect_bt.joblogs import LineFilter
@@ -129,6 +130,14 @@ def logs(
             "They are left out where --rank chooses nodes.",
         ),
     ] = True,
+    raw: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Print every character as the job printed it, also those that steer a terminal; "
+            "for a file or another program.",
+        ),
+    ] = False,
     output: Output = "cli-table",
     terminal: Here,
 ) -> int:
@@ -162,7 +171,7 @@ def logs(
     record = newest_job(ledger, which, beside)
     settled_state(ledger, record.id, beside)
     if first_failure:
-        _explain(beside, ledger, record, chosen)
+        _explain(beside, ledger, record, chosen, raw=raw)
         return OK
     ranks = parse_numbers(rank)
     query = LineFilter(
@@ -177,7 +186,8 @@ def logs(
     shown = attach.Shown(
         choose_folder(record, ranks=ranks, fold=fold, documents=beside.documents),
         as_json=beside.documents,
-        coloured=not beside.documents and is_coloured(),
+        coloured=not raw and not beside.documents and is_coloured(),
+        raw=raw,
         platform=platform,
         limit=limit,
     )
@@ -202,13 +212,15 @@ def _print_all(
     lines = folded(chosen, shown.folder)
     if terminal.documents:
         write_document(lines, job_id=record.id)
-    elif not write_lines(lines, as_json=False, coloured=shown.coloured):
+    elif not write_lines(lines, as_json=False, coloured=shown.coloured, raw=shown.raw):
         state = ledger.state(record.id)
         terminal.warn(f"No log lines of job {record.id} ({state.value}) match.")
     attach.say_damage(terminal, found)
 
 
-def _explain(terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: Numbers | None) -> None:
+def _explain(
+    terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: Numbers | None, *, raw: bool
+) -> None:
     from prefect_bt.cli.loglines import write_document, write_lines
     from prefect_bt.firstfailure import first_failure
     from prefect_bt.joblogs import JobLine
@@ -227,8 +239,8 @@ def _explain(terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: Numb
             message=outcome.message,
         )
         return
-    write(f"Attempt {outcome.attempt}: {outcome.message}\n")
-    write_lines(lines, as_json=False)
+    write(visible(f"Attempt {outcome.attempt}: {outcome.message}") + "\n")
+    write_lines(lines, as_json=False, raw=raw)
 
 
 def _one_attempt(ledger: Ledger, record: JobRecord, chosen: Numbers | None) -> int | None:

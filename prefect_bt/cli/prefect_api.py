@@ -2,7 +2,8 @@
 
 Which API: inside a flow run, the run's own; else the one Prefect is configured with
 (PREFECT_API_URL or the profile); else the server that `prefect-bt up` left; else, where that makes
-sense, Prefect's temporary server, which takes seconds to start and ends with this process.
+sense, Prefect's temporary server, which takes seconds to start and ends with this process. The
+server of `up` gets its password, however it was found.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -21,6 +23,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
     PREFECT_API_URL,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     PREFECT_SERVER_LOGGING_LEVEL,
@@ -32,6 +35,7 @@ from prefect.utilities.urls import url_for
 
 from prefect_bt.cli.prefect_database import may_have_block
 from prefect_bt.errors import ServerError
+from prefect_bt.serverauth import find_auth
 from prefect_bt.servers import local_server_url
 from prefect_bt.settings import Settings
 
@@ -234,14 +238,19 @@ def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
 @contextmanager
 def _settings() -> Generator[str]:
     """Settings in which Prefect's client finds the API chosen; yields its URL, "" for none."""
-    configured = PREFECT_API_URL.value()
+    configured = str(PREFECT_API_URL.value() or "")
     inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
-    found = "" if configured or inside else local_server_url(Settings().state_dir)
-    if configured or inside:
-        yield configured or ""
-        return
-    with temporary_settings(updates={PREFECT_API_URL: found} if found else _quiet_server()):
-        yield found
+    state_dir = Settings().state_dir
+    chosen = configured if configured or inside else local_server_url(state_dir)
+    updates: dict[Any, Any] = {}
+    if not (chosen or inside):
+        updates = _quiet_server()
+    elif chosen != configured:
+        updates[PREFECT_API_URL] = chosen
+    if auth := find_auth(state_dir, chosen):
+        updates[PREFECT_API_AUTH_STRING] = auth
+    with temporary_settings(updates=updates):
+        yield chosen
 
 
 def _quiet_server() -> dict[Any, Any]:
@@ -271,6 +280,8 @@ def _refused(response: httpx.Response) -> ServerError:
         detail = None
     words = f"{response.status_code} {response.reason_phrase}"
     next_step = "Look at PREFECT_API_URL and its credentials: prefect config view."
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        next_step = "Set PREFECT_API_AUTH_STRING; `prefect-bt up` prints the line for its server."
     if response.status_code in {409, 422}:
         next_step = "Does what was deployed fit this release? Deploy it again: prefect deploy."
     return ServerError(

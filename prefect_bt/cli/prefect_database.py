@@ -8,14 +8,16 @@ blocks are not encrypted: one read-only query tells whether the server is worth 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
+_BESIDE: Final = ("-wal", "-shm", "-journal")
 _SCHEME: Final = "sqlite+aiosqlite:///"
 _NAMED: Final = """
     SELECT 1 FROM block_document AS document JOIN block_type AS type
@@ -43,8 +45,23 @@ def may_have_block(type_slug: str, names: Collection[str]) -> bool:
         return True
 
 
+def make_private() -> None:
+    """Deny other users access to the database: it holds secrets, and their key is beside them.
+
+    A missing file is created, because Prefect would make it readable.
+    """
+    file = _database_file()
+    if file is None:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for path in (file, *(file.with_name(f"{file.name}{suffix}") for suffix in _BESIDE)):
+        with suppress(FileNotFoundError, PermissionError):
+            path.chmod(0o600)
+
+
 def _database_file() -> Path | None:
-    """The SQLite file that the temporary server would open; None for any other database."""
+    """Return the SQLite file that a server of this user opens; None for any other database."""
     url: str = PREFECT_API_DATABASE_CONNECTION_URL.value() or ""
     path = url.removeprefix(_SCHEME).partition("?")[0]
     if not url.startswith(_SCHEME) or not path or path.startswith((":", "file:")):

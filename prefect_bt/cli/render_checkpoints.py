@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 
 from prefect_bt.cli.tables import Column, Document, local_time, show_table
-from prefect_bt.cli.terminal import Terminal
+from prefect_bt.cli.terminal import Terminal, data_cell
 from prefect_bt.workspace.limits import format_bytes
 
 
@@ -53,7 +53,8 @@ def checkpoints_csv(job_id: str, checkpoints: Sequence[Document]) -> str:
     rows.writerow(_CSV_COLUMNS)
     for checkpoint in checkpoints:
         item = _checkpoint(job_id, checkpoint)
-        rows.writerow(["" if item[name] is None else item[name] for name in _CSV_COLUMNS.values()])
+        cells = ("" if item[name] is None else item[name] for name in _CSV_COLUMNS.values())
+        rows.writerow([data_cell(cell) for cell in cells])
     return text.getvalue()
 
 

@@ -29,10 +29,10 @@ def retry(
 
     `prefect-bt retry --job-id abc1234 --tail`
     """
-    from prefect_bt import submission
+    from prefect_bt import resubmission
 
     _ = remote
     beside = terminal.beside(output)
     with beside.working(f"Retrying job {job_id}"):
-        document = submission.retry(job_id, max_run_time=max_run_time)
+        document = resubmission.retry(job_id, max_run_time=max_run_time)
     return present(beside, document, Staying(tail=tail, wait=wait, output=output))

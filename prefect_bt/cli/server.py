@@ -1,26 +1,42 @@
 """A Prefect server and a worker on this machine, started, kept alive, and stopped (decision 13).
 
 With them a push begins within a second, runs have a UI, and schedules fire. What they are is
-written to the state folder (see prefect_bt.servers); they send no usage data out.
+written to the state folder (see prefect_bt.servers); they send no usage data out. The server asks
+for the password of the state folder (see prefect_bt.serverauth), and answers no other site's page.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import socket
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
 
+from prefect_bt.cli.server_app import HOST, origins_of
 from prefect_bt.errors import ServerError
+from prefect_bt.host.volumes import open_folders
+from prefect_bt.privacy import make_private
+from prefect_bt.serverauth import (
+    CLIENT_VARIABLE,
+    SERVER_VARIABLE,
+    asks_for_no_password,
+    auth_file,
+    choose_auth,
+    read_auth,
+    refuses,
+    restore_auth,
+)
 from prefect_bt.servers import (
     Daemon,
     daemon_of,
@@ -33,7 +49,6 @@ from prefect_bt.settings import Settings
 
 Say = Callable[[str], None]
 
-HOST: Final = "127.0.0.1"
 _ROLES: Final = ("caretaker", "worker", "server")
 """In the order in which they are stopped: who would start another goes first."""
 _SERVER_PATIENCE: Final = 120.0
@@ -54,12 +69,16 @@ def up(*, port: int | None = None, worker: bool = True, say: Say = print) -> dic
     """
     settings = Settings()
     with _alone(settings.state_dir, say=say):
+        for sentence in open_folders(settings):
+            say(f"Warning: {sentence}")
         known = read_server(settings.state_dir)
         if known is not None and daemon_of(known, "server").alive:
-            return _already_up(settings.state_dir, known, worker=worker, say=say)
+            if not _is_to_be_replaced(known, say=say):
+                return _already_up(settings.state_dir, known, worker=worker, say=say)
+            port = port or urlsplit(str(known["api_url"])).port
         _clear(settings.state_dir, known)
         document = _start(settings, port or settings.server_port, worker=worker, say=say)
-    return _told(document, already_up=False, say=say)
+    return _report_server(settings.state_dir, document, already_up=False, say=say)
 
 
 def down(*, force: bool = False, say: Say = print) -> dict[str, Any]:
@@ -108,11 +127,40 @@ def _already_up(
     state_dir: Path, known: dict[str, Any], *, worker: bool, say: Say
 ) -> dict[str, Any]:
     say(f"Already up: {known['ui_url']}")
+    _ensure_auth(state_dir, known, say=say)
     if worker and not daemon_of(known, "worker").alive:
         _start_worker(state_dir, known, say=say)
     if not daemon_of(known, "caretaker").alive:
         _start_caretaker(state_dir, known)
-    return _told(known, already_up=True, say=say)
+    return _report_server(state_dir, known, already_up=True, say=say)
+
+
+def _is_to_be_replaced(known: dict[str, Any], *, say: Say) -> bool:
+    """Return whether the running server asks for no password, and can be replaced."""
+    if not asks_for_no_password(known["api_url"]):
+        return False
+    try:
+        _refuse_while_runs_go(known)
+    except ServerError as error:
+        say(
+            f"WARNING: every user and web page of this machine has access to this server: an older "
+            f"release started it without a password. {error} Afterwards: prefect-bt up"
+        )
+        return False
+    say("The server that runs asks for no password; replacing it")
+    return True
+
+
+def _ensure_auth(state_dir: Path, known: dict[str, Any], *, say: Say) -> None:
+    """Make the file hold the running server's auth string. Raises ServerError."""
+    if not refuses(known["api_url"], read_auth(state_dir)):
+        return
+    if not restore_auth(state_dir, known["server_pid"]):
+        raise ServerError(
+            f"{auth_file(state_dir)} is not the password of the server that runs.",
+            next_step="Start the server with a new one: prefect-bt down --force; prefect-bt up.",
+        )
+    say(f"{auth_file(state_dir)} was missing or damaged; written again")
 
 
 def mend(*, say: Say) -> bool:
@@ -128,26 +176,37 @@ def mend(*, say: Say) -> bool:
             port = urlsplit(str(known["api_url"])).port or settings.server_port
             _refuse_taken(port)
             _start_server(state_dir, known, port=port)
+            if read_auth(state_dir) != os.environ.get(CLIENT_VARIABLE):
+                daemon_of(known, "worker").stop(patience=_STOP_PATIENCE)  # it has another one
         if known.get("worker_pid") and not daemon_of(known, "worker").alive:
             _start_worker(state_dir, known, say=say)
     return True
 
 
-def _told(document: dict[str, Any], *, already_up: bool, say: Say) -> dict[str, Any]:
-    export = f"export PREFECT_API_URL={document['api_url']}"
+def _report_server(
+    state_dir: Path, document: dict[str, Any], *, already_up: bool, say: Say
+) -> dict[str, Any]:
+    # The string itself is in no terminal, and in no shell's history.
+    show = f"cat {shlex.quote(str(auth_file(state_dir.absolute())))}"
+    export = f'export PREFECT_API_URL={document["api_url"]} {CLIENT_VARIABLE}="$({show})"'
     elsewhere = os.environ.get("PREFECT_API_URL", "")
     say(f"UI: {document['ui_url']}    Stop: prefect-bt down")
+    say(f"The UI asks for a password once: {show}")
     if elsewhere and elsewhere.rstrip("/") != document["api_url"]:
         say(f"This shell's PREFECT_API_URL is {elsewhere}; to use this server: {export}")
     else:
         say(f"For Prefect's own commands in other shells: {export}")
-    return {**document, "already_up": already_up, "export": export}
+    told = {"already_up": already_up, "export": export, "auth_file": str(auth_file(state_dir))}
+    return {**document, **told}
 
 
 def _start_server(state_dir: Path, document: dict[str, Any], *, port: int) -> None:
     api_url, log = document["api_url"], state_dir / "server.log"
+    auth = choose_auth(state_dir, api_url, os.environ, own=_own_auth())
     environment = {
-        **_environment(api_url),
+        **_environment(api_url, auth),
+        SERVER_VARIABLE: auth,
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(origins_of(port)),
         # Without these two, a UI on another port than 4200 asks for data at 4200.
         "PREFECT_SERVER_UI_API_URL": api_url,
         "PREFECT_UI_URL": document["ui_url"],
@@ -156,10 +215,8 @@ def _start_server(state_dir: Path, document: dict[str, Any], *, port: int) -> No
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
     }
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST]
-    daemon, process = start_daemon(
-        [*command, "--port", str(port)], log=log, environment=environment
-    )
+    command = [sys.executable, "-m", "prefect_bt.cli.server_app", str(port)]
+    daemon, process = start_daemon(command, log=log, environment=environment)
     _note(state_dir, document, "server", daemon)
     deadline = time.monotonic() + _SERVER_PATIENCE
     while not _healthy(api_url):
@@ -174,7 +231,7 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Say) -> Non
     say("Starting a worker")
     name, log = f"{socket.gethostname()}-{time.time_ns() // 1_000_000}", state_dir / "worker.log"
     environment = {
-        **_environment(document["api_url"]),
+        **_environment(document["api_url"], read_auth(state_dir)),
         "PREFECT_WORKER_QUERY_SECONDS": "2",
         "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
     }
@@ -196,7 +253,7 @@ def _start_caretaker(state_dir: Path, document: dict[str, Any]) -> None:
     daemon, _ = start_daemon(
         [sys.executable, "-m", "prefect_bt.cli.caretaker"],
         log=state_dir / "caretaker.log",
-        environment=_environment(document["api_url"]),
+        environment=_environment(document["api_url"], read_auth(state_dir)),
     )
     _note(state_dir, document, "caretaker", daemon)
 
@@ -235,6 +292,13 @@ def _refuse_while_runs_go(known: dict[str, Any]) -> None:
 
     try:
         going = runs_going(known["api_url"])
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != HTTPStatus.UNAUTHORIZED:
+            return
+        raise ServerError(
+            "It cannot be told whether flow runs are going: the server has another password.",
+            next_step="`prefect-bt up` may find it again; or prefect-bt down --force.",
+        ) from error
     except (httpx.HTTPError, RuntimeError):
         return  # a server that does not answer is of no use to any run
     if going:
@@ -257,8 +321,8 @@ def _refuse_taken(port: int) -> None:
     if _healthy(f"{url}/api"):
         raise ServerError(
             f"Another Prefect server, which `prefect-bt up` did not start, answers at {url}.",
-            next_step=f"Use it (export PREFECT_API_URL={url}/api), or take another port: "
-            f"prefect-bt up --port {port + 1}",
+            next_step=f"Take another port: prefect-bt up --port {port + 1}; or use it, if it is "
+            f"yours: export PREFECT_API_URL={url}/api",
         )
     raise ServerError(
         f"Port {port} is taken by another program.",
@@ -266,10 +330,19 @@ def _refuse_taken(port: int) -> None:
     )
 
 
-def _environment(api_url: str) -> dict[str, str]:
+def _own_auth() -> str:
+    """Return the user's own auth string, of the environment or of Prefect's profile."""
+    if own := os.environ.get(SERVER_VARIABLE):
+        return own
+    from prefect_bt.cli.server_setup import own_auth
+
+    return own_auth()
+
+
+def _environment(api_url: str, auth: str) -> dict[str, str]:
     """Ours with the API chosen; a key for Prefect Cloud is of no concern to a local server."""
     inherited = {k: v for k, v in os.environ.items() if k != "PREFECT_API_KEY"}
-    return {**inherited, **_QUIET, "PREFECT_API_URL": api_url}
+    return {**inherited, **_QUIET, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
 
 
 def _healthy(api_url: str) -> bool:
@@ -289,7 +362,7 @@ def _did_not_start(what: str, log: Path) -> ServerError:
 @contextmanager
 def _alone(state_dir: Path, *, say: Say) -> Generator[None]:
     """One `up`, `down` or `mend` of a state folder at a time; another waits, and says so."""
-    state_dir.mkdir(parents=True, exist_ok=True)
+    make_private(state_dir)
     with (state_dir / "server.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

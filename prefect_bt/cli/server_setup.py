@@ -17,9 +17,18 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, Fl
 from prefect.client.schemas.objects import StateType, WorkerStatus
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectAlreadyExists
-from prefect.settings import PREFECT_API_KEY, PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_KEY,
+    PREFECT_API_URL,
+    PREFECT_SERVER_API_AUTH_STRING,
+    temporary_settings,
+)
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.process import ProcessWorker
+
+from prefect_bt.serverauth import find_auth
+from prefect_bt.settings import Settings
 
 POOL: Final = "training"
 """Prefect keeps names that begin with its own for itself."""
@@ -29,9 +38,20 @@ _GOING: Final = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 @contextmanager
 def at(api_url: str) -> Generator[None]:
-    """Prefect's client talks to `api_url`, whatever the environment or the profile says."""
-    with temporary_settings(updates={PREFECT_API_URL: api_url}, restore_defaults={PREFECT_API_KEY}):
+    """Let Prefect's client use `api_url`, whatever the environment or the profile says.
+
+    The password is that of the state folder, else the configured one.
+    """
+    updates: dict[Any, Any] = {PREFECT_API_URL: api_url}
+    if auth := find_auth(Settings().state_dir, api_url):
+        updates[PREFECT_API_AUTH_STRING] = auth
+    with temporary_settings(updates=updates, restore_defaults={PREFECT_API_KEY}):
         yield
+
+
+def own_auth() -> str:
+    """Return the auth string that the user gave Prefect's servers, for instance in a profile."""
+    return str(PREFECT_SERVER_API_AUTH_STRING.value() or "")
 
 
 def prepare(api_url: str) -> None:

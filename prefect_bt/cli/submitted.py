@@ -41,6 +41,7 @@ def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
     job_id = str(document["id"])
     for note in document.get("notes") or ():
         terminal.note(f"note: {note}", style="dim")
+    warn_of_open_folders(terminal, document.get("store"))
     if document.get("current_status") == JobState.PENDING.value:
         words = f"Training job {job_id} is waiting for capacity, that is for a worker to take it."
         terminal.say(words, style="yellow")
@@ -60,6 +61,15 @@ def say_created(terminal: Terminal, document: dict[str, Any]) -> None:
     terminal.say(
         f"  UI:      {page or 'none; `prefect-bt up` starts one, and makes pushes faster'}"
     )
+
+
+def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:
+    """Warn of our folders that other users of the machine can enter, and say how to close them."""
+    from prefect_bt.host.volumes import open_folders
+    from prefect_bt.settings import Settings
+
+    for sentence in open_folders(Settings(), store):
+        terminal.warn(sentence)
 
 
 def _has_cache(document: dict[str, Any]) -> bool:

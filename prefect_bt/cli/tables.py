@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prefect_bt.cli.terminal import Terminal
+from prefect_bt.visible import visible
 
 Document = dict[str, Any]
 Cell = str | Text
@@ -78,7 +79,7 @@ def show_fields(terminal: Terminal, title: str, fields: Iterable[tuple[str, Cell
 def new_table(terminal: Terminal, title: str, *, header: bool = True) -> Table:
     boxed = terminal.out.is_terminal
     return Table(
-        title=Text(title, style="bold magenta"),
+        title=Text(visible(title), style="bold magenta"),
         title_justify="left",
         box=box.ROUNDED if boxed else None,
         border_style="blue",
@@ -92,8 +93,12 @@ def new_table(terminal: Terminal, title: str, *, header: bool = True) -> Table:
 
 
 def to_text(value: Cell) -> Text:
-    """Names are free text: brackets in them are no markup."""
-    return value if isinstance(value, Text) else Text(value)
+    """Return free text for a cell: brackets are no markup, and controls have no effect."""
+    plain = value.plain if isinstance(value, Text) else value
+    harmless = visible(plain)
+    if isinstance(value, Text) and harmless == plain:
+        return value
+    return Text(harmless, style=value.style if isinstance(value, Text) else "")
 
 
 def number(value: int | None) -> str:
@@ -117,8 +122,13 @@ class Link:
     def __call__(self, url: str | None, *, short: bool = True) -> Text:
         if not url:
             return Text("")
-        style = f"link {url}" if self.clickable else ""
+        style = f"link {url}" if self.clickable and _is_address(url) else ""
         return Text("link" if self.clickable and short else url, style=style)
+
+
+def _is_address(url: str) -> bool:
+    """Return whether it can be part of a terminal's link sequence, and of a style of rich."""
+    return url.isascii() and url.isprintable() and " " not in url
 
 
 # -- widths ---------------------------------------------------------------------------------

@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from prefect_bt.visible import visible
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 OK: Final = 0
 FAILED: Final = 1
@@ -75,17 +78,18 @@ class Terminal:
         """`error: <text>`, the label red on a terminal."""
         from rich.text import Text
 
-        self.err.print(Text.assemble(("error:", "bold red"), f" {text}"), soft_wrap=True)
+        said = Text.assemble(("error:", "bold red"), f" {visible(text)}")
+        self.err.print(said, soft_wrap=True)
 
     def document(self, value: Any) -> None:
         """`value` as JSON, ASCII only: all that standard output gets."""
-        write(json.dumps(value, indent=2, default=str) + "\n")
+        write(to_json(value, indent=2) + "\n")
 
     def confirm(self, question: str) -> bool:
         """Yes when nobody can be asked; no when the answer is empty."""
         if not self.interactive:
             return True
-        self.err.print(f"{question} [y/N] ", end="")
+        self.err.print(f"{visible(question)} [y/N] ", end="")
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     @contextmanager
@@ -116,8 +120,25 @@ class Terminal:
         if not sys.stderr.isatty():
             yield
             return
-        with self.err.status(text):
+        with self.err.status(status_text(text)):
             yield
+
+
+def status_text(text: str) -> Text:
+    """Return the text of a spinner; rich would read markup in a plain string."""
+    from rich.text import Text
+
+    return Text(visible(text))
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON in ASCII without control characters; json.dumps leaves DEL as it is."""
+    return json.dumps(value, indent=indent, default=str).replace("\x7f", "\\u007f")
+
+
+def data_cell(value: object) -> str:
+    """Return a csv cell: exact for a program, without control characters on a terminal."""
+    return visible(str(value)) if sys.stdout.isatty() else str(value)
 
 
 def _unheard(size: int) -> None:
@@ -164,7 +185,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 def _print_line(console: Console, text: str, style: str) -> None:
-    console.print(text, style=style or None, soft_wrap=True)
+    console.print(visible(text), style=style or None, soft_wrap=True)
 
 
 def _stdin_is_tty() -> bool:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.cli.terminal import Terminal
+from prefect_bt.visible import visible
 from prefect_bt.weights.telling import shown, told
 
 if TYPE_CHECKING:
@@ -67,17 +68,18 @@ class _Bar:
     def __init__(self, bars: Bars, name: str) -> None:
         self._bars, self._name, self._note = bars, name, ""
         self._lock = threading.Lock()
-        self._task: TaskID = bars.add_task(name, total=None, words="waiting")
+        self._task: TaskID = bars.add_task(visible(name), total=None, words="waiting")
 
     def __call__(self, progress: Progress) -> None:
         with self._lock:
             if progress.note and progress.note != self._note:
                 self._note = progress.note
-                self._bars.console.print(f"{self._name}: {progress.note}", style="yellow")
+                said = visible(f"{self._name}: {progress.note}")
+                self._bars.console.print(said, style="yellow")
         total: dict[str, Any] = {}
         if progress.files_total:
             total = {"total": 100.0, "completed": progress.percent}
-        self._bars.update(self._task, words=told(progress), **total)
+        self._bars.update(self._task, words=visible(told(progress)), **total)
 
 
 def _bars(terminal: Terminal) -> Bars:

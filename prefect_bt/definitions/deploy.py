@@ -12,7 +12,7 @@ from prefect_bt.definitions.compute import Compute
 from prefect_bt.definitions.variables import EnvironmentVariables
 
 DEFAULT_LORA_RANK: Final = 16
-DEFAULT_DOWNLOAD_FOLDER: Final = "/tmp/training_checkpoints"
+DEFAULT_DOWNLOAD_FOLDER: Final = "/tmp/training_checkpoints"  # noqa: S108
 
 
 class ModelWeightsFormat(StrEnum):

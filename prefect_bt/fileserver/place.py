@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from prefect_bt.folders import find_paths
+from prefect_bt.privacy import make_private
 from prefect_bt.servers import Daemon
 
 _SECRET_BYTES: Final = 32
@@ -76,7 +77,7 @@ class Place:
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
         """One start or stop at a time; another waits."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self.folder)
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -95,7 +96,7 @@ class Place:
         path = self.folder / "key"
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self.folder)
         staged = self.folder / f"key.{os.getpid()}.{secrets.token_hex(4)}"
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as stream:

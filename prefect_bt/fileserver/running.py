@@ -24,7 +24,7 @@ HOST: Final = "127.0.0.1"
 _START_PATIENCE: Final = 60.0
 _STOP_PATIENCE: Final = 10.0
 _ANSWER_PATIENCE: Final = 15.0
-_WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})
+_WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 (an address that a user may name)
 _BACKLOG: Final = 128
 
 
@@ -125,7 +125,7 @@ def is_this_machine_only(host: str) -> bool:
 def answers(known: Known, place: Place) -> bool:
     """Whether the server serves this store."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    host = HOST if known.host in {"", "0.0.0.0"} else "::1" if known.host == "::" else known.host
+    host = HOST if known.host in {"", "0.0.0.0"} else "::1" if known.host == "::" else known.host  # noqa: S104
     try:
         with direct.open(
             f"http://{_reachable(host)}:{known.port}/", timeout=_ANSWER_PATIENCE

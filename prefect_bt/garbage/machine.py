@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_bt.errors import StateError
-from prefect_bt.folders import find_files, find_paths
+from prefect_bt.folders import find_paths
 from prefect_bt.garbage.verdicts import Stores, Verdict
 from prefect_bt.garbage.words import Kind, LeftOver
 from prefect_bt.host.files import read_record
@@ -18,6 +18,7 @@ from prefect_bt.host.layout import JobFolder
 from prefect_bt.ownership import forget_job, hold_job, is_owned
 from prefect_bt.plan import NodePlan
 from prefect_bt.substrates.local_process import LocalSubstrate
+from prefect_bt.trees import find_files
 
 UNSAVED = "may be the only copy: --include-unsaved removes it"
 
@@ -133,9 +134,13 @@ def _clear(job: JobFolder, jobs: Jobs) -> None:
     delete_tree(job.path, OSError)
 
 
+def _is_job(path: Path) -> bool:
+    return path.name.isalnum() and path.is_dir() and not path.is_symlink()
+
+
 def _folders(path: Path) -> list[Path]:
     try:
-        return sorted(one for one in path.iterdir() if one.name.isalnum() and one.is_dir())
+        return sorted(one for one in path.iterdir() if _is_job(one))
     except OSError:
         return []
 

@@ -12,6 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 MOUNT: Final = Path("/sys/fs/cgroup")
+KERNEL: Final = Path("/proc/sys/kernel")
+MOST_PROCESSES: Final = 32768
+"""Maximum number of processes of a node. Eight ranks with data loaders need some thousands."""
+LEAST_PROCESSES: Final = 1024
+PROCESS_SHARE: Final = 4
+"""Divisor of the machine's limit for one node: three that fork without end leave it alive."""
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2**63."""
 
@@ -48,6 +54,12 @@ def count_cpus() -> int:
         cpus = os.cpu_count() or 1
     limit = cpu_limit()
     return max(1, cpus if limit is None else min(cpus, round(limit)))
+
+
+def process_share(kernel: Path = KERNEL) -> int:
+    """Return how many processes and threads a node may have: a share of the machine's."""
+    found = [_number(kernel / name) or MOST_PROCESSES for name in ("pid_max", "threads-max")]
+    return max(LEAST_PROCESSES, min(MOST_PROCESSES, min(found) // PROCESS_SHARE))
 
 
 def oom_kills(mount: Path = MOUNT, own: str | None = None) -> int | None:

@@ -12,12 +12,15 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.records import NodeStatus
 
 T = TypeVar("T")
+
+UNANSWERED: Final = "the node's agent did not answer a stop and was killed"
+"""Reason in the status of a node whose agent did not answer a stop."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -46,17 +49,19 @@ class StopRequest:
     """`force` means now: SIGKILL. A forced request is never softened by a later one.
 
     `grace`: seconds until whoever asks will force it; None: the plan's.
+    `unanswered`: the agent did not do so in time, and the requester killed it.
     """
 
     reason: str
     force: bool = False
     grace: float | None = None
+    unanswered: bool = False
 
 
 def request_stop(path: Path, request: StopRequest) -> None:
     """Leave the request where the agent looks ten times a second."""
     before = read_record(StopRequest, path)
-    if before is not None and before.force:
+    if before is not None and before.force and not request.unanswered:
         return
     write_text(path, codec.dumps(request))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.ownership import try_lock
+from prefect_bt.privacy import make_private
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
@@ -85,7 +86,7 @@ def claim_gpus(
     if count == 0:
         return []
     folder = state_dir / "gpus"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     gpus = list_gpus(environment)
     claimed: list[tuple[Gpu, int]] = []
     for gpu in gpus:

@@ -7,28 +7,34 @@ lets go of it however they end. Pids are not asked.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from prefect_bt import codec
+from prefect_bt.beneath import NotRegularFile, open_file
 from prefect_bt.contract import LEADER_PORT_VARIABLE
 from prefect_bt.errors import SubstrateError
-from prefect_bt.folders import find_files, find_paths
+from prefect_bt.folders import find_paths
 from prefect_bt.host import processes
-from prefect_bt.host.files import StopRequest, read_record, request_stop, write_text
+from prefect_bt.host.files import (
+    UNANSWERED,
+    StopRequest,
+    read_record,
+    request_stop,
+    write_text,
+)
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.host.view import mount_points
 from prefect_bt.ownership import drop_unowned, try_lock
 from prefect_bt.plan import NodePlan
 from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
+from prefect_bt.trees import find_files, remove_tree
 
 NAME: Final = "local"
 GONE = "the node's process is gone"
@@ -78,6 +84,25 @@ class HostHandle:
         if not self._alive():
             self._kill_marked(spare_uploader=not force)
 
+    def give_up(self) -> None:
+        """Kill the agent first, and its guard with the second call, as the protocol requires."""
+        before = read_record(StopRequest, self.folder.stop)
+        if before is None or self._read_status().over:
+            return
+        with suppress(OSError):  # only the reason is lost
+            request_stop(self.folder.stop, replace(before, force=True, unanswered=True))
+        agents = self._agents()
+        parents = {processes.parent_of(pid) for pid in agents}
+        for pid in agents:
+            if before.unanswered or pid not in parents:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _agents(self) -> list[int]:
+        """Return the pids of the guard and the agent, if they are alive."""
+        marked = processes.marked_processes(self._mark(), self.folder.root, spare_uploader=True)
+        return [pid for pid in marked if NODE_MODULE in processes.arguments_of(pid)]
+
     def kill_commands(self) -> bool:
         marked = processes.marked_processes(self._mark(), self.folder.root, spare_uploader=True)
         found = [pid for pid in marked if NODE_MODULE not in processes.arguments_of(pid)]
@@ -96,10 +121,11 @@ class HostHandle:
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
         try:
-            with self.folder.log.open("rb") as file:
+            # Commands beside us (local substrate) can put a pipe or a link there.
+            with os.fdopen(open_file(self.folder.path, self.folder.log.name), "rb") as file:
                 file.seek(offset)
                 return file.read(limit)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotRegularFile):
             return b""
 
     def remove(self) -> None:
@@ -150,6 +176,9 @@ class HostHandle:
 
     def _why_gone(self) -> str:
         """A node that never got to speak has its cause on the last line of agent.log."""
+        asked = read_record(StopRequest, self.folder.stop)
+        if asked is not None and asked.unanswered:
+            return UNANSWERED
         try:
             last = self.folder.agent_log.read_text(errors="replace").strip().splitlines()[-1:]
         except OSError:
@@ -251,7 +280,7 @@ def delete_tree(folder: Path, error: Callable[[str], Exception]) -> None:
     if mounted:
         raise error(f"cannot be removed: {mounted[0]} is mounted")
     _drop_mount_points(folder / "root")
-    shutil.rmtree(folder, onerror=_open_up)
+    remove_tree(folder)
     if folder.exists():
         raise error(f"cannot be removed: {folder} cannot be deleted")
 
@@ -260,22 +289,8 @@ def _drop_mount_points(root: Path) -> None:
     """The empty folders of a view, several at a time: each may wait for the disk's journal."""
 
     def drop(path: str) -> None:
-        with suppress(OSError):  # whatever else it is, rmtree sees to it
+        with suppress(OSError):  # whatever else it is, remove_tree sees to it
             os.rmdir(path)  # noqa: PTH106 (one a mount point, of thousands)
 
     with suppress(OSError), ThreadPoolExecutor(8) as threads, os.scandir(root) as found:
         list(threads.map(drop, [entry.path for entry in found]))
-
-
-def _open_up(_function: Callable[..., Any], path: str, _facts: object) -> None:
-    """A folder that a command closed to its own user is opened, then deleted."""
-    target = Path(path)
-    for place in (target.parent, target):
-        with suppress(OSError):
-            if stat.S_ISDIR(place.lstat().st_mode):
-                place.chmod(0o700)
-    with suppress(OSError):
-        if stat.S_ISDIR(target.lstat().st_mode):
-            shutil.rmtree(target, ignore_errors=True)
-        else:
-            target.unlink()

@@ -23,6 +23,7 @@ from prefect_bt.host.files import write_text
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord, new_mark
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE, UPLOADER_VARIABLE
 from prefect_bt.plan import NodePlan
+from prefect_bt.privacy import PRIVATE_MODE, make_private
 
 
 class NodeLauncher:
@@ -52,8 +53,8 @@ class NodeLauncher:
         before.
         """
         folder = JobFolder(self.state_dir, node.job_id).node(node.attempt, node.rank)
-        folder.path.parent.mkdir(parents=True, exist_ok=True)
-        folder.path.mkdir()
+        make_private(folder.path.parent)
+        folder.path.mkdir(PRIVATE_MODE)
         lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Where a node's files lie on this machine.
+"""Where a node's files lie on this machine. The state folder is its user's alone (mode 0700).
 
 <state_dir>/
     id                              tells state folders apart (prefect_bt.ownership)
@@ -19,8 +19,7 @@
             container.json          which container that is
             mapped/                 stand-ins for parent folders when paths are mapped
     cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>
-    cache/bases/<project id>/huggingface    also what /root/.cache/huggingface is, wherever the
-                                    base is mounted
+    cache/huggingface/<project id>  huggingface in the base, and /root/.cache/huggingface
     weights/trees/<name>/files      read-only: a source at one revision, made by prefect_bt.weights
     gpus/<i>.lock                   flock held while a node uses the device
     deployments/<quoted name>/      routers of serving deployments (prefect_bt.router)
@@ -154,7 +153,10 @@ def place_of(state_dir: Path) -> str:
 
 
 def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: NodeFolder) -> Path:
-    """The host folder behind a volume; nothing is created."""
+    """Return the host folder behind a volume; nothing is created.
+
+    No such folder is inside another: a job that could write the outer one could put a link there.
+    """
     key = quote_name(volume.key or plan.project_id)
     return {
         VolumeKind.WORKSPACE: node.path / "workspace",
@@ -164,6 +166,6 @@ def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: Node
         VolumeKind.CACHE_BASE: state_dir / "cache" / "bases" / key,
         VolumeKind.PROJECT_CACHE: state_dir / "cache" / "projects" / key,
         VolumeKind.TEAM_CACHE: state_dir / "cache" / "teams" / key,
-        VolumeKind.HF_CACHE: state_dir / "cache" / "bases" / key / "huggingface",
+        VolumeKind.HF_CACHE: state_dir / "cache" / "huggingface" / key,
         VolumeKind.WEIGHTS: state_dir / "weights" / "trees" / key / "files",
     }[volume.kind]

@@ -4,12 +4,18 @@ Who has a number is told by the kernel: an abstract socket of that name, bound b
 the gang and inherited by every guard and agent. It is as wide as the network whose ports it counts
 (all state folders, all users), and goes with the last process that has it. Where there are none,
 it is the flock of `<state_dir>/ports/<number>`.
+
+Any local user can bind those names, too. So the holder of a name listens on it, and the kernel
+tells whose it is: names of other users count while they are few. Once more than MOST_FOREIGN are
+found taken, none of them counts, and the claim is the flock, which only the owner of the folder can
+take.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 import sys
 import zlib
 from collections.abc import Iterator
@@ -18,14 +24,23 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.ownership import try_lock
+from prefect_bt.privacy import make_private
 
 FIRST: Final = 20000
 LAST: Final = 32767
 """Above what services are given by name, below what Linux hands out to clients."""
 FAMILIAR: Final = frozenset({25565, 27017, 29400, 29500})
 """Inside the range, but what programs use unasked; the last two are PyTorch's."""
+MOST_FOREIGN: Final = 512
+"""Maximum number of names that other users are taken to hold in good faith: a gang has one."""
+_BACKLOG: Final = 128
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Format of pid, uid, gid (socket(7), SO_PEERCRED)."""
 
 _SYSTEM = Path("/proc/sys/net/ipv4")
+
+
+_NONE_FREE: Final = "no port between {first} and {last} is free for the gang's rendezvous"
 
 
 class NoFreePort(OSError):
@@ -41,14 +56,31 @@ class ClaimedPort(NamedTuple):
 
 def claim_port(gang: str, *, state_dir: Path) -> ClaimedPort:
     """One that is free now and no other gang's. The same gang is offered the same one first."""
+    foreign = 0
     for number in _candidates(gang):
         descriptor = _lock(number, state_dir)
-        if descriptor is None:
+        if descriptor is not None:
+            if is_free(number):
+                return ClaimedPort(number, descriptor)
+            os.close(descriptor)
+        elif sys.platform == "linux" and not _is_ours(number):
+            foreign += 1
+            if foreign > MOST_FOREIGN:
+                return _claim_among_foreign(gang, state_dir)
+    raise NoFreePort(_NONE_FREE.format(first=FIRST, last=LAST))
+
+
+def _claim_among_foreign(gang: str, state_dir: Path) -> ClaimedPort:
+    """Claim a port by flock, on a machine where another user has taken the names."""
+    for number in _candidates(gang):
+        if _is_ours(number):
             continue
-        if is_free(number):
-            return ClaimedPort(number, descriptor)
-        os.close(descriptor)
-    raise NoFreePort(f"no port between {FIRST} and {LAST} is free for the gang's rendezvous")
+        descriptor = _lock_file(number, state_dir)
+        if descriptor is not None:
+            if is_free(number):
+                return ClaimedPort(number, descriptor)
+            os.close(descriptor)
+    raise NoFreePort(_NONE_FREE.format(first=FIRST, last=LAST))
 
 
 def is_free(number: int) -> bool:
@@ -101,16 +133,48 @@ def _lock(number: int, state_dir: Path) -> int | None:
         return _lock_file(number, state_dir)
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        holder.bind(f"\0prefect-bt/port/{number}")
+        holder.bind(_name_of(number))
+        holder.listen(_BACKLOG)
     except OSError:
+        holder.close()
+        return None
+    if _is_locked(number, state_dir):
         holder.close()
         return None
     return holder.detach()
 
 
+def _name_of(number: int) -> str:
+    return f"\0prefect-bt/port/{number}"
+
+
+def _is_ours(number: int) -> bool:
+    """Return whether a process of our own user has claimed the port by name. Never waits."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(_name_of(number))
+            told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:  # nobody listens, or too many ask: a release before this one, or a stranger
+            return False
+    return _CREDENTIALS.unpack(told)[1] == os.geteuid()
+
+
+def _is_locked(number: int, state_dir: Path) -> bool:
+    """Return whether a gang of this state folder claimed the port by flock, not by name."""
+    try:
+        descriptor = os.open(state_dir / "ports" / str(number), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _lock_file(number: int, state_dir: Path) -> int | None:
     folder = state_dir / "ports"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if try_lock(descriptor):
         return descriptor

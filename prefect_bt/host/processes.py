@@ -91,7 +91,7 @@ def marked_processes(mark: str, root: Path, *, spare_uploader: bool = False) -> 
         if pid == os.getpid() or _is_zombie(pid):
             continue
         variables = _environment(pid)
-        if spare_uploader and uploader in variables:
+        if spare_uploader and uploader in variables and _shares_our_pids(pid):
             continue
         inside = own_root is not None and _identity(f"{_PROC}/{pid}/root") == own_root
         if (mark and wanted in variables) or inside:
@@ -100,9 +100,12 @@ def marked_processes(mark: str, root: Path, *, spare_uploader: bool = False) -> 
 
 
 def uploader_processes(mark: str) -> list[int]:
-    """Pids of the node's uploader, and of what it has started."""
+    """Return the pids of the node's uploader and of the processes it has started.
+
+    Those in a container do not count: one that took the uploader's mark would be waited for.
+    """
     wanted = f"{UPLOADER_VARIABLE}={mark}".encode()
-    return [pid for pid in _pids() if wanted in _environment(pid)]
+    return [pid for pid in _pids() if wanted in _environment(pid) and _shares_our_pids(pid)]
 
 
 def processes_by(variable: str) -> dict[str, list[int]]:
@@ -122,6 +125,12 @@ def variables_of(pid: int) -> dict[str, str]:
     """Those that the process was started with; empty when it is gone or another user's."""
     pairs = (os.fsdecode(entry).partition("=") for entry in _environment(pid))
     return {name: value for name, _, value in pairs if name}
+
+
+def parent_of(pid: int) -> int:
+    """Return the pid of the parent; 0 when the process is gone."""
+    facts = _read_facts(pid)
+    return facts.parent if facts is not None else 0
 
 
 def arguments_of(pid: int) -> list[str]:
@@ -232,6 +241,12 @@ def _read(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def _shares_our_pids(pid: int) -> bool:
+    """Return whether it is in our pid namespace; True too if it is gone, or without namespaces."""
+    theirs = _identity(f"{_PROC}/{pid}/ns/pid")
+    return theirs is None or theirs == _identity(f"{_PROC}/self/ns/pid")
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -32,6 +32,9 @@ MS_RELATIME: Final = 1 << 21
 MNT_DETACH: Final = 2
 
 _PR_SET_CHILD_SUBREAPER = 36
+_OPENAT2 = 437
+"""Number of the system call, the same on every architecture."""
+_RESOLVE_IN_ROOT, _NO_MAGIC_LINKS = 0x10, 0x02
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 
 
@@ -70,18 +73,36 @@ def pivot_root(new_root: str, put_old: str) -> None:
     )
 
 
+def open_in_root(root: int, path: str) -> int:
+    """Open `path` as a process whose root folder is `root` would: no link leads out of it (O_PATH).
+
+    Raises OSError (ENOSYS) before Linux 5.6.
+    """
+    how = (ctypes.c_uint64 * 3)(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _NO_MAGIC_LINKS)
+    return _call(
+        "syscall",
+        ctypes.c_long(_OPENAT2),
+        ctypes.c_int(root),
+        ctypes.c_char_p(os.fsencode(path)),
+        ctypes.byref(how),
+        ctypes.c_size_t(ctypes.sizeof(how)),
+    )
+
+
 def become_subreaper(on: bool = True) -> None:
     """Orphaned descendants become our children instead of init's; or, off, init's again."""
     zero, wanted = ctypes.c_ulong(0), ctypes.c_ulong(on)
     _call("prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), wanted, zero, zero, zero)
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _call(name: str, *arguments: Any) -> int:
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, f"{name} is a Linux call")
-    if getattr(_libc(), name)(*arguments) == -1:
+    answer = int(getattr(_libc(), name)(*arguments))
+    if answer == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
+    return answer
 
 
 @cache

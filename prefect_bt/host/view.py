@@ -8,6 +8,9 @@
                                 file by rename (git config, editors) works as on the host
         <missing folder>/       made for the target
 
+Where something is mounted, and what, is found without following links below the root: what a job
+left on this machine cannot put the next one's folders elsewhere.
+
 It is a view, not a security boundary. Only the node's own processes see it, and it ends with them:
 nothing is ever mounted in the host's namespace, so deleting the node's folder there meets empty
 mount points only. The agent itself enters it, before it has a second thread (the kernel's rule for
@@ -17,15 +20,17 @@ what they leave behind, with no code between fork and exec.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from prefect_bt.beneath import Identity, identity_of, open_place
 from prefect_bt.host import syscalls as sc
-from prefect_bt.host.view_plan import Bind, ViewError, ViewPlan, plan_view
+from prefect_bt.host.view_plan import Bind, FolderRefused, ViewError, ViewPlan, plan_view
 
 HIDDEN = ".prefect-bt"
 
@@ -98,8 +103,10 @@ def _mirror(host: str, *, index: int, root: Path, private: Path) -> None:
     mounted = f"{root}{host}"
     readable = os.access(host, os.R_OK | os.X_OK, effective_ids=True)
     if readable:
-        sc.mount(host, f"{root}{behind}", sc.MS_BIND | sc.MS_REC)
-    sc.mount(str(private), mounted, sc.MS_BIND)
+        with _place_of(Path("/"), host) as source:
+            sc.mount(source, f"{root}{behind}", sc.MS_BIND | sc.MS_REC)
+    with _place_of(root, host) as target:
+        sc.mount(str(private), target, sc.MS_BIND)
     if readable:
         _copy_owner(host, private)
         _bind_children(host, private, mounted=mounted, behind=behind)
@@ -129,18 +136,40 @@ def _try_bind(source: str, target: str) -> None:
 
 
 def _place(bind: Bind, root: Path) -> None:
-    target = Path(f"{root}{bind.target}")
+    """Mount the opened source on the opened target: either path may have an earlier job's link."""
     try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        with (
+            _place_of(root, bind.target, create=True) as target,
+            _place_of(bind.source, "", expected=bind.identity) as source,
+        ):
+            sc.mount(source, target, sc.MS_BIND | sc.MS_REC)
+    except (NotADirectoryError, FileExistsError, PermissionError, _Replaced) as error:
         raise ViewError(f"{bind.target!r} cannot be made: {error.strerror}") from error
-    sc.mount(str(bind.source), str(target), sc.MS_BIND | sc.MS_REC)
     if bind.read_only:
-        _make_read_only(target)
+        with _place_of(root, bind.target) as place:
+            _make_read_only(place, Path(f"{root}{bind.target}"))
 
 
-def _make_read_only(target: Path) -> None:
-    for place in (target, *_mounts_below(target)):
+class _Replaced(OSError):
+    """Error: another folder has the name of the one that was opened before."""
+
+
+@contextmanager
+def _place_of(
+    root: Path, relative: str, *, create: bool = False, expected: Identity | None = None
+) -> Generator[str]:
+    """Yield a path that leads to this folder alone, found without following links below `root`."""
+    descriptor = open_place(root, relative.lstrip("/"), create=create)
+    try:
+        if expected not in {None, identity_of(descriptor)}:
+            raise _Replaced(errno.ESTALE, f"{root} was replaced by another folder")
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _make_read_only(opened: str, target: Path) -> None:
+    for place in (opened, *_mounts_below(target)):
         now = os.statvfs(place).f_flag
         # A user namespace may add restrictions, never drop the ones that the host has set.
         kept = now & _SAME_FLAGS | (sc.MS_RELATIME if now & _ST_RELATIME else 0)
@@ -185,4 +214,12 @@ def _main(arguments: Sequence[str]) -> int:
 if __name__ == "__main__":
     raise SystemExit(_main(sys.argv[1:]))
 
-__all__ = ["Bind", "ViewError", "ViewPlan", "enter_view", "mount_points", "plan_view"]
+__all__ = [
+    "Bind",
+    "FolderRefused",
+    "ViewError",
+    "ViewPlan",
+    "enter_view",
+    "mount_points",
+    "plan_view",
+]

@@ -6,10 +6,13 @@ above it that does exist is replaced by a private mirror of itself, in which the
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
+
+from prefect_bt.beneath import Identity
 
 FORBIDDEN: Final = ("/proc", "/sys", "/dev")
 
@@ -18,12 +21,29 @@ class ViewError(Exception):
     """A target that no view can offer: the definition's fault, not the kernel's."""
 
 
+class FolderRefused(ViewError):
+    """Error: a folder of a volume cannot be opened, or only through a link."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        linked = error.errno in {errno.ELOOP, errno.ENOTDIR}
+        why = "it, or one above it, is a link or no folder" if linked else error.strerror
+        step = (
+            "Links below the state folder are never followed, since a job may have left them. "
+            "Remove it, or mount the folder that it leads to in its place (mount --bind)."
+            if linked
+            else "See that it can be entered and written."
+        )
+        super().__init__(f"{str(folder)!r} cannot be given to the job: {why}. {step}")
+
+
 class Bind(NamedTuple):
     """The host folder `source` appears at `target`, an absolute path inside the node."""
 
     source: Path
     target: str
     read_only: bool = False
+    identity: Identity | None = None
+    """Identity of the folder that was opened as `source` without following links."""
 
 
 class ViewPlan(NamedTuple):
@@ -44,7 +64,7 @@ def plan_view(binds: Iterable[Bind], *, keep: Sequence[Path] = ()) -> ViewPlan:
         target = _inside(above, bind.target, written) if above else _resolve(bind.target)
         _check(bind.target, target, keep)
         written[bind.target] = target
-        placed.append(Bind(bind.source, target, bind.read_only))
+        placed.append(bind._replace(target=target))
         if _nearest(target, [b.target for b in placed[:-1]]) is None:
             mirrors |= _mirror_for(target)
     placed.sort(key=lambda bind: len(PurePosixPath(bind.target).parts))

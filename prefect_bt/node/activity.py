@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -66,7 +67,7 @@ def _times(folder: Path) -> Iterator[float]:
     while stack and left > 0:
         try:
             with os.scandir(stack.pop()) as entries:
-                for entry in entries:
+                for entry in islice(entries, left):
                     left -= 1
                     yield entry.stat(follow_symlinks=False).st_mtime
                     if entry.is_dir(follow_symlinks=False):

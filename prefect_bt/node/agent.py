@@ -19,18 +19,19 @@ from prefect_bt.host.volumes import NodePaths, ensure_volumes, local_store
 from prefect_bt.node import staging
 from prefect_bt.node.activity import Activity
 from prefect_bt.node.commands import EXIT_NOT_STARTED, Commands, CommandsEnd, Surroundings
-from prefect_bt.node.contained import Container, NotStarted
+from prefect_bt.node.contained import Broken, Container, NotStarted
 from prefect_bt.node.environment import (
     Machine,
     command_environment,
     own_virtual_environment,
 )
 from prefect_bt.node.logfile import LogFile, OutputLog
-from prefect_bt.node.paths import kept_folders, map_targets
+from prefect_bt.node.paths import kept_folders, local_targets, map_targets
 from prefect_bt.node.runner import Runner, Shell
 from prefect_bt.node.stopping import StopWatch
 from prefect_bt.node.uploader import DEFAULT_COMMAND, Uploader, UploadJob
 from prefect_bt.plan import NodePlan, VolumeKind
+from prefect_bt.privacy import make_store_folder
 from prefect_bt.records import Cause, NodePhase
 from prefect_bt.secrets import Redactor
 
@@ -99,8 +100,12 @@ class Agent:
         return None if self.watch.reason else paths
 
     def _cause_of(self, error: Exception) -> Cause | None:
+        if isinstance(error, Broken):
+            return Cause.CONTAINER_PROTOCOL
         if isinstance(error, NotStarted):
             return Cause.IMAGE_UNUSABLE
+        if isinstance(error, view.FolderRefused):
+            return Cause.STAGING_FAILED
         refused = isinstance(error, view.ViewError) and not self.task.refusal
         return Cause.VIEW_REFUSED if refused else None
 
@@ -121,7 +126,7 @@ class Agent:
         store = local_store(task.plan.store)
         if store is not None:
             # Made now: in the view it could be a folder that ends with the node.
-            store.mkdir(parents=True, exist_ok=True)
+            make_store_folder(store)
         if task.pipes is None:
             self._have_paths(paths, state_dir)
         for bind in paths.binds:
@@ -181,6 +186,7 @@ class Agent:
             volumes=paths.folders,
             download=task.folder.path,
             aside=job.rank(task.plan.rank) / "set-aside" / f"attempt-{task.plan.attempt}",
+            targets=self._targets(paths),
         )
         self.watch.look()
         if self.watch.reason or not staging.needs_staging(task.plan, folders):
@@ -200,7 +206,7 @@ class Agent:
     def _surroundings(self, paths: NodePaths) -> Surroundings:
         checkpoints = paths.folders.get(VolumeKind.CHECKPOINTS)
         if self.task.plan.checkpoints is not None and checkpoints is not None:
-            self.uploader = Uploader(self._upload_job(checkpoints))
+            self.uploader = Uploader(self._upload_job(checkpoints, paths))
         return Surroundings(
             log=self.log,
             output=self.output,
@@ -232,7 +238,13 @@ class Agent:
         spare = (uploader.pid,) if uploader is not None and uploader.pid is not None else ()
         return processes.descendants(os.getpid(), spare=spare)
 
-    def _upload_job(self, checkpoints: Path) -> UploadJob:
+    def _targets(self, paths: NodePaths) -> tuple[tuple[str, Path], ...]:
+        """Return the folders that links may lead into: in a container, only its own paths."""
+        if self.task.pipes is not None:
+            return tuple((bind.target, bind.source) for bind in paths.binds)
+        return local_targets(paths, self.mapped)
+
+    def _upload_job(self, checkpoints: Path, paths: NodePaths) -> UploadJob:
         task = self.task
         return UploadJob(
             command=task.record.uploader or DEFAULT_COMMAND,
@@ -241,6 +253,8 @@ class Agent:
             status=task.folder.upload,
             log=task.folder.agent_log,
             environment={**os.environ, processes.UPLOADER_VARIABLE: task.record.mark},
+            rank=task.plan.rank,
+            targets=self._targets(paths),
         )
 
     def _environment(self) -> dict[str, str]:
@@ -264,17 +278,14 @@ class Agent:
 
     def _flush(self, commands: Commands, paths: NodePaths, end: CommandsEnd) -> None:
         uploader = self.uploader
-        gone = self.container is not None and self.container.gone
-        if gone:
-            self.log.platform(
-                "the container is gone: it was killed or removed, or its Engine restarted"
-            )
+        lost = self._lost_container()
         self.status.update(
             phase=NodePhase.FLUSHING,
             exit_code=end.exit_code,
             signal=end.signal,
             oom=end.oom,
-            reason=self.watch.reason or (CONTAINER_GONE if gone else ""),
+            reason=self.watch.reason or lost,
+            cause=Cause.CONTAINER_PROTOCOL if lost and lost != CONTAINER_GONE else None,
             ended_at=time.time(),
         )
         if self.container is not None:
@@ -283,7 +294,7 @@ class Agent:
             self.container.close(written)
         if uploader is None:
             return
-        if uploader.pid is None and not any(paths.folders[VolumeKind.CHECKPOINTS].iterdir()):
+        if uploader.pid is None and staging.is_empty(paths.folders[VolumeKind.CHECKPOINTS]):
             return
         self.log.platform("job has exited, syncing checkpoints")
         uploader.flush()
@@ -293,6 +304,21 @@ class Agent:
         uncommitted = said.uncommitted if said is not None else ()
         self.status.update(upload_error=uploader.error(), uncommitted=uncommitted)
         self._say_flush(uploader)
+
+    def _lost_container(self) -> str:
+        """Return why the commands lost their container too early; "" when they did not."""
+        container = self.container
+        if container is None:
+            return ""
+        if container.broken:
+            self.log.platform(f"the container was ended: {container.broken}")
+            return container.broken
+        if not container.gone or container.ended_by_us:
+            return ""
+        self.log.platform(
+            "the container is gone: it was killed or removed, or its Engine restarted"
+        )
+        return CONTAINER_GONE
 
     def _say_flush(self, uploader: Uploader) -> None:
         said, error = uploader.result(), uploader.error()

@@ -27,6 +27,9 @@ from prefect_bt.records import NodePhase
 TICK: Final = 0.1
 READ_BYTES: Final = 256 * 1024
 READS_A_TURN: Final = 8
+READING_A_TURN: Final = 0.1
+"""Longest time that a turn reads, in seconds. Lines of one byte each take a hundred times as long
+as others, and a stop is looked for once a turn."""
 GATHER: Final = 0.01
 """Seconds in which output gathers in the pipe. A look at every write would cost a core."""
 GATHER_SHARE: Final = 8
@@ -179,10 +182,15 @@ class Commands:
     # -- the pipe ---------------------------------------------------------------------------
 
     def _read_output(self) -> None:
-        chunks = _read_all(self._runner.output, READ_BYTES, turns=READS_A_TURN)
-        for data in chunks:
-            self._around.output.feed(data)
-        self._gathering = 0 < sum(map(len, chunks)) < self._little
+        size, began = 0, time.monotonic()
+        for _ in range(READS_A_TURN):
+            chunks = _read_all(self._runner.output, READ_BYTES, turns=1)
+            for data in chunks:
+                size += len(data)
+                self._around.output.feed(data)
+            if not chunks or time.monotonic() - began > READING_A_TURN:
+                break
+        self._gathering = 0 < size < self._little
 
     def _drain(self) -> None:
         """What is in the pipe now; a background process may fill it again, hence a bound."""

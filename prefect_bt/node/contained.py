@@ -3,6 +3,10 @@
 What the container is asked and says goes through pipes (host.container); the Engine is never asked,
 so that it may be away, or restart with its containers alive. That the container is gone is told by
 its first process, which is one of this machine's, too.
+
+The commands are root in the container and may read, fill and forge every pipe. No call here waits
+for one of them, and a container that does not follow the protocol (node.reports), or does not end
+when it is asked to, is ended by SIGKILL to its first process.
 """
 
 from __future__ import annotations
@@ -24,10 +28,12 @@ from prefect_bt.host.container import (
     READY,
     ContainerRecord,
     Pipes,
+    end_container,
     order,
     set_variable,
     signal_all,
 )
+from prefect_bt.node.reports import Reports
 from prefect_bt.node.runner import Ended, widen
 
 READY_SECONDS: Final = 60.0
@@ -52,15 +58,21 @@ class Container:
         self.pipe_bytes = widen(pipes.output)
         self.ended: Ended | None = None
         self.gone = self._closed = False
+        self.ended_by_us = False
+        """Whether we killed its first process."""
         self._first = _open_process(record)
         self._own: list[int] = []
         self._waiting = b""
-        self._said = b""
-        self._words: list[str] = []
+        self._reports = Reports(pipes.reports)
         self._kills_before: int | None = None
 
+    @property
+    def broken(self) -> str:
+        """Return how the container broke the protocol; "" while it keeps to it."""
+        return self._reports.broken
+
     def await_ready(self, variables: Mapping[str, str]) -> None:
-        """Until its first process listens; it is told the variables. NotStarted."""
+        """Wait for its first process, then send the variables. Raises NotStarted, Broken."""
         if self._answer(READY_SECONDS) != READY:
             if self.gone:
                 raise NotStarted(
@@ -74,8 +86,8 @@ class Container:
             self._order(set_variable(name, value))
 
     def prepare(self, verb: str, place: str) -> None:
-        """`copy` or `link` the folder `place` into where the commands start. NotStarted."""
-        self._order(order(verb, place))
+        """Copy or link (`verb`) `place` to where commands start. Raises NotStarted, Broken."""
+        self._ask(order(verb, place))
         answer = self._answer(None)
         if answer not in {"0", ""} and not self.gone:
             tool = {"copy": "cp", "link": "ln"}[verb]
@@ -83,16 +95,18 @@ class Container:
             raise NotStarted(f"the image's `{tool}` could not {verb} {place} ({why})")
 
     def start(self, command: str) -> None:
-        self.ended = GONE if self.gone else None
-        self._order(order("run", command))
+        self.ended = GONE if self.gone or self.broken else None
+        self._ask(order("run", command))
 
     def turn(self) -> None:
         if self._waiting:
             self._pump()
         self._hear()
-        if self._words and self.ended is None:
-            self.ended = _exit_of(self._words.pop(0))
-        if self.gone and self.ended is None:
+        if self.ended is None and (word := self._reports.take()) is not None:
+            self.ended = _exit_of(word)
+        if self.broken and not self.gone:
+            self._end_now()
+        if (self.gone or self.broken) and self.ended is None:
             self.ended = GONE
 
     def note_end(self, pid: int, status: int) -> None:
@@ -116,6 +130,8 @@ class Container:
                     os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.02)
             self._hear()
+        if left:  # they fork faster than they are killed: all of it, at once
+            self._end_now()
         self._await_word()
 
     def killed_for_memory(self) -> bool:
@@ -134,13 +150,37 @@ class Container:
         self._closed = True
         if written and os.geteuid() and not self.gone:
             places = " ".join(map(shlex.quote, written))
-            self._order(order("run", f"chown -hR {os.geteuid()}:{os.getegid()} {places}"))
-            self._answer(OWN_SECONDS)
+            self._ask(order("run", f"chown -hR {os.geteuid()}:{os.getegid()} {places}"))
+            with suppress(Broken):
+                self._answer(OWN_SECONDS)
         self._order(order("end"))
+        self._await_end()
+        if not self.gone:  # something in it has taken the order
+            self._end_now()
+
+    def _await_end(self) -> None:
         deadline = time.monotonic() + END_SECONDS
         while not self.gone and time.monotonic() < deadline:
             self._pump()
-            self._wait(0.05)
+            select.select([] if self._first is None else [self._first], [], [], 0.05)
+            self._look_after()
+
+    def _end_now(self) -> None:
+        """Kill its first process; the kernel then kills all others.
+
+        A plain user may not: then the listener is asked, and DockerHandle has the Engine remove it.
+        """
+        self._look_after()
+        if self.gone:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if self._first is not None:
+                signal.pidfd_send_signal(self._first, signal.SIGKILL)
+            else:
+                os.kill(self.record.pid, signal.SIGKILL)
+            self.ended_by_us = True
+            self._await_end()
+        end_container(self._pipes)
 
     def _await_word(self) -> None:
         """How the killed command ended is told a moment after the last process is gone."""
@@ -150,15 +190,25 @@ class Container:
             self.turn()
 
     def _answer(self, seconds: float | None) -> str:
-        """The next word; "" when there was none in time, or somebody gave it up."""
+        """Return the next word; "" if none came in time, or it was given up. Raises Broken."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        while not self._words and not self.gone and self._look():
+        word = self._reports.take()
+        while word is None and not self.gone and self._look():
             if deadline is not None and time.monotonic() > deadline:
                 break
             self._pump()
             self._wait(0.02)
             self._hear()
-        return self._words.pop(0) if self._words else ""
+            word = self._reports.take()
+            if word is None and self.broken:
+                self._end_now()
+                raise Broken(self.broken)
+        return word or ""
+
+    def _ask(self, line: bytes) -> None:
+        """Send an order that is answered with an exit code."""
+        self._reports.expect()
+        self._order(line)
 
     def _order(self, line: bytes) -> None:
         self._waiting += line
@@ -174,17 +224,12 @@ class Container:
             return
 
     def _hear(self) -> None:
-        try:
-            while data := os.read(self._pipes.reports, 4096):
-                self._said += data
-        except BlockingIOError:
-            pass
-        *lines, self._said = self._said.split(b"\n")
-        self._words += [line.decode(errors="replace").strip() for line in lines]
+        self._reports.read()
         self._look_after()
 
     def _wait(self, seconds: float) -> None:
-        select.select([self._pipes.reports], [], [], seconds)
+        """Wait for a report, `seconds` at most."""
+        select.select([] if self.broken else [self._pipes.reports], [], [], seconds)
         self._look_after()
 
     def _look_after(self) -> None:
@@ -212,6 +257,10 @@ class NotStarted(Exception):
     """The container cannot run the commands; the sentence says why."""
 
 
+class Broken(NotStarted):
+    """Error: something in the container broke the protocol before the commands ran."""
+
+
 def _open_process(record: ContainerRecord) -> int | None:
     """A descriptor that stands for the first process alone; None where there are none, or it is
     gone and its pid is perhaps another's."""
@@ -233,6 +282,6 @@ def _lives(descriptor: int | None, record: ContainerRecord) -> bool:
 
 def _exit_of(word: str) -> Ended:
     """`$?` of the container's shell: above 128 it is mostly a signal's number."""
-    code = int(word) if word.isdigit() else 1
+    code = int(word)
     number = code - 128
     return Ended(code, number if number in set(signal.Signals) else None)

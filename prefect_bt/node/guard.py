@@ -20,7 +20,13 @@ from typing import NoReturn
 
 from prefect_bt.host import processes, syscalls
 from prefect_bt.host.container import Pipes, end_container, open_pipes
-from prefect_bt.host.files import StatusFile, read_record, read_secrets
+from prefect_bt.host.files import (
+    UNANSWERED,
+    StatusFile,
+    StopRequest,
+    read_record,
+    read_secrets,
+)
 from prefect_bt.host.layout import NodeFolder, NodeRecord
 from prefect_bt.node.agent import Agent, Assignment, leave
 from prefect_bt.node.rescue import Rescue
@@ -128,18 +134,20 @@ def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int, pipes: Pipes | 
     """Nothing but the uploader may outlive the agent, and the status must say that it is over."""
     status = read_record(NodeStatus, folder.status) or NodeStatus(rank)
     if not status.over:
+        asked = read_record(StopRequest, folder.stop)
+        lost = UNANSWERED if asked is not None and asked.unanswered else LOST
         if pipes is not None:
             end_container(pipes)
         _kill_commands(folder, record)
         if status.phase is not NodePhase.FLUSHING:
-            status = replace(status, phase=NodePhase.FLUSHING, reason=LOST, ended_at=time.time())
+            status = replace(status, phase=NodePhase.FLUSHING, reason=lost, ended_at=time.time())
         StatusFile(folder.status, status).save_last()
         _wait_for_children(record.mark)
         upload = read_record(UploadStatus, folder.upload)
         ended = replace(
             status,
             phase=NodePhase.LOST,
-            reason=LOST,
+            reason=lost,
             upload_error=upload.error if upload is not None else "",
             uncommitted=upload.uncommitted if upload is not None else (),
         )

@@ -32,7 +32,7 @@ class LogFile:
     """Stamped lines, appended. A full disk loses lines, counts them, and never stops the node."""
 
     def __init__(self, path: Path, redact: Redactor, *, measure: Measure | None = None) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._redact = redact
         self._room = DiskRoom(measure or disk_of(self._descriptor))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from prefect_bt.beneath import open_folder
 from prefect_bt.contract import CHECKPOINT_DIR, RESERVED_PREFIX, quote_name
 from prefect_bt.host.layout import NodeFolder
 from prefect_bt.host.view_plan import ViewError, is_below
 from prefect_bt.host.volumes import NodePaths, local_store
 from prefect_bt.plan import NodePlan, VolumeKind
+from prefect_bt.privacy import make_private
 
 
 def map_targets(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[str, Path]:
@@ -28,8 +31,28 @@ def map_targets(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[s
         _link_below(parent, mapped, mapped[parent])
     for parent in _named_parents(plan, mapped):
         mapped[parent] = node.path / "mapped" / quote_name(parent)
+        make_private(mapped[parent])
         _link_below(parent, mapped, mapped[parent])
     return mapped
+
+
+def local_targets(
+    paths: NodePaths, mapped: Mapping[str, Path] | None
+) -> tuple[tuple[str, Path], ...]:
+    """Return the volumes that links of this node's checkpoints may lead into: path and folder.
+
+    In a view a volume is at its target and, as everything of this machine, at its own path; where
+    paths are `mapped` it is at its own path alone.
+    """
+    targets = dict[str, Path]()
+    for bind in paths.binds if mapped is None else ():
+        targets[bind.target] = bind.source
+        targets.setdefault(os.path.realpath(bind.target), bind.source)
+    sources = [bind.source for bind in paths.binds]
+    for source in (*sources, *(mapped or {}).values()):
+        targets.setdefault(str(source), source)
+        targets.setdefault(os.path.realpath(source), source)
+    return tuple(targets.items())
 
 
 def kept_folders(plan: NodePlan, state_dir: Path) -> list[Path]:
@@ -54,10 +77,23 @@ def _link_below(parent: str, mapped: dict[str, Path], folder: Path) -> None:
     """In `folder`, which stands for `parent`, a link to each volume that belongs below it."""
     for target, source in mapped.items():
         if target != parent and is_below(target, parent):
-            link = folder / PurePosixPath(target).relative_to(parent)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):  # another node of this start was first
-                link.symlink_to(source)
+            place = PurePosixPath(target).relative_to(parent)
+            within = open_folder(folder, str(place.parent), create=True)
+            try:
+                _put_link(place.name, source, within=within)
+            finally:
+                os.close(within)
+
+
+def _put_link(name: str, source: Path, *, within: int) -> None:
+    """Put a link at `name`, instead of a job's link or an empty folder (a view's mount point)."""
+    with suppress(OSError):
+        if os.readlink(name, dir_fd=within) != str(source):
+            os.unlink(name, dir_fd=within)
+    with suppress(OSError):
+        os.rmdir(name, dir_fd=within)
+    with suppress(FileExistsError):  # another node of this start was first
+        os.symlink(source, name, dir_fd=within)
 
 
 def _clean(path: str) -> str:

@@ -6,6 +6,7 @@ during a long download. The rooms that do the work are imported only when there 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,8 @@ class StagingFolders(NamedTuple):
     volumes: dict[VolumeKind, Path]
     download: Path
     aside: Path
+    targets: tuple[tuple[str, Path], ...] = ()
+    """The node's volumes by their paths in it. Links among the checkpoints may lead into them."""
 
 
 def needs_staging(plan: NodePlan, folders: StagingFolders) -> bool:
@@ -48,7 +51,16 @@ def _must_restore(plan: NodePlan, folders: StagingFolders) -> bool:
     directory = folders.volumes.get(VolumeKind.CHECKPOINTS)
     if plan.checkpoints is None or directory is None:
         return False
-    return plan.attempt > 0 or any(directory.iterdir())
+    return plan.attempt > 0 or not is_empty(directory)
+
+
+def is_empty(folder: Path) -> bool:
+    """Return whether the folder is empty; False for a folder that its job closed."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except PermissionError:
+        return False
 
 
 def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> None:
@@ -81,6 +93,7 @@ def _restore(
         rank=plan.rank,
         directory=folders.volumes[VolumeKind.CHECKPOINTS],
         aside=folders.aside,
+        targets=folders.targets,
     )
     for what, names in (
         ("kept in place", prepared.kept),

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,8 @@ from prefect_bt import codec
 from prefect_bt.checkpoints.announcing import Announcer
 from prefect_bt.checkpoints.manifest import Origin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
+from prefect_bt.contract import job_prefix
+from prefect_bt.epochs import Epochs
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.objects import open_store
 from prefect_bt.plan import NodePlan
@@ -49,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         ending = threading.Event()
         threading.Thread(target=_await_end, args=(ending,), daemon=True).start()
         announcer = Announcer(store, origin)
+        job = job_prefix(plan.project_id, plan.job_id)
+        epochs = Epochs(store, plan.job_id, job, clock=time.time)
 
         def tell(status: UploadStatus) -> None:
             report(status)
@@ -58,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             store,
             directory=given.directory,
             origin=origin,
-            options=_options(plan, patience=given.patience),
+            options=replace(_options(plan, given), fence=lambda: epochs.check(plan.epoch)),
             report=tell,
         )
         status = uploader.run(ending)
@@ -83,6 +88,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--patience", type=float, default=120.0, help="seconds without progress in the final flush"
     )
+    parser.add_argument(
+        "--volume",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("PATH", "FOLDER"),
+        help="a path of the node and its folder here, which links may lead into",
+    )
     given = parser.parse_args(arguments)
     if not given.plan.is_file():
         parser.error(f"no plan at {given.plan}")
@@ -99,12 +112,18 @@ def _origin(plan: NodePlan) -> Origin:
     )
 
 
-def _options(plan: NodePlan, *, patience: float) -> UploadOptions:
+def _options(plan: NodePlan, given: argparse.Namespace) -> UploadOptions:
+    pairs: list[list[str]] = given.volume
+    targets = tuple((target, Path(folder)) for target, folder in pairs)
     wanted = plan.checkpoints
     if wanted is None:
-        return UploadOptions(patience=patience)
+        return UploadOptions(patience=given.patience, targets=targets)
     return UploadOptions(
-        settle=wanted.settle, scan=wanted.scan, patience=patience, retention=wanted.retention
+        settle=wanted.settle,
+        scan=wanted.scan,
+        patience=given.patience,
+        retention=wanted.retention,
+        targets=targets,
     )
 
 

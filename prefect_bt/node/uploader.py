@@ -2,14 +2,20 @@
 
 Its stdin is a pipe from the agent. Closing it asks for the final flush; when the agent dies the
 kernel closes it, so that the flush happens even then. It says what it did in upload.json.
+
+In the final flush, which the job's end waits for, an uploader without any progress (stopped by a
+signal, or in a system call that does not return) is killed, and in the end given up.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +30,12 @@ BACK_OFF: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 FLUSH_TRIES: Final = 4
 STEADY_SECONDS: Final = 60.0
 """A start that lived this long is no repetition of the one before."""
+STUCK_SECONDS: Final = 900.0
+"""Longest time without progress in the final flush, in seconds: more than any request takes."""
+STUCK_TRIES: Final = 2
+KILL_SECONDS: Final = 60.0
+"""Longest wait for a killed process to end, in seconds; a hung system call keeps it alive."""
+LOOK_SECONDS: Final = 1.0
 
 
 class UploadJob(NamedTuple):
@@ -35,6 +47,10 @@ class UploadJob(NamedTuple):
     status: Path
     log: Path
     environment: Mapping[str, str]
+    rank: int = 0
+    targets: Sequence[tuple[str, Path]] = ()
+    """The node's volumes: their paths in the node, and their folders on this machine."""
+    patience: float = STUCK_SECONDS
 
 
 class Uploader:
@@ -51,6 +67,11 @@ class Uploader:
         self._next_start = 0.0
         self._last_death = ""
         self._over = False
+        self._stuck: list[str] = []
+        """Activity of the uploader each time it stopped making progress."""
+        self._moved_at = self._looked_at = 0.0
+        self._last_seen: UploadStatus | None = None
+        self._killed_at: float | None = None
 
     @property
     def over(self) -> bool:
@@ -61,16 +82,19 @@ class Uploader:
         """Start it when it should run and does not."""
         if self.pid is None and not self._over and time.monotonic() >= self._next_start:
             self._start()
+        elif self.pid is not None and self._flushing and not self._over:
+            self._watch(self.pid)
 
     def flush(self) -> None:
         """Ask for the final flush; also of an uploader that is to be restarted for it."""
         self._flushing = True
         self._next_start = 0.0
+        self._moved_at = time.monotonic()
         self._close_stdin()
 
     def ended(self, status: int) -> None:
         """The process that was `pid` has ended with this wait status."""
-        self.pid = None
+        self.pid, self._killed_at = None, None
         self._close_stdin()
         said = self.result()
         code, number = exit_facts(status)
@@ -89,6 +113,12 @@ class Uploader:
         said = self.result()
         if said is not None and said.error:
             return said.error
+        if len(self._stuck) >= STUCK_TRIES:
+            return (
+                f"the uploader was ended {len(self._stuck)} times after {self._job.patience:.0f} s "
+                f"without progress, while it worked on {self._stuck[-1]}; "
+                f"the files are kept in {self._job.directory}"
+            )
         if self._flush_deaths >= FLUSH_TRIES:
             return (
                 f"the uploader died {self._deaths} times, last with {self._last_death}; "
@@ -105,9 +135,11 @@ class Uploader:
             "--status": self._job.status,
         }
         argv = [*self._job.command, *(str(word) for pair in arguments.items() for word in pair)]
+        for target, folder in self._job.targets:
+            argv += ["--volume", target, str(folder)]
         reading, self._stdin = os.pipe()
         output = os.open(self._job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
-        self._started = time.monotonic()
+        self._started = self._moved_at = time.monotonic()
         try:
             self.pid = spawn(argv, self._job.environment, Stdio(reading, output))
         except OSError as error:
@@ -120,6 +152,31 @@ class Uploader:
         if self._flushing:
             self._close_stdin()
 
+    def _watch(self, pid: int) -> None:
+        """Kill an uploader that makes no progress; give up one that does not end even then."""
+        now = time.monotonic()
+        if self._killed_at is not None:
+            if now - self._killed_at >= KILL_SECONDS:
+                self._over = True
+                self._stuck += [self._stuck[-1]] * (STUCK_TRIES - len(self._stuck))
+            return
+        if now - self._looked_at < min(LOOK_SECONDS, self._job.patience / 4):
+            return
+        self._looked_at = now
+        said = self.result()
+        seen = said and replace(said, updated_at=0.0, rate=0.0)
+        if seen != self._last_seen:
+            self._last_seen, self._moved_at = seen, now
+        elif now - self._moved_at >= self._job.patience:
+            self._kill(pid, said)
+
+    def _kill(self, pid: int, said: UploadStatus | None) -> None:
+        doing = (said.file or said.current) if said is not None else ""
+        self._stuck.append(f"{doing or 'the checkpoint folder'} (rank {self._job.rank})")
+        self._killed_at = time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
     def _count_death(self) -> None:
         now = time.monotonic()
         if now - self._started >= STEADY_SECONDS:
@@ -127,7 +184,7 @@ class Uploader:
         self._deaths += 1
         if self._flushing:
             self._flush_deaths += 1
-            self._over = self._flush_deaths >= FLUSH_TRIES
+            self._over = self._flush_deaths >= FLUSH_TRIES or len(self._stuck) >= STUCK_TRIES
         self._next_start = now + BACK_OFF[min(self._deaths, len(BACK_OFF)) - 1]
 
     def _close_stdin(self) -> None:

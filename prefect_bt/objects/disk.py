@@ -1,5 +1,6 @@
 """A folder as a store. Standard library only, so that a node opens it in milliseconds.
 
+    <root>/                     made for its owner alone, unless PREFECT_BT_SHARED_STORE is set
     <root>/<key>                the object
     <root>/.prefect-bt-tmp/     where files are filled: empty, unless the file system cannot keep
                                 them without a name; never listed, swept when a day old
@@ -29,6 +30,7 @@ from prefect_bt.objects.disk_copy import copy, copy_hashed
 from prefect_bt.objects.disk_private import Filling, PrivateFolder, in_folder
 from prefect_bt.objects.keys import check_key
 from prefect_bt.objects.protocols import Begun, ObjectInfo, Tick
+from prefect_bt.privacy import make_store_folder
 
 _PRIVATE: Final = ".prefect-bt-tmp"
 _NEXT: Final = {
@@ -113,6 +115,7 @@ class DiskStore:
         if not stat.S_ISREG(source.lstat().st_mode):
             return False
         try:
+            make_store_folder(self._root)
             in_folder(path, lambda: os.link(source, path))
         except FileExistsError:
             return path.is_file()
@@ -186,6 +189,7 @@ class DiskStore:
     @contextlib.contextmanager
     def _filled(self, fill: Callable[[int], None]) -> Generator[Filling]:
         """A private file with its bytes on the disk; gone afterwards unless it got a name."""
+        make_store_folder(self._root)
         with self._private.filling() as filling:
             fill(filling.fd)
             os.fsync(filling.fd)

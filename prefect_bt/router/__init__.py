@@ -7,6 +7,7 @@ answered. While there is none, or it refuses connections, they wait. What lies i
         listen.json   {"host", "port"}: where the router listens; chosen once
         route.json    {"revision", "target", "models"}: replaced by whoever promotes a revision
         key.json      salt and hash of the API key, 0600; not there: everybody may ask
+        engine.secret  of which the keys of its servers are made, 0600
         router.json   which process it is
         router.log    what it printed
         router.lock   held by the router for as long as it lives

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from prefect_bt.errors import PrefectBtError, ServerError
 from prefect_bt.ownership import try_lock
+from prefect_bt.router.bodies import MOST_BYTES
 from prefect_bt.router.listening import listen
 from prefect_bt.router.place import GRACE, HOST, PATIENCE, TOLD, RouterPlace, Running
 from prefect_bt.router.serving import Serving
@@ -29,6 +30,7 @@ def main() -> None:
     options.add_argument("--host", default=HOST, help="where to listen, if that is not known yet")
     options.add_argument("--patience", type=float, default=PATIENCE, help="seconds a request waits")
     options.add_argument("--grace", type=float, default=GRACE, help="seconds to end requests in")
+    options.add_argument("--most-bytes", type=int, default=MOST_BYTES, help="of a request's body")
     given = options.parse_args()
     try:
         place = RouterPlace.of(given.state_dir, given.name)
@@ -39,7 +41,8 @@ def main() -> None:
         sys.exit(TOLD)
     place.set_running(Running(os.getpid(), process_started(os.getpid())))
     _allow_many_connections()
-    router = Serving(place, lock, patience=given.patience, grace=given.grace, say=_say)
+    times = {"patience": given.patience, "grace": given.grace}
+    router = Serving(place, lock, **times, say=_say, most_bytes=given.most_bytes)
     asyncio.run(router.serve(listening))
 
 

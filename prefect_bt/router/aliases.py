@@ -1,10 +1,29 @@
-"""A model's other names: what a request calls it, and what its server does. Pure."""
+"""Replace a model's other names in requests by the name that its server uses. Pure.
+
+A request is not parsed: the objects of a body of 32 MiB would take a gigabyte. Only the values of
+the outermost `model` are found, and replaced where they stand.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, cast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+_STRUCTURE: Final = re.compile(rb'["{}\[\]]')
+_BLANK: Final = re.compile(rb"[ \t\n\r]*")
+_BACKSLASH: Final = ord("\\")
+_LONGEST_NAME: Final = 4096
+"""Longest key or model's name that is read, in bytes."""
+
+
+class _Text(NamedTuple):
+    """A string of the body, with its quotes: `body[start:end]`, inside of `depth` brackets."""
+
+    start: int
+    end: int
+    depth: int
 
 
 def with_own_name(body: bytes, aliases: Mapping[str, str]) -> bytes:
@@ -17,14 +36,69 @@ def with_own_name(body: bytes, aliases: Mapping[str, str]) -> bytes:
     """
     if not any(json.dumps(alias).encode() in body for alias in aliases):
         return body  # most, without reading it
+    if not body.lstrip(b" \t\n\r").startswith(b"{"):
+        return body
+    found: list[tuple[_Text, str]] = []
     try:
-        found: Any = json.loads(body)
+        for text in _models(body):
+            name = _read(body, text)
+            if name in aliases:
+                found.append((text, aliases[name]))
     except ValueError:
         return body
-    if not isinstance(found, dict):
+    if not found:
         return body
-    request = cast("dict[str, Any]", found)
-    name = request.get("model")
-    if not isinstance(name, str) or name not in aliases:
-        return body
-    return json.dumps({**request, "model": aliases[name]}).encode()
+    pieces, last = list[bytes](), 0
+    for text, own in found:
+        pieces += body[last : text.start], json.dumps(own).encode()
+        last = text.end
+    return b"".join([*pieces, body[last:]])
+
+
+def _models(body: bytes) -> Iterator[_Text]:
+    """Yield the values of the outermost object's `model`. Raises ValueError for broken JSON."""
+    key = False
+    for text in _texts(body):
+        if text.depth != 1:
+            key = False
+        elif _follows(body, text.end, b":"):
+            key = _read(body, text) == "model"
+        else:
+            if key:
+                yield text
+            key = False
+
+
+def _texts(body: bytes) -> Iterator[_Text]:
+    position, depth = 0, 0
+    while found := _STRUCTURE.search(body, position):
+        position, sign = found.end(), found.group()
+        if sign == b'"':
+            position = _end_of_text(body, found.start())
+            yield _Text(found.start(), position, depth)
+        else:
+            depth += 1 if sign in b"{[" else -1
+    if depth:
+        raise ValueError("brackets are left open")
+
+
+def _end_of_text(body: bytes, start: int) -> int:
+    """Return the position after the closing quote. Raises ValueError if there is none."""
+    end = start
+    while True:
+        end = before = body.index(b'"', end + 1)
+        while body[before - 1] == _BACKSLASH:
+            before -= 1
+        if (end - before) % 2 == 0:
+            return end + 1
+
+
+def _follows(body: bytes, position: int, sign: bytes) -> bool:
+    blank = _BLANK.match(body, position)
+    return blank is not None and body[blank.end() : blank.end() + 1] == sign
+
+
+def _read(body: bytes, text: _Text) -> str:
+    if text.end - text.start > _LONGEST_NAME:
+        return ""
+    return str(json.loads(body[text.start : text.end]))

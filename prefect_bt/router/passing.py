@@ -20,6 +20,7 @@ from yarl import URL
 
 from prefect_bt.router import refusals
 from prefect_bt.router.aliases import with_own_name
+from prefect_bt.router.bodies import Body
 from prefect_bt.router.place import Route
 
 Headers = CIMultiDictProxy[str]
@@ -27,13 +28,16 @@ Headers = CIMultiDictProxy[str]
 REVISION_HEADER: Final = "X-Prefect-Bt-Revision"
 LONGEST_HEADER: Final = 256 * 1024
 MOST_HEADERS: Final = 1024
+"""Maximum number of headers of an answer: the server is trusted more than clients are."""
 
 _CONNECT_PATIENCE: Final = 5.0
 _CHUNK: Final = 256 * 1024
 _SMALL: Final = 64 * 1024
 """Bytes of a body that is sent as one piece, when its length is known to begin with."""
-_LARGEST_JSON: Final = 64 * 1024**2
-"""The same of one that may name a model by another name, whatever is known of its length."""
+_QUICK: Final = 256 * 1024
+"""Largest JSON body that is searched at once, in bytes; a larger one takes a thread."""
+_CLIENT_PATIENCE: Final = 600.0
+"""Longest time for a client to read a piece of its answer, in seconds."""
 _OF_ONE_CONNECTION: Final = frozenset(
     {
         "connection",
@@ -48,6 +52,8 @@ _OF_ONE_CONNECTION: Final = frozenset(
     }
 )
 _ANSWERED_HERE: Final = frozenset({"expect"})
+_KEYS: Final = frozenset({"authorization", "x-api-key", "api-key"})
+"""Headers in which clients send keys, ours or another service's; no server needs to see one."""
 _HARMLESS_TWICE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -93,52 +99,61 @@ def open_session() -> aiohttp.ClientSession:
 
 
 async def pass_on(
-    session: aiohttp.ClientSession, request: web.BaseRequest, route: Route
+    session: aiohttp.ClientSession, request: web.BaseRequest, body: Body, route: Route
 ) -> web.StreamResponse:
-    """The answer; the server is done with it. NotAccepted: another server may be asked."""
+    """Return the answer, which the server has finished. Raises NotAccepted: try another server.
+
+    Raises BodyRefused: the client must be told what is wrong with its body.
+    """
     if route.is_given_up:
         raise NotAccepted
     _asked.set(route)
-    is_json = bool(route.aliases) and request.content_type == "application/json"
-    body, headers = await _body(request, is_json=is_json), _for_server(request.headers)
-    if isinstance(body, bytes) and is_json:
-        body = with_own_name(body, route.aliases)
+    data, headers = await _data(request, body, route), _for_server(request.headers, route)
+    if isinstance(data, bytes):
         headers.popall("Content-Length", None)  # aiohttp counts
     try:
         answer = await session.request(
             request.method,
             URL(route.target + request.rel_url.raw_path_qs, encoded=True),
             headers=headers,
-            data=body,
+            data=data,
             allow_redirects=False,
         )
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise NotAccepted from error
-    except aiohttp.ClientResponseError:
-        return refusals.nonsense(route.target)
     except aiohttp.ClientError as error:
-        if request.method in _HARMLESS_TWICE and not request.body_exists:
-            raise NotAccepted from error
-        return refusals.died(route.target)
+        return _failed(request, body, route, error)
     async with answer:
         return await _answer_back(request, answer, route)
 
 
-async def _body(request: web.BaseRequest, *, is_json: bool) -> bytes | AsyncIterator[bytes] | None:
+def _failed(
+    request: web.BaseRequest, body: Body, route: Route, error: aiohttp.ClientError
+) -> web.Response:
+    """Return the answer for a request that the server may have received, and did not answer."""
+    if body.refused is not None:
+        raise body.refused
+    if isinstance(error, aiohttp.ClientResponseError):
+        return refusals.nonsense(route.target)
+    if request.method in _HARMLESS_TWICE and not request.body_exists:
+        raise NotAccepted from error
+    return refusals.died(route.target)
+
+
+async def _data(
+    request: web.BaseRequest, body: Body, route: Route
+) -> bytes | AsyncIterator[bytes] | None:
     if not request.body_exists:
         return None
-    length = request.content_length
-    known = (length or 0) <= _LARGEST_JSON if is_json else length is not None and length <= _SMALL
-    return await request.read() if known else _parts(request)
-
-
-async def _parts(request: web.BaseRequest) -> AsyncIterator[bytes]:
-    async for chunk in request.content.iter_any():
-        # A server may answer and close before it has read everything. In these pauses (one to look,
-        # one to read) its answer is read; the next write would fail, and the answer be lost.
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        yield chunk
+    body.check_length()
+    if route.aliases and request.content_type == "application/json":
+        data = await body.read()
+        if len(data) <= _QUICK:
+            return with_own_name(data, route.aliases)
+        return await asyncio.to_thread(with_own_name, data, route.aliases)
+    if body.length is not None and body.length <= _SMALL:
+        return await body.read()
+    return body.parts()
 
 
 async def _answer_back(
@@ -156,9 +171,10 @@ async def _answer_back(
     try:
         await back.prepare(request)
         async for chunk in answer.content.iter_any():
-            await back.write(chunk)
+            async with asyncio.timeout(_CLIENT_PATIENCE):
+                await back.write(chunk)
         await back.write_eof()
-    except aiohttp.ClientError:
+    except (aiohttp.ClientError, TimeoutError):
         # Closed without an end: so the client learns that it has a part only.
         if request.transport is not None:
             request.transport.close()
@@ -170,10 +186,13 @@ def _is_small(request: web.BaseRequest, answer: aiohttp.ClientResponse) -> bool:
     return has_body and 0 < (answer.content_length or 0) <= _SMALL
 
 
-def _for_server(headers: Headers) -> CIMultiDict[str]:
-    kept = CIMultiDict(_of_both_ends(headers, besides=_ANSWERED_HERE))
+def _for_server(headers: Headers, route: Route) -> CIMultiDict[str]:
+    """Return the headers with the server's own key in place of the client's."""
+    kept = CIMultiDict(_of_both_ends(headers, besides=_ANSWERED_HERE | _KEYS))
     if "Transfer-Encoding" in headers:
         kept.popall("Content-Length", None)
+    if route.key:
+        kept["Authorization"] = f"Bearer {route.key}"
     return kept
 
 

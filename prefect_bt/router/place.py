@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from prefect_bt.folders import find_paths
 from prefect_bt.host.files import read_record, write_text
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.ownership import try_lock
+from prefect_bt.privacy import make_private
 from prefect_bt.router.keys import hashed
 from prefect_bt.servers import Daemon
 
@@ -35,7 +37,7 @@ TOLD: Final = 3
 
 _LONGEST_NAME: Final = 200
 """Characters of a quoted name: what file systems take, less what we put behind it."""
-_WILDCARDS: Final = {"": HOST, "0.0.0.0": HOST, "::": "::1"}
+_WILDCARDS: Final = {"": HOST, "0.0.0.0": HOST, "::": "::1"}  # noqa: S104
 """Every address of a machine → the one at which the machine itself finds it."""
 
 
@@ -59,6 +61,7 @@ class Route:
 
     `aliases`: what a JSON request may name as its model -> the model of `models` that it means.
     `process`: of this machine, with whose end the target's address may become another server's.
+    `key`: the key that the server itself requires, "" for none (serving.enginekeys).
     """
 
     revision: int
@@ -66,6 +69,7 @@ class Route:
     models: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     process: ProcessIdentity | None = None
+    key: str = field(default="", repr=False)
 
     @property
     def is_given_up(self) -> bool:
@@ -134,7 +138,7 @@ class RouterPlace:
         return self.folder / "key.json"
 
     def make(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self.folder)
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None]:
@@ -222,6 +226,14 @@ class RouterPlace:
         """Requests that arrive from now on wait for a route."""
         self.route_file.unlink(missing_ok=True)
 
+    def engine_secret(self) -> bytes:
+        """Return the secret from which its servers' keys are derived; create it if missing."""
+        with self._locked("engine.lock"):
+            path = self.folder / "engine.secret"
+            if not path.exists():
+                write_text(path, secrets.token_hex(32) + "\n")
+            return bytes.fromhex(path.read_text())
+
     def set_key(self, key: str) -> None:
         """Only who sends `key` is answered from now on; it is not kept, its hash is."""
         self._write("key.json", hashed(key))
@@ -255,8 +267,11 @@ def parsed_route(text: bytes) -> Route:
     ):
         raise ValueError(f"its models are {models!r}, no list of names")
     names = tuple(cast("list[str]", models))
-    aliases = _aliases(found.get("aliases", {}), names)
-    return Route(revision, target.rstrip("/"), names, aliases, _process(found.get("process")))
+    key = found.get("key", "")
+    if not isinstance(key, str) or not (key.isascii() and key.isprintable()):
+        raise ValueError("its key is no text for a header")
+    aliases, process = _aliases(found.get("aliases", {}), names), _process(found.get("process"))
+    return Route(revision, target.rstrip("/"), names, aliases, process, key)
 
 
 def _aliases(told: Any, models: tuple[str, ...]) -> dict[str, str]:

@@ -7,6 +7,8 @@ from typing import Final
 
 from aiohttp import web
 
+from prefect_bt.router.bodies import Fault
+
 RETRY_AFTER: Final = 5
 """Seconds that a client is asked to wait."""
 
@@ -58,6 +60,30 @@ def is_ending(name: str) -> web.Response:
 def _unavailable(message: str, *, code: str) -> web.Response:
     headers = {"Retry-After": str(RETRY_AFTER)}
     return refusal(503, message, kind="server_error", code=code, headers=headers)
+
+
+def body_refused(fault: Fault, *, most: int) -> web.Response:
+    """Return a refusal that ends the connection: the rest of the body is not read."""
+    refused = _of_body(fault, most)
+    refused.force_close()
+    return refused
+
+
+def _of_body(fault: Fault, most: int) -> web.Response:
+    if fault is Fault.MEMORY:
+        return _unavailable(
+            "The router holds as many large requests as it may. Try again later.", code="busy"
+        )
+    status, what, code = {
+        Fault.TOO_LARGE: (
+            413,
+            f"The body of the request is larger than {most} bytes. Send less, or have the "
+            "deployment take more (PREFECT_BT_REQUEST_BYTES).",
+            "request_too_large",
+        ),
+        Fault.TOO_SLOW: (408, "The body of the request did not come in time.", "request_timeout"),
+    }.get(fault, (400, "The body of the request is not as HTTP has it.", "malformed_body"))
+    return refusal(status, what, kind="invalid_request_error", code=code)
 
 
 def died(target: str) -> web.Response:

@@ -49,11 +49,12 @@ def ensure_router(  # noqa: PLR0913 (where it listens, and how long it waits)
     port: int | None = None,
     patience: float = PATIENCE,
     grace: float = GRACE,
+    most_bytes: int | None = None,
 ) -> str:
     """The address of the deployment, which answers by then. ServerError when it cannot be had.
 
     Without `host` and `port` it is the one that it always had. `patience` and `grace`, in seconds,
-    are for a router that has to be started.
+    and `most_bytes` of a request are for a router that has to be started.
     """
     place = RouterPlace.of(state_dir, name)
     with place.alone():
@@ -66,6 +67,8 @@ def ensure_router(  # noqa: PLR0913 (where it listens, and how long it waits)
         if wanted is not None:
             place.set_listen(wanted)
         options = ["--patience", str(patience), "--grace", str(grace), "--host", host or HOST]
+        if most_bytes is not None:
+            options += ["--most-bytes", str(most_bytes)]
         own = ["--", str(place.state_dir), name]
         command = [sys.executable, "-m", "prefect_bt.router", *options, *own]
         try:

@@ -13,21 +13,23 @@ from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 from aiohttp import web
 
 from prefect_bt.router import refusals
+from prefect_bt.router.bodies import MOST_BYTES, Bodies, Body, BodyRefused
+from prefect_bt.router.connections import (
+    HEAD_SECONDS,
+    LONGEST_LINE,
+    MOST_LINES,
+    Answer,
+    Connections,
+)
 from prefect_bt.router.current import CurrentRoute, Say, current_key
 from prefect_bt.router.keys import bearer, is_key
-from prefect_bt.router.passing import (
-    LONGEST_HEADER,
-    MOST_HEADERS,
-    NotAccepted,
-    open_session,
-    pass_on,
-)
+from prefect_bt.router.passing import NotAccepted, open_session, pass_on
 from prefect_bt.router.place import BACKLOG, OWN_PATHS, STATUS_PATH, RouterPlace
 from prefect_bt.router.waiting import Waiting
 
@@ -53,10 +55,11 @@ _BETWEEN_LOOKS: Final = 1.0
 class Router:
     """Answers the requests of one deployment."""
 
-    def __init__(
-        self, place: RouterPlace, session: aiohttp.ClientSession, *, patience: float, say: Say
-    ) -> None:
-        self._place, self._session, self._patience, self._say = place, session, patience, say
+    def __init__(self, session: aiohttp.ClientSession, serving: Serving) -> None:
+        place, say = serving.place, serving.say
+        self._place, self._session = place, session
+        self._patience, self._say = serving.patience, say
+        self._bodies = Bodies(serving.most_bytes)
         self._route = CurrentRoute(place, say)
         self._key = current_key(place, say)
         self._waiting = Waiting(self._route.value)
@@ -68,19 +71,24 @@ class Router:
         refused = self._refused(request)
         if refused is not None:
             return refused
+        body = Body(self._bodies, request)
         try:
-            return await self._served(request)
+            return await self._served(request, body)
+        except BodyRefused as refused:
+            return refusals.body_refused(refused.fault, most=self._bodies.most)
         except Exception as error:
             # Where, not what: messages quote what the client sent, its key perhaps.
             where = "".join(traceback.format_tb(error.__traceback__)[-3:])
             self._say(f"{type(error).__name__} in a request:\n{where}")
             raise
+        finally:
+            body.close()
 
     def end_waiting(self) -> None:
         """Requests that no server has taken are refused."""
         self._waiting.end()
 
-    async def _served(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _served(self, request: web.BaseRequest, body: Body) -> web.StreamResponse:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._patience
         while True:
@@ -88,7 +96,7 @@ class Router:
             if route is not None:
                 try:
                     with self._flight(route.revision):
-                        return await pass_on(self._session, request, route)
+                        return await pass_on(self._session, request, body, route)
                 except NotAccepted:
                     pass
             if self._waiting.is_over:
@@ -161,6 +169,8 @@ class Serving:
     patience: float
     grace: float
     say: Say
+    most_bytes: int = MOST_BYTES
+    """Largest body of one request, in bytes."""
 
     async def serve(self, listening: socket.socket) -> None:
         """On a socket that listens already; then `grace` for requests in flight."""
@@ -168,8 +178,8 @@ class Serving:
         for sign in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
         async with open_session() as session:
-            router = Router(self.place, session, patience=self.patience, say=self.say)
-            runner = web.ServerRunner(_server(router), shutdown_timeout=self.grace)
+            router = Router(session, self)
+            runner = web.ServerRunner(_server(router.answer), shutdown_timeout=self.grace)
             await runner.setup()
             await web.SockSite(runner, listening, backlog=BACKLOG).start()
             await self._until(stopping)
@@ -187,23 +197,18 @@ class Serving:
         self.say("stopping: the deployment's folder is gone")
 
 
-def _request(*given: Any) -> web.BaseRequest:
-    """aiohttp's own, of any size."""
-    return web.BaseRequest(*given, loop=asyncio.get_running_loop(), client_max_size=0)
-
-
-def _server(router: Router) -> web.Server:
+def _server(answer: Answer) -> web.Server:
     quiet = logging.getLogger("prefect_bt.router.http")
     quiet.disabled = True  # it would quote malformed requests, with the keys in them
-    return web.Server(
-        router.answer,
-        request_factory=_request,
+    return Connections(
+        answer,
         handler_cancellation=True,
         access_log=None,
         auto_decompress=False,
         logger=quiet,
-        max_line_size=LONGEST_HEADER,
-        max_field_size=LONGEST_HEADER,
-        max_headers=MOST_HEADERS,
+        keepalive_timeout=HEAD_SECONDS,
+        max_line_size=LONGEST_LINE,
+        max_field_size=LONGEST_LINE,
+        max_headers=MOST_LINES,
         read_bufsize=_CHUNK,
     )

@@ -32,7 +32,7 @@ PORT: Final = f'"${LEADER_PORT_VARIABLE}"'
 LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank (it takes 1 too)."""
 SERVED_FILE: Final = "served.json"
-PROGRAM: Final = "embedded.py"
+PROGRAMS: Final = ("embedded.py", "require_key.py")
 _NO_MEMORY: Final = re.compile(r"\s*0+(?:\.0+)?\s*[A-Za-z]*\s*")
 _WITHOUT_BFLOAT16: Final = frozenset({Accelerator.T4, Accelerator.V100})
 
@@ -290,7 +290,7 @@ def _transformers(
         ModelWeightsFormat.WHISPER: ("python-multipart", "soundfile", "soxr"),
     }[models[0].format]
     return Command(
-        argv=("python", PROGRAM, SERVED_FILE, *_listening(listen)),
+        argv=("python", PROGRAMS[0], SERVED_FILE, *_listening(listen)),
         environment={"HF_HUB_OFFLINE": "1"},
         image="python:3.11-slim",
         requirements=("torch>=2.13,<2.14", "transformers[serving]~=5.23", *extra),

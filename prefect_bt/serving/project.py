@@ -36,7 +36,7 @@ from prefect_bt.plan import WeightsPlan
 from prefect_bt.planning import plan_weights
 from prefect_bt.serving.bases import TRAINING_STATE
 from prefect_bt.serving.engines import (
-    PROGRAM,
+    PROGRAMS,
     SERVED_FILE,
     Base,
     Command,
@@ -122,7 +122,7 @@ def serving_job(choice: Choice, options: ServerOptions) -> ServingJob:
     )
     files: dict[str, str | Path] = {SERVED_FILE: served_text(choice)}
     if engine.reads_served:
-        files[PROGRAM] = Path(__file__).with_name(PROGRAM)
+        files |= {program: Path(__file__).with_name(program) for program in PROGRAMS}
     project = TrainingProject(name=PROJECT_NAME, job=job)
     return ServingJob(project, files, engine.name, names, choice, command.argv[0])
 

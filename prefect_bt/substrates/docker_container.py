@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from prefect_bt.host.container import FIRST_PROCESS, MOUNTED_AT
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.host.view_plan import Bind
 from prefect_bt.plan import NodePlan, Resources
+from prefect_bt.privileges import KEPT, Privileges
 
 LEADER_PORT: Final = 29500
 """PyTorch's own default: every node has a network of its own, so nobody else can be there."""
@@ -49,6 +50,7 @@ class Spec:
     """Of the gang; empty for a node alone, which has the Engine's own bridge."""
     enforce_limits: bool = False
     """Whether the container is held to what the plan gives the node."""
+    privileges: Privileges = field(default_factory=Privileges)
 
 
 def container_name(mark: str) -> str:
@@ -120,6 +122,7 @@ def host_arguments(spec: Spec, engine: Mapping[str, Any]) -> dict[str, Any]:
         "shm_size": max(LEAST_SHM, have.shared_memory or have.memory // 2),
         "ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ULIMITS],
         "device_requests": _gpus(have, spec.gpus),
+        **_privileges(spec.privileges),
         "log_config": {"Type": "none", "Config": {}},
         "init": False,
         "restart_policy": {"Name": "no"},
@@ -141,6 +144,16 @@ def _limits(have: Resources, engine: Mapping[str, Any]) -> dict[str, Any]:
         "nano_cpus": have.cpus * 10**9 if have.cpus < int(engine.get("NCPU", 0)) else None,
         "mem_limit": have.memory,
         "memswap_limit": have.memory,
+    }
+
+
+def _privileges(given: Privileges) -> dict[str, Any]:
+    """Return the options that limit capabilities, new privileges and processes."""
+    return {
+        "cap_drop": ["ALL"],
+        "cap_add": sorted({*KEPT, *given.capabilities}),
+        "security_opt": [] if given.new_privileges else ["no-new-privileges:true"],
+        "pids_limit": given.processes,
     }
 
 

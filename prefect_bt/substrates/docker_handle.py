@@ -19,6 +19,8 @@ from prefect_bt.records import Cause, NodeStatus
 from prefect_bt.substrates.docker_container import LEADER_PORT, container_name, network_name
 from prefect_bt.substrates.docker_engine import NAME, DockerEngine
 
+LEFT_SECONDS: Final = 90.0
+"""Longest wait for a container to end, in seconds: more than an agent takes (node.contained)."""
 LATE: Final = 2.0
 """Seconds; the Engine goes on with what a client asked of it that is gone."""
 
@@ -32,6 +34,7 @@ class DockerHandle(HostHandle):
 
     def observe(self) -> NodeStatus:
         status = super().observe()
+        self._end_left(status)
         if not status.commands_ended or status.reason != CONTAINER_GONE or status.cause:
             return status
         explained = self._explain(status)
@@ -47,6 +50,13 @@ class DockerHandle(HostHandle):
     def server_process(self) -> ProcessIdentity | None:
         record = self._living()
         return record.process if record else None
+
+    def give_up(self) -> None:
+        """Remove the container, which may be the cause, then give up as the protocol requires."""
+        if self.folder.stop.exists() and not self._read_status().over:
+            with suppress(SubstrateError):
+                self._on_container(_remove)
+        super().give_up()
 
     def kill_commands(self) -> bool:
         if super().kill_commands():
@@ -84,17 +94,26 @@ class DockerHandle(HostHandle):
             return replace(status, oom=True, cause=Cause.OUT_OF_MEMORY)
         return replace(status, cause=Cause.KILLED)
 
-    def _remove_container(self, late: float) -> None:
-        def remove(client: Any, one: str) -> None:
-            client.remove_container(one, force=True, v=True)
+    def _end_left(self, status: NodeStatus) -> None:
+        """Have the Engine remove a container that outlives its commands.
 
+        Its agent ends it, but may not kill root's processes where it runs as another user.
+        """
+        if status.over or not status.commands_ended or self._living() is None:
+            return
+        late = time.time() - (status.ended_at or 0.0) > LEFT_SECONDS
+        if late or status.cause is Cause.CONTAINER_PROTOCOL:
+            with suppress(SubstrateError):
+                self._on_container(_remove)
+
+    def _remove_container(self, late: float) -> None:
         if self._mark() and not self.folder.container.exists():
             # Its launch did not come to an end.
             deadline = time.monotonic() + late
-            while not self._on_container(remove) and time.monotonic() < deadline:
+            while not self._on_container(_remove) and time.monotonic() < deadline:
                 time.sleep(0.1)
         else:
-            self._on_container(remove)
+            self._on_container(_remove)
 
         def drop(client: Any) -> None:
             for one in client.networks(names=[f"^{self.network}$"]):
@@ -117,6 +136,10 @@ class DockerHandle(HostHandle):
     @property
     def network(self) -> str:
         return network_name(self.job.job_id, self.attempt, place_of(self.job.state_dir))
+
+
+def _remove(client: Any, one: str) -> None:
+    client.remove_container(one, force=True, v=True)
 
 
 def address_of(container: Mapping[str, Any]) -> str:

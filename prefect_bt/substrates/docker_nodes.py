@@ -11,21 +11,25 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
+from prefect_bt.host.cgroup import process_share
 from prefect_bt.host.container import ContainerRecord, make_pipes
 from prefect_bt.host.files import free_disk, write_text
 from prefect_bt.host.gpus import NotEnoughGpus, claim_gpus, list_gpus
 from prefect_bt.host.launch import NodeLauncher, nodes_of
 from prefect_bt.host.layout import JobFolder, NodeRecord
+from prefect_bt.host.mounted import find_foreign
 from prefect_bt.host.processes import began_at
-from prefect_bt.host.view_plan import ViewError
+from prefect_bt.host.view_plan import Bind, FolderRefused, ViewError
 from prefect_bt.host.volumes import ensure_volumes
 from prefect_bt.plan import ImagePlan, NodePlan
+from prefect_bt.privileges import Privileges
 from prefect_bt.records import Cause
 from prefect_bt.registries import Tell, pull
 from prefect_bt.substrates.docker_container import (
@@ -46,7 +50,7 @@ class DockerSubstrate:
 
     `environment` names the Engine by DOCKER_HOST, as the `docker` command has it.
     `enforce_limits` holds every container to the CPUs and the memory that its node gets; otherwise
-    they are reservations, and a container may use what is free.
+    they are reservations, and a container may use what is free. `privileges`: of every container.
     """
 
     def __init__(
@@ -56,8 +60,11 @@ class DockerSubstrate:
         orphan_deadline: float | None = None,
         environment: Mapping[str, str] | None = None,
         enforce_limits: bool = False,
+        privileges: Privileges | None = None,
     ) -> None:
         self.enforce_limits = enforce_limits
+        given = privileges or Privileges()
+        self.privileges = replace(given, processes=given.processes or process_share())
         self.launcher = NodeLauncher(
             state_dir, orphan_deadline=orphan_deadline, environment=environment
         )
@@ -192,21 +199,36 @@ class DockerSubstrate:
             gpus,
             handle.network if node.group_size > 1 else "",
             self.enforce_limits,
+            self.privileges,
         )
         note_engine(self.state_dir, self._host)
         if spec.network:
             self._make_network(spec)
-        made = self._run(spec, info)
-        seen = self.engine.ask(
-            lambda client: client.inspect_container(made), doing="looked at", rank=node.rank
-        )
-        if not seen["State"]["Pid"]:
-            raise _ended_at_once(node, seen["State"], image, info)
-        workdir = str(image.get("Config", {}).get("WorkingDir") or "")
-        pid = int(seen["State"]["Pid"])
-        address = address_of(seen)
-        container = ContainerRecord(made, pid, workdir, began_at(pid), address)
+        container = self._look_at(self._run(spec, info), spec, image, info)
         write_text(handle.folder.container, codec.dumps(container))
+
+    def _look_at(
+        self, made: str, spec: Spec, image: Mapping[str, Any], info: Mapping[str, Any]
+    ) -> ContainerRecord:
+        """Return the record of a started container, in which nothing of the job runs yet."""
+        node = spec.plan
+        seen = self._inspect(made, node.rank)
+        pid = int(seen["State"]["Pid"])
+        try:
+            foreign = find_foreign(pid, spec.binds) if pid else None
+        except ProcessLookupError:
+            self.engine.ask(lambda client: client.wait(made), doing="waited for", rank=node.rank)
+            pid, foreign, seen = 0, None, self._inspect(made, node.rank)
+        if not pid:
+            raise _ended_at_once(node, seen["State"], image, info)
+        _refuse_foreign(node, foreign)
+        workdir = str(image.get("Config", {}).get("WorkingDir") or "")
+        return ContainerRecord(made, pid, workdir, began_at(pid), address_of(seen))
+
+    def _inspect(self, container: str, rank: int) -> dict[str, Any]:
+        return self.engine.ask(
+            lambda client: client.inspect_container(container), doing="looked at", rank=rank
+        )
 
     def _run(self, spec: Spec, info: Mapping[str, Any]) -> str:
         """The id of the container, which runs."""
@@ -267,6 +289,7 @@ def make_substrate(
     orphan_deadline: float | None,
     docker_host: str = "",
     enforce_limits: bool = False,
+    privileges: Privileges | None = None,
 ) -> DockerSubstrate:
     """For the table of substrates; see DockerSubstrate."""
     told = {"DOCKER_HOST": docker_host} if docker_host else {}
@@ -275,6 +298,7 @@ def make_substrate(
         orphan_deadline=orphan_deadline,
         environment={**os.environ, **told},
         enforce_limits=enforce_limits,
+        privileges=privileges,
     )
 
 
@@ -302,6 +326,19 @@ def _ended_at_once(
     )
 
 
+def _refuse_foreign(node: NodePlan, found: Bind | None) -> None:
+    """Raise SubstrateError for a foreign folder; nothing of the job has run yet."""
+    if found is not None:
+        raise SubstrateError(
+            f"The container of rank {node.rank} has another folder at {found.target!r} than "
+            f"{str(found.source)!r}: something replaced it while the container was started.",
+            substrate=NAME,
+            rank=node.rank,
+            next_step="See which process writes there; the container was removed.",
+            cause=Cause.STAGING_FAILED,
+        )
+
+
 def _launched_before(node: NodePlan) -> SubstrateError:
     return SubstrateError(
         f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, was launched before.",
@@ -313,6 +350,10 @@ def _launched_before(node: NodePlan) -> SubstrateError:
 
 def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
     missing = isinstance(error, NotEnoughGpus)
+    if isinstance(error, FolderRefused):
+        return SubstrateError(
+            str(error), substrate=NAME, rank=node.rank, cause=Cause.STAGING_FAILED
+        )
     step = "The next attempt fetches them again." if isinstance(error, ViewError) else ""
     step = step or ("" if missing else "See that PREFECT_BT_STATE_DIR is writable.")
     return SubstrateError(

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from prefect_bt.contract import quote_name
 from prefect_bt.folders import find_paths
+from prefect_bt.privacy import make_private
 from prefect_bt.substrates.docker_engine import USUAL, DockerEngine
 
 _DEFAULT: Final = "default"
@@ -24,7 +25,7 @@ def note_engine(state_dir: Path, host: str, *, raises_limits: bool = True) -> No
     `raises_limits`: False once it turned out that it may not; to find out costs a container.
     """
     path = _path(state_dir, host)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     path.touch()
     if not raises_limits:
         path.write_text(_NO_LIMITS)

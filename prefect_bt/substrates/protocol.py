@@ -81,6 +81,15 @@ class NodeHandle(Protocol):
         """
         ...
 
+    def give_up(self) -> None:
+        """End a node whose agent does not answer a forced stop: it hangs, or is stopped itself.
+
+        The commands are taken from it and the agent is killed. What is left of the node flushes and
+        ends as LOST. Called again while that does not happen either, it spares nothing but a flush
+        that goes on. Does nothing for a node that was not asked to stop.
+        """
+        ...
+
     def kill_commands(self) -> bool:
         """SIGKILL to the commands, as an operator or the kernel would; whether there were any.
 

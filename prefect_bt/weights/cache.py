@@ -25,7 +25,6 @@ import errno
 import fcntl
 import math
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Generator, Iterable
@@ -34,9 +33,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.folders import find_files, find_paths
+from prefect_bt.folders import find_paths
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.ownership import is_owned, try_lock
+from prefect_bt.privacy import make_private
+from prefect_bt.trees import find_files, remove_tree
 from prefect_bt.weights.manifest import Manifest, Summary, load_manifest, load_summary
 
 NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP})
@@ -139,7 +140,7 @@ class NodeCache:
         if holder:
             (fill / "leases" / holder).touch()
         target = self.tree_path(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_private(target.parent)
         with self._settled():
             if target.exists() and self._read(name):
                 self._discard(fill)
@@ -258,7 +259,7 @@ class NodeCache:
     def filling(self, name: str) -> Generator[bool]:
         """Whether this process alone fills the tree now, on this machine. Never waits."""
         path = self.fill_lock(self.fill(name))
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             yield try_lock(descriptor)
@@ -268,7 +269,7 @@ class NodeCache:
     @contextmanager
     def _settled(self) -> Generator[None]:
         """Nobody takes a lease, evicts or publishes meanwhile."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        make_private(self.root)
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -380,7 +381,7 @@ def _changed(path: Path) -> float:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    remove_tree(path)
 
 
 def _sync_folder(path: Path) -> None:

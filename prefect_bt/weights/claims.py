@@ -349,7 +349,7 @@ class _Waiting:
             if (note := _sentence(present)) != self._note:
                 self._note = note
                 self._meter.note(note)
-        self._stop.wait(self._pause * random.uniform(0.7, 1.0))
+        self._stop.wait(self._pause * random.uniform(0.7, 1.0))  # noqa: S311
         self._pause = min(self._look, 1.5 * self._pause)
 
     def over(self) -> None:

@@ -24,6 +24,8 @@ from typing import Any
 from prefect_bt import codec
 from prefect_bt.contract import weights_tree
 from prefect_bt.host.writeback import sync_file_system
+from prefect_bt.privacy import make_private
+from prefect_bt.trees import remove_tree
 from prefect_bt.weights.cache import NO_LINK, NodeCache, Tree
 from prefect_bt.weights.crew import Door
 from prefect_bt.weights.index import Index, identity, place_of
@@ -45,7 +47,8 @@ class Fill:
         self._made: set[Path] = set()
         self._lock = threading.Lock()
         self._door = Door()
-        self.files.mkdir(parents=True, exist_ok=True)
+        make_private(self.path)
+        self.files.mkdir(exist_ok=True)
         self._clear()
         self._done = self._resume()
         self._journal = os.open(
@@ -135,7 +138,7 @@ class Fill:
 
     def drop(self) -> None:
         """Nothing of it may be used."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
 
     # -- publishing ---------------------------------------------------------------------------
 
@@ -264,7 +267,7 @@ class Fill:
         """What a process had in its hands when it was killed."""
         for left in self.path.iterdir():
             if left.name not in {"files", "journal"}:
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+                remove_tree(left)
 
     def _resume(self) -> dict[str, tuple[str, int]]:
         journal = self.path / "journal"

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from prefect_bt.privacy import make_private
 from prefect_bt.weights.listing import ListedFile
 
 
@@ -63,7 +64,7 @@ class Index:
         )
         if not lines:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(self._path.parent)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o644)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_bt.folders import find_paths
+from prefect_bt.trees import remove_tree
 from prefect_bt.weights.cache import NodeCache, job_lives, size_of, touched
 
 
@@ -64,7 +64,7 @@ def left_unfinished(cache: NodeCache, *, older: float) -> Iterator[Left]:
 def discard(cache: NodeCache, left: Left, *, older: float) -> None:
     """Unless somebody went on with it. OSError when it cannot be removed."""
     if left.path.parent.name == "trash":
-        shutil.rmtree(left.path, ignore_errors=True)
+        remove_tree(left.path)
     else:
         cache.forget(left.path, older=older)
     if left.path.exists():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import struct
 import threading
 from contextlib import ExitStack, suppress
@@ -24,6 +23,8 @@ from typing import Final
 
 from prefect_bt.host.writeback import begin_writing
 from prefect_bt.ownership import try_lock
+from prefect_bt.privacy import make_private
+from prefect_bt.trees import remove_tree
 from prefect_bt.weights.crew import Door
 
 BLOCK: Final = 16 << 20
@@ -219,7 +220,7 @@ class Part:
 
     def remove(self) -> None:
         """Nobody needs it any more."""
-        shutil.rmtree(self.folder.path, ignore_errors=True)
+        remove_tree(self.folder.path)
 
     def close(self) -> None:
         """Idempotent. Returns when no thread uses it; the lock goes last."""
@@ -262,7 +263,7 @@ def _lock(path: Path) -> int:
     """Locked, and still the file of that name: who finishes a part takes its folder away."""
     while True:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
             continue

@@ -28,6 +28,6 @@ def again(
         except Interrupted as error:
             if note:
                 note(f"tried again: {error.what}")
-            if stop.wait(max(pause * random.uniform(0.8, 1.2), error.after)):
+            if stop.wait(max(pause * random.uniform(0.8, 1.2), error.after)):  # noqa: S311
                 raise
     return do()

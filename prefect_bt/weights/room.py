@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from prefect_bt.errors import StoreError, WeightsError
+from prefect_bt.privacy import make_private
 from prefect_bt.weights.blocks import part_of
 from prefect_bt.weights.cache import NodeCache, Tree
 from prefect_bt.weights.eviction import Candidate, choose_evictions
@@ -85,7 +86,7 @@ def needed_bytes(fetching: Fetching, missing: Sequence[ListedFile]) -> int:
 
 def free_bytes(cache: NodeCache) -> int:
     """What this process may still write."""
-    cache.root.mkdir(parents=True, exist_ok=True)
+    make_private(cache.root)
     return shutil.disk_usage(cache.root).free
 
 

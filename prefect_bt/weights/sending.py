@@ -113,7 +113,7 @@ class Sending:
             try:
                 return self._upload_once(blob)
             except StoreError:
-                if self._stop.wait(pause * random.uniform(0.5, 1.5)):
+                if self._stop.wait(pause * random.uniform(0.5, 1.5)):  # noqa: S311
                     raise
         return self._upload_once(blob)
 

@@ -13,7 +13,6 @@ unpacking (a workspace dated 1970 could not be zipped into a wheel); owners are 
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Generator, Iterator
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Final, cast
 
 from prefect_bt.errors import WorkspaceError
+from prefect_bt.trees import remove_tree
 from prefect_bt.workspace.limits import (
     MAX_WORKSPACE_BYTES,
     MAX_WORKSPACE_ENTRIES,
@@ -110,7 +110,7 @@ def _staging(target: Path) -> Generator[Path, None, None]:
         tree.mkdir()
         yield tree
     finally:
-        shutil.rmtree(holder, ignore_errors=True)
+        remove_tree(holder)
 
 
 def _fill(tree: Tree, reader: BoundedReader, name: str, max_bytes: int) -> None:

@@ -31,6 +31,7 @@ from prefect_bt.blocks import (
 )
 from prefect_bt.blocks.serving import Engine
 from prefect_bt.flows.request import JobRequest
+from prefect_bt.privileges import Privileges
 from prefect_bt.records import RetryBudget
 from prefect_bt.serving.engines import ENGINES
 
@@ -106,6 +107,21 @@ def test_a_docker_substrate_enforces_limits_only_when_its_block_says_so(tmp_path
     assert block.build().enforce_limits is enforced
     settings = JobRequest(definition={}, substrate=block).settings()
     assert settings.substrate_options("docker")["enforce_limits"] is enforced
+
+
+def test_docker_substrate_passes_privileges_and_limits(tmp_path):
+    block = DockerSubstrate(
+        state_dir=str(tmp_path),
+        capabilities=["cap_sys_ptrace"],
+        allow_new_privileges=True,
+        process_limit=500,
+    )
+    asked = Privileges(("SYS_PTRACE",), new_privileges=True, processes=500)
+    assert block.build().privileges == asked
+    settings = JobRequest(definition={}, substrate=block).settings()
+    assert settings.substrate_options("docker")["privileges"] == asked
+    with pytest.raises(ValidationError, match="no capability of Linux"):
+        DockerSubstrate(state_dir=str(tmp_path), capabilities=["EVERYTHING"])
 
 
 @pytest.mark.parametrize("wrong", [{"node_count": 0}, {"memory": "2 sheep"}, {"accelerator": "h1"}])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import urllib.request
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +27,7 @@ from prefect_bt.blocks import (
     TrainingStore,
 )
 from tests.e2e.conftest import call_url
+from tests.prefect_server import PrefectServer
 
 pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.integration]
@@ -47,16 +47,15 @@ EXAMPLES = [
 ]
 
 
-def ask(api_url: str, path: str) -> str:
-    with urllib.request.urlopen(f"{api_url}{path}") as answer:
-        return answer.read().decode()
+def ask(server: PrefectServer, path: str) -> str:
+    return json.dumps(call_url(server.auth, "GET", f"{server.api_url}{path}"))
 
 
-def test_prefects_own_command_registers_them(prefect_api):
+def test_prefects_own_command_registers_them(prefect_server, prefect_api):
     """As `prefect block register -m prefect_bt.blocks` does."""
     asyncio.run(register(module_name="prefect_bt.blocks"))
     for block in BLOCKS:
-        kind = json.loads(ask(prefect_api, f"/block_types/slug/{block.get_block_type_slug()}"))
+        kind = json.loads(ask(prefect_server, f"/block_types/slug/{block.get_block_type_slug()}"))
         assert kind["name"] == block.get_block_type_name()
 
 
@@ -69,7 +68,7 @@ def test_saved_and_loaded_it_is_the_same(prefect_api, block):
 def test_secrets_are_masked_and_encrypted(prefect_server, prefect_api):
     secrets = TrainingSecrets.model_validate({"values": {"token": PLANTED}})
     document = secrets.save("masked", overwrite=True)
-    shown = ask(prefect_api, f"/block_documents/{document}")
+    shown = ask(prefect_server, f"/block_documents/{document}")
     assert "token" in shown
     assert PLANTED not in shown
     loaded = TrainingSecrets.load("masked")
@@ -84,13 +83,14 @@ def test_secrets_are_masked_and_encrypted(prefect_server, prefect_api):
         assert PLANTED.encode() not in file.read_bytes()
 
 
-def test_masked_values_sent_back_by_the_form_change_nothing(prefect_api):
+def test_masked_values_sent_back_by_the_form_change_nothing(prefect_server, prefect_api):
     """What the UI's edit form does: it sends what it was shown."""
     document = TrainingSecrets.model_validate({"values": {"token": PLANTED}}).save(
         "edited", overwrite=True
     )
-    shown = json.loads(ask(prefect_api, f"/block_documents/{document}"))
-    call_url("PATCH", f"{prefect_api}/block_documents/{document}", data=shown["data"])
+    shown = json.loads(ask(prefect_server, f"/block_documents/{document}"))
+    url = f"{prefect_api}/block_documents/{document}"
+    call_url(prefect_server.auth, "PATCH", url, data=shown["data"])
     loaded = TrainingSecrets.load("edited")
     assert isinstance(loaded, TrainingSecrets)
     assert loaded.build().find("token") == PLANTED

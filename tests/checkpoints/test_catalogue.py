@@ -5,6 +5,7 @@ import pytest
 from prefect_bt.checkpoints import catalogue, integrity
 from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints, newest
 from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest, dump, load, parse_key
+from prefect_bt.contract import job_objects_prefix
 from prefect_bt.errors import CheckpointError
 
 from . import folders
@@ -12,7 +13,8 @@ from .folders import JOB, PROJECT
 
 
 def commit(store, name, *, rank=0, attempt=1, version=1, at=1.0, **more):
-    entry = Entry(path="x", logical=f"rank-{rank}/x", key="objects/none", size=3, sha256="0" * 64)
+    key = f"{job_objects_prefix(PROJECT, JOB)}/none"
+    entry = Entry(path="x", logical=f"rank-{rank}/x", key=key, size=3, sha256="0" * 64)
     values = {"type": "full", "step": None, "group_size": 2} | more
     manifest = Manifest(
         format=FORMAT,
@@ -117,7 +119,7 @@ def test_a_manifest_cannot_lead_outside(store, path):
     data = json.loads(store.get(manifest.key))
     data["entries"][0]["path"] = path
     with pytest.raises(CheckpointError, match="outside"):
-        load(json.dumps(data).encode(), key="k")
+        load(json.dumps(data).encode(), key=manifest.key)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"format": 1}', b"\xff"])

@@ -11,6 +11,7 @@ from prefect_bt.checkpoints.layout import (
     step_of_name,
 )
 from prefect_bt.checkpoints.scanning import scan
+from prefect_bt.checkpoints.volumes import Volumes
 
 from . import folders
 
@@ -166,8 +167,8 @@ def test_scan_follows_links_and_survives_loops(tmp_path):
     (root / "everything").symlink_to("/")
     (root / "up").symlink_to(tmp_path)
     (root / "dangling").symlink_to("nowhere")
-    found = scan(root)
+    found = scan(Volumes(root, [(str(outside), outside)]))
     assert set(found) == {"checkpoint-10/a.bin", "last/a.bin", "far/deep/b.bin", "one.bin"}
     assert found["one.bin"].size == 5
     assert found["one.bin"].link
-    assert scan(tmp_path / "missing") == {}
+    assert scan(Volumes(tmp_path / "missing")) == {}

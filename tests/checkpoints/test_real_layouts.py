@@ -13,6 +13,7 @@ from prefect_bt.checkpoints.judging import Judge
 from prefect_bt.checkpoints.layout import checkpoints_in
 from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest
 from prefect_bt.checkpoints.scanning import scan
+from prefect_bt.checkpoints.volumes import Volumes
 
 from . import folders
 from .writers import ALONE, ONCE, WRITERS, Writing
@@ -24,7 +25,7 @@ class Stage:
     """A checkpoint directory that a writer fills, and its judge."""
 
     def __init__(self, root, place):
-        self.root, self.judge, self.clock = root, Judge(root, place=place), 1_000_000_000
+        self.root, self.judge, self.clock = root, Judge(Volumes(root), place=place), 1_000_000_000
 
     def write(self, writing, path):
         target = self.root / os.path.normpath(f"{writing.name}/{path}")
@@ -35,7 +36,9 @@ class Stage:
     def found(self, writing):
         """The checkpoints at or below the writer's folder."""
         below = {writing.name, *(f"{writing.name}/vae",)}
-        return [one for name, one in checkpoints_in(scan(self.root)).items() if name in below]
+        return [
+            one for name, one in checkpoints_in(scan(Volumes(self.root))).items() if name in below
+        ]
 
     def verdict(self, writing, examples=()):
         found = self.found(writing)
@@ -154,12 +157,12 @@ def test_a_tracker_that_names_another_one_proves_nothing(tmp_path):
 
 def test_orbax_renames_a_folder_when_it_is_done(tmp_path):
     files = {"default/d/abc": b"x", "default/_METADATA": b"{}", "_CHECKPOINT_METADATA": b"{}"}
-    judge = Judge(tmp_path)
+    judge = Judge(Volumes(tmp_path))
     folders.write(tmp_path / "run/100.orbax-checkpoint-tmp-1", files)
-    [found] = checkpoints_in(scan(tmp_path)).values()
+    [found] = checkpoints_in(scan(Volumes(tmp_path))).values()
     assert judge.fault(found, [])
     (tmp_path / "run/100.orbax-checkpoint-tmp-1").rename(tmp_path / "run/100")
-    [found] = checkpoints_in(scan(tmp_path)).values()
+    [found] = checkpoints_in(scan(Volumes(tmp_path))).values()
     assert found.name == "run/100" and judge.fault(found, []) == ""
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -25,7 +26,7 @@ from .folders import JOB, PROJECT, flush
 
 @pytest.fixture
 def prepare(store, tmp_path):
-    def run(directory, rank=0):
+    def run(directory, rank=0, targets=()):
         return prepare_directory(
             store,
             project_id=PROJECT,
@@ -33,6 +34,7 @@ def prepare(store, tmp_path):
             rank=rank,
             directory=directory,
             aside=tmp_path / "aside",
+            targets=targets,
         )
 
     return run
@@ -176,9 +178,12 @@ def test_a_link_out_of_the_directory_is_never_written_through(prepare, store, ck
     outside = tmp_path / "outside"
     folders.write(outside, {"a": b"committed"})
     (ckpts / "best").symlink_to(outside)
-    flush(store, ckpts)
+    targets = ((str(outside), outside),)
+    flush(store, ckpts, options=replace(folders.FAST, targets=targets))
+    assert prepare(ckpts, targets=targets).kept == ("best",)
+    assert (ckpts / "best").is_symlink()
     (outside / "a").write_bytes(b"mine now!")
-    prepare(ckpts)
+    prepare(ckpts, targets=targets)
     assert (outside / "a").read_bytes() == b"mine now!"
     assert (ckpts / "best/a").read_bytes() == b"committed"
 
@@ -201,7 +206,7 @@ def test_the_next_attempts_uploader_reads_nothing_again(
     fresh = tmp_path / "fresh"
     prepare(fresh)
     reads = []
-    monkeypatch.setattr(transfer, "read_digest", lambda source, fact: reads.append(source))
+    monkeypatch.setattr(transfer, "read_digest", lambda source, *_: reads.append(source))
     for directory in (fresh, ckpts):
         status = flush(store, directory, attempt=2)
         assert (status.committed, status.uncommitted, reads) == ((), (), [])

@@ -13,6 +13,7 @@ from prefect_bt.checkpoints.layout import FileFact, Found
 from prefect_bt.checkpoints.retrying import Retries
 from prefect_bt.checkpoints.settling import Settling
 from prefect_bt.checkpoints.uploader import UploadOptions
+from prefect_bt.checkpoints.volumes import Volumes
 from prefect_bt.checkpoints.watching import Directory
 from prefect_bt.errors import StoreError
 from prefect_bt.records import Retention
@@ -240,7 +241,7 @@ def test_written_anew_is_a_new_version_and_written_on_is_the_same():
 
 
 def test_many_new_files_are_no_reason_to_be_late(ckpts):
-    directory = Directory(ckpts)
+    directory = Directory(Volumes(ckpts))
     directory.look()
     (ckpts / "a").mkdir()
     for number in range(2000):
@@ -254,7 +255,7 @@ def test_many_new_files_are_no_reason_to_be_late(ckpts):
 
 
 def test_looking_costs_a_small_share_in_the_long_run(ckpts):
-    directory = Directory(ckpts)
+    directory = Directory(Volumes(ckpts))
     before = time.monotonic()
     for _ in range(10):
         directory.rest(watching._SAVED)

@@ -127,10 +127,10 @@ def test_an_object_that_lost_bytes_is_sent_again(tmp_path, ckpts):
 
 def test_nothing_unchanged_is_read_twice(store, ckpts, monkeypatch):
     reads = []
-    original = transfer.read_whole
+    original = transfer.read_unchanged
     monkeypatch.setattr(
         transfer,
-        "read_whole",
+        "read_unchanged",
         lambda source, fact: reads.append(source.name) or original(source, fact),
     )
     folders.write(ckpts / "best", {"a": b"1", "b": b"2"})
@@ -215,16 +215,16 @@ def test_two_uploaders_of_one_attempt_do_not_overwrite(store, ckpts):
 
 def test_a_file_that_changes_while_it_is_sent(store, ckpts, monkeypatch):
     folders.write(ckpts / "best", {"a": b"1" * 100, "b": b"1"})
-    original, rounds = transfer.read_whole, []
+    original, rounds = transfer.read_unchanged, []
 
     def read(source, fact):
         digest = original(source, fact)
         if source.name == "a" and len(rounds) < 3:
             rounds.append(1)
-            source.write_bytes(b"%d" % len(rounds) * 100)
+            source.path.write_bytes(b"%d" % len(rounds) * 100)
         return digest
 
-    monkeypatch.setattr(transfer, "read_whole", read)
+    monkeypatch.setattr(transfer, "read_unchanged", read)
     status = flush(store, ckpts)
     assert not status.error and not status.uncommitted
     assert listed(store)["best"].manifests[0].content == folders.contents(ckpts / "best")
@@ -234,13 +234,13 @@ def test_a_file_that_changes_while_it_is_sent(store, ckpts, monkeypatch):
 def test_a_file_that_vanishes_while_it_is_sent(store, ckpts, monkeypatch):
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
     folders.write(ckpts / "checkpoint-20", folders.hf_full(20))
-    original = transfer.read_whole
+    original = transfer.read_unchanged
 
     def read(source, fact):
         shutil.rmtree(ckpts / "checkpoint-10", ignore_errors=True)
         return original(source, fact)
 
-    monkeypatch.setattr(transfer, "read_whole", read)
+    monkeypatch.setattr(transfer, "read_unchanged", read)
     status = flush(store, ckpts)
     assert not status.error and not status.uncommitted
     assert set(listed(store)) == {"checkpoint-20"}
@@ -248,14 +248,14 @@ def test_a_file_that_vanishes_while_it_is_sent(store, ckpts, monkeypatch):
 
 def test_a_file_that_never_stops_changing_is_named(store, ckpts, monkeypatch):
     folders.write(ckpts / "best", {"a": b"1"})
-    original, count = transfer.read_whole, []
+    original, count = transfer.read_unchanged, []
 
     def read(source, fact):
         count.append(1)
-        source.write_bytes(b"x" * len(count))
+        source.path.write_bytes(b"x" * len(count))
         return original(source, fact)
 
-    monkeypatch.setattr(transfer, "read_whole", read)
+    monkeypatch.setattr(transfer, "read_unchanged", read)
     monkeypatch.setattr("prefect_bt.checkpoints.uploader._ROUNDS", 3)
     status = flush(store, ckpts)
     assert status.uncommitted == ("best: it is still being written",)

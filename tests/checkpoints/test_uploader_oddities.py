@@ -60,13 +60,13 @@ def test_logs_do_not_make_a_version_a_second(store, ckpts):
 
 def test_the_status_is_told_while_a_file_is_read(store, ckpts, monkeypatch):
     folders.write(ckpts / "a", {"x": b"1"})
-    original, reports = transfer.read_whole, []
+    original, reports = transfer.read_unchanged, []
 
     def read_for_long(source, fact):
         told = len(reports)
         wait_for(lambda: len(reports) >= told + 2)
         return original(source, fact)
 
-    monkeypatch.setattr(transfer, "read_whole", read_for_long)
+    monkeypatch.setattr(transfer, "read_unchanged", read_for_long)
     flush(store, ckpts, reports=reports)
     assert "a" in listed(store)

@@ -11,16 +11,23 @@ from prefect_bt.checkpoints import watching
 from prefect_bt.checkpoints.layout import checkpoints_in
 from prefect_bt.checkpoints.notify import EVERYTHING, Notifier
 from prefect_bt.checkpoints.scanning import scan
+from prefect_bt.checkpoints.volumes import Volumes
 from prefect_bt.checkpoints.watching import Directory
 
 NAMES = ["a", "b.log", "config.json", "model.safetensors", "tmp-x", "checkpoint-1", "v0", "x.tmp"]
+
+
+def volumes(root):
+    """Return a checkpoint directory, and a volume beside it that links may lead to."""
+    outside = root.parent / "outside"
+    return Volumes(root, [(str(outside), outside)])
 
 
 @pytest.fixture(params=[True, False], ids=["hints", "polling"])
 def watched(request, tmp_path):
     root = tmp_path / "ckpts"
     root.mkdir()
-    directory = Directory(root, poll=0.01, hints=request.param)
+    directory = Directory(volumes(root), poll=0.01, hints=request.param)
     directory.look()
     yield root, directory
     directory.close()
@@ -60,8 +67,8 @@ def test_the_same_as_a_look_at_everything(watched, seed):
     for _ in range(60):
         for _ in range(rng.randrange(1, 12)):
             change_something(rng, root)
-        assert at_once(directory) == checkpoints_in(scan(root))
-        assert directory.files == scan(root)
+        assert at_once(directory) == checkpoints_in(scan(Volumes(root)))
+        assert directory.files == scan(Volumes(root))
 
 
 def test_what_did_not_change_stays_the_same_object(watched):
@@ -80,7 +87,8 @@ def test_what_did_not_change_stays_the_same_object(watched):
 def test_a_change_that_the_kernel_does_not_tell_is_found_by_confirming(watched):
     root, directory = watched
     (root / "target").write_bytes(b"1")
-    outside = root.parent / "outside"
+    outside = root.parent / "outside/file"
+    outside.parent.mkdir()
     outside.write_bytes(b"1")
     (root / "best").mkdir()
     (root / "best/link").symlink_to(outside)
@@ -92,7 +100,7 @@ def test_a_change_that_the_kernel_does_not_tell_is_found_by_confirming(watched):
 
 
 def test_a_folder_that_is_made_later(tmp_path):
-    directory = Directory(tmp_path / "later", poll=0.01)
+    directory = Directory(Volumes(tmp_path / "later"), poll=0.01)
     assert directory.look() == {}
     (tmp_path / "later/a").mkdir(parents=True)
     (tmp_path / "later/a/w").write_bytes(b"1")
@@ -107,11 +115,11 @@ def test_a_folder_that_is_made_later(tmp_path):
 
 
 def test_too_many_folders_for_this_user_is_polling(tmp_path, monkeypatch):
-    def refuse(self, folder):
+    def refuse(self, folder, descriptor):
         raise OSError(28, "No space left on device", folder)
 
     monkeypatch.setattr(Notifier, "add", refuse)
-    directory = Directory(tmp_path, poll=0.01)
+    directory = Directory(Volumes(tmp_path), poll=0.01)
     directory.look()
     (tmp_path / "a").mkdir()
     (tmp_path / "a/w").write_bytes(b"1")
@@ -127,7 +135,7 @@ def test_a_queue_that_overflowed_is_a_look_at_everything(watched, monkeypatch):
 
 
 def test_waiting_ends_when_something_happens(tmp_path):
-    directory = Directory(tmp_path)
+    directory = Directory(Volumes(tmp_path))
     directory.look()
     time.sleep(watching._COALESCE)
     assert not directory.wait(0.05)

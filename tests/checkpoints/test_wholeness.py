@@ -12,6 +12,7 @@ from prefect_bt.checkpoints.judging import Judge
 from prefect_bt.checkpoints.layout import FileFact, Found, checkpoints_in
 from prefect_bt.checkpoints.processes import ALONE, Place
 from prefect_bt.checkpoints.scanning import scan
+from prefect_bt.checkpoints.volumes import Volumes
 from prefect_bt.checkpoints.wholeness import sibling_fault, tree_fault
 
 from . import folders
@@ -270,8 +271,8 @@ NAMES = st.sampled_from(
 def test_whatever_lies_there_is_judged(files):
     with TemporaryDirectory() as folder:
         folders.write(Path(folder), {f"checkpoint-1/{path}": data for path, data in files.items()})
-        judge = Judge(Path(folder))
-        for found in checkpoints_in(scan(Path(folder))).values():
+        judge = Judge(Volumes(Path(folder)))
+        for found in checkpoints_in(scan(Volumes(Path(folder)))).values():
             fault, doubt = judge.fault(found, []), judge.doubt(found, [])
             assert (fault + doubt).isprintable()
             assert not (fault and judge.finished(found, []))
@@ -292,7 +293,7 @@ def test_a_file_that_has_not_changed_is_not_read_again(tmp_path):
     (tmp_path / "checkpoint-1").mkdir()
     for path in files:
         (tmp_path / "checkpoint-1" / path).write_bytes(b"{}")
-    judge = Judge(tmp_path)
+    judge = Judge(Volumes(tmp_path))
     assert judge.fault(Found("checkpoint-1", dict(files)), []) == ""
     shutil.rmtree(tmp_path / "checkpoint-1")
     assert judge.fault(Found("checkpoint-1", dict(files)), []) == ""

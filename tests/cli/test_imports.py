@@ -131,7 +131,7 @@ def test_what_prints_a_list_of_commands(tokens, listed):
 @pytest.mark.integration
 def test_push_itself_imports_nothing_heavy(cli, config, prefect_server):
     """The job is started, in a process of its own, and at once asked to stop."""
-    cli.env["PREFECT_API_URL"] = prefect_server.api_url
+    cli.env.update(prefect_server.api)
     found = probe(cli, "push", str(config(start_commands=["sleep 600"])), "-o", "json")
     assert found["code"] == 0
     assert found["loaded"] == []

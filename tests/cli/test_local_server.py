@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 
 from prefect_bt.cli import server
 from prefect_bt.errors import ServerError
+from prefect_bt.serverauth import read_auth
 from prefect_bt.servers import (
     Daemon,
     awaited_server_url,
@@ -46,11 +48,13 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def answer(url: str) -> Any:
+def answer(url: str, auth: str = "") -> Any:
     deadline = time.monotonic() + 200
+    headers = {"Authorization": f"Basic {b64encode(auth.encode()).decode()}"}
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=200) as response:
+            request = urllib.request.Request(url, headers=headers)
+            with urllib.request.urlopen(request, timeout=200) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             if error.code != 503 or time.monotonic() > deadline:  # its SQLite is busy
@@ -68,17 +72,21 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
     first = server.up(port=port, say=told.append)
     try:
         assert not first["already_up"]
-        assert first["export"] == f"export PREFECT_API_URL=http://127.0.0.1:{port}/api"
+        url = f"http://127.0.0.1:{port}/api"
+        show = f'"$(cat {state_dir}/server-auth)"'
+        assert first["export"] == f"export PREFECT_API_URL={url} PREFECT_API_AUTH_STRING={show}"
+        auth = read_auth(state_dir)
+        assert not any(auth in line for line in told)
         assert any("elsewhere.example" in line and first["export"] in line for line in told)
         assert local_server_url(state_dir) == first["api_url"]
         # The UI is told where its data are, and not to ask anybody else.
         assert answer(f"{first['ui_url']}/ui-settings")["api_url"] == first["api_url"]
-        settings = answer(f"{first['api_url']}/admin/settings")
+        settings = answer(f"{first['api_url']}/admin/settings", auth)
         assert settings["server"]["analytics_enabled"] is False
         assert settings["server"]["concurrency"]["lease_storage"].endswith(".filesystem")
-        train = answer(f"{first['api_url']}/deployments/name/train/train")
+        train = answer(f"{first['api_url']}/deployments/name/train/train", auth)
         assert train["entrypoint"] == "prefect_bt.flows.train.train"
-        answer(f"{first['api_url']}/block_types/slug/prefect-bt-secrets")
+        answer(f"{first['api_url']}/block_types/slug/prefect-bt-secrets", auth)
 
         again = server.up(port=free_port(), say=told.append)
         assert again["already_up"] and again["server_pid"] == first["server_pid"]
@@ -116,7 +124,8 @@ def mended(state_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
         }
         if not gone and daemon_of(now, "worker").alive and local_server_url(state_dir):
             assert now["api_url"] == before["api_url"]
-            assert answer(f"{now['api_url']}/deployments/name/train/train")
+            url = f"{now['api_url']}/deployments/name/train/train"
+            assert answer(url, read_auth(state_dir))
             return now
         time.sleep(0.2)
     raise AssertionError((state_dir / "caretaker.log").read_text())
@@ -241,7 +250,8 @@ def test_a_server_that_its_caretaker_starts_again_is_waited_for(tmp_path: Path) 
     url = f"http://127.0.0.1:{free_port()}/api"
     caretaker, process = start_daemon(["sleep", "60"], log=tmp_path / "log", environment=os.environ)
     roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.started}
-    write_server(tmp_path, {"api_url": url, **roles})
+    server = {"server_pid": os.getpid(), "server_started": process_started(os.getpid())}
+    write_server(tmp_path, {"api_url": url, **roles, **server})
     with socket.socket() as listening, ThreadPoolExecutor() as pool:
         waiting = pool.submit(awaited_server_url, tmp_path, patience=60)
         time.sleep(1)

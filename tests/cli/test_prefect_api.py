@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -10,13 +11,14 @@ import pytest
 from prefect import flow, task
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running, Scheduled
 
 from prefect_bt.blocks import TrainingStore
 from prefect_bt.cli import prefect_api as api
 from prefect_bt.errors import ServerError
-from prefect_bt.servers import write_server
+from prefect_bt.serverauth import write_auth
+from prefect_bt.servers import process_started, write_server
 
 pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.integration]
@@ -135,8 +137,10 @@ def test_secrets_inside_a_flow_a_task_and_an_event_loop(prefect_api):
 def test_the_server_of_up_is_found_without_configuration(prefect_server, prefect_api, tmp_path):
     save_secret("found", "v")
     (tmp_path / "state").mkdir()
-    write_server(tmp_path / "state", {"api_url": prefect_server.api_url, "ui_url": ""})
-    with temporary_settings(updates={PREFECT_API_URL: None}):
+    living = {"server_pid": os.getpid(), "server_started": process_started(os.getpid())}
+    write_server(tmp_path / "state", {"api_url": prefect_server.api_url, "ui_url": "", **living})
+    write_auth(tmp_path / "state", prefect_server.auth)
+    with temporary_settings(updates={PREFECT_API_URL: None, PREFECT_API_AUTH_STRING: None}):
         assert api.SecretBlocks().find("found") == "v"
         assert api.run_url(str(uuid4())).startswith(prefect_server.api_url.removesuffix("/api"))
 

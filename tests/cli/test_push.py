@@ -23,7 +23,7 @@ pytest_plugins = ["tests.prefect_server"]
 @pytest.fixture
 def serving_jobs(cli: Cli, prefect_server: PrefectServer) -> None:
     """Jobs report to the server of the test run; without it each starts one for itself."""
-    cli.env["PREFECT_API_URL"] = prefect_server.api_url
+    cli.env.update(prefect_server.api)
 
 
 def test_a_dry_run_writes_nothing(cli: Cli, config):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from prefect_bt.definitions import load_training_project
 from prefect_bt.records import JobState
@@ -47,7 +47,7 @@ def deployed(served_machine: Machine) -> Generator[Machine]:
         [sys.executable, "-m", "prefect", "--no-prompt", *command],
         env={
             **served_machine.environment,
-            "PREFECT_API_URL": served_machine.api_url,
+            **served_machine.api,
             "PWD": str(ROOT),
         },
         cwd=ROOT,
@@ -56,7 +56,11 @@ def deployed(served_machine: Machine) -> Generator[Machine]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    with temporary_settings({PREFECT_API_URL: served_machine.api_url}):
+    api: dict[Any, Any] = {
+        PREFECT_API_URL: served_machine.api_url,
+        PREFECT_API_AUTH_STRING: served_machine.api[PREFECT_API_AUTH_STRING.name],
+    }
+    with temporary_settings(api):
         yield served_machine
 
 

@@ -189,5 +189,5 @@ def site(
     from .job_site import running_site
 
     root = tmp_path_factory.mktemp("docker-machine")
-    with running_site(root, engine, own_daemon, base_image, served_machine.api_url) as site:
+    with running_site(root, engine, own_daemon, base_image, served_machine.api) as site:
         yield site

@@ -72,14 +72,14 @@ class Site:
 
 @contextmanager
 def running_site(
-    root: Path, engine: docker.APIClient, own: Daemon | None, image: str, api_url: str
+    root: Path, engine: docker.APIClient, own: Daemon | None, image: str, api: dict[str, str]
 ) -> Iterator[Site]:
-    """A machine that uses the Prefect server at `api_url`."""
+    """Create a machine that uses the Prefect server of `api`, variables that Prefect reads."""
     address = {"DOCKER_HOST": own.address} if own else {}
     environment = {
         **machine_environment(root),
         "PREFECT_BT_SUBSTRATE": "docker",
-        "PREFECT_API_URL": api_url,
+        **api,
         **address,
     }
     machine = Machine(root, environment)

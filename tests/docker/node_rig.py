@@ -55,9 +55,10 @@ class DockerRig:
     def __post_init__(self) -> None:
         self.substrate = self.reopen()
 
-    def reopen(self, *, enforce_limits: bool = False) -> DockerSubstrate:
+    def reopen(self, **given: Any) -> DockerSubstrate:
+        """Open the substrate again with these options."""
         environment = {**os.environ, **({"DOCKER_HOST": self.host} if self.host else {})}
-        return DockerSubstrate(self.state, environment=environment, enforce_limits=enforce_limits)
+        return DockerSubstrate(self.state, environment=environment, **given)
 
     def plan(self, *commands: str, **changes: Any) -> NodePlan:
         image = ImagePlan(changes.pop("image", self.image))

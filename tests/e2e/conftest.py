@@ -15,6 +15,7 @@ import sys
 import textwrap
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from prefect_bt.garbage.looking import look_for_garbage
 from prefect_bt.garbage.words import LeftOver
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
+from prefect_bt.serverauth import CLIENT_VARIABLE, read_auth
 from prefect_bt.servers import read_server
 from prefect_bt.settings import Settings
 from tests.in_process import command, environment_of
@@ -101,6 +103,12 @@ class Machine:
             (read_server(self.state_dir) or {})["api_url"]
         )
 
+    @property
+    def api(self) -> dict[str, str]:
+        """Return the variables that the output of `up` exports, for Prefect's own commands."""
+        auth = self.environment.get(CLIENT_VARIABLE) or read_auth(self.state_dir)
+        return {"PREFECT_API_URL": self.api_url, CLIENT_VARIABLE: auth}
+
     def folder(self, run_sh: str, **given: Any) -> Path:
         """A training folder; `given` feeds its config."""
         folder = self.root / f"work-{time.monotonic_ns()}"
@@ -120,15 +128,22 @@ class Machine:
 
     def process(self, *words: str, check: bool = True, **extra: str) -> Done:
         """Run a command in a process of its own."""
+        return _checked(self._process(self.command(*words), extra), words, check)
+
+    def python(self, code: str) -> Done:
+        """Run Python code in a process of its own."""
+        return self._process([sys.executable, "-c", code], {})
+
+    def _process(self, arguments: list[str], extra: Mapping[str, str]) -> Done:
         done = subprocess.run(
-            self.command(*words),
+            arguments,
             env={**self.environment, **extra},
             capture_output=True,
             text=True,
             timeout=600,
             check=False,
         )
-        return _checked(Done(done.returncode, done.stdout, done.stderr), words, check)
+        return Done(done.returncode, done.stdout, done.stderr)
 
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "prefect_bt.cli.entry", *words]
@@ -271,13 +286,14 @@ def until(condition: Callable[[], Any], *, seconds: float, what: str | Callable[
 
 def call(machine: Machine, method: str, path: str, **body: Any) -> Any:
     """What Prefect's API answers; None for an empty answer."""
-    return call_url(method, f"{machine.api_url}/{path}", **body)
+    return call_url(machine.api[CLIENT_VARIABLE], method, f"{machine.api_url}/{path}", **body)
 
 
-def call_url(method: str, url: str, **body: Any) -> Any:
+def call_url(auth: str, method: str, url: str, **body: Any) -> Any:
     deadline = time.monotonic() + 200
+    headers = {"Authorization": f"Basic {b64encode(auth.encode()).decode()}"}
     while True:
-        answer = httpx.request(method, url, json=body or None, timeout=60)
+        answer = httpx.request(method, url, json=body or None, headers=headers, timeout=60)
         if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
             break
         time.sleep(0.5)  # its SQLite is busy; Prefect's own client tries again, too
@@ -320,8 +336,7 @@ def served_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine
 def machine(served_machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A machine of this process's own that uses the server of `served_machine`."""
     root = tmp_path_factory.mktemp("machine")
-    api_url = {"PREFECT_API_URL": served_machine.api_url}
-    machine = Machine(root, {**machine_environment(root), **api_url})
+    machine = Machine(root, {**machine_environment(root), **served_machine.api})
     yield machine
     end_processes(machine)
 

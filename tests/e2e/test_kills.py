@@ -28,7 +28,7 @@ from prefect_bt.checkpoints.integrity import verify
 from prefect_bt.servers import read_server
 from tests.conftest import Soak
 
-from .conftest import Machine, serve, until
+from .conftest import Machine, call, serve, until
 
 pytestmark = [
     pytest.mark.integration,
@@ -147,9 +147,9 @@ def check_end(machine: Machine, job_id: str, kills: list[Kill], story: str) -> N
 
 def run_ended(machine: Machine, run_id: str) -> bool:
     """Whether Prefect shows the run as over."""
-    url = f"{(read_server(machine.state_dir) or {}).get('api_url')}/flow_runs/{run_id}"
     with suppress(httpx.HTTPError):
-        return httpx.get(url, timeout=20).json()["state_type"] in {"COMPLETED", "FAILED"}
+        run = call(machine, "GET", f"flow_runs/{run_id}")
+        return run["state_type"] in {"COMPLETED", "FAILED"}
     return False
 
 

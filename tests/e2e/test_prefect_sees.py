@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from .conftest import Machine, until
+from .conftest import Machine, call, until
 
 pytestmark = [pytest.mark.integration]
 
@@ -16,9 +15,7 @@ LINES = 5000
 
 
 def ask(machine: Machine, path: str, **body: Any) -> Any:
-    answer = httpx.post(f"{machine.api_url}/{path}", json=body, timeout=30)
-    answer.raise_for_status()
-    return answer.json()
+    return call(machine, "POST", path, **body)
 
 
 def pages(machine: Machine, path: str, **body: Any) -> list[Any]:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.integration]
 def python(machine: Machine, source: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(source)],
-        env={**machine.environment, "PREFECT_API_URL": machine.api_url},
+        env={**machine.environment, **machine.api},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -9,13 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
 from prefect_bt.blocks import RetryPolicy
 
-from .conftest import Machine, until
+from .conftest import Machine, call, until
 
 pytestmark = [pytest.mark.integration]
 
@@ -97,9 +96,7 @@ kill -9 $$
 
 
 def ask(machine: Machine, path: str, **body: Any) -> Any:
-    answer = httpx.post(f"{machine.api_url}/{path}", json=body, timeout=30)
-    answer.raise_for_status()
-    return answer.json()
+    return call(machine, "POST", path, **body)
 
 
 def test_two_attempts_without_progress_end_the_job_and_a_hand_goes_on(machine: Machine) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefect_bt.folders import find_files
+from prefect_bt.trees import find_files
 
 from .conftest import Machine, read_all, until
 
@@ -75,7 +75,7 @@ def test_a_missing_secret_is_refused_before_anything_is_written(machine: Machine
 
 def test_a_prefect_secret_block_is_found(machine: Machine) -> None:
     save = "from prefect.blocks.system import Secret; Secret(value='fr0m-a-block').save('my-token')"
-    run_python(machine, save, PREFECT_API_URL=machine.api_url)
+    run_python(machine, save, **machine.api)
     config = machine.folder("test $T = fr0m-a-block && echo $T\n", env={"T": {"name": "my_token"}})
     code, job = machine.finish(config)
     assert code == 0, job["error_message"]

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from prefect_bt.deployed import revisions_of
+from prefect_bt.router.place import Route, RouterPlace
 from prefect_bt.serving.deployments import Deployments
 from tests.optional import needs
 
@@ -216,6 +217,31 @@ def everything_written(machine: Machine) -> str:
     return "\n".join(path.read_bytes().decode("utf-8", "replace") for path in files)
 
 
+def assert_engine_refuses_direct_requests(machine: Machine, serving: str) -> None:
+    """Check that only the router gets answers, and other users cannot learn the key."""
+    place = RouterPlace.of(machine.state_dir, "trained")
+    route, server = place.route(), server_of(machine, serving)
+    assert route is not None and route.key
+    for key in ("", KEY, route.key[:-1]):
+        assert ask(f"{route.target}/v1", "merged", key).status_code == 401
+    assert ask(f"{route.target}/v1", "merged", route.key).status_code == 200
+    listening = [c.laddr.ip for c in server.net_connections("tcp") if c.status == "LISTEN"]
+    assert listening == ["127.0.0.1"]
+    assert route.key not in " ".join(server.cmdline())
+    holding = [path for path in machine.root.rglob("*") if path.is_file() and holds(path, route)]
+    assert holding == [place.route_file]
+    if os.getuid() == 0:  # who may become another user
+        paths = (f"/proc/{server.pid}/environ", place.route_file, place.folder / "engine.secret")
+        for path in paths:
+            other: Any = {"user": 65534, "extra_groups": []}
+            seen = subprocess.run(["cat", path], capture_output=True, check=False, **other)
+            assert (seen.returncode != 0, seen.stdout) == (True, b""), path
+
+
+def holds(path: Path, route: Route) -> bool:
+    return path.stat().st_size < 1e7 and route.key.encode() in path.read_bytes()
+
+
 def test_the_last_step_of_a_training_is_a_model_that_answers(
     machine: Machine, trained: Path
 ) -> None:
@@ -235,6 +261,7 @@ def test_the_last_step_of_a_training_is_a_model_that_answers(
     assert (deployment["status"], deployment["models"]) == ("serving", ["merged"])
     assert "passed 1 prompt of its gate" in deployment["revisions"][0]["sentence"]
     assert said(deployment["address"], "trained")
+    assert_engine_refuses_direct_requests(machine, deployment["revisions"][0]["job_id"])
     machine.run("deployments", "stop", "trained", "--yes")
     machine.nothing_left(Deployments(machine.ledger).job_of("trained", 1))
     machine.nothing_left(job["id"])

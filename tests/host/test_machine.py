@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host import gpus
-from prefect_bt.host.cgroup import cpu_limit, memory_limit, oom_kills
+from prefect_bt.host.cgroup import cpu_limit, memory_limit, oom_kills, process_share
 from prefect_bt.host.gpus import Gpu, NotEnoughGpus, claim_gpus, list_gpus, name_type
 from prefect_bt.node.environment import Machine, command_environment
 from prefect_bt.plan import NodePlan, Resources
@@ -142,3 +142,21 @@ def test_the_jobs_own_variables_win_over_the_hosts() -> None:
     assert (got["HOME"], got["LC_ALL"], got["NVIDIA_X"]) == ("/elsewhere", "C", "1")
     assert got["PYTHONUNBUFFERED"] == "0"
     assert not {"PREFECT_API_URL", "FOO"} & got.keys()
+
+
+@pytest.mark.parametrize(
+    ("pids", "threads", "share"),
+    [
+        ("32768", "100000", 8192),
+        ("4194304", "30000", 7500),
+        ("4194304", "16000000", 32768),
+        ("2000", "2000", 1024),
+        ("none", "none", 8192),
+    ],
+)
+def test_a_nodes_share_of_the_processes_of_a_machine(
+    tmp_path: Path, pids: str, threads: str, share: int
+) -> None:
+    (tmp_path / "pid_max").write_text(f"{pids}\n")
+    (tmp_path / "threads-max").write_text(f"{threads}\n")
+    assert process_share(tmp_path) == share

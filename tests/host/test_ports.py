@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -96,6 +97,111 @@ def test_processes_that_launch_at_once_never_share_one(tmp_path: Path) -> None:
     for process in started:
         process.communicate("")
     assert len(numbers) == len(set(numbers)) == 80
+
+
+ALONE = """
+import subprocess, sys
+from pathlib import Path
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+stranger = subprocess.Popen(
+    [sys.executable, "-c", sys.argv[2]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+)
+print("stranger:", stranger.stdout.readline().strip(), flush=True)
+exec(sys.argv[3])
+stranger.communicate("")
+"""
+"""Program that runs argv[3] in a network of its own, in which another user, argv[2], has names."""
+
+STRANGER = """
+import os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (20000, 20000))
+os.setgid(65534); os.setuid(65534)
+held = []
+for number in range({first}, {last} + 1):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    one.bind(chr(0) + "prefect-bt/port/%d" % number)
+    if {listens}:
+        one.listen(1)
+    held.append(one)
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+CLAIMS = """
+from prefect_bt.host.ports import claim_port
+first, second = Path(sys.argv[1], "a"), Path(sys.argv[1], "b")
+held = [claim_port("the same gang", state_dir=first) for _ in range(5)]
+print(len({one.number for one in held}))
+again = subprocess.run(
+    [sys.executable, "-c", "import sys; from pathlib import Path; "
+     "from prefect_bt.host.ports import claim_port; "
+     "print(claim_port('the same gang', state_dir=Path(sys.argv[1])).number)", str(first)],
+    capture_output=True, text=True, check=True,
+).stdout
+print(int(again) not in {one.number for one in held})
+"""
+
+JOB_RUNS = """
+from prefect_bt.substrates.local_process import LocalSubstrate
+from tests.node.rig import make_plan, own_lines, wait_over
+state = Path(sys.argv[1], "state")
+substrate = LocalSubstrate(state, orphan_deadline=None)
+commands = ("echo port $BT_LEADER_PORT",)
+nodes = [
+    substrate.launch(make_plan(state, commands, rank=rank, group_size=2), secrets={})
+    for rank in range(2)
+]
+print([wait_over(node).exit_code for node in nodes])
+print(len({line for node in nodes for line in own_lines(node)}))
+for node in nodes:
+    node.remove()
+"""
+
+
+def beside_a_stranger(folder: Path, stranger: str, code: str) -> list[str]:
+    """Return the output of `code`, run in a network that no other test shares."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("ip") is None:
+        pytest.skip("a network of its own needs root, unshare and ip")
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", ALONE, str(folder), stranger, code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare failed" in done.stderr:
+        pytest.skip(f"no network of its own: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_port_can_be_claimed_while_another_user_holds_all_names(
+    tmp_path: Path, listens: bool
+) -> None:
+    stranger = STRANGER.format(first=FIRST, last=LAST, listens=listens)
+    said = beside_a_stranger(tmp_path, stranger, CLAIMS)
+    assert said == [f"stranger: {LAST - FIRST + 1}", "5", "True"]
+
+
+@pytest.mark.slow
+def test_a_job_starts_while_another_user_holds_all_names(tmp_path: Path) -> None:
+    stranger = STRANGER.format(first=FIRST, last=LAST, listens=True)
+    said = beside_a_stranger(tmp_path, stranger, JOB_RUNS)
+    assert said[1:] == ["[0, 0]", "1"]
+
+
+@pytest.mark.slow
+def test_the_few_names_of_another_user_count(tmp_path: Path) -> None:
+    """Claim names as gangs of two users on one machine do: they never share a number."""
+    code = """
+from prefect_bt.host import ports
+ports._candidates = lambda gang: iter(range(20000, 20101))
+print(ports.claim_port("gang", state_dir=Path(sys.argv[1])).number)
+"""
+    stranger = STRANGER.format(first=20000, last=20099, listens=True)
+    assert beside_a_stranger(tmp_path, stranger, code) == ["stranger: 100", "20100"]
 
 
 def test_a_machine_without_a_free_port_says_so(

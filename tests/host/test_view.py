@@ -64,7 +64,7 @@ def test_every_volume_is_at_its_path_and_the_host_is_untouched(rig: Rig) -> None
     assert not [place for place in places if f" {place}" in mounts]
     assert (rig.state / "cache/projects/k/file").read_text() == "x\n"
     assert (rig.state / "cache/teams/k/file").read_text() == "x\n"
-    assert (rig.state / "cache/bases/k/huggingface/file").read_text() == "x\n"
+    assert (rig.state / "cache/huggingface/k/file").read_text() == "x\n"
     assert (handle.job.checkpoints(0) / "file").exists()
     assert (handle.folder.root / "app/a").exists()
 
@@ -75,6 +75,7 @@ def test_the_legacy_cache_of_hugging_face_is_that_in_the_base(rig: Rig) -> None:
         "echo old > /root/.cache/huggingface/file; cat /mnt/cache/huggingface/file",
         volumes=volumes(
             (VolumeKind.CACHE_BASE, "/mnt/cache"),
+            (VolumeKind.HF_CACHE, "/mnt/cache/huggingface"),
             (VolumeKind.HF_CACHE, "/root/.cache/huggingface"),
         ),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
+from prefect_bt.router.bodies import Bodies, Body
 from prefect_bt.router.passing import NotAccepted, open_session, pass_on
 from prefect_bt.router.place import Route
 from tests.router.machine import LONG, Client, Deployment, Upstream, until
@@ -214,7 +215,8 @@ def test_nothing_is_sent_to_the_next_owner_of_an_address() -> None:
     async def passed_on(route: Route) -> None:
         async with open_session() as session:
             with pytest.raises(NotAccepted):
-                await pass_on(session, make_mocked_request("GET", "/v1/models"), route)
+                request = make_mocked_request("GET", "/v1/models")
+                await pass_on(session, request, Body(Bodies(), request), route)
 
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         stranger.settimeout(LONG)

@@ -6,6 +6,7 @@ One server answers for all of them, since nine tenths of its time are imports; s
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ ADAPTERS = {"checkpoint-10": "checkpoint-10", "v0/checkpoint-20": "checkpoint-20
 NAMES = [*FULL, *ADAPTERS, "whisper"]
 PROMPT = "Once upon a time "
 TOKENS = 24
+ENGINE_KEY = "the-key-of-this-server-process"
 
 
 @dataclass
@@ -52,7 +54,7 @@ class Server:
     def client(self) -> Any:
         import openai
 
-        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=ENGINE_KEY, max_retries=0)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +117,7 @@ def start(root: Path, models: Path, served: list[dict[str, str]]) -> Server:
     file.write_text(json.dumps({"models": served, "base": str(models / "base")}))
     line = [sys.executable, embedded.__file__, file, "--port", str(port)]
     environment = {"BT_SCRATCH_DIR": str(root), "HOME": str(root), "OMP_NUM_THREADS": "1"}
+    environment["PREFECT_BT_ENGINE_KEY"] = ENGINE_KEY
     with log.open("wb") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
     return Server(process, f"http://127.0.0.1:{port}", models, log)
@@ -123,7 +126,7 @@ def start(root: Path, models: Path, served: list[dict[str, str]]) -> Server:
 def until_ready(server: Server, names: list[str], seconds: float = 500) -> None:
     end, missing = time.monotonic() + seconds, "nobody looked"
     while time.monotonic() < end and server.process.poll() is None:
-        missing = check_ready(server.address, names)
+        missing = check_ready(server.address, names, key=ENGINE_KEY)
         if missing is None:
             return
         time.sleep(0.5)
@@ -222,7 +225,44 @@ def test_no_other_model_is_loaded(server: Server) -> None:
         with pytest.raises(openai.NotFoundError) as refused:
             complete(server, name)
         assert f"{name!r} does not exist; there is base, " in refused.value.response.text
-    assert "nope" in (check_ready(server.address, ["base", "nope"]) or "")
+    assert "nope" in (check_ready(server.address, ["base", "nope"], key=ENGINE_KEY) or "")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/load_model"),
+        ("POST", "/reset"),
+        ("GET", "/health"),
+        ("GET", "/openapi.json"),
+        ("OPTIONS", "/v1/models"),
+    ],
+)
+@pytest.mark.parametrize("shown", ["", "Bearer", "Bearer wrong", f"Basic {ENGINE_KEY}"])
+def test_requests_without_the_key_are_refused(
+    server: Server, method: str, path: str, shown: str
+) -> None:
+    headers = {"Authorization": shown} if shown else {}
+    asked = {"model": "base", "prompt": PROMPT, "messages": [{"role": "user", "content": "Hi"}]}
+    body = asked if method == "POST" else None
+    answer = httpx.request(method, f"{server.address}{path}", json=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts processes of another user")
+def test_another_user_finds_the_key_nowhere(server: Server) -> None:
+    process = f"/proc/{server.process.pid}"
+    assert ENGINE_KEY.encode() in Path(f"{process}/environ").read_bytes()
+    assert ENGINE_KEY.encode() not in Path(f"{process}/cmdline").read_bytes()
+    assert ENGINE_KEY not in server.log.read_text()
+    peek = ["cat", f"{process}/environ", f"{process}/mem"]
+    other: Any = {"user": 65534, "group": 65534, "extra_groups": []}
+    seen = subprocess.run(peek, capture_output=True, check=False, **other)
+    assert seen.returncode != 0
+    assert seen.stdout == b""
 
 
 def test_nothing_is_written_beside_the_checkpoints(server: Server) -> None:
@@ -240,9 +280,11 @@ def test_the_gate_is_put_to_real_models(server: Server, generated) -> None:
     right = generated["checkpoint-10"][0]
     prompt = {"prompt": PROMPT, "equals": right}
     gate = {"prompts": [{**prompt, "model": "checkpoint-10"}], "tokens": TOKENS}
-    passed = run_gate(read_gate(gate), server.address, [*ADAPTERS])
+    passed = run_gate(read_gate(gate), server.address, [*ADAPTERS], key=ENGINE_KEY)
     assert passed.passed, passed
-    failed = run_gate(read_gate({**gate, "prompts": [prompt]}), server.address, [*ADAPTERS])
+    failed = run_gate(
+        read_gate({**gate, "prompts": [prompt]}), server.address, [*ADAPTERS], key=ENGINE_KEY
+    )
     assert not failed.passed
     assert [row.passed for row in failed.rows] == [True, False]
     assert "1 of 2 prompts failed: v0/checkpoint-20's answer to" in failed.sentence
@@ -255,7 +297,7 @@ def test_a_gates_command_asks_with_the_openai_library(server: Server) -> None:
         "print([client.completions.create(model=n, prompt='a', max_tokens=1).model for n in names])"
     )
     command = f'{sys.executable} -c "{asks}" && exit 7'
-    result = run_gate(read_gate({"command": command}), server.address, [*ADAPTERS])
+    result = run_gate(read_gate({"command": command}), server.address, [*ADAPTERS], key=ENGINE_KEY)
     assert result.sentence.endswith("ended with 7: ['checkpoint-10@main', 'v0/checkpoint-20@main']")
 
 
@@ -271,7 +313,9 @@ def test_one_alone_needs_no_name(models: Path) -> None:
     with started(models, [document("alone", models / "untokenized")]) as alone:
         until_ready(alone, ["alone"])
         asked = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
-        unnamed = httpx.post(f"{alone.address}/v1/completions", json=asked, timeout=200)
+        shown = {"Authorization": f"Bearer {ENGINE_KEY}"}
+        address = f"{alone.address}/v1/completions"
+        unnamed = httpx.post(address, json=asked, headers=shown, timeout=200)
         assert unnamed.is_success
         assert unnamed.json()["choices"][0]["text"] == complete(alone, "alone")[0]
         alone.process.send_signal(signal.SIGTERM)

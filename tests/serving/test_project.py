@@ -156,9 +156,10 @@ def test_served_json():
 def test_the_workspace_is_laid_out(tmp_path):
     serving = served(choice(chosen()))
     lay_out(serving.files, tmp_path)
-    program = Path(serving.files["embedded.py"])
-    assert {path.name for path in tmp_path.iterdir()} == {"served.json", "embedded.py"}
-    assert (tmp_path / "embedded.py").read_bytes() == program.read_bytes()
+    programs = {"embedded.py", "require_key.py"}
+    assert {path.name for path in tmp_path.iterdir()} == {"served.json", *programs}
+    for name in programs:
+        assert (tmp_path / name).read_bytes() == Path(serving.files[name]).read_bytes()
     assert (
         json.loads((tmp_path / "served.json").read_text())["models"][0]["name"] == "checkpoint-10"
     )

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from prefect.logging import disable_run_logger
 
-from prefect_bt import submission
+from prefect_bt import resubmission
 from prefect_bt.attempts import JobSite, close_attempt, judge_retry
 from prefect_bt.deployed import promote
 from prefect_bt.deploying import RESTARTS
@@ -20,6 +20,7 @@ from prefect_bt.flows.serving import RevisionWatch
 from prefect_bt.gang import Gang
 from prefect_bt.jobs import load_definition
 from prefect_bt.records import FailureClass, JobState, NodePhase, NodeStatus, Outcome, ServingRef
+from prefect_bt.router.bodies import MOST_BYTES
 from prefect_bt.router.place import RouterPlace
 from prefect_bt.router.running import stop_router
 from prefect_bt.serving.deployments import Deployments, Revision, Verdict
@@ -99,7 +100,7 @@ class Watched:
         )
         site = SimpleNamespace(
             ledger=world.ledger,
-            settings=SimpleNamespace(state_dir=world.state_dir),
+            settings=SimpleNamespace(state_dir=world.state_dir, request_bytes=MOST_BYTES),
             job_id=self.job_id,
             secret_sources=(),
         )
@@ -178,7 +179,7 @@ def test_the_one_before_finishes_and_is_waited_for_when_it_is_wanted_again(
 
     monkeypatch.setattr("prefect_bt.deployed.wait_terminal", over)
     monkeypatch.setattr("prefect_bt.deployed._hold_again", lambda *_: order.append("held"))
-    monkeypatch.setattr(submission, "retry", lambda job_id: order.append(f"retried {job_id}"))
+    monkeypatch.setattr(resubmission, "retry", lambda job_id: order.append(f"retried {job_id}"))
     assert promote(world.ledger, NAME, 1, by="ann") == one.job_id
     assert (ended, order) == ([one.job_id], ["held", f"retried {one.job_id}"])
     last = world.deployments.moves(NAME)[-1]
@@ -232,9 +233,10 @@ def test_a_server_that_exits_with_0_is_started_again(world: World) -> None:
         record=record,
         project=load_definition(record),
         job_id=one.job_id,
-        settings=SimpleNamespace(state_dir=world.state_dir),
+        settings=SimpleNamespace(state_dir=world.state_dir, request_bytes=MOST_BYTES),
         substrate=SimpleNamespace(find=lambda _: []),
         checkpointing=False,
+        epoch=0,
     )
     outcome = close_attempt(site, Outcome(0, JobState.COMPLETED))
     assert (outcome.state, outcome.failure) == (JobState.FAILED, FailureClass.USER)

@@ -12,6 +12,7 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.host.container import FIRST_PROCESS, order, set_variable
 from prefect_bt.host.view_plan import Bind
 from prefect_bt.plan import NodePlan, Resources, WorkspacePlan
+from prefect_bt.privileges import KEPT, Privileges, parse_capabilities
 from prefect_bt.records import Cause
 from prefect_bt.substrates.docker_container import (
     Spec,
@@ -156,6 +157,32 @@ def test_it_is_never_begun_again_and_the_engine_keeps_no_line() -> None:
     assert given["log_config"]["Type"] == "none"
     assert given["init"] is False, "the first process is ours"
     assert not given.get("privileged")
+
+
+def test_a_container_has_the_capabilities_that_are_documented_and_no_new_privileges() -> None:
+    given = host_arguments(spec(), ENGINE)
+    assert given["cap_drop"] == ["ALL"]
+    assert given["cap_add"] == list(KEPT) == sorted(KEPT)
+    assert not {"MKNOD", "SETFCAP", "NET_RAW", "SYS_ADMIN"} & set(KEPT)
+    assert given["security_opt"] == ["no-new-privileges:true"]
+    more = Privileges(("IPC_LOCK", "KILL"), new_privileges=True, processes=100)
+    given = host_arguments(spec(privileges=more), ENGINE)
+    assert given["cap_add"] == sorted([*KEPT, "IPC_LOCK"])
+    assert (given["security_opt"], given["pids_limit"]) == ([], 100)
+    documented = (Path(__file__).parents[2] / "docs/docker.md").read_text()
+    assert all(f"`{name}`" in documented for name in KEPT)
+
+
+@pytest.mark.parametrize("text", ["ALL", "SYS_PTRACE,SYS_EVERYTHING", "sys-ptrace"])
+def test_a_capability_that_linux_does_not_have_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no capability of Linux"):
+        parse_capabilities(text)
+
+
+def test_capabilities_are_spelled_as_one_likes() -> None:
+    assert parse_capabilities("cap_sys_ptrace, IPC_LOCK  ipc_lock") == ("IPC_LOCK", "SYS_PTRACE")
+    assert parse_capabilities(["CAP_SYS_NICE"]) == ("SYS_NICE",)
+    assert parse_capabilities("") == ()
 
 
 def test_a_gang_has_a_network_of_its_own() -> None:

@@ -1,0 +1,244 @@
+"""Follow the links of a checkpoint directory as its node would, and only into the node's volumes.
+
+A link names a path of the node: `/mnt/bt-scratch/x` is a file of the scratch volume, wherever that
+folder is on this machine, and `/etc/passwd` is a file of the node's image. Resolved by this
+machine's kernel, either would be a file of this machine. So every name is opened here relative to
+the descriptor of its folder, without following, and links are read and followed by hand. Bytes are
+read from the descriptor that the walk ends with: what is replaced meanwhile changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from posixpath import dirname, normpath
+from typing import Final, NamedTuple
+
+from prefect_bt import beneath
+
+MOST_LINKS: Final = 40
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FOLDER: Final = frozenset({errno.ENOTDIR, errno.ELOOP})
+_DESCRIPTORS: Final = "/proc/self/fd" if sys.platform.startswith("linux") else "/dev/fd"
+
+Targets = Sequence[tuple[str, Path]]
+"""Path in the node -> folder of this machine. A folder's first path decides what `..` means."""
+
+
+class OutsideVolumes(OSError):
+    """Error: a link leads to a path in none of the node's volumes."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(errno.EXDEV, "a link leads out of the job's volumes", place)
+        self.place = place
+
+
+class Folder(NamedTuple):
+    """An open folder. `place` is its path in the node, without links."""
+
+    descriptor: int
+    place: str
+
+
+class Reached(NamedTuple):
+    """Target of a path. `name` is its last part in the open `folder`; empty for that folder."""
+
+    folder: Folder
+    name: str
+    facts: os.stat_result
+
+
+class OpenFile(NamedTuple):
+    """A regular file that is open for reading."""
+
+    descriptor: int
+    reached: Reached
+
+    @property
+    def name(self) -> str:
+        return self.reached.name
+
+    @property
+    def path(self) -> Path:
+        """Return a path that opens the same file again, whatever entry has its name now."""
+        return path_of(self.descriptor)
+
+    def facts(self) -> os.stat_result:
+        return os.fstat(self.descriptor)
+
+    def facts_by_name(self) -> os.stat_result:
+        """Return the facts of the entry that has the file's name now."""
+        folder = self.reached.folder.descriptor
+        return os.stat(self.reached.name, dir_fd=folder, follow_symlinks=False)
+
+
+class Volumes:
+    """The checkpoint directory and the other volumes of its node. Safe to use by many threads."""
+
+    def __init__(self, directory: Path, targets: Targets = ()) -> None:
+        """Use only this folder, at its path on this machine, unless there are `targets`."""
+        self.directory = directory
+        own = next((target for target, source in targets if source == directory), "")
+        self.home = normpath(own or str(directory.absolute()))
+        self.sources: Mapping[str, Path] = {normpath(t): source for t, source in targets} | {
+            self.home: directory
+        }
+        self._above = {above for target in self.sources for above in _parents(target)}
+
+    @contextmanager
+    def folder(self, relative: str = "") -> Generator[Folder]:
+        """Open a folder below the directory, through links. Raises OSError."""
+        with self.reach(relative) as reached:
+            if reached.name:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), relative)
+            yield reached.folder
+
+    @contextmanager
+    def reach(self, relative: str) -> Generator[Reached]:
+        """Follow a path below the directory, through links. Raises OSError."""
+        root = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        reached = _Walk(self, Folder(root, self.home)).to(relative)
+        try:
+            yield reached
+        finally:
+            os.close(reached.folder.descriptor)
+
+    @contextmanager
+    def open(self, relative: str) -> Generator[OpenFile]:
+        """Open a regular file below the directory, through links; never blocks. Raises OSError."""
+        with self.reach(relative) as reached:
+            if not reached.name:
+                raise beneath.NotRegularFile(errno.EISDIR, "not a regular file", relative)
+            within = reached.folder.descriptor
+            descriptor = beneath.open_regular(reached.name, within=within, seen=reached.facts)
+            try:
+                yield OpenFile(descriptor, reached)
+            finally:
+                os.close(descriptor)
+
+    def follow(self, name: str, *, within: Folder) -> Reached:
+        """Follow `name` to its target; the caller closes the folder. Raises OSError."""
+        start = Folder(os.dup(within.descriptor), within.place)
+        return _Walk(self, start).to(name)
+
+    def is_above(self, place: str) -> bool:
+        """Return whether a volume is below this path, which itself is in none."""
+        return place in self._above
+
+    def volume_of(self, place: str) -> str:
+        """Return the innermost volume that contains the path; empty for none."""
+        return next((one for one in (place, *_parents(place)) if one in self.sources), "")
+
+
+class _Walk:
+    """One walk through folders, with one descriptor open at a time."""
+
+    def __init__(self, volumes: Volumes, start: Folder) -> None:
+        """Take over the descriptor of `start`."""
+        self._volumes = volumes
+        self._at: int | None = start.descriptor
+        self._place, self._links = start.place, 0
+        self._ahead: list[str] = []
+        """Names still to be followed, the next one last."""
+
+    def to(self, path: str) -> Reached:
+        try:
+            self._ahead = _names(path)
+            while self._ahead:
+                name = self._ahead.pop()
+                if name == "..":
+                    self._enter(dirname(self._place))
+                elif found := self._step(name):
+                    return found
+            return self._here()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _step(self, name: str) -> Reached | None:
+        """Enter the folder `name`, or the target of a link; any other entry ends the walk."""
+        place = f"{self._place.rstrip('/')}/{name}"
+        if self._at is None or place in self._volumes.sources:
+            self._enter(place)
+            return None
+        if self._ahead and self._open(name, place):
+            return None
+        facts = os.stat(name, dir_fd=self._at, follow_symlinks=False)
+        if stat.S_ISLNK(facts.st_mode):
+            self._follow(name)
+        elif stat.S_ISDIR(facts.st_mode):
+            self._replace(os.open(name, _FOLDER, dir_fd=self._at), place)
+        elif self._ahead:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), place)
+        else:
+            return Reached(Folder(self._at, self._place), name, facts)
+        return None
+
+    def _open(self, name: str, place: str) -> bool:
+        """Enter `name` if it is a folder, the usual case; return whether it is."""
+        try:
+            self._replace(os.open(name, _FOLDER, dir_fd=self._at), place)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER:
+                raise
+            return False
+        return True
+
+    def _follow(self, name: str) -> None:
+        self._links += 1
+        if self._links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+        target = os.readlink(name, dir_fd=self._at)
+        if target.startswith("/"):
+            self._leave()
+            self._place = "/"
+        self._ahead += _names(target)
+
+    def _enter(self, place: str) -> None:
+        """Go to a path without links: in a volume, or in the folders above volumes."""
+        self._leave()
+        self._place = place
+        top = self._volumes.volume_of(place)
+        if top:
+            inner = place[len(top) :].lstrip("/")
+            self._at = beneath.open_folder(self._volumes.sources[top], inner)
+        elif not self._volumes.is_above(place):
+            raise OutsideVolumes(normpath("/".join([place, *reversed(self._ahead)])))
+
+    def _here(self) -> Reached:
+        if self._at is not None:
+            return Reached(Folder(self._at, self._place), "", os.fstat(self._at))
+        if self._place in _parents(self._volumes.home):
+            # The folders that hold the directory itself: a loop, wherever their other names lead.
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._place)
+        raise OutsideVolumes(self._place)
+
+    def _replace(self, descriptor: int, place: str) -> None:
+        self._leave()
+        self._at, self._place = descriptor, place
+
+    def _leave(self) -> None:
+        if self._at is not None:
+            os.close(self._at)
+            self._at = None
+
+
+def path_of(descriptor: int) -> Path:
+    """Return a path of an open descriptor, valid in this process only."""
+    return Path(f"{_DESCRIPTORS}/{descriptor}")
+
+
+def _names(path: str) -> list[str]:
+    """Return the names of a path, the last one first."""
+    return [name for name in reversed(path.split("/")) if name not in {"", "."}]
+
+
+def _parents(place: str) -> Iterator[str]:
+    while place != "/":
+        place = dirname(place)
+        yield place

@@ -1,0 +1,80 @@
+"""Read what a container's first process reports, a little at a time, and check each word.
+
+Every process in the container may write into this pipe. So one read a turn is made, nothing longer
+than a report is kept, and a report that was not requested ends the conversation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from typing import Final
+
+from prefect_bt.host.container import MOUNTED_AT, READY
+
+READ_BYTES: Final = 4096
+LONGEST: Final = 16
+"""Longest report, in bytes; `ready` and exit codes need five."""
+MOST_CODE: Final = 255
+_SHOWN: Final = 24
+_CODE: Final = re.compile(rb"[0-9]{1,3}")
+
+
+class Reports:
+    """The reports of one container. `ready` is expected first, then an exit code for each order."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._rest = b""
+        self._words: deque[str] = deque()
+        self._owed = 0
+        self._began = False
+        self.broken = ""
+        """Reason for reading nothing more: a sentence without its full stop."""
+
+    def expect(self) -> None:
+        """Expect one more exit code, as the answer to an order that was given."""
+        self._owed += 1
+
+    def read(self) -> None:
+        """Read once, at most READ_BYTES; never again once the protocol is broken."""
+        if self.broken:
+            return
+        try:
+            data = os.read(self._pipe, READ_BYTES)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not self.broken:
+                self._accept(line)
+        if len(self._rest) > LONGEST and not self.broken:
+            self._break("a line without an end", self._rest)
+
+    def take(self) -> str | None:
+        """Return the next report that was not taken yet."""
+        return self._words.popleft() if self._words else None
+
+    def _accept(self, line: bytes) -> None:
+        word = line.strip()
+        is_code = bool(_CODE.fullmatch(word)) and int(word) <= MOST_CODE
+        if word == READY.encode() and not self._began:
+            self._began = True
+        elif not is_code or not self._began:
+            self._break("what is no report", line)
+        elif not self._owed:
+            self._break("a report that no order asked for", line)
+        else:
+            self._owed -= 1
+        if not self.broken:
+            self._words.append(word.decode())
+
+    def _break(self, what: str, line: bytes) -> None:
+        shown = repr(line[:_SHOWN])[1:]
+        more = "..." if len(line) > _SHOWN else ""
+        self.broken = (
+            f"its container broke the protocol with its agent: {what} in {MOUNTED_AT}/reports "
+            f"({shown}{more})"
+        )
+        self._rest = b""

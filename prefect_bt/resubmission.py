@@ -1,0 +1,70 @@
+"""Ask for another attempt of a job that is over, under its own id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect_bt.control import machine_away, settle
+from prefect_bt.durations import parse_duration
+from prefect_bt.epochs import ANY_HOST
+from prefect_bt.errors import StateError
+from prefect_bt.jobs import job_document, open_ledger
+from prefect_bt.ledger import Ledger
+from prefect_bt.maxruntime import check_run_time
+from prefect_bt.ownership import host_of
+from prefect_bt.records import JobState
+from prefect_bt.settings import Settings
+from prefect_bt.starting import start, starting
+
+
+def retry(
+    job_id: str, *, store: str | None = None, max_run_time: float | str | None = None
+) -> dict[str, Any]:
+    """Start another attempt of a job that is over, under its own id and Prefect run (decision 7).
+
+    It starts from the job's committed checkpoints. `max_run_time` replaces the job's limit, which
+    counts all attempts. Raises StateError for a job that completed, or is not over yet;
+    MaxRunTimeError for a job that has no time left.
+    """
+    limit = None
+    if max_run_time is not None:
+        limit = parse_duration(max_run_time, field="max_run_time")
+    ledger = open_ledger(store)
+    record = ledger.job(job_id)
+    settle(ledger, job_id)
+    _check_retriable(ledger, job_id)
+    check_run_time(ledger, record, limit=limit)
+    with starting() as starter:
+        if starter is not None:
+            starter.claim(job_id)
+        epoch = ledger.claim(job_id, host_of(Settings().state_dir) if starter else ANY_HOST)
+        try:
+            _check_retriable(ledger, job_id)  # another process may have been first
+            if limit is not None:
+                ledger.set_max_run_time(job_id, limit)
+            ledger.clear_stop(job_id)
+            asked = "another attempt was asked for"
+            ledger.append(job_id, JobState.CREATED, message=asked, epoch=epoch)
+        except BaseException:
+            ledger.epochs(job_id).release_unused(epoch)
+            raise
+        start(ledger, record, starter=starter)
+    flat = job_document(ledger, record)
+    return {**flat, "training_job": flat}
+
+
+def _check_retriable(ledger: Ledger, job_id: str) -> None:
+    """Raise StateError for a job that completed, or is not over; it says which machine runs it."""
+    state = ledger.state(job_id)
+    if state.terminal and state is not JobState.COMPLETED:
+        return
+    next_step = f"Stop it first: prefect-bt stop --job-id {job_id}"
+    if state is JobState.COMPLETED:
+        next_step = f"Run it anew: prefect-bt recreate --job-id {job_id}"
+    elif away := machine_away(Settings().state_dir, ledger, job_id):
+        next_step = away
+    raise StateError(
+        f"Job {job_id} is {state.value}; only a job that failed or was stopped is retried.",
+        state=state.value,
+        next_step=next_step,
+    )

@@ -1,0 +1,84 @@
+"""Limits for connections of clients: their number, and the size of a request's head.
+
+A client that connects has shown no key yet, so what it may hold is small: aiohttp bounds each line
+of a head, not all of them together, and not the number of connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, cast
+
+from aiohttp import web
+
+Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+HEAD_SECONDS: Final = 75.0
+"""Longest time that a connection, new or used, may take for a complete head, in seconds."""
+LONGEST_LINE: Final = 32 * 1024
+MOST_LINES: Final = 256
+LARGEST_HEAD: Final = 1024**2
+"""Bytes that a connection may send before a head is complete. The beginning of its body is among
+them, so this is more than all headers of a sensible request."""
+MOST_CONNECTIONS: Final = 4096
+
+_OF_THE_SERVER: Final = frozenset({"handler_cancellation"})
+"""Options that are not passed on to each connection."""
+
+
+class Connections(web.Server):
+    """An aiohttp server that counts its clients and bounds their heads."""
+
+    def __init__(self, answer: Answer, **options: Any) -> None:
+        async def answered(request: web.BaseRequest) -> web.StreamResponse:
+            try:
+                return await answer(request)
+            finally:
+                if request.content.is_eof():
+                    cast("_Connection", request.protocol).next_head()
+
+        super().__init__(answered, request_factory=_request, **options)
+        own = {name: value for name, value in options.items() if name not in _OF_THE_SERVER}
+        self._make = partial(_Connection, self, **own)
+
+    def __call__(self) -> web.RequestHandler:
+        return self._make(loop=asyncio.get_running_loop())
+
+
+class _Connection(web.RequestHandler):
+    """A connection that counts the bytes it receives until a head is complete."""
+
+    __slots__ = ("_counted", "_server")
+
+    def __init__(self, server: Connections, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._server = server
+        self._counted: int | None = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if len(self._server.connections) > MOST_CONNECTIONS:
+            self.force_close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._counted is not None:
+            self._counted += len(data)
+            if self._counted > LARGEST_HEAD:
+                self.force_close()
+                return
+        super().data_received(data)
+
+    def head_came(self) -> None:
+        self._counted = None
+
+    def next_head(self) -> None:
+        self._counted = 0
+
+
+def _request(message: Any, payload: Any, protocol: Any, *rest: Any) -> web.BaseRequest:
+    """Return aiohttp's own request, without a limit of its size."""
+    cast("_Connection", protocol).head_came()
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, *rest, loop=loop, client_max_size=0)

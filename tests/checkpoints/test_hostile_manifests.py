@@ -1,0 +1,111 @@
+"""Forged manifests and withdrawals: nothing of another job is read or deleted."""
+
+import json
+import stat
+
+import pytest
+
+from prefect_bt.checkpoints.catalogue import list_checkpoints
+from prefect_bt.checkpoints.manifest import load
+from prefect_bt.checkpoints.materialise import fetch
+from prefect_bt.checkpoints.pruning import prune_job, prune_rank, sweep
+from prefect_bt.contract import job_prefix, withdrawn_prefix
+from prefect_bt.errors import CheckpointError
+
+from . import folders
+from .folders import JOB, PROJECT, flush, origin
+from .shelf import commit
+
+OTHER = "training_projects/proj002/jobs/job0002/objects/0001/rank-0/00/secret"
+
+
+def forge(store, change):
+    """Change the manifest of `a`; return its key."""
+    (one,) = list_checkpoints(store, PROJECT, JOB)
+    key = one.manifest_keys[0]
+    data = json.loads(store.get(key))
+    change(data)
+    store.put(key, json.dumps(data).encode())
+    return key
+
+
+def of_entry(**values):
+    return lambda data: data["entries"][0].update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (of_entry(key=OTHER), "none of its job's"),
+        (of_entry(key="index/projects/x"), "none of its job's"),
+        (of_entry(key=f"training_projects/{PROJECT}/jobs/{JOB}/objects/../job.json"), "none of"),
+        (of_entry(key=f"training_projects/{PROJECT}/jobs/{JOB}/job.json"), "none of its job's"),
+        (of_entry(path="../x"), "outside its checkpoint"),
+        (of_entry(path="x\0y"), "outside its checkpoint"),
+        (of_entry(sha256="../../../../etc/x"), "no SHA-256"),
+        (of_entry(sha256=7), "not a checkpoint manifest"),
+        (of_entry(size=-1), "a size, mode or time"),
+        (of_entry(size="1"), "a size, mode or time"),
+        (of_entry(mode=1.5), "a size, mode or time"),
+        (of_entry(mtime_ns=10**30), "a size, mode or time"),
+        (lambda data: data.update(job_id="job0002"), "manifest of something else"),
+        (lambda data: data.update(name="../../x"), "outside its checkpoint"),
+        (lambda data: data.update(rank=3), "manifest of something else"),
+        (lambda data: data.update(committed_at=1e300), "no time that there is"),
+    ],
+)
+def test_a_forged_manifest_is_damaged(store, ckpts, change, said):
+    folders.write(ckpts, {"a/x": b"1"})
+    flush(store, ckpts)
+    store.put(OTHER, b"of another job")
+    key = forge(store, change)
+    with pytest.raises(CheckpointError, match=said):
+        load(store.get(key), key=key)
+    with pytest.raises(CheckpointError, match=said):
+        list_checkpoints(store, PROJECT, JOB)
+    pruned = prune_job(store, PROJECT, JOB, ["a"], live=False)
+    assert OTHER not in pruned.keys
+    sweep(store, PROJECT, JOB)
+    assert store.get(OTHER) == b"of another job"
+
+
+def test_bits_that_lend_rights_are_not_given(store, ckpts, tmp_path):
+    folders.write(ckpts, {"a/x": b"1"})
+    (ckpts / "a/x").chmod(0o4755)
+    flush(store, ckpts)
+    forge(store, of_entry(mode=0o6755))
+    (one,) = list_checkpoints(store, PROJECT, JOB)
+    fetch(store, {"x": one.manifests[0].entries[0]}, root=tmp_path / "out")
+    assert stat.S_IMODE((tmp_path / "out/x").stat().st_mode) == 0o755
+
+
+def test_objects_of_other_ranks_and_attempts_are_its_jobs(store, ckpts, tmp_path):
+    folders.write(ckpts, {"a/x": b"same"})
+    flush(store, ckpts, group_size=2)
+    other = tmp_path / "other"
+    folders.write(other, {"b/x": b"same"})
+    flush(store, other, rank=1, attempt=2, group_size=2)
+    keys = {f.key for one in list_checkpoints(store, PROJECT, JOB) for f in one.files()}
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize("by_rank", [True, False])
+def test_a_forged_withdrawal_deletes_nothing_of_another_job(store, ckpts, by_rank):
+    record = f"{job_prefix(PROJECT, JOB)}/job.json"
+    store.put(record, b"{}")
+    commit(store, ckpts, (10, 20))
+    store.put(OTHER, b"of another job")
+    forged = {
+        "name": "gone",
+        "at": 1.0,
+        "manifests": [OTHER, f"{withdrawn_prefix(PROJECT, JOB)}/../../job.json"],
+        "objects": {OTHER: 1, record: 1},
+    }
+    store.put(f"{withdrawn_prefix(PROJECT, JOB)}/forged.json", json.dumps(forged).encode())
+    if by_rank:
+        prune_rank(store, origin(), ["checkpoint-10"])
+    else:
+        prune_job(store, PROJECT, JOB, ["checkpoint-10"], live=False)
+    assert store.get(OTHER) == b"of another job"
+    assert store.get(record) == b"{}"
+    assert [one.checkpoint_id for one in list_checkpoints(store, PROJECT, JOB)] == ["checkpoint-20"]

@@ -1,0 +1,96 @@
+"""An uploader without any progress: it must not keep its job from ending."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.host import processes
+from prefect_bt.node.uploader import Uploader, UploadJob
+from tests.node.rig import wait_until
+
+STOPS = """
+printf '{"updated_at": 1.0, "current": "checkpoint-1", "file": "checkpoint-1/w.bin"}' > "$6.part"
+mv "$6.part" "$6"
+cat > /dev/null
+kill -STOP $$
+"""
+
+WORKS = """
+cat > /dev/null
+for work in 1 2 3 4 5 6 7 8; do
+    printf '{"updated_at": 1.0, "work": %s}' $work > "$6.part"; mv "$6.part" "$6"; sleep 0.5
+done
+printf '{"updated_at": 1.0, "flushed": true}' > "$6.part"; mv "$6.part" "$6"
+"""
+
+
+def uploader(folder: Path, script: str, *, patience: float) -> Uploader:
+    (folder / "ckpts").mkdir()
+    (folder / "script").write_text(script)
+    job = UploadJob(
+        command=("/bin/sh", str(folder / "script")),
+        plan=folder / "plan.json",
+        directory=folder / "ckpts",
+        status=folder / "upload.json",
+        log=folder / "log",
+        environment=dict(os.environ),
+        rank=3,
+        patience=patience,
+    )
+    return Uploader(job)
+
+
+def flush(made: Uploader) -> None:
+    """Watch and reap it until the flush is over, as the agent does."""
+    made.supervise()
+    made.flush()
+
+    def turn() -> bool:
+        if made.pid is not None:
+            pid, status = os.waitpid(made.pid, os.WNOHANG)
+            if pid:
+                made.ended(status)
+        made.supervise()
+        return made.over
+
+    wait_until(turn, "the flush did not end")
+
+
+def test_one_that_is_stopped_is_killed_and_in_the_end_given_up(tmp_path: Path) -> None:
+    made = uploader(tmp_path, STOPS, patience=0.3)
+    flush(made)
+    assert made.pid is None
+    assert "2 times" in made.error() and "without progress" in made.error()
+    assert "checkpoint-1/w.bin (rank 3)" in made.error()
+
+
+@pytest.mark.slow
+def test_a_slow_uploader_is_not_killed(tmp_path: Path) -> None:
+    made = uploader(tmp_path, WORKS, patience=100.0)
+    flush(made)
+    assert made.error() == ""
+
+
+def test_one_that_does_not_even_die_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave it unreaped, as if in a system call that does not return."""
+    monkeypatch.setattr("prefect_bt.node.uploader.KILL_SECONDS", 0.0)
+    made = uploader(tmp_path, STOPS, patience=0.2)
+    made.supervise()
+    made.flush()
+
+    def turn() -> bool:
+        made.supervise()
+        return made.over
+
+    wait_until(turn, "it was waited for")
+    assert made.pid is not None
+    assert "without progress" in made.error()
+    os.kill(made.pid, signal.SIGKILL)
+    os.waitpid(made.pid, 0)
+    assert made.pid not in processes.list_processes()
