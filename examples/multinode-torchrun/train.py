@@ -108,6 +108,10 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     say("done")
     dist.destroy_process_group()
+    if not gpu:
+        # DistributedDataParallel keeps gloo's threads alive. One that frees a tensor while Python
+        # shuts down aborts the process, and a finished training fails: pytorch/pytorch#179291.
+        os._exit(0)
 
 
 if __name__ == "__main__":
