@@ -151,6 +151,7 @@ class Container:
         if written and os.geteuid() and not self.gone:
             places = " ".join(map(shlex.quote, written))
             self._ask(order("run", f"chown -hR {os.geteuid()}:{os.getegid()} {places}"))
+            self._look = lambda: True  # a stop has been answered by now: only the time limit counts
             with suppress(Broken):
                 self._answer(OWN_SECONDS)
         self._order(order("end"))

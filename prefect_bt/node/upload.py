@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             store,
             directory=given.directory,
             origin=origin,
-            options=replace(_options(plan, given), fence=lambda: epochs.check(plan.epoch)),
+            options=replace(_options(plan, given), fence=epochs.fence(plan.epoch)),
             report=tell,
         )
         status = uploader.run(ending)

@@ -113,11 +113,12 @@ class Uploader:
         said = self.result()
         if said is not None and said.error:
             return said.error
-        if len(self._stuck) >= STUCK_TRIES:
+        undead = self._over and self._killed_at is not None
+        if undead or len(self._stuck) >= STUCK_TRIES:
+            killed = "killed, but did not end" if undead else f"killed {len(self._stuck)} times"
             return (
-                f"the uploader was ended {len(self._stuck)} times after {self._job.patience:.0f} s "
-                f"without progress, while it worked on {self._stuck[-1]}; "
-                f"the files are kept in {self._job.directory}"
+                f"the uploader made no progress for {self._job.patience:.0f} s, while it worked on "
+                f"{self._stuck[-1]}, and was {killed}; the files are kept in {self._job.directory}"
             )
         if self._flush_deaths >= FLUSH_TRIES:
             return (
@@ -158,7 +159,6 @@ class Uploader:
         if self._killed_at is not None:
             if now - self._killed_at >= KILL_SECONDS:
                 self._over = True
-                self._stuck += [self._stuck[-1]] * (STUCK_TRIES - len(self._stuck))
             return
         if now - self._looked_at < min(LOOK_SECONDS, self._job.patience / 4):
             return

@@ -99,10 +99,10 @@ class DockerHandle(HostHandle):
 
         Its agent ends it, but may not kill root's processes where it runs as another user.
         """
-        if status.over or not status.commands_ended or self._living() is None:
+        if not status.commands_ended or self._living() is None:
             return
         late = time.time() - (status.ended_at or 0.0) > LEFT_SECONDS
-        if late or status.cause is Cause.CONTAINER_PROTOCOL:
+        if late or status.over or status.cause is Cause.CONTAINER_PROTOCOL:
             with suppress(SubstrateError):
                 self._on_container(_remove)
 

@@ -10,13 +10,16 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import docker
 import pytest
 
+from prefect_bt import codec
 from prefect_bt.diagnosis import diagnose
 from prefect_bt.gang import Gang, Pace
-from prefect_bt.host.files import UNANSWERED, read_record
+from prefect_bt.host.files import UNANSWERED, read_record, write_text
 from prefect_bt.records import (
     Cause,
     FailureClass,
@@ -36,7 +39,7 @@ from tests.node.rig import (
     with_checkpoints,
 )
 
-from .node_rig import DockerRig, record_of, wait_file
+from .node_rig import DockerRig, bare_container, record_of, wait_file
 
 pytestmark = [pytest.mark.integration]
 
@@ -190,3 +193,45 @@ def test_an_agent_that_answers_keeps_its_container_until_it_has(rig: DockerRig) 
     gang.shut_down("stopped")
     assert gang.statuses[0].phase is NodePhase.DONE
     wait_line(handle, "left")
+
+
+def test_a_spoiled_order_to_end_does_not_keep_the_container(
+    engine: docker.APIClient, base_image: str, tmp_path: Path
+) -> None:
+    with bare_container(engine, base_image, tmp_path) as bare:
+        bare.container.await_ready({})
+        bare.run("printf x > /.prefect-bt/orders")  # goes before the next order, in its line
+        bare.container.close()
+        assert bare.container.gone and bare.container.ended_by_us
+
+
+def test_processes_that_outlive_the_kill_end_with_the_container(
+    engine: docker.APIClient, base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefect_bt.node.contained.KILL_SECONDS", 0.0)
+    with bare_container(engine, base_image, tmp_path) as bare:
+        bare.container.await_ready({})
+        bare.run("sleep 300 & true")
+        bare.container.kill()
+        assert bare.container.gone and bare.container.ended_by_us
+
+
+@pytest.mark.parametrize(("phase", "left"), [(NodePhase.FLUSHING, 0.0), (NodePhase.DONE, 1000.0)])
+def test_a_container_that_outlives_its_node_is_removed(
+    rig: DockerRig, phase: NodePhase, left: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Write the status of an agent that may not kill root's processes: a plain user's."""
+    monkeypatch.setattr("prefect_bt.substrates.docker_handle.LEFT_SECONDS", left)
+    handle, _ = launch(rig, "echo 1 > up; sleep 300")
+    pids = agent_pids(handle)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        ended = replace(handle.observe(), phase=phase, ended_at=time.time() - 1)
+        write_text(handle.folder.status, codec.dumps(ended))
+        assert handle.observe().phase is phase
+        label = f"prefect-bt/job-id={rig.job}"
+        assert rig.client.containers(all=True, filters={"label": label}) == []
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)

@@ -71,7 +71,7 @@ class Attack:
     `tries` and `instead` are the columns of docs/hostile-job.md. An `endless` attack calls `up` and
     is stopped. `then` is the script of a second job of the project, and `again` that of the same
     job's next attempt. The checkpoints of `keeps` must be committed, those of `refuses` must not
-    be. `impossible`: the line "DONE" must not be printed.
+    be. `impossible`: it must run to its end, and must not print the line "DONE".
     """
 
     name: str
@@ -98,4 +98,4 @@ class Attack:
     @property
     def command(self) -> str:
         runs = f"python3 attacks/{self.name}.py" if self.python else f". ./attacks/{self.name}.sh"
-        return f"( NAME={self.name}; export NAME; {runs} )"
+        return f"( NAME={self.name}; export NAME; {runs} && echo ran-{self.name} )"

@@ -129,6 +129,7 @@ def check_checkpoints(siege: Siege, job_id: str, attack: Attack) -> None:
 
 def check_log(log: str, attack: Attack) -> None:
     if attack.impossible:
+        assert f"ran-{attack.name}" in log and "Traceback" not in log
         assert IMPOSSIBLE.findall(log) == []
 
 

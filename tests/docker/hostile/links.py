@@ -51,7 +51,7 @@ LINKS = (
             /proc/kcore /dev/zero /dev/random /dev/tty /etc/shadow /root/.ssh/id_rsa
         do n=$((n+1)); link proc-$n $to; done
         """,
-        refuses=tuple(f"proc-{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14)),
+        refuses=tuple(f"proc-{n}" for n in range(1, 16)),
     ),
     Attack(
         "link-control",
@@ -60,6 +60,7 @@ LINKS = (
         """
         for p in orders reports signals output; do link c-$p $PIPES/$p; done
         """,
+        refuses=tuple(f"c-{pipe}" for pipe in ("orders", "reports", "signals", "output")),
     ),
     Attack(
         "link-other-job",
