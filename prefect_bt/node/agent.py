@@ -279,13 +279,14 @@ class Agent:
     def _flush(self, commands: Commands, paths: NodePaths, end: CommandsEnd) -> None:
         uploader = self.uploader
         lost = self._lost_container()
+        broken = self.container is not None and bool(self.container.broken)
         self.status.update(
             phase=NodePhase.FLUSHING,
             exit_code=end.exit_code,
             signal=end.signal,
             oom=end.oom,
             reason=self.watch.reason or lost,
-            cause=Cause.CONTAINER_PROTOCOL if lost and lost != CONTAINER_GONE else None,
+            cause=Cause.CONTAINER_PROTOCOL if broken else None,
             ended_at=time.time(),
         )
         if self.container is not None:
