@@ -3,7 +3,7 @@
 <state dir>/server-auth    what Prefect calls the auth string, `user:password`, in one line
 
 The server is started with the string of this file. Our processes read the file again each time, and
-send the string to no other address than the server's own, nor to a process that took its port.
+send the string to no other address than the server's own, and only while that server lives.
 """
 
 from __future__ import annotations

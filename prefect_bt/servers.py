@@ -114,9 +114,16 @@ def daemon_of(document: Mapping[str, Any], role: str) -> Daemon:
 
 
 def start_daemon(
-    command: Sequence[str], *, log: Path, environment: Mapping[str, str]
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    pass_fds: Sequence[int] = (),
 ) -> tuple[Daemon, subprocess.Popen[bytes]]:
-    """Start `command` with its output in `log`, begun anew; the last one is kept beside it."""
+    """Start `command` with its output in `log`, begun anew; the last one is kept beside it.
+
+    The process inherits the descriptors `pass_fds`, and no others.
+    """
     with suppress(FileNotFoundError):
         log.replace(log.with_suffix(".log.1"))
     with log.open("wb") as output:
@@ -128,6 +135,7 @@ def start_daemon(
             env=dict(environment),
             cwd="/",
             start_new_session=True,
+            pass_fds=pass_fds,
         )
     return Daemon(process.pid, process_started(process.pid)), process
 

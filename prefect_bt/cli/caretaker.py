@@ -1,13 +1,16 @@
 """Keeps alive what `prefect-bt up` started, and takes up jobs that were left behind.
 
-`python -m prefect_bt.cli.caretaker`, started by `up` and stopped by `down`. A node's guard sees to
-a job whose gang still runs; this process sees to those of which nothing is left, after the machine
-was started again for instance. It imports nothing of Prefect as long as there is nothing to do.
+`python -m prefect_bt.cli.caretaker [DESCRIPTOR]`, started by `up` and stopped by `down`. It holds
+the server's listening socket, so no other program takes the port while the server is away. A node's
+guard sees to a job whose gang still runs; this process sees to those of which nothing is left,
+after the machine was started again for instance. It imports nothing of Prefect as long as there is
+nothing to do.
 """
 
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +32,7 @@ MOST_SECONDS: Final = 60.0
 """Between two looks while something cannot be mended."""
 
 
-def main() -> int:
+def main(listening: socket.socket | None = None) -> int:
     """Until `down` ends it, or removed what it looks after."""
     signal.signal(signal.SIGTERM, _leave)
     jobs, runs = _Jobs(), _Runs()
@@ -39,7 +42,7 @@ def main() -> int:
         _try(jobs.look)
         if time.monotonic() < due:
             continue
-        wanted = _try(lambda: server.mend(say=_say))
+        wanted = _try(lambda: server.mend(listening, say=_say))
         if wanted is False:
             return 0
         _try(runs.look)
@@ -110,4 +113,4 @@ def _say(what: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))

@@ -281,7 +281,10 @@ def _refused(response: httpx.Response) -> ServerError:
     words = f"{response.status_code} {response.reason_phrase}"
     next_step = "Look at PREFECT_API_URL and its credentials: prefect config view."
     if response.status_code == HTTPStatus.UNAUTHORIZED:
-        next_step = "Set PREFECT_API_AUTH_STRING; `prefect-bt up` prints the line for its server."
+        next_step = (
+            "Set PREFECT_API_AUTH_STRING (`prefect-bt up` prints the line for its server), or "
+            "PREFECT_API_KEY for Prefect Cloud."
+        )
     if response.status_code in {409, 422}:
         next_step = "Does what was deployed fit this release? Deploy it again: prefect deploy."
     return ServerError(

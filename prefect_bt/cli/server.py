@@ -13,8 +13,7 @@ import shlex
 import socket
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from prefect_bt.cli.server_app import HOST, origins_of
+from prefect_bt.cli.server_port import is_healthy, listen
 from prefect_bt.errors import ServerError
 from prefect_bt.host.volumes import open_folders
 from prefect_bt.privacy import make_private
@@ -33,6 +33,7 @@ from prefect_bt.serverauth import (
     asks_for_no_password,
     auth_file,
     choose_auth,
+    is_same_server,
     read_auth,
     refuses,
     restore_auth,
@@ -106,20 +107,20 @@ def down(*, force: bool = False, say: Say = print) -> dict[str, Any]:
 
 
 def _start(settings: Settings, port: int, *, worker: bool, say: Say) -> dict[str, Any]:
-    _refuse_taken(port)
     ui_url, state_dir = f"http://{HOST}:{port}", settings.state_dir
     document: dict[str, Any] = {"api_url": f"{ui_url}/api", "ui_url": ui_url}
-    say(f"Starting a Prefect server at {ui_url} (about ten seconds the first time)")
-    try:
-        _start_server(state_dir, document, port=port)
-        say("Registering the blocks and the deployment train/train")
-        _prepare(document)
-        if worker:
-            _start_worker(state_dir, document, say=say)
-        _start_caretaker(state_dir, document)
-    except BaseException:
-        _clear(state_dir, document)
-        raise
+    with listen(port) as listening:
+        say(f"Starting a Prefect server at {ui_url} (about ten seconds the first time)")
+        try:
+            _start_server(state_dir, document, listening)
+            say("Registering the blocks and the deployment train/train")
+            _prepare(document)
+            if worker:
+                _start_worker(state_dir, document, say=say)
+            _start_caretaker(state_dir, document, listening)
+        except BaseException:
+            _clear(state_dir, document)
+            raise
     return document
 
 
@@ -131,7 +132,7 @@ def _already_up(
     if worker and not daemon_of(known, "worker").alive:
         _start_worker(state_dir, known, say=say)
     if not daemon_of(known, "caretaker").alive:
-        _start_caretaker(state_dir, known)
+        _start_caretaker(state_dir, known)  # without the socket, which only the server has now
     return _report_server(state_dir, known, already_up=True, say=say)
 
 
@@ -163,8 +164,11 @@ def _ensure_auth(state_dir: Path, known: dict[str, Any], *, say: Say) -> None:
     say(f"{auth_file(state_dir)} was missing or damaged; written again")
 
 
-def mend(*, say: Say) -> bool:
-    """Start again what died of what `up` started here; False once it is no longer wanted."""
+def mend(listening: socket.socket | None = None, *, say: Say) -> bool:
+    """Start again what died of what `up` started here; False once it is no longer wanted.
+
+    `listening` is the server's socket, if the caretaker holds it.
+    """
     settings = Settings()
     state_dir = settings.state_dir
     with _alone(state_dir, say=say):
@@ -174,8 +178,8 @@ def mend(*, say: Say) -> bool:
         if not daemon_of(known, "server").alive:
             say("The server is gone; starting it again")
             port = urlsplit(str(known["api_url"])).port or settings.server_port
-            _refuse_taken(port)
-            _start_server(state_dir, known, port=port)
+            with listening.dup() if listening else listen(port) as taken:
+                _start_server(state_dir, known, taken, variables=os.environ)
             if read_auth(state_dir) != os.environ.get(CLIENT_VARIABLE):
                 daemon_of(known, "worker").stop(patience=_STOP_PATIENCE)  # it has another one
         if known.get("worker_pid") and not daemon_of(known, "worker").alive:
@@ -191,8 +195,10 @@ def _report_server(
     export = f'export PREFECT_API_URL={document["api_url"]} {CLIENT_VARIABLE}="$({show})"'
     elsewhere = os.environ.get("PREFECT_API_URL", "")
     say(f"UI: {document['ui_url']}    Stop: prefect-bt down")
+    if not read_auth(state_dir):  # a server of an older release, which runs go on at
+        return {**document, "already_up": already_up, "export": "", "auth_file": ""}
     say(f"The UI asks for a password once: {show}")
-    if elsewhere and elsewhere.rstrip("/") != document["api_url"]:
+    if elsewhere and not is_same_server(elsewhere, document["api_url"]):
         say(f"This shell's PREFECT_API_URL is {elsewhere}; to use this server: {export}")
     else:
         say(f"For Prefect's own commands in other shells: {export}")
@@ -200,13 +206,24 @@ def _report_server(
     return {**document, **told}
 
 
-def _start_server(state_dir: Path, document: dict[str, Any], *, port: int) -> None:
+def _start_server(
+    state_dir: Path,
+    document: dict[str, Any],
+    listening: socket.socket,
+    *,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Start the server with a socket that listens already, and wait until the server answers.
+
+    So nobody else can answer at its address meanwhile, and be sent the password. `variables` may
+    hold the password of a server that is started again.
+    """
     api_url, log = document["api_url"], state_dir / "server.log"
-    auth = choose_auth(state_dir, api_url, os.environ, own=_own_auth())
+    auth = choose_auth(state_dir, api_url, variables or {}, own=_own_auth())
     environment = {
         **_environment(api_url, auth),
         SERVER_VARIABLE: auth,
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(origins_of(port)),
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(origins_of(listening.getsockname()[1])),
         # Without these two, a UI on another port than 4200 asks for data at 4200.
         "PREFECT_SERVER_UI_API_URL": api_url,
         "PREFECT_UI_URL": document["ui_url"],
@@ -215,11 +232,12 @@ def _start_server(state_dir: Path, document: dict[str, Any], *, port: int) -> No
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
     }
-    command = [sys.executable, "-m", "prefect_bt.cli.server_app", str(port)]
-    daemon, process = start_daemon(command, log=log, environment=environment)
+    descriptor = listening.fileno()
+    command = [sys.executable, "-m", "prefect_bt.cli.server_app", str(descriptor)]
+    daemon, process = start_daemon(command, log=log, environment=environment, pass_fds=[descriptor])
     _note(state_dir, document, "server", daemon)
     deadline = time.monotonic() + _SERVER_PATIENCE
-    while not _healthy(api_url):
+    while not is_healthy(api_url):
         if process.poll() is not None or time.monotonic() > deadline:
             raise _did_not_start("server", log)
         time.sleep(0.2)
@@ -249,11 +267,16 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Say) -> Non
     raise _did_not_start("worker", log)
 
 
-def _start_caretaker(state_dir: Path, document: dict[str, Any]) -> None:
+def _start_caretaker(
+    state_dir: Path, document: dict[str, Any], listening: socket.socket | None = None
+) -> None:
+    """Start the caretaker, which keeps the port (`listening`) while the server is away."""
+    descriptors = [listening.fileno()] if listening else []
     daemon, _ = start_daemon(
-        [sys.executable, "-m", "prefect_bt.cli.caretaker"],
+        [sys.executable, "-m", "prefect_bt.cli.caretaker", *map(str, descriptors)],
         log=state_dir / "caretaker.log",
         environment=_environment(document["api_url"], read_auth(state_dir)),
+        pass_fds=descriptors,
     )
     _note(state_dir, document, "caretaker", daemon)
 
@@ -308,28 +331,6 @@ def _refuse_while_runs_go(known: dict[str, Any]) -> None:
         )
 
 
-def _refuse_taken(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            pass
-        else:
-            return
-    url = f"http://{HOST}:{port}"
-    if _healthy(f"{url}/api"):
-        raise ServerError(
-            f"Another Prefect server, which `prefect-bt up` did not start, answers at {url}.",
-            next_step=f"Take another port: prefect-bt up --port {port + 1}; or use it, if it is "
-            f"yours: export PREFECT_API_URL={url}/api",
-        )
-    raise ServerError(
-        f"Port {port} is taken by another program.",
-        next_step=f"Take another: prefect-bt up --port {port + 1}, or set PREFECT_BT_SERVER_PORT.",
-    )
-
-
 def _own_auth() -> str:
     """Return the user's own auth string, of the environment or of Prefect's profile."""
     if own := os.environ.get(SERVER_VARIABLE):
@@ -343,15 +344,6 @@ def _environment(api_url: str, auth: str) -> dict[str, str]:
     """Ours with the API chosen; a key for Prefect Cloud is of no concern to a local server."""
     inherited = {k: v for k, v in os.environ.items() if k != "PREFECT_API_KEY"}
     return {**inherited, **_QUIET, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
-
-
-def _healthy(api_url: str) -> bool:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(f"{api_url}/health", timeout=2) as answer:
-            return answer.status == 200 and answer.read() == b"true"
-    except OSError:
-        return False
 
 
 def _did_not_start(what: str, log: Path) -> ServerError:

@@ -1,14 +1,16 @@
 """Run the server of `prefect-bt up`: Prefect's own app behind a check of each request.
 
-`python -m prefect_bt.cli.server_app PORT`; everything else is in Prefect's settings, so no password
-is in a list of processes. Prefect answers requests for any `Host`, so a page whose name was pointed
-at this machine (DNS rebinding) would count as the server's own. The check accepts requests for this
-machine's own names, from no page or from the UI's, over HTTP and WebSockets alike.
+`python -m prefect_bt.cli.server_app DESCRIPTOR` inherits a socket that listens already; everything
+else is in Prefect's settings, so no password is in a list of processes. Prefect answers requests
+for any `Host`, so a page whose name was pointed at this machine (DNS rebinding) would count as the
+server's own. The check accepts requests for this machine's own names, from no page or from the
+UI's, over HTTP and WebSockets alike.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
@@ -86,7 +88,7 @@ def _unframed(send: Send) -> Send:
     return sending
 
 
-def main(port: int) -> None:
+def main(listening: socket.socket) -> int:
     """Run the server as `prefect server start` runs one process, with the check in front."""
     import uvicorn
     from prefect.server.api.server import create_app
@@ -96,16 +98,17 @@ def main(port: int) -> None:
 
     make_private()
     settings = get_current_settings().server
-    uvicorn.run(
-        OwnPagesOnly(create_app(final=True), port=port),
-        host=HOST,
-        port=port,
+    config = uvicorn.Config(
+        OwnPagesOnly(create_app(final=True), port=listening.getsockname()[1]),
         timeout_keep_alive=settings.api.keepalive_timeout,
         ws_ping_interval=settings.api.websocket_ping_interval,
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])
+    return 0 if server.started else 1
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1]))))

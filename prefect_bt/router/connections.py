@@ -19,9 +19,9 @@ HEAD_SECONDS: Final = 75.0
 """Longest time that a connection, new or used, may take for a complete head, in seconds."""
 LONGEST_LINE: Final = 32 * 1024
 MOST_LINES: Final = 256
-LARGEST_HEAD: Final = 1024**2
+LARGEST_HEAD: Final = 320 * 1024
 """Bytes that a connection may send before a head is complete. The beginning of its body is among
-them, so this is more than all headers of a sensible request."""
+them, up to the 256 KiB that are read at once."""
 MOST_CONNECTIONS: Final = 4096
 
 _OF_THE_SERVER: Final = frozenset({"handler_cancellation"})
@@ -33,11 +33,12 @@ class Connections(web.Server):
 
     def __init__(self, answer: Answer, **options: Any) -> None:
         async def answered(request: web.BaseRequest) -> web.StreamResponse:
-            try:
-                return await answer(request)
-            finally:
-                if request.content.is_eof():
-                    cast("_Connection", request.protocol).next_head()
+            response = await answer(request)
+            if request.content.is_eof():
+                cast("_Connection", request.protocol).next_head()
+            else:  # the bytes of the next head could not be told from the rest of this body
+                response.force_close()
+            return response
 
         super().__init__(answered, request_factory=_request, **options)
         own = {name: value for name, value in options.items() if name not in _OF_THE_SERVER}

@@ -35,6 +35,7 @@ BACKLOG: Final = 1024
 TOLD: Final = 3
 """Exit code of a router whose last line is a sentence for the user."""
 
+_SECRET_BYTES: Final = 32
 _LONGEST_NAME: Final = 200
 """Characters of a quoted name: what file systems take, less what we put behind it."""
 _WILDCARDS: Final = {"": HOST, "0.0.0.0": HOST, "::": "::1"}  # noqa: S104
@@ -227,12 +228,17 @@ class RouterPlace:
         self.route_file.unlink(missing_ok=True)
 
     def engine_secret(self) -> bytes:
-        """Return the secret from which its servers' keys are derived; create it if missing."""
+        """Return the secret from which its servers' keys are derived; create it if it is missing or
+        damaged, so that no key can be computed from what is left of it."""
+        path = self.folder / "engine.secret"
         with self._locked("engine.lock"):
-            path = self.folder / "engine.secret"
-            if not path.exists():
-                write_text(path, secrets.token_hex(32) + "\n")
-            return bytes.fromhex(path.read_text())
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                known = bytes.fromhex(path.read_text())
+                if len(known) == _SECRET_BYTES:
+                    return known
+            fresh = secrets.token_bytes(_SECRET_BYTES)
+            write_text(path, fresh.hex() + "\n")
+            return fresh
 
     def set_key(self, key: str) -> None:
         """Only who sends `key` is answered from now on; it is not kept, its hash is."""

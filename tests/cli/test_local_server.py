@@ -69,6 +69,7 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")
     monkeypatch.setattr(server, "_SERVER_PATIENCE", 900.0)
     monkeypatch.setattr(server, "_WORKER_PATIENCE", 900.0)
+    monkeypatch.setattr(server, "start_daemon", never_after(port, start_daemon))
     first = server.up(port=port, say=told.append)
     try:
         assert not first["already_up"]
@@ -109,14 +110,43 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
         server.down(force=True, say=told.append)
     assert server.down(say=told.append) == {}
     assert told[-1].startswith("Nothing to stop")
+    assert can_take(port)
+
+
+def never_after(port: int, start: Any) -> Any:
+    """Return `start`, which checks that nobody can take the port before a server has begun."""
+
+    def starting(*given: Any, **options: Any) -> Any:
+        assert not can_take(port)
+        return start(*given, **options)
+
+    return starting
+
+
+def can_take(port: int) -> bool:
+    """Return whether another program can listen there, whatever options it sets."""
+    with socket.socket() as imposter:
+        imposter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        imposter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            imposter.bind(("127.0.0.1", port))
+            imposter.listen()
+        except OSError:
+            return False
+        return True
 
 
 def mended(state_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
-    """Both killed: the caretaker starts both again, with what the server had stored."""
+    """Both killed: the caretaker starts both again, with what the server had stored.
+
+    Meanwhile nobody gets its port, where clients would send the password.
+    """
+    port = urlsplit(before["api_url"]).port
     for role in ("worker", "server"):
         os.kill(before[f"{role}_pid"], signal.SIGKILL)
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
+        assert not can_take(port or 0)
         now = read_server(state_dir) or {}
         gone = {now.get(f"{role}_pid") for role in ("worker", "server")} & {
             before["worker_pid"],

@@ -61,16 +61,20 @@ def test_a_file_that_others_can_read_or_that_is_elsewhere_is_replaced(tmp_path: 
     assert read_auth(tmp_path / "elsewhere") == "planted:by-another"
 
 
-def test_the_users_own_password_is_used(tmp_path: Path) -> None:
-    assert choose_auth(tmp_path, API, {}, own="mine:own") == "mine:own" == read_auth(tmp_path)
-    with pytest.raises(ServerError, match="PREFECT_SERVER_API_AUTH_STRING"):
-        choose_auth(tmp_path, API, {}, own="two words")
-    auth_file(tmp_path).unlink()
+def test_a_server_that_is_started_again_keeps_its_password_though_the_file_is_gone(
+    tmp_path: Path,
+) -> None:
     here = {"PREFECT_API_URL": "http://localhost:4200/api/", CLIENT_VARIABLE: "told:here"}
     there = {"PREFECT_API_URL": "https://team.example/api", CLIENT_VARIABLE: "told:there"}
     assert choose_auth(tmp_path, API, there, own="") not in there.values()
     auth_file(tmp_path).unlink()
     assert choose_auth(tmp_path, API, here, own="") == "told:here"
+
+
+def test_the_users_own_password_is_used(tmp_path: Path) -> None:
+    assert choose_auth(tmp_path, API, {}, own="mine:own") == "mine:own" == read_auth(tmp_path)
+    with pytest.raises(ServerError, match="PREFECT_SERVER_API_AUTH_STRING"):
+        choose_auth(tmp_path, API, {}, own="two words")
 
 
 def test_it_is_sent_to_its_own_living_server_only(tmp_path: Path) -> None:

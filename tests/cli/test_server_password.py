@@ -37,6 +37,7 @@ from prefect_bt.servers import read_server, write_server
 from tests.e2e.conftest import Machine, call
 from tests.forked import Forked
 from tests.plain_server import plain_server
+from tests.ports import free_port
 from tests.prefect_server import PrefectServer
 
 pytest_plugins = ["tests.prefect_server"]
@@ -320,6 +321,7 @@ def test_a_server_without_a_password_is_replaced_and_another_user_gets_nowhere(h
         with going(api_url):
             spared = server.up(worker=False, say=told.append)
             assert spared["already_up"] and old.alive
+            assert not spared["export"] and not any("password once" in line for line in told)
             assert any(line.startswith("WARNING") and "still-going" in line for line in told)
         known = server.up(say=told.append)
     try:
@@ -342,3 +344,23 @@ def test_a_server_without_a_password_is_replaced_and_another_user_gets_nowhere(h
     finally:
         server.down(force=True, say=told.append)
     assert read_auth(state) == auth
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_new_password_as_documented(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run `down`, delete the file, run `up`, in a shell with the exported line."""
+    first = server.up(worker=False, port=free_port(), say=lambda _: None)
+    old = read_auth(home / "state")
+    monkeypatch.setenv("PREFECT_API_URL", first["api_url"])
+    monkeypatch.setenv(CLIENT_VARIABLE, old)
+    server.down(force=True, say=lambda _: None)
+    auth_file(home / "state").unlink()
+    second = server.up(worker=False, port=urlsplit(first["api_url"]).port, say=lambda _: None)
+    try:
+        new = read_auth(home / "state")
+        url = f"{second['api_url']}/admin/version"
+        told = [httpx.get(url, headers=basic(auth)).status_code for auth in (old, new)]
+        assert told == [401, 200]
+    finally:
+        server.down(force=True, say=lambda _: None)

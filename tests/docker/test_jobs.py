@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 
-import psutil
 import pytest
 
 from tests.e2e.conftest import until
@@ -118,9 +116,7 @@ def test_stop_saves_and_leaves_nothing(site: Site) -> None:
 def test_garbage_of_a_dead_machine_is_found(site: Site) -> None:
     """Everything of a job is killed at once, its record says that it failed: gc clears the rest."""
     job_id = _begun(site)
-    for pid in site.machine.job_processes(job_id):
-        with suppress(psutil.Error):
-            psutil.Process(pid).kill()
+    site.machine.kill_all(job_id)
     site.machine.run("stop", "--job-id", job_id, check=False)
     site.machine.wait(job_id, "STOPPED")
     job = site.machine.state_dir / "jobs" / job_id

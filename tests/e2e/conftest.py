@@ -31,6 +31,7 @@ from prefect_bt.garbage.looking import look_for_garbage
 from prefect_bt.garbage.words import LeftOver
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
+from prefect_bt.ownership import is_owned
 from prefect_bt.serverauth import CLIENT_VARIABLE, read_auth
 from prefect_bt.servers import read_server
 from prefect_bt.settings import Settings
@@ -66,6 +67,8 @@ project = d.TrainingProject(
 
 LENIENCE = 10
 """A busy machine has that much longer than a test says: only what never comes takes it."""
+LONGEST = 600
+"""Seconds of one wait at most: pytest's own limit is 900, and says less."""
 
 
 @dataclass
@@ -235,6 +238,22 @@ class Machine:
             and job_id in read_all(entry / "environ", entry / "cmdline")
         ]
 
+    def kill_all(self, job_id: str) -> None:
+        """Kill every process of the job, as when the machine stops.
+
+        A process that is being killed loses its environment before it closes its files, so the
+        job's lock is waited for, too: until then a command that looks finds the job owned.
+        """
+
+        def gone() -> bool:
+            left = self.job_processes(job_id)
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not left and not is_owned(self.state_dir, job_id)
+
+        until(gone, seconds=10, what="all processes to be gone")
+
     def nothing_left(self, job_id: str) -> None:
         """No process, mount or folder of the job remains, and no garbage of anybody."""
         until(lambda: not self.job_processes(job_id), seconds=30, what="no process left")
@@ -274,14 +293,15 @@ def read_all(*paths: Path) -> str:
 
 
 def until(condition: Callable[[], Any], *, seconds: float, what: str | Callable[[], str]) -> Any:
-    deadline = time.monotonic() + LENIENCE * seconds
+    patience = min(LENIENCE * seconds, LONGEST)
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
         time.sleep(0.25)  # a look at the whole machine costs as much as a job does meanwhile
     told = what if isinstance(what, str) else what()
-    raise AssertionError(f"not within {LENIENCE} x {seconds} s: {told}")
+    raise AssertionError(f"not within {patience:g} s: {told}")
 
 
 def call(machine: Machine, method: str, path: str, **body: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -157,10 +156,7 @@ def test_flow_between_the_jobs_end_and_the_runs(machine: Machine) -> None:
 def test_every_process_at_once(machine: Machine) -> None:
     """As when the machine stops: nobody is left to notice, until somebody looks at the job."""
     job_id = start(machine)
-    for pid in machine.job_processes(job_id):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    until(lambda: not machine.job_processes(job_id), seconds=10, what="all of them to be gone")
+    machine.kill_all(job_id)
     assert machine.view(job_id)["current_status"] != "TRAINING_JOB_FAILED"
     check_resumed(machine, job_id)
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prefect_bt.router.aliases import with_own_name
 from tests.router.machine import Client, Deployment, Upstream
@@ -29,6 +32,30 @@ JSON = {"Content-Type": "application/json"}
     ],
 )
 def test_what_names_no_alias_stays_byte_by_byte(body: bytes) -> None:
+    assert with_own_name(body, ALIASES) is body
+
+
+AWKWARD = st.text(alphabet='\\"{}[]:,model é', max_size=8) | st.sampled_from(["model", "stories"])
+VALUES = st.recursive(
+    AWKWARD | st.integers() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(AWKWARD, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(AWKWARD, VALUES), VALUES, st.booleans(), st.sampled_from([None, 1]))
+def test_of_any_object_only_the_outermost_model_is_replaced(
+    rest: dict[str, Any], model: Any, ascii_only: bool, indent: int | None
+) -> None:
+    asked = {**rest, "model": model}
+    body = json.dumps(asked, ensure_ascii=ascii_only, indent=indent).encode()
+    named = "checkpoint-1" if model == "stories" else model
+    assert json.loads(with_own_name(body, ALIASES)) == {**asked, "model": named}
+
+
+def test_a_long_value_is_read_over() -> None:
+    asked = {"model": "stories" * 1000, "stories": "stories", "x": {"model": "stories"}}
+    body = json.dumps(asked).encode()
     assert with_own_name(body, ALIASES) is body
 
 

@@ -34,6 +34,21 @@ def test_any_name_is_a_folder_of_its_own(tmp_path: Path, name: str, folder: str)
     assert list(RouterPlace.all_in(tmp_path)) == [place]
 
 
+@pytest.mark.parametrize("left", [b"", b"ab\n", b"00" * 31, b"xy" * 32, b"\xff" * 64])
+def test_a_damaged_secret_of_the_engines_is_replaced(tmp_path: Path, left: bytes) -> None:
+    place = RouterPlace.of(tmp_path, "stories")
+    place.make()
+    file = place.folder / "engine.secret"
+    file.write_bytes(left)
+    first = place.engine_secret()
+    assert len(first) == 32
+    file.write_bytes(left)
+    assert place.engine_secret() != first, "it is random"
+    first = place.engine_secret()
+    assert place.engine_secret() == first
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize("name", ["", "x" * 201, "ü" * 34, "\udcff"])
 def test_a_name_without_a_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ServerError, match="cannot be called"):
