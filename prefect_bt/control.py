@@ -18,7 +18,7 @@ from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger import Ledger
 from prefect_bt.ownership import forget_job, hold_job, host_of, is_here, is_owned, was_owned
 from prefect_bt.records import JobRecord, JobState, Outcome
-from prefect_bt.reviving import revive
+from prefect_bt.reviving import release_unbegun, revive
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 
@@ -56,6 +56,9 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
         return f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
     away = machine_away(site.settings.state_dir, ledger, job_id)
     if not ledger.request_stop(job_id, by=by):
+        settle(ledger, job_id)
+        if ledger.state(job_id).terminal:
+            return f"Job {job_id} was not run by anything any more; it is stopped."
         raise StateError(
             f"Job {job_id} is being stopped already.",
             state=state.value,
@@ -69,6 +72,8 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
             return f"Job {job_id} was not run by anything any more; it is stopped."
     said = f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
+    if state is JobState.PENDING:
+        said = f"Job {job_id} has not begun; the process that prepares it stops it."
     return f"{said}\n{away}" if away else said
 
 
@@ -101,8 +106,13 @@ def _settle_waiting(ledger: Ledger, record: JobRecord) -> None:
     """A run that ends before a line of ours runs leaves its job waiting."""
     from prefect_bt.cli.prefect_api import state_of_run
 
+    release_unbegun(ledger, record.id, state_dir=Settings().state_dir)
     runs = ledger.runs_of_job(record.id)
     with suppress(StateError, ServerError):
+        if request := ledger.stop_request(record.id):
+            reason = f"stopped by {request.by} before it began"
+            conclude_abandoned(open_site(ledger, record), JobState.STOPPED, reason)
+            return
         ended = state_of_run(runs[-1].flow_run_id) if runs else ""
         if ended == "CANCELLED":
             reason = "cancelled in Prefect before it began"
@@ -157,9 +167,15 @@ def conclude_abandoned(
     machine which holds the job is gone for good.
     """
     state_dir = site.settings.state_dir
+    known = was_owned(state_dir, site.job_id)
     with hold_job(state_dir, site.job_id) as lock:
         host = host_of(state_dir)
-        site.epoch = site.ledger.claim(site.job_id, host, abandoned=abandoned)
+        try:
+            site.epoch = site.ledger.claim(site.job_id, host, abandoned=abandoned)
+        except StateError:
+            if not known:  # another machine has the job: no trace of it is left here
+                forget_job(state_dir, site.job_id, lock)
+            raise
         if state is JobState.STOPPED and not site.ledger.state(site.job_id).terminal:
             site.ledger.request_stop(site.job_id, by=reason)
         reap(site, reason=reason)

@@ -138,10 +138,12 @@ def owning_ended_job(
     claim, epoch, fence = Claim(settings.state_dir), 0, _no_fence
     claim.take(job_id)
     try:
+        claim.note_store(ledger.store.url)
         with suppress(NotFoundError):  # half deleted
             ledger.job(job_id)
             _check_over(ledger, job_id)  # a gang that lives keeps its epoch
-            epoch = ledger.claim(job_id, host_of(settings.state_dir), purpose=purpose)
+            with claim.kept_on_fault():
+                epoch = ledger.claim(job_id, host_of(settings.state_dir), purpose=purpose)
             _check_over(ledger, job_id)
             fence = ledger.epochs(job_id).fence(epoch)
         yield fence

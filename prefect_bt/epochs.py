@@ -18,13 +18,14 @@ the caller holds it, so a claim of the same machine belongs to a process that is
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError
+from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError, StoreError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.records import JobEvent
 
@@ -35,6 +36,8 @@ ANY_HOST: Final = ""
 """Host of a claim that any machine may follow: the job waits for a worker."""
 NOBODY: Final = ":"
 """Holder that is no machine, so that no machine takes the job for its own."""
+_UNREADABLE: Final = "a machine whose claim cannot be read:?"
+_NAME: Final = re.compile(r"\d{6,}\.(json|released)")
 _DONE: Final = {PRUNE: "pruned", DELETE: "deleted"}
 
 
@@ -110,7 +113,7 @@ class Epochs:
         if not number:
             return
         names = self._names()
-        if f"{number:06d}.json" not in names or names[-1] > f"{number:06d}.released":
+        if _claims(names)[-1:] != [f"{number:06d}.json"]:
             raise Superseded(self._job_id, self._newest(names))
 
     def claim(
@@ -171,13 +174,16 @@ class Epochs:
         return newest, last is not None and last.state.terminal and last.epoch >= newest.number
 
     def _newest(self, names: Sequence[str]) -> Epoch | None:
-        claims = [name for name in names if name.endswith(".json")]
-        if not claims:
+        if not (claims := _claims(names)):
             return None
+        number = int(claims[-1].partition(".")[0])
         try:
-            return codec.loads(Epoch, self._store.get(f"{self._folder}/{claims[-1]}"))
+            found = codec.loads(Epoch, self._store.get(f"{self._folder}/{claims[-1]}"))
         except ObjectNotFound:
             raise self._deleted() from None
+        except (ValueError, TypeError, KeyError):  # it counts as held, until a person gives it up
+            return Epoch(number, _UNREADABLE, "", 0.0)
+        return replace(found, number=number)
 
     def _create(self, mine: Epoch) -> bool:
         """Create the claim; return whether its number is ours."""
@@ -189,6 +195,10 @@ class Epochs:
         except ObjectNotFound:
             self._store.delete(key)
             raise self._deleted() from None
+        except BaseException:  # the caller does not learn the number, so it cannot release it
+            with suppress(StoreError):
+                self.release(mine.number)
+            raise
         return True
 
     def _deleted(self) -> NotFoundError:
@@ -199,7 +209,9 @@ class Epochs:
         return codec.loads(JobEvent, self._store.get(keys[-1])) if keys else None
 
     def _names(self) -> list[str]:
-        return [info.key.rpartition("/")[2] for info in self._store.list(self._folder)]
+        """Return the records' names, sorted; a store may hold other objects there."""
+        names = (info.key.rpartition("/")[2] for info in self._store.list(self._folder))
+        return [name for name in names if _NAME.fullmatch(name)]
 
     @property
     def _folder(self) -> str:
@@ -215,6 +227,10 @@ class Epochs:
         return StateError(
             f"Job {self._job_id} {what} (epoch {held.number}).", state="held", next_step=gone
         )
+
+
+def _claims(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name.endswith(".json")]
 
 
 def place_of(held: str, host: str) -> str:
@@ -236,7 +252,8 @@ def _is_same_machine(one: str, other: str) -> bool:
 
 def same_host(one: str, other: str) -> bool:
     """Return whether two hosts are one: the state folder's id counts, not the machine's name."""
-    return one.partition(":")[2] == other.partition(":")[2]
+    folder = one.partition(":")[2]
+    return bool(folder) and folder == other.partition(":")[2]
 
 
 def create_once(store: Store, key: str, data: bytes) -> bool:

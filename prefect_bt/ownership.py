@@ -63,17 +63,31 @@ def with_id(host: str) -> str:
 
 
 def _id_of(state_dir: Path) -> str:
-    """Made once. Raises OSError."""
+    """Made once. Raises OSError; StateError when it is empty."""
     path = state_dir / "id"
     with suppress(FileNotFoundError):
-        return path.read_text().strip()
+        return _read_id(path)
     make_private(state_dir)
     fresh = state_dir / f".id.{os.urandom(4).hex()}"
-    fresh.write_text(os.urandom(6).hex())
+    with fresh.open("w") as file:
+        file.write(os.urandom(6).hex())
+        file.flush()
+        os.fsync(file.fileno())  # two machines with an empty id would be one
     with suppress(FileExistsError):  # another process was first
         path.hardlink_to(fresh)
     fresh.unlink()
-    return path.read_text().strip()
+    return _read_id(path)
+
+
+def _read_id(path: Path) -> str:
+    if found := path.read_text().strip():
+        return found
+    raise StateError(
+        f"{path} is empty; it tells this state folder from others.",
+        state="damaged",
+        next_step="Remove it, and a new one is made. Jobs that this folder runs count as another "
+        "machine's then: prefect-bt stop --abandoned.",
+    )
 
 
 @contextmanager
@@ -118,6 +132,21 @@ class Claim:
         fresh = note.with_name(f"{note.name}.new")
         fresh.write_text(url)
         fresh.replace(note)
+
+    @contextmanager
+    def kept_on_fault(self) -> Generator[None]:
+        """Leave the lock's file when the block fails otherwise than by a refusal (StateError).
+
+        What the block wrote to the store may have arrived, so the next look at the job must see to
+        it, as after a kill.
+        """
+        try:
+            yield
+        except StateError:
+            raise
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let go of a job that goes on, or that another process holds with us. Idempotent."""

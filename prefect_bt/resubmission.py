@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from prefect_bt.control import machine_away, settle
@@ -35,22 +36,26 @@ def retry(
     _check_retriable(ledger, job_id)
     check_run_time(ledger, record, limit=limit)
     with starting() as starter:
-        if starter is not None:
-            starter.claim(job_id)
-        epoch = ledger.claim(job_id, host_of(Settings().state_dir) if starter else ANY_HOST)
-        try:
-            _check_retriable(ledger, job_id)  # another process may have been first
-            if limit is not None:
-                ledger.set_max_run_time(job_id, limit)
-            ledger.clear_stop(job_id)
-            asked = "another attempt was asked for"
-            ledger.append(job_id, JobState.CREATED, message=asked, epoch=epoch)
-        except BaseException:
-            ledger.epochs(job_id).release_unused(epoch)
-            raise
+        with starter.claimed(ledger, job_id) if starter else nullcontext():
+            _ask_again(ledger, job_id, limit, starter is None)
         start(ledger, record, starter=starter)
     flat = job_document(ledger, record)
     return {**flat, "training_job": flat}
+
+
+def _ask_again(ledger: Ledger, job_id: str, limit: float | None, any_host: bool) -> None:
+    """Claim the job and say that another attempt was asked for. `any_host`: for any worker."""
+    epoch = ledger.claim(job_id, ANY_HOST if any_host else host_of(Settings().state_dir))
+    try:
+        _check_retriable(ledger, job_id)  # another process may have been first
+        if limit is not None:
+            ledger.set_max_run_time(job_id, limit)
+        ledger.clear_stop(job_id)
+        asked = "another attempt was asked for"
+        ledger.append(job_id, JobState.CREATED, message=asked, epoch=epoch)
+    except BaseException:
+        ledger.epochs(job_id).release_unused(epoch)
+        raise
 
 
 def _check_retriable(ledger: Ledger, job_id: str) -> None:

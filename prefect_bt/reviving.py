@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from prefect_bt.errors import NotFoundError, PrefectBtError, StateError
@@ -40,6 +41,23 @@ def revive(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
         return _revive(ledger, record, claim)
     finally:
         claim.release()  # handed over, or left behind still
+
+
+def release_unbegun(ledger: Ledger, job_id: str, *, state_dir: Path) -> None:
+    """Release the claim of a worker that died before its job began, so that any worker may begin.
+
+    Does nothing for a job that a process of this machine has, or that another machine claimed.
+    """
+    if not was_owned(state_dir, job_id):
+        return
+    claim, epochs = Claim(state_dir.absolute()), ledger.epochs(job_id)
+    with suppress(StateError):
+        claim.take(job_id)
+        held = epochs.unreleased()
+        if ledger.state(job_id) is JobState.PENDING and held and is_here(state_dir, held.host):
+            epochs.release_unused(held.number)
+            claim.drop()
+    claim.release()
 
 
 def _revive(ledger: Ledger, record: JobRecord, claim: Claim) -> bool:
@@ -83,6 +101,7 @@ def revive_all(state_dir: Path, over: set[str] | None = None) -> Iterator[tuple[
             state = ledger.state(job_id)
             elsewhere = not is_here(state_dir, ledger.host(job_id))
             if state is JobState.PENDING and not elsewhere:
+                release_unbegun(ledger, job_id, state_dir=state_dir)
                 continue
             if revive(ledger, job_id, state_dir=state_dir):
                 yield job_id, "taken up again"

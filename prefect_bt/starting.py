@@ -63,6 +63,15 @@ class Starter:
         self._claim = Claim(Settings().state_dir.absolute(), patience=CLAIM_SECONDS)
         self._claim.take(job_id)
 
+    @contextmanager
+    def claimed(self, ledger: Ledger, job_id: str) -> Generator[None]:
+        """Own the job, for a block that writes its records; a fault in it leaves a trace here."""
+        self.claim(job_id)
+        assert self._claim is not None
+        self._claim.note_store(ledger.store.url)
+        with self._claim.kept_on_fault():
+            yield
+
     def start(self, ledger: Ledger, record: JobRecord) -> None:
         """Hand the claimed job over; ServerError when the keeper is not there to take it."""
         from prefect_bt.errors import ServerError

@@ -20,6 +20,7 @@ from prefect_bt.checkpoints.holds import Hold, living
 from prefect_bt.checkpoints.manifest import Manifest, ManifestRef, Origin, is_own, load
 from prefect_bt.checkpoints.withdrawal import Withdrawal, announce, pending
 from prefect_bt.contract import attempt_prefix, job_objects_prefix, job_prefix
+from prefect_bt.epochs import Superseded
 from prefect_bt.errors import CheckpointError, ObjectNotFound
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects.protocols import Store
@@ -254,7 +255,7 @@ class _Prune:
         for withdrawal in self._own.values():
             for key in withdrawal.manifests:
                 if rank is None or ranks[key] == rank:
-                    self._fence()
+                    self._check(gone)
                     self._store.delete(key)
                     gone.add(withdrawal.name)
         return tuple(sorted(gone))
@@ -285,7 +286,21 @@ class _Prune:
             manifests=tuple(ref.key for ref in refs),
             objects=dict(objects) | self._inventory.named(refs),
         )
+        self._check()
         self._own[announce(self._store, *self._place, withdrawal)] = withdrawal
+        self._check()
+
+    def _check(self, begun: Collection[str] = ()) -> None:
+        """Call the fence. Take back the withdrawals of names not in `begun` when another machine
+        has the job: its uploaders would finish them. Raises Superseded."""
+        try:
+            self._fence()
+        except Superseded:
+            for key, withdrawal in list(self._own.items()):
+                if withdrawal.name not in begun:
+                    self._store.delete(key)
+                    del self._own[key]
+            raise
 
 
 def _protected(store: Store, inventory: Inventory, wanted: Collection[str]) -> set[str]:

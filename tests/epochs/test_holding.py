@@ -19,53 +19,11 @@ from prefect_bt.errors import ServerError, StateError, StoreError
 from prefect_bt.flows.ending import closing_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.ledger import Ledger
-from prefect_bt.objects import open_store
-from prefect_bt.ownership import Claim, host_of, is_owned, lock_path
-from prefect_bt.records import JobRecord, JobState
+from prefect_bt.ownership import Claim, is_owned, lock_path
+from prefect_bt.records import JobState
 from prefect_bt.reviving import revive, revive_all
 from prefect_bt.settings import Settings
-
-DEFINITION = {"name": "p", "job": {"image": {"base_image": "any"}}}
-ELSEWHERE = "box-7:0123456789ab"
-FAILED = (JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING, JobState.FAILED)
-
-
-@pytest.fixture
-def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("PREFECT_BT_STORE", str(tmp_path / "store"))
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(open_store(str(tmp_path / "store")))
-
-
-@pytest.fixture
-def here(state_dir: Path) -> str:
-    return host_of(state_dir)
-
-
-def job_of(ledger: Ledger, host: str, states: tuple[JobState, ...] = FAILED) -> str:
-    """Create a job that `host` has brought so far, in epoch 1."""
-    project = ledger.ensure_project("p")
-    job_id = ledger.reserve_job_id(project.id)
-    record = JobRecord(job_id, "training-job", project.id, "p", 1.0, definition=DEFINITION)
-    ledger.write_job(record, state=states[0], host=host)
-    for state in states[1:]:
-        if state is JobState.DEPLOYING:
-            ledger.begin_attempt(job_id, host=host, epoch=1)
-        ledger.append(job_id, state, epoch=1)
-    return job_id
-
-
-def leave_lock(ledger: Ledger, state_dir: Path, job_id: str) -> None:
-    """Leave the lock of a process that was killed while it owned the job."""
-    claim = Claim(state_dir)
-    claim.take(job_id)
-    claim.note_store(ledger.store.url)
-    claim.release()
+from tests.epochs.jobs import ELSEWHERE, FAILED, job_of, leave_lock
 
 
 def test_a_claim_that_was_used_is_not_given_back(ledger: Ledger, here: str) -> None:
