@@ -28,9 +28,11 @@ from .conftest import Done, Machine, read_all, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-# A gang that finds another one beside it leaves a file behind; it ends when it is told to.
+# A gang that finds another one beside it leaves a file behind; it ends when it is told to, and
+# saves a last checkpoint when it is stopped.
 TRAIN = """
 set -e
+trap 'mkdir -p $BT_CHECKPOINT_DIR/last; echo "{}" > $BT_CHECKPOINT_DIR/last/state.json; exit 1' TERM
 exec 9>"$SHARED/gang"
 flock -n 9 || touch "$SHARED/two-gangs"
 mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT
