@@ -6,6 +6,7 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +104,29 @@ def test_a_folder_that_becomes_a_link_while_it_is_deleted(
     monkeypatch.setattr(trees, "os", altered(os, open=swap))
     remove_tree(tree)
     assert not tree.exists()
+    assert (outside / "precious").exists()
+
+
+@pytest.mark.parametrize("function", ["fstat", "chmod"])
+def test_a_folder_that_becomes_a_link_while_it_is_opened_up(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    """Replace the folder right before the function is called: the mode of `outside` stays."""
+    outside.chmod(0o500)
+    tree = tmp_path / "tree"
+    (tree / "folder" / "sub").mkdir(parents=True)
+    (tree / "folder").chmod(0o500)
+    original = getattr(os, function)
+
+    def swapped(*given: Any, **options: Any) -> Any:
+        if not (tree / "gone").exists():
+            (tree / "folder").rename(tree / "gone")
+            (tree / "folder").symlink_to(outside)
+        return original(*given, **options)
+
+    monkeypatch.setattr(trees, "os", altered(os, **{function: swapped}))
+    remove_tree(tree)
+    assert outside.stat().st_mode & 0o777 == 0o500
     assert (outside / "precious").exists()
 
 

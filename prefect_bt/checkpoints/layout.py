@@ -139,8 +139,15 @@ def step_of_name(name: str) -> int | None:
     """The step that a folder name tells: the innermost component that has one."""
     for component in reversed(name.split("/")):
         if match := _STEP.fullmatch(component):
-            return int(match[1])
+            return _step(int(match[1]))
     return None
+
+
+def _step(told: object) -> int | None:
+    """Return a step that a job names; None for what is none, or exceeds 64 bits."""
+    if not isinstance(told, int) or isinstance(told, bool):
+        return None
+    return told if 0 <= told < 2**63 else None
 
 
 def stem_of(name: str) -> str:
@@ -165,9 +172,8 @@ def is_recognised(paths: Collection[str]) -> bool:
 def describe(name: str, paths: Collection[str], read_json: ReadJson) -> Kind:
     """§8.4's table, and the step: `trainer_state.json` first, then the name."""
     state = _object(read_json("trainer_state.json")) if "trainer_state.json" in paths else {}
-    told = state.get("global_step")
-    is_step = isinstance(told, int) and not isinstance(told, bool) and told >= 0
-    step = told if is_step else step_of_name(name)
+    told = _step(state.get("global_step"))
+    step = step_of_name(name) if told is None else told
     if "adapter_config.json" in paths:
         config = _object(read_json("adapter_config.json"))
         return Kind(LORA, _text(config.get("base_model_name_or_path")), config or None, step)

@@ -187,6 +187,10 @@ def _manifest_fault(manifest: Manifest, key: str) -> str:
         return f"is the manifest of something else: {manifest.key}"
     if not 0 <= manifest.committed_at < _LATEST:
         return f"was committed at no time that there is: {manifest.committed_at!r}"
+    if not _is_count(manifest.size) or not _is_count(manifest.group_size):
+        return "names a size or a number of ranks that there is not"
+    if not _is_described(manifest.step, manifest.base_model):
+        return "names a step that is no number, or a base model that is no text"
     objects = f"{job_objects_prefix(manifest.project_id, manifest.job_id)}/"
     return next(filter(None, (_entry_fault(entry, objects) for entry in manifest.entries)), "")
 
@@ -198,10 +202,17 @@ def _entry_fault(entry: Entry, objects: str) -> str:
         return f"names an object for {entry.path!r} that is none of its job's: {entry.key!r}"
     if not _SHA256.fullmatch(entry.sha256):
         return f"names no SHA-256 for {entry.path!r}: {entry.sha256!r}"
-    numbers = entry.size, entry.mode, abs(entry.mtime_ns)
-    if any(type(number) is not int or not 0 <= number < 2**63 for number in numbers):
+    if not all(map(_is_count, (entry.size, entry.mode, abs(entry.mtime_ns)))):
         return f"names a size, mode or time for {entry.path!r} that no file has"
     return ""
+
+
+def _is_described(step: object, base_model: object) -> bool:
+    return isinstance(step, int | None) and isinstance(base_model, str | None)
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and 0 <= number < 2**63
 
 
 def _escapes(path: str) -> bool:

@@ -80,6 +80,8 @@ def chunks(store: Get, key: str, *, size: int) -> Iterator[bytes]:
         try:
             while ahead:
                 data = ahead.popleft().result()
+                if not data:
+                    return
                 ahead.extend(readers.submit(read, start) for start in islice(starts, 1))
                 yield data
         finally:
@@ -257,11 +259,11 @@ def _has_bytes(descriptor: int, entry: Entry, tick: Tick) -> bool:
     if not stat.S_ISREG(seen.st_mode) or seen.st_size != entry.size:
         return False
     digest, at = hashlib.sha256(), 0
-    while data := os.pread(descriptor, _CHUNK, at):
+    while at < entry.size and (data := os.pread(descriptor, min(_CHUNK, entry.size - at), at)):
         digest.update(data)
         tick(len(data))
         at += len(data)
-    return digest.hexdigest() == entry.sha256
+    return digest.hexdigest() == entry.sha256 and os.fstat(descriptor).st_size == entry.size
 
 
 def _not_written(root: Path, error: OSError) -> CheckpointError:

@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +18,8 @@ from prefect_bt.checkpoints.layout import FileFact
 from prefect_bt.checkpoints.volumes import Folder, OutsideVolumes, Reached, Volumes
 
 MOST_FILES: Final = 1_000_000
+MOST_FOLDERS: Final = 200_000
+"""A folder counts as often as links lead to it: a hundred links can make 10^12 out of twelve."""
 DEEPEST: Final = 400
 LONGEST: Final = 3000
 """Longest path of a folder, in bytes: files in it must have a path on the downloading machine."""
@@ -46,7 +49,7 @@ def scan(volumes: Volumes, entering: Entering | None = None) -> dict[str, FileFa
     a folder is followed, unless it leads back to a folder on its own path or to one that holds the
     directory itself. A folder that may not be listed stands as a file that cannot be read. A
     missing directory has no files; PermissionError for one that may not be listed, OSError where
-    there are more files than `MOST_FILES`.
+    there are more files than `MOST_FILES` or more folders than `MOST_FOLDERS`.
     """
     walk = _Walk(volumes, entering)
     try:
@@ -126,6 +129,7 @@ class _Walk:
 
     def __init__(self, volumes: Volumes, entering: Entering | None) -> None:
         self.files: dict[str, FileFact] = {}
+        self._folders = 0
         self._volumes, self._entering = volumes, entering
 
     def go(self, folder: Folder, prefix: str, above: frozenset[_Identity]) -> None:
@@ -177,7 +181,9 @@ class _Walk:
             )
         except OSError as error:
             if error.errno not in _GONE:
-                self._note(path, fact_of(os.stat(name, dir_fd=level.folder.descriptor)))
+                with suppress(FileNotFoundError):
+                    seen = os.stat(name, dir_fd=level.folder.descriptor, follow_symlinks=False)
+                    self._note(path, fact_of(seen))
             return None
         return self._entered(level, path, Folder(descriptor, f"{level.folder.place}/{name}"))
 
@@ -215,6 +221,10 @@ class _Walk:
             if isinstance(error, PermissionError) and not prefix:
                 raise
             return
+        self._folders += 1
+        if self._folders > MOST_FOLDERS:
+            os.close(folder.descriptor)
+            raise OSError(errno.EFBIG, f"there are more than {MOST_FOLDERS:,} folders")
         levels.append(_Level(folder, prefix, above, iter(entries)))
 
     def _note(self, path: str, fact: FileFact) -> None:

@@ -41,6 +41,10 @@ _SAMPLES, _SAMPLE = 64, 4096
 _REPLACED: Final = (FileNotFoundError, NotADirectoryError, NotRegularFile, OutsideVolumes)
 
 
+class _Resized(Exception):
+    """Error: the file's size changed while it was sent. No OSError, which stores wrap."""
+
+
 class Lanes:
     """Threads that files travel on: many for small ones, few for large, which go in parts anyway.
 
@@ -256,9 +260,14 @@ def _store_large(
 
     def tick(size: int) -> None:
         shop.moved(relative, fact, size)
+        if source.facts().st_size != fact.size:
+            raise _Resized  # a file of holes can grow faster than it is sent
 
-    with stock.key_for(mark) as key, _naming(shop, relative, key):
-        sha256 = shop.store.upload_exact(key, source.path, sha256=sha256, tick=tick)
+    try:
+        with stock.key_for(mark) as key, _naming(shop, relative, key):
+            sha256 = shop.store.upload_exact(key, source.path, sha256=sha256, tick=tick)
+    except _Resized:
+        return None
     if not _is(fact, source.facts_by_name()):
         with contextlib.suppress(StoreError):
             shop.store.delete(key)  # nobody will ever name it

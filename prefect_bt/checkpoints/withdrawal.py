@@ -15,11 +15,14 @@ import json
 import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.contract import job_objects_prefix, manifests_prefix, withdrawn_prefix
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.objects.protocols import Store
+
+_DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -42,28 +45,31 @@ def announce(store: Store, project_id: str, job_id: str, withdrawal: Withdrawal)
 def pending(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Withdrawal]]:
     """Yield every unfinished withdrawal with its key, including those in progress.
 
-    Names in a withdrawal that are not of its job are left out: they must not be deleted.
+    Names in a withdrawal that are not of its job are left out: they must not be deleted. One that
+    cannot be read is passed over: nothing is deleted for it.
     """
     manifests = f"{manifests_prefix(project_id, job_id)}/"
     objects = f"{job_objects_prefix(project_id, job_id)}/"
     for info in store.list(withdrawn_prefix(project_id, job_id)):
         try:
-            data = store.get(info.key)
-        except ObjectNotFound:
+            found = _load(store.get(info.key), manifests=manifests, objects=objects)
+        except (ObjectNotFound, *_DAMAGED):
             continue
-        found = codec.decode(Withdrawal, json.loads(data))
-        yield (
-            info.key,
-            replace(
-                found,
-                manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
-                objects={k: n for k, n in found.objects.items() if _is_below(k, objects)},
-            ),
-        )
+        yield info.key, found
+
+
+def _load(data: bytes, *, manifests: str, objects: str) -> Withdrawal:
+    """Return the withdrawal without names outside the two folders. Raises any of _DAMAGED."""
+    found = codec.decode(Withdrawal, json.loads(data))
+    return replace(
+        found,
+        manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
+        objects={k: n for k, n in found.objects.items() if _is_below(k, objects)},
+    )
 
 
 def _is_below(key: str, folder: str) -> bool:
-    return key.startswith(folder) and ".." not in key.split("/")
+    return key.startswith(folder) and {"", ".", ".."}.isdisjoint(key.split("/"))
 
 
 def half_withdrawn(

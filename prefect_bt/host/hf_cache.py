@@ -44,7 +44,9 @@ def _move(name: str, key: str, state_dir: Path) -> None:
             return
         new = open_folder(state_dir, f"cache/{HF_CACHE_NAME}/{name}")
         opened.callback(os.close, new)
-        fcntl.flock(new, fcntl.LOCK_EX)  # several nodes of a gang start at once
+        ours = open_folder(state_dir, f"cache/{HF_CACHE_NAME}")  # jobs see, and can lock, `new`
+        opened.callback(os.close, ours)
+        fcntl.flock(ours, fcntl.LOCK_EX)  # several nodes of a gang start at once
         _merge(old, new, depth=1)
 
 

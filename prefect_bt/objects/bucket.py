@@ -211,7 +211,7 @@ class BucketStore:
             with self._mapped(key) as path:
                 multipart = self._multipart() if size > PART else None
                 if size <= PART:
-                    data = reader.read()
+                    data = reader.read(size)
                     digest = hashlib.sha256(data)
                     _agree(digest.hexdigest(), sha256)
                     self._put(path, data)

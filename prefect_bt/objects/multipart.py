@@ -87,6 +87,8 @@ class Multipart:
         """
         with self._alone(key):
             size = stream.seek(0, io.SEEK_END)
+            if tick is not None:
+                tick(0)  # the caller may know that the file has grown since
             length = max(PART, -(-size // _MOST_PARTS))
             begun = self._begin(key, length if length < size else size)
             run = _Run(self, key, begun, tick or _unheard)

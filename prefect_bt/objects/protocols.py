@@ -65,7 +65,8 @@ class UploadExact(Protocol):
         With `sha256`, bytes of another digest leave nothing: StoreError.
 
         Where the store takes files in parts, one that was interrupted goes on with the parts that
-        are there, as far as their bytes are right. `tick` hears of those too.
+        are there, as far as their bytes are right. `tick` hears of those too; what it raises ends
+        the upload.
         An OSError of the source itself (gone, unreadable) passes through.
         """
         ...

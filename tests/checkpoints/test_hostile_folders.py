@@ -13,6 +13,7 @@ from prefect_bt.checkpoints import scanning, watching
 from prefect_bt.checkpoints.scanning import scan
 from prefect_bt.checkpoints.uploader import UploadOptions
 from prefect_bt.checkpoints.volumes import OutsideVolumes, Volumes
+from tests.altered import altered
 
 from . import folders
 from .folders import flush
@@ -165,6 +166,43 @@ def test_a_link_put_in_place_while_it_is_read(store, ckpts, host, node, monkeypa
     assert "is a link to" in status.uncommitted[0]
 
 
+def test_a_closed_folder_that_becomes_a_link_tells_nothing_of_what_it_leads_to(
+    ckpts, host, monkeypatch
+):
+    (ckpts / "a/x").mkdir(parents=True)
+    opened = os.open
+
+    def refuse(path, flags, *rest, **given):
+        if path == "x":
+            (ckpts / "a/x").rmdir()
+            (ckpts / "a/x").symlink_to(host / "secret.bin")
+            raise PermissionError(13, "closed")
+        return opened(path, flags, *rest, **given)
+
+    monkeypatch.setattr(scanning, "os", altered(os, open=refuse))
+    found = scan(Volumes(ckpts))
+    assert (host / "secret.bin").stat().st_ino not in {fact.inode for fact in found.values()}
+
+
+@pytest.mark.parametrize("there", ["pipe", "folder"])
+def test_a_file_that_is_replaced_before_it_is_opened(tmp_path, there):
+    (tmp_path / "x").write_bytes(b"1")
+    seen = (tmp_path / "x").stat()
+    (tmp_path / "x").unlink()
+    os.mkfifo(tmp_path / "x") if there == "pipe" else (tmp_path / "x").mkdir()
+    with beneath.folder(tmp_path) as within, pytest.raises(beneath.NotRegularFile):
+        beneath.open_regular("x", within=within, seen=seen)
+
+
+def test_what_is_no_file_is_not_even_opened(tmp_path, monkeypatch):
+    """To open a device can act on it."""
+    os.mkfifo(tmp_path / "x")
+    with beneath.folder(tmp_path) as within:
+        monkeypatch.setattr(beneath, "os", altered(os, open=None))
+        with pytest.raises(beneath.NotRegularFile):
+            beneath.open_regular("x", within=within)
+
+
 def test_a_pipe_put_in_place_of_a_file_keeps_no_job_from_its_end(store, ckpts, monkeypatch):
     for name in ("small.bin", "large.bin", "config.json"):
         folders.write(ckpts / "a", {name: b"1" * (9 * 1024**2 if name == "large.bin" else 10)})
@@ -240,6 +278,17 @@ def test_a_link_bomb_has_a_bound(ckpts, monkeypatch):
             (ckpts / f"l{level}/x{number}").symlink_to(f"../l{level + 1}")
     folders.write(ckpts / "l12", {"x": b"1"})
     with pytest.raises(OSError, match="more than 2,000 files"):
+        scan(Volumes(ckpts))
+
+
+def test_a_link_bomb_without_files_has_a_bound(ckpts, monkeypatch):
+    monkeypatch.setattr(scanning, "MOST_FOLDERS", 2000)
+    for level in range(12):
+        (ckpts / f"l{level}").mkdir()
+        for number in range(10):
+            (ckpts / f"l{level}/x{number}").symlink_to(f"../l{level + 1}")
+    (ckpts / "l12").mkdir()
+    with pytest.raises(OSError, match="more than 2,000 folders"):
         scan(Volumes(ckpts))
 
 

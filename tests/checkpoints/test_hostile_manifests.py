@@ -6,9 +6,11 @@ import stat
 import pytest
 
 from prefect_bt.checkpoints.catalogue import list_checkpoints
+from prefect_bt.checkpoints.integrity import verify
 from prefect_bt.checkpoints.manifest import load
 from prefect_bt.checkpoints.materialise import fetch
 from prefect_bt.checkpoints.pruning import prune_job, prune_rank, sweep
+from prefect_bt.checkpoints.withdrawal import pending
 from prefect_bt.contract import job_prefix, withdrawn_prefix
 from prefect_bt.errors import CheckpointError
 
@@ -47,6 +49,11 @@ def of_entry(**values):
         (of_entry(size=-1), "a size, mode or time"),
         (of_entry(size="1"), "a size, mode or time"),
         (of_entry(mode=1.5), "a size, mode or time"),
+        (lambda data: data.update(size="q"), "a size or a number of ranks"),
+        (lambda data: data.update(size=-5), "a size or a number of ranks"),
+        (lambda data: data.update(group_size=2.5), "a size or a number of ranks"),
+        (lambda data: data.update(step="10"), "a step that is no number"),
+        (lambda data: data.update(base_model=["x"]), "a base model that is no text"),
         (of_entry(mtime_ns=10**30), "a size, mode or time"),
         (lambda data: data.update(job_id="job0002"), "manifest of something else"),
         (lambda data: data.update(name="../../x"), "outside its checkpoint"),
@@ -87,6 +94,50 @@ def test_objects_of_other_ranks_and_attempts_are_its_jobs(store, ckpts, tmp_path
     flush(store, other, rank=1, attempt=2, group_size=2)
     keys = {f.key for one in list_checkpoints(store, PROJECT, JOB) for f in one.files()}
     assert len(keys) == 1
+
+
+def test_names_of_other_jobs_in_a_withdrawal_are_passed_over(store):
+    own = f"{job_prefix(PROJECT, JOB)}/objects"
+    names = [OTHER, f"{own}/../job.json", f"{own}//x", f"{own}/./x", f"{own}/x"]
+    forged = {"name": "gone", "at": 1.0, "manifests": names, "objects": dict.fromkeys(names, 1)}
+    store.put(f"{withdrawn_prefix(PROJECT, JOB)}/forged.json", json.dumps(forged).encode())
+    ((_, found),) = pending(store, PROJECT, JOB)
+    assert (found.manifests, list(found.objects)) == ((), [f"{own}/x"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"null", b'{"name": "a"}', b"\xff", b"[" * 200_000]
+    + [
+        json.dumps({"name": "a", "at": 1.0, "manifests": m, "objects": o}).encode()
+        for m, o in ((5, {}), ([5], {}), ([], []), (["x"], {"x": []}))
+    ],
+    ids=range(11),
+)
+def test_a_damaged_withdrawal_stops_nothing(store, ckpts, data):
+    commit(store, ckpts, (10, 20))
+    store.put(f"{withdrawn_prefix(PROJECT, JOB)}/damaged.json", data)
+    prune_rank(store, origin(), ["checkpoint-10"])
+    assert [one.checkpoint_id for one in list_checkpoints(store, PROJECT, JOB)] == ["checkpoint-20"]
+
+
+@pytest.mark.timeout(60)
+def test_a_manifest_of_endless_bytes_is_verified_at_once(store, ckpts):
+    folders.write(ckpts, {"a/x": b"1"})
+    flush(store, ckpts)
+    forge(store, of_entry(size=2**62))
+    (damage,) = verify(store, PROJECT, JOB)
+    assert "x" in str(damage)
+
+
+@pytest.mark.parametrize("step", ["9" * 40, "1e400"])
+def test_a_step_that_is_no_number_of_a_machine_is_no_step(store, ckpts, step):
+    folders.write(
+        ckpts, {"a/x": b"1", "a/trainer_state.json": b'{"global_step": %s}' % step.encode()}
+    )
+    folders.write(ckpts, {f"checkpoint-{'9' * 40}/x": b"1"})
+    flush(store, ckpts)
+    assert {one.step for one in list_checkpoints(store, PROJECT, JOB)} == {None}
 
 
 @pytest.mark.parametrize("by_rank", [True, False])

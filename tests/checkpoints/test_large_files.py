@@ -6,6 +6,7 @@ import pytest
 
 from prefect_bt.checkpoints import integrity, transfer
 from prefect_bt.errors import StoreError
+from prefect_bt.objects import open_store
 
 from . import folders
 from .folders import JOB, PROJECT, flush
@@ -100,6 +101,35 @@ def test_a_file_that_changes_on_its_way(counting, ckpts):
     assert not status.error and not status.uncommitted
     assert listed(counting)["a"].manifests[0].content == folders.contents(ckpts / "a")
     assert integrity.verify(counting, PROJECT, JOB) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "bucket in parts of its own"])
+def test_a_file_that_grows_while_it_is_sent(tmp_path, ckpts, kind):
+    """A file of holes grows faster than it is sent, and takes nothing of the job's disk."""
+    folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
+    store = Counting(tmp_path / "store") if kind == "folder" else open_store("memory://")
+    upload, sent = store.upload_exact, []
+
+    def growing(key, source, *, tick, **more):
+        sent.append(0)
+
+        def grow(size):
+            sent[-1] += size
+            if len(sent) == 1:
+                os.truncate(ckpts / "a/x", SIZE + (1 << 30))
+            tick(size)
+
+        try:
+            return upload(key, source, tick=grow, **more)
+        finally:
+            if len(sent) == 1:
+                os.truncate(ckpts / "a/x", SIZE)
+
+    store.upload_exact = growing
+    assert not flush(store, ckpts).uncommitted
+    assert sent[0] < 100 << 20
+    assert sent[-1] == SIZE
+    assert integrity.verify(store, PROJECT, JOB) == []
 
 
 def test_progress_within_a_file(counting, ckpts):

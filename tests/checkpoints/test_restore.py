@@ -14,7 +14,7 @@ import pytest
 from prefect_bt.checkpoints import transfer
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.checkpoints.manifest import Entry
-from prefect_bt.checkpoints.materialise import fetch, matching
+from prefect_bt.checkpoints.materialise import fetch, matches, matching
 from prefect_bt.checkpoints.restore import Prepared, load_checkpoints, prepare_directory
 from prefect_bt.errors import CheckpointError
 from prefect_bt.objects import open_store
@@ -296,6 +296,21 @@ def test_loading_refuses_two_of_one_name(store, ckpts, tmp_path):
     with pytest.raises(CheckpointError, match="Two checkpoints"):
         load_checkpoints(store, [*first, *loaded(store)], directory=tmp_path / "l", group_size=1)
     load_checkpoints(store, [*first, *first], directory=tmp_path / "l", group_size=1)
+
+
+def test_of_a_file_that_grows_only_its_size_is_read(tmp_path):
+    """A link may lead to a folder that another running job can write."""
+    data, file = random.Random(1).randbytes(9 << 20), tmp_path / "x"
+    file.write_bytes(data)
+    entry = Entry("x", "x", "x", len(data), hashlib.sha256(data).hexdigest())
+    read: list[int] = []
+
+    def grow(size):
+        read.append(size)
+        os.truncate(file, 1 << 32)
+
+    assert not matches(tmp_path, "x", entry, grow)
+    assert sum(read) == len(data)
 
 
 SIZES = {"empty": 0, "small": 7, "one range": 4 << 20, "many ranges": (33 << 20) + 5}

@@ -15,6 +15,7 @@ from prefect_bt.definitions import training_project_from_json
 from prefect_bt.host import hf_cache
 from prefect_bt.host.layout import NodeFolder, volume_folder
 from prefect_bt.host.mounted import find_foreign
+from prefect_bt.host.nesting import make_mount_points
 from prefect_bt.host.view_plan import Bind, FolderRefused
 from prefect_bt.host.volumes import ensure_volumes
 from prefect_bt.plan import NodePlan, Volume, VolumeKind
@@ -121,6 +122,17 @@ def test_mount_points_are_made_real(state: Path, tmp_path: Path) -> None:
     assert listing(outside) == []
 
 
+def test_no_mount_point_is_made_in_a_folder_that_was_replaced(tmp_path: Path) -> None:
+    outer, other = tmp_path / "outer", tmp_path / "other"
+    for folder in (outer, other):
+        folder.mkdir()
+    there = other.stat()
+    binds = [Bind(outer, "/a", identity=(there.st_dev, there.st_ino)), Bind(other, "/a/b")]
+    with pytest.raises(FolderRefused, match="cannot be given to the job"):
+        make_mount_points(binds, within=[outer])
+    assert listing(tmp_path) == ["other", "outer"]
+
+
 # -- what older releases left -------------------------------------------------------------------
 
 
@@ -160,6 +172,20 @@ def test_links_in_it_are_not_followed(state: Path, tmp_path: Path) -> None:
     ensure(state, BASE, HF)
     assert listing(outside) == ["precious"]
     assert listing(new) == ["file", "hub"]
+
+
+@pytest.mark.timeout(120)
+def test_a_lock_that_a_job_holds_delays_no_other(state: Path) -> None:
+    put_old(state, "token")
+    new = state / "cache/huggingface/k"
+    new.mkdir(parents=True)
+    (new / "token").write_text("new")  # both stay where they are, so each start looks again
+    held = os.open(new, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ensure(state, BASE, HF)
+    finally:
+        os.close(held)
 
 
 @pytest.mark.parametrize("alive", [True, False])

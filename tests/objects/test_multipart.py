@@ -108,6 +108,17 @@ def interrupted(server, bucket, source):
     return len(found)
 
 
+def test_a_source_that_grew_is_noticed_before_a_part_is_sent(bucket, store, source):
+    os.truncate(source, 1 << 40)  # a file of holes, in parts that are as large in turn
+
+    def refuse(sent):
+        raise RuntimeError(sent)
+
+    with pytest.raises(RuntimeError, match="0"):
+        store.upload_exact("x", source, tick=refuse)
+    assert bucket.unfinished() == []
+
+
 def test_a_killed_upload_goes_on_where_it_was(server, bucket, store, source):
     there = interrupted(server, bucket, source)
     before = len(server.sent("PUT", "partNumber"))
