@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from prefect_bt import deletion
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.checkpoints.manifest import Origin
 from prefect_bt.checkpoints.pruning import prune_job
@@ -19,7 +20,7 @@ from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
 from prefect_bt.checkpoints.withdrawal import pending
 from prefect_bt.contract import job_prefix
 from prefect_bt.control import settle, stop_job
-from prefect_bt.deletion import owning_ended_job
+from prefect_bt.deletion import delete_job, owning_ended_job
 from prefect_bt.epochs import ANY_HOST, PRUNE, Superseded
 from prefect_bt.errors import StateError, StoreError
 from prefect_bt.flows.request import JobRequest
@@ -56,13 +57,20 @@ def committed(ledger: Ledger, job_id: str) -> list[str]:
     return [one.checkpoint_id for one in found]
 
 
-def taken_over_after(ledger: Ledger, job_id: str, epoch: int, looks: int) -> Callable[[], None]:
-    """Return a fence of `epoch`; a person gives the job away after so many looks of it."""
+def taken_over_after(
+    ledger: Ledger, job_id: str, epoch: int, looks: int, there: list[str] | None = None
+) -> Callable[[], None]:
+    """Return a fence of `epoch`; a person gives the job away after so many looks of it.
+
+    `there` receives the checkpoints that are committed at that moment.
+    """
     left = [looks]
 
     def fence() -> None:
         if left[0] == 0:
             ledger.claim(job_id, ELSEWHERE, abandoned=True)
+            if there is not None:
+                there.extend(committed(ledger, job_id))
         left[0] -= 1
         ledger.epochs(job_id).check(epoch)
 
@@ -100,13 +108,49 @@ def test_a_prune_of_an_older_epoch_leaves_whole_what_it_did_not_begin(
     names = ["checkpoint-10", "checkpoint-20"]
     assert upload(ledger, job_id, tmp_path / "out", names, lambda: None) == ""
     epoch = ledger.claim(job_id, here, purpose=PRUNE)
-    fence = taken_over_after(ledger, job_id, epoch, looks)
+    there: list[str] = []
+    fence = taken_over_after(ledger, job_id, epoch, looks, there)
     project_id = ledger.job(job_id).project_id
     with pytest.raises(Superseded):
         prune_job(ledger.store, project_id, job_id, names, live=False, fence=fence)
     left = {one.name for _, one in pending(ledger.store, project_id, job_id)}
     assert left.isdisjoint(committed(ledger, job_id))
     assert left | set(committed(ledger, job_id)) == set(names)
+    assert committed(ledger, job_id) == there, "nothing goes after the takeover"
+
+
+def test_a_prune_that_is_over_gives_the_job_back(ledger: Ledger, here: str) -> None:
+    job_id = job_of(ledger, here)
+    with owning_ended_job(ledger, job_id, settings=Settings(), purpose=PRUNE) as fence:
+        fence()
+    assert ledger.claim(job_id, ELSEWHERE) == 3
+
+
+def test_a_run_after_a_killed_prune_has_an_epoch_of_its_own(ledger: Ledger, here: str) -> None:
+    job_id = job_of(ledger, here)
+    pruning = ledger.claim(job_id, here, purpose=PRUNE)
+    assert ledger.claim(job_id, here) == pruning + 1
+    with pytest.raises(Superseded):
+        ledger.epochs(job_id).check(pruning)
+
+
+def test_a_delete_of_an_older_epoch_deletes_nothing(
+    ledger: Ledger, here: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person gives the job away between the mark of the deletion and the first one."""
+    job_id = job_of(ledger, here)
+    upload(ledger, job_id, tmp_path / "out", ["checkpoint-1"], lambda: None)
+    clear = deletion._clear_machine
+
+    def given_away(*given: Any) -> None:
+        clear(*given)
+        ledger.claim(job_id, ELSEWHERE, abandoned=True)
+
+    monkeypatch.setattr(deletion, "_clear_machine", given_away)
+    with pytest.raises(Superseded):
+        delete_job(ledger, job_id, settings=Settings())
+    assert committed(ledger, job_id) == ["checkpoint-1"]
+    assert ledger.state(job_id) is JobState.FAILED
 
 
 class Faulty:
