@@ -21,13 +21,13 @@ from prefect_bt.checkpoints.withdrawal import pending
 from prefect_bt.contract import job_prefix
 from prefect_bt.control import settle, stop_job
 from prefect_bt.deletion import delete_job, owning_ended_job
-from prefect_bt.epochs import ANY_HOST, PRUNE, Superseded
+from prefect_bt.epochs import ANY_HOST, NOBODY, PRUNE, Superseded
 from prefect_bt.errors import StateError, StoreError
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.ledger import Ledger
 from prefect_bt.ownership import host_of, is_here, is_owned, lock_path
 from prefect_bt.records import JobState, Outcome
-from prefect_bt.resubmission import retry
+from prefect_bt.resubmission import _ask_again, retry
 from prefect_bt.reviving import revive_all
 from prefect_bt.settings import Settings
 from tests.epochs.jobs import ELSEWHERE, FAILED, job_of
@@ -132,6 +132,50 @@ def test_a_run_after_a_killed_prune_has_an_epoch_of_its_own(ledger: Ledger, here
     assert ledger.claim(job_id, here) == pruning + 1
     with pytest.raises(Superseded):
         ledger.epochs(job_id).check(pruning)
+
+
+def test_of_two_retries_for_any_worker_one_is_refused(ledger: Ledger, here: str) -> None:
+    job_id = job_of(ledger, here)
+    _ask_again(ledger, job_id, None, any_host=True)
+    with pytest.raises(StateError, match="only a job that failed"):
+        _ask_again(ledger, job_id, None, any_host=False)
+    asked = [event for event in ledger.events(job_id) if event.state is JobState.CREATED]
+    assert len(asked) == 2, "the first one, and one retry"
+    epochs = ledger.epochs(job_id)
+    assert epochs.holder() == NOBODY
+    assert epochs.unreleased() is None
+
+
+class GivenAway:
+    """A store in which a person gives the job away right after the first deletion."""
+
+    def __init__(self, ledger: Ledger, job_id: str) -> None:
+        self._ledger, self._job_id, self.deleted = ledger, job_id, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger.store, name)
+
+    def delete(self, key: str) -> None:
+        self._ledger.store.delete(key)
+        self.deleted.append(key)
+        if len(self.deleted) == 1:
+            self._ledger.claim(self._job_id, ELSEWHERE, abandoned=True)
+
+
+def test_a_prune_deletes_no_manifest_after_a_takeover(
+    ledger: Ledger, here: str, tmp_path: Path
+) -> None:
+    job_id = job_of(ledger, here)
+    names = ["checkpoint-10", "checkpoint-20", "checkpoint-30"]
+    upload(ledger, job_id, tmp_path / "out", names, lambda: None)
+    epoch = ledger.claim(job_id, here, purpose=PRUNE)
+    store: Any = GivenAway(ledger, job_id)
+    project_id, fence = ledger.job(job_id).project_id, ledger.epochs(job_id).fence(epoch)
+    with pytest.raises(Superseded):
+        prune_job(store, project_id, job_id, names, live=False, fence=fence)
+    assert len(committed(ledger, job_id)) == 2
+    withdrawn = [one.name for _, one in pending(ledger.store, project_id, job_id)]
+    assert sorted([*withdrawn, *committed(ledger, job_id)]) == names
 
 
 def test_a_delete_of_an_older_epoch_deletes_nothing(
