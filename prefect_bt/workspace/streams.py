@@ -13,7 +13,8 @@ import io
 import lzma
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import IO, Final, cast
 
 from prefect_bt.errors import WorkspaceError
@@ -22,15 +23,19 @@ from prefect_bt.workspace.limits import format_bytes
 CHUNK_BYTES: Final = 1024 * 1024
 """The most that is read at once; a larger request is a header that lies about its size."""
 
+XZ_MEMORY_BYTES: Final = 128 * 1024**2
+"""What decompression may use; `xz -9` needs half of it."""
+
 _READ_ERRORS: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
 _OPENERS: Final[dict[bytes, Callable[[IO[bytes]], object]]] = {
     b"\x1f\x8b": lambda stream: gzip.GzipFile(fileobj=stream, mode="rb"),
     b"BZh": lambda stream: bz2.BZ2File(stream, "rb"),
-    b"\xfd7zXZ\x00": lambda stream: lzma.LZMAFile(stream, "rb"),  # noqa: SIM115
+    b"\xfd7zXZ\x00": lambda stream: _XzReader(stream),  # noqa: PLW0108 (defined below)
 }
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _LONGEST_MAGIC: Final = 6
+_LONGEST_SPELLED: Final = 300
 
 
 class BoundedReader:
@@ -42,7 +47,18 @@ class BoundedReader:
     def __init__(self, stream: IO[bytes], *, name: str, max_bytes: int) -> None:
         self._stream, self._name, self._max_bytes = stream, name, max_bytes
         self._position = 0
+        self._header_left: int | None = None
+        self._peeked = b""
         self.last_block = b""
+
+    @contextmanager
+    def header(self, max_bytes: int) -> Generator[None]:
+        """Bound what is read in this block; skipped bytes do not count."""
+        self._header_left = max_bytes
+        try:
+            yield
+        finally:
+            self._header_left = None
 
     def tell(self) -> int:
         return self._position
@@ -51,24 +67,41 @@ class BoundedReader:
         """Exactly `size` bytes, fewer only at the end. Kept as `last_block` until the next call."""
         if not 0 <= size <= CHUNK_BYTES:
             raise damaged(self._name, "a header asks for an impossible size")
-        parts: list[bytes] = []
-        while size and (part := self._read_some(size)):
-            parts.append(part)
-            size -= len(part)
-        self.last_block = b"".join(parts)
+        if self._peeked:
+            self.last_block, self._peeked = self._peeked, b""
+            return self.last_block
+        if self._header_left is not None:
+            self._header_left -= size
+            if self._header_left < 0:
+                raise damaged(self._name, "the headers of one member are too large")
+        self.last_block = self._read_whole(size)
         return self.last_block
+
+    def peek(self, size: int) -> bytes:
+        """Return what the next read returns, which must be of the same size."""
+        self._peeked = self.read(size)
+        return self._peeked
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
         if whence != os.SEEK_SET or position < self._position:
             raise damaged(self._name, "a header points backwards")
-        while self._position < position and self.read(min(CHUNK_BYTES, position - self._position)):
+        while self._position < position and self._read_whole(
+            min(CHUNK_BYTES, position - self._position)
+        ):
             pass
         return self._position
 
     def drain(self) -> None:
         """Read to the end, which is where the compressed formats keep their checksum."""
-        while self.read(CHUNK_BYTES):
+        while self._read_whole(CHUNK_BYTES):
             pass
+
+    def _read_whole(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size and (part := self._read_some(size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
 
     def _read_some(self, size: int) -> bytes:
         try:
@@ -117,6 +150,19 @@ def too_large(name: str, max_bytes: int) -> WorkspaceError:
     )
 
 
+def spelled(name: str) -> str:
+    """Return a member's name for a message: quoted, escaped, and of a bounded length."""
+    return repr(name if len(name) <= _LONGEST_SPELLED else f"{name[:_LONGEST_SPELLED]}…")
+
+
+def refused(name: str, why: str, next_step: str = "") -> WorkspaceError:
+    return WorkspaceError(
+        f"The archive member {spelled(name)} {why}.",
+        next_step=next_step or "Pack the workspace again from a folder you trust.",
+        path=name,
+    )
+
+
 def _read_head(stream: IO[bytes]) -> bytes:
     head = b""
     while len(head) < _LONGEST_MAGIC and (part := stream.read(_LONGEST_MAGIC - len(head))):
@@ -139,3 +185,29 @@ class _Prefixed(io.RawIOBase):
         end = len(self._head) if size < 0 else size
         part, self._head = self._head[:end], self._head[end:]
         return part
+
+
+class _XzReader(io.RawIOBase):
+    """Concatenated xz streams. lzma.LZMAFile would allocate what the archive asks for: 4 GiB."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._decoder = _xz_decoder()
+
+    def read(self, size: int = -1, /) -> bytes:
+        while True:
+            if self._decoder.eof:
+                fed = self._decoder.unused_data or self._stream.read(CHUNK_BYTES)
+                if not fed:
+                    return b""
+                self._decoder = _xz_decoder()
+            else:
+                fed = self._stream.read(CHUNK_BYTES) if self._decoder.needs_input else b""
+                if self._decoder.needs_input and not fed:
+                    raise EOFError("the compressed data ends before its end mark")
+            if part := self._decoder.decompress(fed, size):
+                return part
+
+
+def _xz_decoder() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=XZ_MEMORY_BYTES)

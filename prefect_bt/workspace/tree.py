@@ -9,14 +9,16 @@ are resolved for real by `check_links` before the folder is published.
 from __future__ import annotations
 
 import os
-import posixpath
 import stat
 import tarfile
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Final
 
 from prefect_bt.errors import WorkspaceError
-from prefect_bt.workspace.streams import CHUNK_BYTES
+from prefect_bt.workspace.limits import MAX_DEPTH
+from prefect_bt.workspace.link_table import LinkTable, check_target
+from prefect_bt.workspace.streams import CHUNK_BYTES, refused, spelled
 
 _Parts = tuple[str, ...]
 _PERMISSIONS: Final = 0o777
@@ -24,19 +26,23 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class Tree:
-    """Members under `root`, an empty folder of ours. Methods raise WorkspaceError or OSError."""
+    """Members under `root`, an empty folder of ours. Methods raise WorkspaceError or OSError.
+
+    What is where is asked of the file system. Only the links are kept in memory.
+    """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
-        self._folders: set[_Parts] = {()}
-        self._folder_modes: dict[_Parts, int] = {}
-        self._links: dict[_Parts, str] = {}
+        self._root = str(root)
+        self._last_folder: _Parts = ()
+        self._links = LinkTable()
+        self.folders_made = 0
 
     def place_folder(self, member: tarfile.TarInfo) -> None:
+        """Create the folder with the member's permissions; the owner always keeps access."""
         parts = safe_parts(member.name)
-        self._ensure_folder(parts, member.name)
+        path = self._ensure_folder(parts, member.name)
         if parts:
-            self._folder_modes[parts] = member.mode & _PERMISSIONS
+            Path(path).chmod(member.mode & _PERMISSIONS | stat.S_IRWXU)
 
     def place_file(self, member: tarfile.TarInfo, content: IO[bytes]) -> None:
         """Write `content` with the member's permissions, less setuid, setgid and sticky bits."""
@@ -53,56 +59,54 @@ class Tree:
 
     def place_link(self, member: tarfile.TarInfo) -> None:
         parts = safe_parts(member.name)
-        reached = posixpath.normpath(posixpath.join(*parts[:-1], member.linkname))
-        if not member.linkname or "\0" in member.linkname or _leads_out(reached):
-            raise _outside(member.name, member.linkname)
+        check_target("/".join(parts[:-1]), member.name, member.linkname)
         self._make_way(member.name).symlink_to(member.linkname)
-        self._links[parts] = member.linkname
+        self._links.add("/".join(parts), member.linkname)
 
     def place_hard_link(self, member: tarfile.TarInfo) -> None:
         source = safe_parts(member.linkname)
-        path = self._root.joinpath(*source)
-        is_placed = source[:-1] in self._folders and path.is_file() and not path.is_symlink()
-        if not is_placed:
-            raise refused(member.name, f"is a hard link to {member.linkname!r}, no earlier file")
-        if source == safe_parts(member.name):
-            return
-        os.link(path, self._make_way(member.name))
+        way = self._root
+        for part in source[:-1]:
+            way = f"{way}/{part}"
+            if not stat.S_ISDIR(_mode_of(way)):
+                raise _no_earlier_file(member)
+        path = "/".join((self._root, *source))
+        if not stat.S_ISREG(_mode_of(path)):
+            raise _no_earlier_file(member)
+        if source != safe_parts(member.name):
+            os.link(path, self._make_way(member.name))
 
     def check_links(self) -> None:
         """Refuse any link that really leads outside, however many links it goes through."""
-        root = os.path.realpath(self._root)
-        for parts, text in self._links.items():
-            reached = os.path.realpath(self._root.joinpath(*parts))
-            if reached != root and not reached.startswith(root + os.sep):
-                raise _outside("/".join(parts), text)
-
-    def finish_folders(self) -> None:
-        """Give folders their own modes, deepest first; the owner always keeps access."""
-        for parts in sorted(self._folder_modes, key=len, reverse=True):
-            self._root.joinpath(*parts).chmod(self._folder_modes[parts] | stat.S_IRWXU)
+        self._links.check()
 
     def _make_way(self, name: str) -> Path:
         """The path for a new file or link: parents exist, nothing is in its place."""
         parts = safe_parts(name)
         if not parts:
             raise refused(name, "is the workspace itself, yet no folder")
-        if parts in self._folders:
+        path = f"{self._ensure_folder(parts[:-1], name)}/{parts[-1]}"
+        if stat.S_ISDIR(_mode_of(path)):
             raise refused(name, "takes the name of a folder")
-        self._ensure_folder(parts[:-1], name)
-        path = self._root.joinpath(*parts)
-        path.unlink(missing_ok=True)
-        self._links.pop(parts, None)
-        return path
+        Path(path).unlink(missing_ok=True)
+        self._links.discard("/".join(parts))
+        return Path(path)
 
-    def _ensure_folder(self, parts: _Parts, name: str) -> None:
-        for end in range(1, len(parts) + 1):
-            if parts[:end] in self._folders:
-                continue
-            path = self._root.joinpath(*parts[:end])
-            if not _is_real_folder(path, name):
-                path.mkdir()
-            self._folders.add(parts[:end])
+    def _ensure_folder(self, parts: _Parts, name: str) -> str:
+        """Create the folders that are missing; those of the last member are there still."""
+        pairs = zip(parts, self._last_folder, strict=False)
+        checked = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        path = "/".join((self._root, *parts[:checked]))
+        for part in parts[checked:]:
+            path = f"{path}/{part}"
+            mode = _mode_of(path)
+            if not mode:
+                Path(path).mkdir()
+                self.folders_made += 1
+            elif not stat.S_ISDIR(mode):
+                raise refused(name, "would be written through a link or a file placed earlier")
+        self._last_folder = parts
+        return path
 
 
 def safe_parts(name: str) -> _Parts:
@@ -114,31 +118,18 @@ def safe_parts(name: str) -> _Parts:
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     if ".." in parts:
         raise refused(name, "has a name that climbs out with '..'")
+    if len(parts) > MAX_DEPTH:
+        raise refused(name, f"lies in more than {MAX_DEPTH - 1} folders")
     return parts
 
 
-def _leads_out(path: str) -> bool:
-    """Whether a normalized posix path relative to the archive's root leaves it."""
-    return path.startswith("/") or path == ".." or path.startswith("../")
-
-
-def refused(name: str, why: str, next_step: str = "") -> WorkspaceError:
-    return WorkspaceError(
-        f"The archive member {name!r} {why}.",
-        next_step=next_step or "Pack the workspace again from a folder you trust.",
-        path=name,
-    )
-
-
-def _outside(name: str, linkname: str) -> WorkspaceError:
-    return refused(name, f"is a link that leads outside the workspace (to {linkname!r})")
-
-
-def _is_real_folder(path: Path, name: str) -> bool:
+def _mode_of(path: str) -> int:
+    """Return the mode of what is at `path`, a link itself and not its target; 0 for nothing."""
     try:
-        mode = path.lstat().st_mode
+        return os.lstat(path).st_mode
     except FileNotFoundError:
-        return False
-    if not stat.S_ISDIR(mode):
-        raise refused(name, "would be written through a link or a file placed earlier")
-    return True
+        return 0
+
+
+def _no_earlier_file(member: tarfile.TarInfo) -> WorkspaceError:
+    return refused(member.name, f"is a hard link to {spelled(member.linkname)}, no earlier file")

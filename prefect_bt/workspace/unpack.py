@@ -6,8 +6,9 @@
 Where the target exists already (empty: a volume, a mount point) the staging folder is inside it and
 its children are moved up, so that the folder itself, its owner and its mount stay as they are.
 
-Member types, names and links are checked by `tree`, sizes by `streams`. The filters of tarfile are
-not used: they differ between Python 3.11.0 and 3.13 and change mode bits. Times are those of the
+Member types, names and links are checked by `tree`, headers by `members`, sizes by `streams`. The
+filters of tarfile are not used: Python before 3.11.4 has none, before 3.11.13 links longer than a
+path pass them (CVE-2025-4517), and they bound neither memory nor time. Times are those of the
 unpacking (a workspace dated 1970 could not be zipped into a wheel); owners are not restored.
 """
 
@@ -15,10 +16,10 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, BinaryIO, Final, cast
+from typing import IO, BinaryIO, cast
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.trees import remove_tree
@@ -27,19 +28,16 @@ from prefect_bt.workspace.limits import (
     MAX_WORKSPACE_ENTRIES,
     UNPACK_SLACK_BYTES,
 )
-from prefect_bt.workspace.streams import BoundedReader, damaged, open_plain, too_large
-from prefect_bt.workspace.tree import Tree, refused
-
-# What tarfile raises on malformed headers, by version and field; found by fuzzing.
-_MALFORMED: Final = (
-    tarfile.TarError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
+from prefect_bt.workspace.members import MALFORMED, read_members
+from prefect_bt.workspace.streams import (
+    BoundedReader,
+    damaged,
+    open_plain,
+    refused,
+    spelled,
+    too_large,
 )
+from prefect_bt.workspace.tree import Tree
 
 
 def unpack_workspace(
@@ -115,34 +113,20 @@ def _staging(target: Path) -> Generator[Path, None, None]:
 
 def _fill(tree: Tree, reader: BoundedReader, name: str, max_bytes: int) -> None:
     unpacked = 0
-    for count, (tar, member) in enumerate(_members(reader, name)):
+    for count, (tar, member) in enumerate(read_members(reader, name)):
         unpacked += member.size if member.isreg() else 0
         # A sparse member is larger than what is stored for it, so the reader alone cannot tell.
-        if unpacked > max_bytes or count >= MAX_WORKSPACE_ENTRIES:
+        if unpacked > max_bytes:
             raise too_large(name, max_bytes)
+        if count + tree.folders_made >= MAX_WORKSPACE_ENTRIES:
+            raise _too_many(name)
         try:
             _place(tree, tar, member)
         except OSError as error:
             raise _unwritable(member.name, error) from error
-        except _MALFORMED as error:
-            raise _malformed(name, error) from error
+        except MALFORMED as error:
+            raise damaged(name, str(error) or type(error).__name__) from error
     tree.check_links()
-    tree.finish_folders()
-
-
-def _members(reader: BoundedReader, name: str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    try:
-        tar = tarfile.open(  # noqa: SIM115 (holds nothing but the reader, which is not its own)
-            fileobj=cast("IO[bytes]", reader), mode="r:", encoding="utf-8", errors="surrogateescape"
-        )
-        while (member := tar.next()) is not None:
-            yield tar, member
-    except _MALFORMED as error:
-        raise _malformed(name, error) from error
-    # tarfile takes a cut or a broken header for the end; the real end is a block of zeros.
-    if reader.last_block != bytes(tarfile.BLOCKSIZE):
-        raise damaged(name, "it is cut short, or broken in the middle")
-    reader.drain()
 
 
 def _place(tree: Tree, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
@@ -182,13 +166,17 @@ def _move_children(tree: Path, target: Path) -> None:
         raise
 
 
-def _malformed(name: str, error: Exception) -> WorkspaceError:
-    return damaged(name, str(error) or type(error).__name__)
+def _too_many(name: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"The workspace archive {name!r} has more than {MAX_WORKSPACE_ENTRIES} files and folders.",
+        next_step="Leave some out (.truss_ignore, exclude_dirs), or pack them into one file.",
+        path=name,
+    )
 
 
 def _unwritable(path: str, error: OSError) -> WorkspaceError:
     return WorkspaceError(
-        f"{path!r} cannot be unpacked: {error.strerror or error}.",
+        f"{spelled(path)} cannot be unpacked: {error.strerror or error}.",
         next_step="Check the free space and the permissions of the node's disk.",
         path=path,
     )
