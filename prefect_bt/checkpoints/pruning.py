@@ -6,6 +6,9 @@ Objects go after every manifest that names them, and only where nobody may still
 them: a running uploader trusts the objects of its own rank, so of a running job only that rank's
 uploader deletes any (`prune_rank`); the command (`prune_job`) leaves them to it, or to the next
 prune once the job is over.
+
+A prune that was killed before its first deletion is finished by the next one, unless the job was
+started again since: the job may go on from that checkpoint (`withdrawal.drop_outdated`).
 """
 
 from __future__ import annotations
@@ -18,8 +21,15 @@ from prefect_bt.checkpoints.catalogue import newest
 from prefect_bt.checkpoints.committed import manifest_refs
 from prefect_bt.checkpoints.holds import Hold, living
 from prefect_bt.checkpoints.manifest import Manifest, ManifestRef, Origin, is_own, load
-from prefect_bt.checkpoints.withdrawal import Withdrawal, announce, pending
-from prefect_bt.contract import attempt_prefix, job_objects_prefix, job_prefix
+from prefect_bt.checkpoints.withdrawal import (
+    Generation,
+    Withdrawal,
+    announce,
+    drop_outdated,
+    keep,
+    pending,
+)
+from prefect_bt.contract import job_objects_prefix
 from prefect_bt.epochs import Superseded
 from prefect_bt.errors import CheckpointError, ObjectNotFound
 from prefect_bt.ledger import Ledger
@@ -122,20 +132,23 @@ def prune_rank(
     the command began. Does nothing once another attempt has begun. Raises StoreError; called again,
     it goes on.
     """
-    begun = dict(pending(store, origin.project_id, origin.job_id))
+    place = origin.project_id, origin.job_id
+    drop_outdated(store, *place)
+    begun = dict(pending(store, *place))
     if not (names or begun):
         return Pruned()
-    inventory = Inventory(store, origin.project_id, origin.job_id)
+    now = Generation.of(store, *place)
+    inventory = Inventory(store, *place)
     mine = {ref.name for ref in inventory.manifests if ref.rank == origin.rank}
     wanted = mine.intersection(names)
-    if not (wanted or begun) or _superseded(store, origin):
+    if not (wanted or begun) or now.attempt > origin.attempt:
         return Pruned()
     protected = _protected(store, inventory, wanted)
-    prune = _Prune(store, inventory, begun, fence)
+    prune = _Prune(store, inventory, begun, fence, now)
     prune.announce(wanted.difference(protected), rank=origin.rank)
     held = prune.lift_held()
     names_gone = prune.delete_manifests(rank=origin.rank)
-    after = Inventory(store, origin.project_id, origin.job_id)
+    after = Inventory(store, *place)
     staying = after.named(after.manifests)
     due = {
         key: size
@@ -170,14 +183,16 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     sees to it that nobody starts the job again meanwhile. Raises StoreError; called again, it goes
     on.
     """
+    drop_outdated(store, project_id, job_id)
+    now = Generation.of(store, project_id, job_id)
     inventory = Inventory(store, project_id, job_id)
     wanted = set(inventory.names).intersection(names)
     protected = _protected(store, inventory, wanted) if live else set[str]()
-    prune = _Prune(store, inventory, dict(pending(store, project_id, job_id)), fence)
+    prune = _Prune(store, inventory, dict(pending(store, project_id, job_id)), fence, now)
     prune.announce(wanted - protected)
     held = prune.lift_held()
     gone = prune.delete_manifests()
-    done = Pruned(names=gone, held=held, protected=tuple(sorted(protected)))
+    done = Pruned(names=gone, held=held, protected=tuple(sorted({*protected, *prune.outdated})))
     if live:
         return done
     swept = sweep(store, project_id, job_id, fence=fence)
@@ -214,11 +229,18 @@ class _Prune:
     """The withdrawals of one prune: its own, and those that others left."""
 
     def __init__(
-        self, store: Store, inventory: Inventory, begun: dict[str, Withdrawal], fence: Fence
+        self,
+        store: Store,
+        inventory: Inventory,
+        begun: dict[str, Withdrawal],
+        fence: Fence,
+        now: Generation,
     ) -> None:
         self._store, self._inventory, self._begun = store, inventory, begun
-        self._fence = fence
+        self._fence, self._now = fence, now
         self._own: dict[str, Withdrawal] = {}
+        self.outdated: set[str] = set()
+        """Names that stay because the job was started again after they were announced."""
         self._place = (inventory.project_id, inventory.job_id)
 
     def announce(self, names: Collection[str], *, rank: int | None = None) -> None:
@@ -252,13 +274,28 @@ class _Prune:
         """Of one rank, or of all; the newest version of a name last. Names of which any went."""
         ranks = {ref.key: ref.rank for ref in self._inventory.manifests}
         gone: set[str] = set()
-        for withdrawal in self._own.values():
-            for key in withdrawal.manifests:
-                if rank is None or ranks[key] == rank:
-                    self._check(gone)
-                    self._store.delete(key)
+        for own, withdrawal in list(self._own.items()):
+            going = [key for key in withdrawal.manifests if rank is None or ranks[key] == rank]
+            if going and self._is_outdated(own, withdrawal):
+                continue
+            for key in going:
+                self._check(gone)
+                self._store.delete(key)
+                if withdrawal.name not in gone:
                     gone.add(withdrawal.name)
+                    # An attempt that began in this moment may have dropped it; half of a
+                    # checkpoint must not look like a whole one.
+                    keep(self._store, own, withdrawal)
         return tuple(sorted(gone))
+
+    def _is_outdated(self, key: str, withdrawal: Withdrawal) -> bool:
+        """Take the withdrawal back if the job was started again since."""
+        if not Generation.of(self._store, *self._place).is_after(withdrawal):
+            return False
+        self._store.delete(key)
+        del self._own[key]
+        self.outdated.add(withdrawal.name)
+        return True
 
     def released(self, after: Inventory) -> dict[str, Withdrawal]:
         """Key -> withdrawals under which objects may go: ours, and those with no manifest left."""
@@ -285,6 +322,8 @@ class _Prune:
             at=Ledger(self._store).now(),
             manifests=tuple(ref.key for ref in refs),
             objects=dict(objects) | self._inventory.named(refs),
+            attempt=self._now.attempt,
+            epoch=self._now.epoch,
         )
         self._check()
         self._own[announce(self._store, *self._place, withdrawal)] = withdrawal
@@ -313,14 +352,6 @@ def _protected(store: Store, inventory: Inventory, wanted: Collection[str]) -> s
         # A manifest that does not parse may be the newest one's.
         return set(wanted)
     return {best.checkpoint_id}.intersection(wanted) if best else set(wanted)
-
-
-def _superseded(store: Store, origin: Origin) -> bool:
-    """Whether another attempt has begun: its uploader trusts the objects that are there."""
-    begun = store.list(f"{job_prefix(origin.project_id, origin.job_id)}/attempts")
-    own = attempt_prefix(origin.project_id, origin.job_id, origin.attempt)
-    attempts = {info.key.rpartition("/")[0] for info in begun if info.key.endswith("/attempt.json")}
-    return any((len(other), other) > (len(own), own) for other in attempts)
 
 
 def _delete(store: Store, keys: Iterable[str], fence: Fence) -> None:

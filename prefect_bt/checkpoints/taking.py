@@ -19,6 +19,7 @@ from prefect_bt.checkpoints.retention import expendable
 from prefect_bt.checkpoints.settling import Questions
 from prefect_bt.checkpoints.transfer import Digests, Lanes, Workshop, transfer
 from prefect_bt.checkpoints.volumes import Volumes
+from prefect_bt.checkpoints.withdrawal import drop_outdated
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.records import Retention
@@ -122,6 +123,8 @@ class Taker:
         if lets_go:
             # What a kill left half let go.
             prune_rank(self._store, self._origin, (), fence=self._fence)
+        else:
+            drop_outdated(self._store, self._origin.project_id, self._origin.job_id)
         return committed
 
     def _abort(self, attempts: Iterable[int]) -> None:

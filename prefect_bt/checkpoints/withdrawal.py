@@ -5,20 +5,28 @@
 A withdrawal and a hold (holds.py) are the two halves of one agreement. A pruner writes its
 withdrawal, then looks for holds; a holder writes its hold, then looks for withdrawals. Whichever
 comes second sees the first, so no manifest goes that somebody was promised, and nobody needs a lock
-or a clock. A withdrawal is lifted only by the process that wrote it; one that a kill left is taken
-over under a new one, so that the old one can go once its manifests have.
+or a clock. A withdrawal is lifted by the process that wrote it. One that a kill left is taken over
+under a new one, so that the old one can go once its manifests have; but if no manifest has gone and
+the job was started again since, it is dropped (`drop_outdated`).
 """
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.contract import job_objects_prefix, manifests_prefix, withdrawn_prefix
+from prefect_bt.contract import (
+    job_objects_prefix,
+    job_prefix,
+    manifests_prefix,
+    withdrawn_prefix,
+)
+from prefect_bt.epochs import RUN, Epochs
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.objects.protocols import Store
 
@@ -27,19 +35,36 @@ _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionErr
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """`objects`: key -> bytes of what the manifests name, also where others name it too."""
+    """`objects`: key -> bytes of what the manifests name, also where others name it too.
+
+    `attempt` and `epoch`: the newest ones of the job when this was written.
+    """
 
     name: str
     at: float
     manifests: tuple[str, ...]
     objects: dict[str, int]
+    attempt: int = -1
+    epoch: int = 0
 
 
 def announce(store: Store, project_id: str, job_id: str, withdrawal: Withdrawal) -> str:
     """Write it down; returns its key."""
     key = f"{withdrawn_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
-    store.create(key, codec.dumps(withdrawal).encode("utf-8", "surrogatepass"))
+    store.create(key, _dump(withdrawal))
     return key
+
+
+def keep(store: Store, key: str, withdrawal: Withdrawal) -> None:
+    """Write a withdrawal at its key again, if another process dropped it."""
+    try:
+        store.get_range(key, start=0, length=1)
+    except ObjectNotFound:
+        store.put(key, _dump(withdrawal))
+
+
+def _dump(withdrawal: Withdrawal) -> bytes:
+    return codec.dumps(withdrawal).encode("utf-8", "surrogatepass")
 
 
 def pending(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Withdrawal]]:
@@ -89,3 +114,52 @@ def half_withdrawn(
 def withdrawn_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
     """Keys of manifests that are on their way out."""
     return {key for _, found in pending(store, project_id, job_id) for key in found.manifests}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The newest attempt of a job (-1: none) and its newest claim (0: none)."""
+
+    attempt: int
+    epoch: int
+    by_run: bool
+    """Whether that claim is one to run the job."""
+
+    @classmethod
+    def of(cls, store: Store, project_id: str, job_id: str) -> Generation:
+        """Read both from the store; raises StoreError."""
+        prefix = job_prefix(project_id, job_id)
+        keys = [info.key.split("/") for info in store.list(f"{prefix}/attempts")]
+        attempts = [int(key[-2]) for key in keys if key[-1] == "attempt.json"]
+        claim = Epochs(store, job_id, prefix, clock=time.time).highest()
+        return cls(
+            attempt=max(attempts, default=-1),
+            epoch=claim.number if claim else 0,
+            by_run=claim is not None and claim.purpose == RUN,
+        )
+
+    def is_after(self, withdrawal: Withdrawal) -> bool:
+        """Return whether the job was started again since the withdrawal was written."""
+        claimed = self.by_run and withdrawal.epoch < self.epoch
+        return claimed or withdrawal.attempt < self.attempt
+
+
+def outdated(store: Store, project_id: str, job_id: str) -> set[str]:
+    """Return keys of withdrawals of which nothing is carried out and after which the job was
+    started again. Raises StoreError."""
+    begun = dict(pending(store, project_id, job_id))
+    if not begun:
+        return set()
+    now = Generation.of(store, project_id, job_id)
+    there = {info.key for info in store.list(manifests_prefix(project_id, job_id))}
+    return {
+        key
+        for key, withdrawal in begun.items()
+        if now.is_after(withdrawal) and there.issuperset(withdrawal.manifests)
+    }
+
+
+def drop_outdated(store: Store, project_id: str, job_id: str) -> None:
+    """Delete them: the job may go on from their checkpoints. Raises StoreError."""
+    for key in outdated(store, project_id, job_id):
+        store.delete(key)

@@ -106,12 +106,14 @@ def _plan(
     from prefect_bt.checkpoints.catalogue import id_of
     from prefect_bt.checkpoints.pruning import Inventory
     from prefect_bt.checkpoints.retention import expendable
-    from prefect_bt.checkpoints.withdrawal import pending
+    from prefect_bt.checkpoints.withdrawal import outdated, pending
 
     live = not settled_state(ledger, record.id, terminal).terminal
     inventory = Inventory(ledger.store, record.project_id, record.id)
     # What an earlier prune had begun with when it was killed is finished by this one.
-    begun = {one.name for _, one in pending(ledger.store, record.project_id, record.id)}
+    place = record.project_id, record.id
+    dropped = outdated(ledger.store, *place)
+    begun = {one.name for key, one in pending(ledger.store, *place) if key not in dropped}
     asked = {name for name in inventory.names if {name, id_of(record.id, name)} & {*named}}
     wanted = {*asked, *begun, *expendable(inventory.names, policy)}
     kept = _needed(ledger, inventory, live=live)

@@ -1,0 +1,148 @@
+"""A prune is killed, and the job is started again: no checkpoint that it may need goes."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from prefect_bt.checkpoints.pruning import prune_job, prune_rank
+from prefect_bt.contract import attempt_prefix, job_prefix, withdrawn_prefix
+from prefect_bt.epochs import PRUNE, RUN, Epochs
+from prefect_bt.records import Retention
+
+from .folders import FAST, JOB, PROJECT, flush, hf_full, origin, write
+from .shelf import Interrupted, check_whole, commit, listed, names, rest
+
+
+@pytest.fixture
+def two(store, ckpts):
+    """A job that is over after attempt 1, with two checkpoints."""
+    begin(store, 0)
+    begin(store, 1)
+    commit(store, ckpts, (10, 20))
+    return store
+
+
+def begin(store, attempt):
+    store.create(f"{attempt_prefix(PROJECT, JOB, attempt)}/attempt.json", b"{}")
+
+
+def claim(store, purpose):
+    prefix = job_prefix(PROJECT, JOB)
+    store.put(f"{prefix}/job.json", b"{}")
+    return Epochs(store, JOB, prefix, clock=lambda: 0.0).claim("box:ab", purpose=purpose)
+
+
+def killed_prune(store, step, word="/withdrawn/", *, live=False):
+    """SIGKILL a prune right after it has changed a key that has `word` in it."""
+
+    def kill():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        try:
+            prune_job(Interrupted(store._root, word, kill), PROJECT, JOB, names(step), live=live)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert withdrawals(store)
+
+
+def withdrawals(store):
+    return [info.key for info in store.list(withdrawn_prefix(PROJECT, JOB))]
+
+
+@pytest.mark.parametrize("retention", [Retention(), Retention(keep_last=5)])
+def test_the_next_attempts_uploader_keeps_what_a_killed_prune_announced(two, ckpts, retention):
+    killed_prune(two, 20)
+    begin(two, 2)
+    write(ckpts / "checkpoint-30", hf_full(30))
+    flush(two, ckpts, attempt=2, options=replace(FAST, retention=retention))
+    assert set(listed(two)) == {*names(10, 20, 30)}
+    assert withdrawals(two) == []
+    check_whole(two)
+
+
+def test_the_next_attempts_prune_keeps_what_a_killed_prune_announced(two):
+    killed_prune(two, 20)
+    begin(two, 2)
+    done = prune_rank(two, origin(attempt=2), names(10))
+    assert done.names == names(10)
+    assert set(listed(two)) == {*names(20)}
+    assert rest(two) == set()
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_prune_by_command_after_a_retry_keeps_it_too(two, live):
+    killed_prune(two, 20)
+    begin(two, 2)
+    prune_job(two, PROJECT, JOB, names(10), live=live)
+    assert set(listed(two)) == {*names(20)}
+
+
+def test_a_run_that_has_only_claimed_the_job_counts_as_a_retry(two):
+    claim(two, PRUNE)
+    killed_prune(two, 20)
+    claim(two, RUN)
+    prune_job(two, PROJECT, JOB, names(10), live=True)
+    assert set(listed(two)) == {*names(20)}
+
+
+def test_without_a_retry_the_next_prune_finishes_it(two):
+    claim(two, PRUNE)
+    killed_prune(two, 10)
+    claim(two, PRUNE)
+    prune_job(two, PROJECT, JOB, (), live=False)
+    assert set(listed(two)) == {*names(20)}
+    assert rest(two) == set()
+
+
+def test_what_a_killed_prune_began_to_delete_is_finished_by_the_next_attempt(store, ckpts):
+    """Half of a checkpoint is no use to the job, and must not look like a whole one."""
+    begin(store, 0)
+    begin(store, 1)
+    for rank in (0, 1):
+        commit(store, ckpts.with_name(f"rank-{rank}"), (10, 20), rank=rank, group_size=2)
+    killed_prune(store, 10, "/manifests/")
+    begin(store, 2)
+    assert set(listed(store)) == {*names(20)}
+    for rank in (0, 1, 0):
+        prune_rank(store, origin(attempt=2, rank=rank), ())
+    assert set(listed(store)) == {*names(20)}
+    assert rest(store) == set()
+
+
+def test_a_prune_sees_that_an_attempt_began_while_it_looked(two):
+    """No claim tells it: of a running job, Prefect's retry begins the next attempt in its epoch."""
+    store = Interrupted(two._root, "/withdrawn/", lambda: begin(two, 2))
+    done = prune_job(store, PROJECT, JOB, names(10), live=True)
+    assert (done.names, done.protected) == ((), names(10))
+    assert set(listed(two)) == {*names(10, 20)}
+    assert withdrawals(two) == []
+
+
+def test_a_checkpoint_that_is_half_deleted_stays_withdrawn(store, ckpts):
+    """The next attempt drops the withdrawal between the prune's last look and a deletion."""
+    for rank in (0, 1):
+        commit(store, ckpts.with_name(f"rank-{rank}"), (10, 20), rank=rank, group_size=2)
+
+    def drop_and_look():
+        for key in withdrawals(store):
+            store.delete(key)
+
+    interrupted = Interrupted(store._root, "/manifests/", drop_and_look)
+    seen = []
+    deleted = interrupted.delete
+
+    def delete(key):
+        deleted(key)
+        if "/manifests/" in key:
+            seen.append(set(listed(store)))
+
+    interrupted.delete = delete
+    prune_job(interrupted, PROJECT, JOB, names(10), live=True)
+    assert seen[1:] == [{*names(20)}]
+    assert withdrawals(store), "its objects go when the job is over"
