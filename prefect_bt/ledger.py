@@ -29,6 +29,7 @@ from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
 from prefect_bt.lifecycle import Lifecycle
 from prefect_bt.objects.protocols import Store
 from prefect_bt.ownership import with_id
+from prefect_bt.pins import PinnedWeights, load_pin
 from prefect_bt.projects import Projects, load_project
 from prefect_bt.records import (
     AttemptRecord,
@@ -51,16 +52,6 @@ class StopRequest:
 
     at: float
     by: str
-
-
-@dataclass(frozen=True)
-class PinnedWeights:
-    """What a job mounts of a weights source, whatever becomes of its upstream. Sizes in bytes."""
-
-    revision: str
-    files: int
-    bytes: int
-    at: float
 
 
 class Ledger:
@@ -325,15 +316,15 @@ class Ledger:
         try:
             self.store.create(self._pin_key(job_id, key), codec.dumps(pin).encode())
         except ObjectExists:
-            return codec.loads(PinnedWeights, self.store.get(self._pin_key(job_id, key)))
+            return load_pin(self.store.get(self._pin_key(job_id, key)), key=key)
         return pin
 
     def pinned_weights(self, job_id: str) -> dict[str, PinnedWeights]:
         """By the key of the source."""
         prefix = self._pin_key(job_id, "").rpartition("/")[0]
         return {
-            info.key.rsplit("/", 1)[-1].removesuffix(".json"): codec.loads(
-                PinnedWeights, self.store.get(info.key)
+            info.key.rsplit("/", 1)[-1].removesuffix(".json"): load_pin(
+                self.store.get(info.key), key=info.key
             )
             for info in self.store.list(prefix)
         }

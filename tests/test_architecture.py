@@ -126,6 +126,7 @@ LEVELS: dict[str, int] = {
     "loglevels": 1,
     "logs": 1,
     "logtail": 1,
+    "pins": 1,
     "plan": 1,
     "ranks": 1,
     "records": 1,

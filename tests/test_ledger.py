@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.errors import NotFoundError, StateError
+from prefect_bt.errors import NotFoundError, StateError, StoreError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
 from prefect_bt.records import JobRecord, JobState, Outcome
@@ -158,3 +158,12 @@ def test_the_first_revision_of_a_source_is_the_jobs(ledger: Ledger) -> None:
     assert (first.revision, first.files, first.bytes) == ("rev-a", 3, 100)
     assert {key: pin.revision for key, pin in pins.items()} == {"k1": "rev-a", "k2": "rev-c"}
     assert ledger.pinned_weights(make_job(ledger).id) == {}
+
+
+@pytest.mark.parametrize("revision", ["../../../etc", "/etc", "", ".", "..", "a\n", "a\0"])
+def test_a_forged_revision_of_a_source_is_no_part_of_a_path(ledger: Ledger, revision: str) -> None:
+    job = make_job(ledger)
+    ledger.pin_weights(job.id, "k1", revision)
+    for read in (ledger.pinned_weights, lambda one: ledger.pin_weights(one, "k1", "rev-b")):
+        with pytest.raises(StoreError, match=r"is no revision\. It was damaged or forged"):
+            read(job.id)

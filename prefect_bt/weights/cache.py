@@ -38,6 +38,7 @@ from prefect_bt.host.layout import JobFolder
 from prefect_bt.ownership import is_owned, try_lock
 from prefect_bt.privacy import make_private
 from prefect_bt.trees import find_files, remove_tree
+from prefect_bt.weights.listing import SHA256, quote
 from prefect_bt.weights.manifest import Manifest, Summary, load_manifest, load_summary
 
 NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP})
@@ -89,20 +90,31 @@ class NodeCache:
 
     # -- places -------------------------------------------------------------------------------
 
+    # Digests and revisions come from servers: one that is a path must not lead out of the cache.
+
     def blob(self, sha256: str) -> Path:
+        """ValueError for what is no SHA-256."""
+        if not SHA256.fullmatch(sha256):
+            raise ValueError(f"not a SHA-256: {quote(sha256)}")
         return self.root / "blobs" / sha256[:2] / sha256
 
     def fill(self, name: str) -> Path:
-        return self.root / "fills" / name
+        return self._place("fills", name)
 
     def part(self, part_id: str) -> Path:
-        return self.root / "parts" / part_id
+        return self._place("parts", part_id)
 
     def index(self, place: str) -> Path:
-        return self.root / "index" / place
+        return self._place("index", place)
 
     def tree_path(self, name: str) -> Path:
-        return self.root / _TREES / name
+        return self._place(_TREES, name)
+
+    def _place(self, folder: str, name: str) -> Path:
+        """ValueError for a name of more than one component."""
+        if "/" in name or "\0" in name or name in {"", ".", ".."}:
+            raise ValueError(f"not a name in the node cache: {quote(name)}")
+        return self.root / folder / name
 
     # -- trees --------------------------------------------------------------------------------
 
@@ -168,7 +180,7 @@ class NodeCache:
             digests = _digests(tree.path)
             gone = self._throw(tree.path)
             freed = self._drop_blobs(digests)
-        _remove(gone)
+        remove_tree(gone)
         return freed
 
     def withdraw(self, name: str) -> tuple[str, ...]:
@@ -180,8 +192,8 @@ class NodeCache:
         return holders
 
     def _read(self, name: str) -> Tree | None:
-        path = self.tree_path(name)
         try:
+            path = self.tree_path(name)
             summary = load_summary((path / "summary.json").read_bytes())
             used = (path / "used").stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError):
@@ -193,7 +205,7 @@ class NodeCache:
     def has(self, sha256: str, size: int) -> bool:
         try:
             return self.blob(sha256).stat().st_size == size
-        except OSError:
+        except (OSError, ValueError):
             return False
 
     def give_name(self, file: Path, sha256: str) -> None:
@@ -220,7 +232,7 @@ class NodeCache:
         `older` seconds.
         """
         for path in find_paths(self.root / "trash", "*"):
-            _remove(path)
+            remove_tree(path)
         before = time.time() - older
         freed = sum(self.forget(path, older=older) for path in self.unfinished())
         named = {digest for tree in self.trees() for digest in _digests(tree.path)}
@@ -238,7 +250,7 @@ class NodeCache:
     def _unlink(self, digests: Iterable[str]) -> int:
         freed = 0
         for digest in digests:
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 size = self.blob(digest).stat().st_size
                 self.blob(digest).unlink()
                 freed += size
@@ -302,7 +314,7 @@ class NodeCache:
         return self.fill_lock(path) if path.parent.name == "fills" else path / "lock"
 
     def _discard(self, path: Path) -> None:
-        _remove(self._throw(path))
+        remove_tree(self._throw(path))
 
     def _throw(self, path: Path) -> Path:
         gone = self.root / "trash" / f"{path.name}.{uuid.uuid4().hex[:8]}"
@@ -378,10 +390,6 @@ def _changed(path: Path) -> float:
         return path.stat().st_ctime
     except FileNotFoundError:
         return math.inf
-
-
-def _remove(path: Path) -> None:
-    remove_tree(path)
 
 
 def _sync_folder(path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights.listing import ListedFile, Listing, check_names
+from prefect_bt.weights.listing import ListedFile, Listing, check_names, quote
 from prefect_bt.weights.patterns import choose_files
 from prefect_bt.weights.telling import shown
 
@@ -12,6 +14,7 @@ from prefect_bt.weights.telling import shown
 def choose(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
     """In the listing's order. WeightsError for none, and for names that cannot be mounted."""
     files = {file.path: file for file in listing.files}
+    _check_twice(plan, listing, files)
     chosen = choose_files(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     if not chosen:
         why = f"the patterns match none of its {len(files)} files" if files else "it is empty"
@@ -24,3 +27,14 @@ def choose(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
         )
     check_names(shown(plan.source), chosen)
     return [files[path] for path in chosen]
+
+
+def _check_twice(plan: WeightsPlan, listing: Listing, files: Mapping[str, ListedFile]) -> None:
+    """WeightsError for one path with two contents."""
+    for file in listing.files:
+        if files[file.path] != file:
+            raise WeightsError(
+                f"{shown(plan.source)} lists {quote(file.path)} twice, and not the same file.",
+                source=plan.source,
+                next_step="Nothing was fetched. Tell whoever keeps the source.",
+            )

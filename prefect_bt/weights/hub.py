@@ -19,6 +19,7 @@ from urllib.parse import quote, urljoin
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights.connections import Answer, Connections, LeavesHttps, Lost, Untrusted
 from prefect_bt.weights.credentials import read_token
+from prefect_bt.weights.hub_answers import COMMIT, Malformed, parse_commit, parse_file
 from prefect_bt.weights.listing import ListedFile, Listing
 from prefect_bt.weights.source import STALL_SECONDS, Interrupted, SourceRequest
 from prefect_bt.weights.streams import BUSY, byte_range, cut
@@ -28,7 +29,6 @@ XET_FROM: Final = 16 * 1024**2
 """Bytes; smaller files are here before Xet has been asked where they lie."""
 TARGET_SECONDS: Final = 300.0
 """For so long a redirect's target is asked without asking the Hub; CDNs sign for an hour."""
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NEXT: Final = re.compile(r'<([^>]+)>;\s*rel="?next"?')
 _KEEPS: Final = "push again: what is here already is kept."
 
@@ -63,7 +63,7 @@ class HubSource:
     @property
     def fixed(self) -> str:
         """The commit that the source itself names; "" when the Hub must be asked."""
-        return self._revision if _COMMIT.fullmatch(self._revision) else ""
+        return self._revision if COMMIT.fullmatch(self._revision) else ""
 
     # -- listing ------------------------------------------------------------------------------
 
@@ -79,20 +79,14 @@ class HubSource:
                 token=self._token or False,
                 timeout=self._stall,
             )
-            if not info.sha:
-                raise WeightsError(
-                    f"{self._source}: the Hub did not say which commit this is.",
-                    source=self._source,
-                    next_step="If HF_ENDPOINT is set, check that a Hub answers there.",
-                )
-        self._commit = info.sha
-        return info.sha
+            self._commit = parse_commit(info.sha)
+        return self._commit
 
     def list(self) -> Listing:
         """The repository at that commit; WeightsError."""
         commit = self._commit or self.revision()
         with _Explained(self._source, self._token):
-            files = tuple(_listed_file(entry) for entry in self._tree(commit))
+            files = tuple(parse_file(entry) for entry in self._tree(commit))
         return Listing(self._source, commit, files)
 
     def _tree(self, commit: str) -> Iterator[Mapping[str, Any]]:
@@ -212,17 +206,6 @@ def _nobody(_: int) -> None:
     """Nobody wants to know."""
 
 
-def _listed_file(entry: Mapping[str, Any]) -> ListedFile:
-    lfs: Mapping[str, Any] = entry.get("lfs") or {}
-    return ListedFile(
-        path=str(entry["path"]),
-        size=lfs.get("size", entry.get("size")),
-        sha256=str(lfs.get("oid") or ""),
-        git_sha1="" if lfs else str(entry.get("oid") or ""),
-        xet=str(entry.get("xetHash") or ""),
-    )
-
-
 def _code(answer: Answer) -> str:
     """A 401 without a code is how the Hub hides that a repository is private."""
     told = answer.headers.get("X-Error-Code", "")
@@ -297,6 +280,11 @@ class _Explained:
                 Untrusted,
                 f"cannot be fetched: {hub}, or where it led, cannot be trusted ({error})",
                 "Set SSL_CERT_FILE if its certificate is of your own authority.",
+            ),
+            (
+                Malformed,
+                f"cannot be used: the answer of {hub} {error}",
+                "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust.",
             ),
             (LeavesHttps, "is redirected to a URL without https", "Check HF_ENDPOINT."),
             (Lost, f"{lost} ({error})", check),

@@ -2,7 +2,7 @@
 
 A line a file, appended when its content was verified: `{"id", "sha256", "size"}`. What pins the
 file upstream (path, size, ETag or time) is in the id, so a line is never wrong, only of no use any
-more. A line that was cut off by a crash is skipped.
+more. A line that was cut off by a crash, or that names no digest, is skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_bt.privacy import make_private
-from prefect_bt.weights.listing import ListedFile
+from prefect_bt.weights.listing import SHA256, ListedFile
 
 
 @lru_cache(64)
@@ -87,6 +87,8 @@ def _parse(lines: Iterable[bytes]) -> Iterable[tuple[str, str]]:
     for line in lines:
         try:
             found: Any = json.loads(line)
-            yield str(found["id"]), str(found["sha256"])
-        except (ValueError, KeyError, TypeError):
+            key, sha256 = str(found["id"]), str(found["sha256"])
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
+        if SHA256.fullmatch(sha256):
+            yield key, sha256

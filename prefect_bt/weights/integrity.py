@@ -156,7 +156,7 @@ class Promises:
             try:
                 blob = self._cache.blob(sha256)
                 self._blobs[sha256] = self._note(blob, blob.lstat())
-            except OSError:
+            except (OSError, ValueError):
                 return None
         return self._blobs[sha256]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -11,6 +13,10 @@ from typing import Any, Final
 
 from prefect_bt.errors import WeightsError
 
+SHA256: Final = re.compile(r"[0-9a-f]{64}")
+"""A digest as it becomes a path and an object's key; matched in full."""
+_REPR: Final = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
 _LONGEST_NAME: Final = 255
 """Bytes, on the file systems that there are."""
 
@@ -43,14 +49,17 @@ class Listing:
     files: tuple[ListedFile, ...]
 
 
+def quote(found: object) -> str:
+    """Return how a message shows what a server sent: short, and without controls."""
+    return _REPR.repr(found)
+
+
 def check_names(source: str, paths: Collection[str]) -> None:
     """WeightsError for a name that would lead out of the mount, or that no file can have."""
     for path in paths:
-        pure = PurePosixPath(path)
-        unsafe = not path or pure.is_absolute() or ".." in pure.parts or str(pure) != path
-        if unsafe or path.startswith(".cache/huggingface/") or not _can_be_a_name(pure):
+        if path.startswith(".cache/huggingface/") or not is_mountable(path):
             raise WeightsError(
-                f"{source} lists a file named {path!r}, which could not lie below the mount.",
+                f"{source} lists a file named {quote(path)}, which could not lie below the mount.",
                 source=source,
                 next_step="Nothing was fetched. Leave the file out with ignore_patterns, or tell "
                 "whoever keeps the source.",
@@ -58,21 +67,26 @@ def check_names(source: str, paths: Collection[str]) -> None:
     _check_clashes(source, frozenset(paths))
 
 
-def _can_be_a_name(path: PurePosixPath) -> bool:
-    """Also a manifest is UTF-8: a name that is not could not be told to other hosts."""
+def is_mountable(path: str) -> bool:
+    """Return whether a file below the mount can have this path.
+
+    Also a manifest is UTF-8: a name that is not could not be told to other hosts.
+    """
+    parts = path.split("/")
     try:
-        longest = max((len(part.encode()) for part in path.parts), default=0)
+        longest = max(len(part.encode()) for part in parts)
     except UnicodeEncodeError:
         return False
-    return 0 < longest <= _LONGEST_NAME and "\0" not in str(path)
+    return longest <= _LONGEST_NAME and "\0" not in path and not {"", ".", ".."}.intersection(parts)
 
 
 def _check_clashes(source: str, paths: frozenset[str]) -> None:
     for path in sorted(paths):
         for parent in PurePosixPath(path).parents:
             if str(parent) in paths:
+                above, below = quote(str(parent)), quote(path)
                 raise WeightsError(
-                    f"{source} lists {str(parent)!r} as a file and {path!r} as a file in it.",
+                    f"{source} lists {above} as a file and {below} as a file in it.",
                     source=source,
                     next_step="Leave one of them out with ignore_patterns.",
                 )

@@ -9,6 +9,7 @@ from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.contract import weights_tree
+from prefect_bt.weights.listing import SHA256, is_mountable, quote
 
 FORMAT = 1
 
@@ -86,17 +87,34 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 
 def load_manifest(data: bytes) -> Manifest:
-    """ValueError, KeyError or TypeError for what is no manifest of a format that we know."""
-    document: Any = json.loads(data)
+    """Read a manifest; its contents are not trusted.
+
+    Raises ValueError, KeyError or TypeError for what is no manifest of a format that we know, and
+    ValueError for a path outside the mount, a size that no file has, and a digest that is none.
+    """
+    try:
+        return _decode(json.loads(data))
+    except (AttributeError, OverflowError, RecursionError):
+        raise ValueError("not a manifest") from None
+
+
+def _decode(document: Any) -> Manifest:
     if document["format"] != FORMAT:
         raise ValueError(f"a manifest of format {document['format']}")
     return Manifest(
         source=str(document["source"]),
         key=str(document["key"]),
         revision=str(document["revision"]),
-        entries=tuple(Entry(str(p), int(s), str(d)) for p, s, d in document["entries"]),
+        entries=tuple(_entry(*row) for row in document["entries"]),
         created_at=float(document["created_at"]),
     )
+
+
+def _entry(path: str, size: int, sha256: str) -> Entry:
+    """Raise TypeError and the like for a value of the wrong type."""
+    if not is_mountable(path) or not 0 <= size < 2**63 or not SHA256.fullmatch(sha256):
+        raise ValueError(f"no entry of a manifest: {quote(path)}")
+    return Entry(path, size, sha256)
 
 
 def load_summary(data: bytes) -> Summary:

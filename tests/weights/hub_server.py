@@ -68,6 +68,12 @@ class Misbehaviour:
     ranges: bool = True
     page: int = 1000
     """Entries an answer of a listing."""
+    entry: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields that the entries of files get instead of the right ones."""
+    more: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Entries after those of the files."""
+    info: Any = None
+    """Answered instead of what is known of a repository."""
 
 
 class Hub:
@@ -182,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = {"accessToken": "xet-token", "exp": int(time.time()) + 3600, "casUrl": repo.cas}
             return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if path.startswith("/api/"):
-            body = {"id": repo_id, "sha": commit}
+            body = self.hub.bad.info or {"id": repo_id, "sha": commit}
             return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if name not in files:
             return self._error(404, "EntryNotFound")
@@ -194,6 +200,8 @@ class _Handler(BaseHTTPRequestHandler):
         page = list(files.items())[first : first + self.hub.bad.page]
         entries: list[dict[str, Any]] = [{"type": "directory", "oid": "0" * 40, "path": "a-folder"}]
         entries += [_entry(name, data, repo.xet.get(name, "")) for name, data in page]
+        entries += self.hub.bad.more
+        entries[1:] = [entry | self.hub.bad.entry for entry in entries[1:]]
         headers = {"Content-Type": "application/json"}
         if first + len(page) < len(files):
             url = f"{self.hub.url}{self.path.partition('?')[0]}?recursive=true"

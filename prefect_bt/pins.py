@@ -1,0 +1,37 @@
+"""Which revision of a weights source a job has, in all its attempts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from prefect_bt import codec
+from prefect_bt.errors import StoreError
+
+_REVISION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
+
+
+@dataclass(frozen=True)
+class PinnedWeights:
+    """What a job mounts of a weights source, whatever becomes of its upstream. Sizes in bytes."""
+
+    revision: str
+    files: int
+    bytes: int
+    at: float
+
+
+def load_pin(data: bytes, *, key: str) -> PinnedWeights:
+    """Read the record at `key`; its revision becomes a part of a mounted folder's name.
+
+    Raises StoreError for a revision that could lead out of the weights of this machine.
+    """
+    pin = codec.loads(PinnedWeights, data)
+    if not _REVISION.fullmatch(pin.revision):
+        raise StoreError(
+            f"{key} pins weights to {pin.revision[:80]!r}, which is no revision.",
+            key=key,
+            next_step="It was damaged or forged: delete it, and the job mirrors them anew.",
+        )
+    return pin
