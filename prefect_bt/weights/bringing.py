@@ -106,6 +106,8 @@ def _own_way(fetching: Fetching, files: Sequence[ListedFile]) -> Sequence[Listed
 def unwritable(source: str, error: OSError) -> WeightsError:
     if error.errno == errno.ENOSPC:
         what, step = "the disk is full", "Make room, or set PREFECT_BT_STATE_DIR to another disk"
+    elif error.errno == errno.ENAMETOOLONG:
+        what, step = "a path would be too long", "Set PREFECT_BT_STATE_DIR to a shorter path"
     else:
         what, step = f"it could not be written ({error})", "Check the disk of PREFECT_BT_STATE_DIR"
     return WeightsError(

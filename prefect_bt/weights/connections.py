@@ -21,6 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3.exceptions import HTTPError, IncompleteRead, ProtocolError, ReadTimeoutError
 from urllib3.exceptions import TimeoutError as HTTPTimeout
+from urllib3.util import parse_url
 
 from prefect_bt.weights.source import CONNECT_SECONDS, STALL_SECONDS
 
@@ -133,9 +134,9 @@ class Connections:
         `private` headers go to the host of `url` alone. Lost, Untrusted, LeavesHttps; ValueError
         for what is no URL.
         """
-        first = _origin(url)
+        first = origin(url)
         for _ in range(_MOST_REDIRECTS):
-            private = private if private and _origin(url) == first else {}
+            private = private if private and origin(url) == first else {}
             answer = Answer(self._ask(url, {**headers, **private}), url, self.stall)
             target = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or not target:
@@ -221,10 +222,14 @@ def _proxy_for(parts: SplitResult) -> str:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-def _origin(url: str) -> tuple[str, str, int]:
-    parts = urlsplit(url)
+def origin(url: str) -> tuple[str, str, int]:
+    """Return scheme, host and port. ValueError for what is no URL.
+
+    They are urllib3's, which connects to them: urlsplit finds another host in `http://a\\@b/`.
+    """
+    parts = parse_url(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return parts.scheme, parts.hostname or "", port
+    return parts.scheme or "", parts.host or "", port
 
 
 def _innermost(error: BaseException) -> BaseException:

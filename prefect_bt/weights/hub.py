@@ -7,19 +7,23 @@ no token of the environment is ever used.
 
 from __future__ import annotations
 
-import json
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import quote, urljoin
+from typing import Final
+from urllib.parse import quote
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights.connections import Answer, Connections, LeavesHttps, Lost, Untrusted
 from prefect_bt.weights.credentials import read_token
-from prefect_bt.weights.hub_answers import COMMIT, Malformed, parse_commit, parse_file
+from prefect_bt.weights.hub_answers import (
+    COMMIT,
+    Malformed,
+    iter_files,
+    parse_commit,
+    read_document,
+)
 from prefect_bt.weights.listing import ListedFile, Listing
 from prefect_bt.weights.source import STALL_SECONDS, Interrupted, SourceRequest
 from prefect_bt.weights.streams import BUSY, byte_range, cut
@@ -29,7 +33,6 @@ XET_FROM: Final = 16 * 1024**2
 """Bytes; smaller files are here before Xet has been asked where they lie."""
 TARGET_SECONDS: Final = 300.0
 """For so long a redirect's target is asked without asking the Hub; CDNs sign for an hour."""
-_NEXT: Final = re.compile(r'<([^>]+)>;\s*rel="?next"?')
 _KEEPS: Final = "push again: what is here already is kept."
 
 
@@ -69,42 +72,27 @@ class HubSource:
 
     def revision(self) -> str:
         """The commit that the source's revision names now; WeightsError."""
-        from huggingface_hub import HfApi
-
         with _Explained(self._source, self._token):
-            info = HfApi().model_info(
-                self._repo_id,
-                revision=self._revision or None,
-                expand=["sha"],
-                token=self._token or False,
-                timeout=self._stall,
-            )
-            self._commit = parse_commit(info.sha)
+            at = f"/revision/{quote(self._revision, safe='')}" if self._revision else ""
+            answer = self._ask(f"{self._api()}{at}?expand=sha")
+            self._commit = parse_commit(read_document(answer))
         return self._commit
 
     def list(self) -> Listing:
         """The repository at that commit; WeightsError."""
         commit = self._commit or self.revision()
         with _Explained(self._source, self._token):
-            files = tuple(parse_file(entry) for entry in self._tree(commit))
+            url = f"{self._api()}/tree/{commit}?recursive=true"
+            files = tuple(iter_files(self._ask, url))
         return Listing(self._source, commit, files)
 
-    def _tree(self, commit: str) -> Iterator[Mapping[str, Any]]:
-        """Every file's entry: 1000 an answer. HfApi.list_repo_tree would wait for ever for one."""
+    def _api(self) -> str:
+        """The repository's URL. HfApi, which asks the same, bounds neither time nor bytes."""
         from huggingface_hub import constants
+        from huggingface_hub.utils import validate_repo_id
 
-        url = f"{constants.ENDPOINT}/api/models/{self._repo_id}/tree/{commit}?recursive=true"
-        while url:
-            answer = self._ask(url)
-            try:
-                entries: Any = json.loads(b"".join(answer.pieces()))
-            except ValueError:
-                raise Lost("the listing is no JSON") from None
-            finally:
-                answer.close()
-            yield from (entry for entry in entries if entry.get("type") == "file")
-            following = _NEXT.search(answer.headers.get("Link", ""))
-            url = urljoin(url, following[1]) if following else ""
+        validate_repo_id(self._repo_id)
+        return f"{constants.ENDPOINT}/api/models/{self._repo_id}"
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -181,7 +169,7 @@ class HubSource:
             return False
         commit = quote(self._commit, safe="")
         download = XetDownload(
-            url=f"{constants.ENDPOINT}/api/models/{self._repo_id}/xet-read-token/{commit}",
+            url=f"{self._api()}/xet-read-token/{commit}",
             headers=self._headers(),
             file=file.xet,
             size=file.size,
@@ -254,8 +242,8 @@ class _Explained:
         give = "Give auth with a token that may read it."
         if self._has_token:
             give = "Check that its token is valid and may read it."
-        if refusal := _refusal(error):
-            status, code = refusal
+        if isinstance(error, _Refused):
+            status, code = error.status, error.code
             known = {
                 "GatedRepo": ("is gated", f"Accept its terms on the Hub. {give}"),
                 "RevisionNotFound": ("has no such revision", "Check what follows the @."),
@@ -268,7 +256,6 @@ class _Explained:
             return known.get(code, (f"could not be read: {hub} answered {status}", step))
         lost = f"could not be fetched from {hub}"
         check = f"Check the network and HF_ENDPOINT, and {_KEEPS}"
-        transport = errors.HfHubHTTPError.__bases__[0]  # of whichever httpx huggingface_hub uses
         table: list[tuple[type[BaseException], str, str]] = [
             (errors.HFValidationError, "is no repository", "Write hf://owner/repo[@revision]."),
             (
@@ -288,35 +275,12 @@ class _Explained:
             ),
             (LeavesHttps, "is redirected to a URL without https", "Check HF_ENDPOINT."),
             (Lost, f"{lost} ({error})", check),
-            (transport, f"{lost} ({type(error).__name__}: {error})", check),
             (ValueError, f"{lost}: that is no URL", "Check HF_ENDPOINT."),
             (OSError, f"could not be fetched ({error})", f"Check the network, and {_KEEPS}"),
         ]
         return next(((what, step) for kind, what, step in table if isinstance(error, kind)), None)
 
 
-def _refusal(error: BaseException) -> tuple[str, str] | None:
-    """Status and the Hub's code, of its answer to us or to huggingface_hub."""
-    from huggingface_hub import errors
-
-    if isinstance(error, _Refused):
-        return error.status, error.code
-    if not isinstance(error, errors.HfHubHTTPError):
-        return None
-    codes: list[tuple[type[BaseException], str]] = [
-        (errors.GatedRepoError, "GatedRepo"),
-        (errors.RevisionNotFoundError, "RevisionNotFound"),
-        (errors.RepositoryNotFoundError, "RepoNotFound"),
-    ]
-    response: Any = getattr(error, "response", None)
-    status = str(getattr(response, "status_code", "with an error"))
-    return status, next((code for kind, code in codes if isinstance(error, kind)), "")
-
-
 def _may_pass(error: BaseException) -> bool:
     """Whether the Hub may be well the next time it is asked."""
-    from huggingface_hub import errors
-
-    if refusal := _refusal(error):
-        return refusal[0] in BUSY
-    return isinstance(error, Lost | errors.HfHubHTTPError.__bases__[0])
+    return error.status in BUSY if isinstance(error, _Refused) else isinstance(error, Lost)

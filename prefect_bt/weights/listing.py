@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from itertools import pairwise
 from typing import Any, Final
 
 from prefect_bt.errors import WeightsError
@@ -19,6 +19,10 @@ _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
 _LONGEST_NAME: Final = 255
 """Bytes, on the file systems that there are."""
+_LONGEST_PATH: Final = 2048
+"""Bytes; half of what Linux takes, so that the folders above it have room."""
+_DEEPEST: Final = 200
+"""Folders of a path; some programs that walk through folders need a call of a function for each."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +78,23 @@ def is_mountable(path: str) -> bool:
     """
     parts = path.split("/")
     try:
-        longest = max(len(part.encode()) for part in parts)
+        longest, whole = max(len(part.encode()) for part in parts), len(path.encode())
     except UnicodeEncodeError:
         return False
-    return longest <= _LONGEST_NAME and "\0" not in path and not {"", ".", ".."}.intersection(parts)
+    fits = longest <= _LONGEST_NAME and whole <= _LONGEST_PATH and len(parts) <= _DEEPEST
+    return fits and "\0" not in path and not {"", ".", ".."}.intersection(parts)
 
 
 def _check_clashes(source: str, paths: frozenset[str]) -> None:
-    for path in sorted(paths):
-        for parent in PurePosixPath(path).parents:
-            if str(parent) in paths:
-                above, below = quote(str(parent)), quote(path)
-                raise WeightsError(
-                    f"{source} lists {above} as a file and {below} as a file in it.",
-                    source=source,
-                    next_step="Leave one of them out with ignore_patterns.",
-                )
+    # With NUL, which is in no name, what lies in a folder follows the folder.
+    ordered = sorted(paths, key=lambda path: path.replace("/", "\0"))
+    for above, below in pairwise(ordered):
+        if below.startswith(f"{above}/"):
+            raise WeightsError(
+                f"{source} lists {quote(above)} as a file and {quote(below)} as a file in it.",
+                source=source,
+                next_step="Leave one of them out with ignore_patterns.",
+            )
 
 
 def revision_of(files: Iterable[ListedFile]) -> str:

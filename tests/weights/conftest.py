@@ -25,6 +25,7 @@ from .hub_server import Hub, Repo, serving_hub
 
 MIRRORING = Path(__file__).with_name("mirroring.py")
 REPOSITORY = Path(__file__).parents[2]
+TEMPLATE = "%s/{repo_id}/resolve/{revision}/{filename}"
 
 
 @dataclass
@@ -107,6 +108,15 @@ def hub() -> Iterator[Hub]:
     with serving_hub() as hub:
         hub.repos["o/r"] = Repo()
         yield hub
+
+
+@pytest.fixture
+def here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub is asked from this process."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", TEMPLATE % hub.url)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
+    return hub
 
 
 @pytest.fixture

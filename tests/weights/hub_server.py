@@ -74,6 +74,10 @@ class Misbehaviour:
     """Entries after those of the files."""
     info: Any = None
     """Answered instead of what is known of a repository."""
+    listing: bytes | None = None
+    """The body of every page."""
+    link: str = ""
+    """The header of every page; `{n}` in it is how many pages were asked for."""
 
 
 class Hub:
@@ -95,6 +99,8 @@ class Hub:
         self.url = self.cdn_url = ""
         self.lock = threading.Lock()
         self.over = threading.Event()
+        self.pages = 0
+        """Pages with a `link`."""
 
     def bodies(self, name: str = "") -> int:
         """How many bodies of files were sent; of those whose path ends with `name`."""
@@ -188,25 +194,32 @@ class _Handler(BaseHTTPRequestHandler):
             body = {"accessToken": "xet-token", "exp": int(time.time()) + 3600, "casUrl": repo.cas}
             return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if path.startswith("/api/"):
-            body = self.hub.bad.info or {"id": repo_id, "sha": commit}
+            known = {"id": repo_id, "sha": commit}
+            body = known if bad.info is None else bad.info
             return self._send(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
         if name not in files:
             return self._error(404, "EntryNotFound")
         return self._file(commit, name, files[name])
 
     def _tree(self, repo: Repo, files: dict[str, bytes]) -> None:
+        bad = self.hub.bad
         query = parse_qs(urlsplit(self.path).query)
         first = int(query.get("cursor", ["0"])[0])
-        page = list(files.items())[first : first + self.hub.bad.page]
+        page = list(files.items())[first : first + bad.page]
         entries: list[dict[str, Any]] = [{"type": "directory", "oid": "0" * 40, "path": "a-folder"}]
         entries += [_entry(name, data, repo.xet.get(name, "")) for name, data in page]
-        entries += self.hub.bad.more
-        entries[1:] = [entry | self.hub.bad.entry for entry in entries[1:]]
+        entries += bad.more
+        entries[1:] = [entry | bad.entry for entry in entries[1:]]
         headers = {"Content-Type": "application/json"}
         if first + len(page) < len(files):
             url = f"{self.hub.url}{self.path.partition('?')[0]}?recursive=true"
             headers["Link"] = f'<{url}&cursor={first + len(page)}>; rel="next"'
-        self._send(200, json.dumps(entries).encode(), headers)
+        body = json.dumps(entries).encode() if bad.listing is None else bad.listing
+        if bad.link:
+            with self.hub.lock:
+                self.hub.pages += 1
+                headers["Link"] = bad.link.format(n=self.hub.pages)
+        self._send(200, body, headers)
 
     def _file(self, commit: str, name: str, data: bytes) -> None:
         bad = self.hub.bad

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prefect_bt.weights import NodeCache
+from prefect_bt.errors import WeightsError
+from prefect_bt.plan import WeightsPlan
+from prefect_bt.weights import NodeCache, hub_answers
+from prefect_bt.weights.connections import Connections, Lost
+from prefect_bt.weights.hub import HubSource
 from prefect_bt.weights.index import Index
 from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest, load_manifest
+from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.why import Status, explain
 
 from .conftest import Place, tree
-from .hub_server import Hub
+from .hub_server import Hub, Repo
 
 HOST = b"a secret of the host"
 DIGEST = hashlib.sha256(HOST).hexdigest()
@@ -23,6 +30,7 @@ ILL_FORMED = [
     *(f"sha256:{DIGEST}", DIGEST[:-1] + "\uff11", "\x1b]0;title\x07\u202e", "/" * 100_000),
     *(None, True, 7, [DIGEST], {"a": DIGEST}),
 ]
+SECRET = "hf_pl4ntedT0ken"
 COMMIT = "0123456789" * 4
 
 
@@ -122,3 +130,158 @@ def test_a_forged_manifest(row: Any) -> None:
     for value in (b"[" * 100_000, right.replace(b"0.0", b"9" * 400)):
         with pytest.raises(ValueError):
             load_manifest(value)
+
+
+# -- listings and pages ---------------------------------------------------------------------
+
+
+def listed(hub: Hub, *named: str) -> str:
+    """Return why the listing is refused: one sentence and a step, and nothing was fetched."""
+    with pytest.raises(WeightsError) as caught:
+        HubSource("hf://o/r", SECRET).list()
+    error = str(caught.value)
+    assert not isinstance(caught.value, Interrupted), "asking again would not help"
+    assert caught.value.source == "hf://o/r"
+    assert all(name in error for name in ("hf://o/r", hub.url, "Check that HF_ENDPOINT", *named))
+    assert len(error) < 500
+    assert error.isprintable()
+    assert hub.bodies() == 0
+    return error
+
+
+@pytest.fixture
+def listing(here: Hub) -> Hub:
+    """A hub with one file, `a`, behind a token."""
+    here.repos["o/r"] = Repo(token=SECRET)
+    here.repos["o/r"].commit({"a": b"x"})
+    return here
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        (7, "is 7, not a list"),
+        (None, "is None, not a list"),
+        ({"error": "\x1b[2J"}, "not a list"),
+        ("a" * 100_000, "not a list"),
+        ([7], "lists 7, which is no file"),
+        ([None], "lists None"),
+        (["a"], "lists 'a'"),
+        ([["a"]], "which is no file"),
+    ],
+)
+def test_pages_that_list_no_files(listing: Hub, page: Any, why: str) -> None:
+    listing.bad.listing = json.dumps(page).encode()
+    listed(listing, why)
+
+
+@pytest.mark.parametrize("path", [None, 7, True, ["a"], {"a": 1}, "a/" * 1_000_000])
+def test_paths_that_are_none(listing: Hub, path: Any) -> None:
+    listing.bad.entry = {"path": path}
+    listed(listing, "gives as a path")
+
+
+@pytest.mark.parametrize("size", [None, "1", True, -1, 1 << 63, 10**4000, 1.0, 1e999, [1], {}])
+def test_sizes_that_no_file_has(listing: Hub, size: Any) -> None:
+    listing.bad.entry = {"size": size}
+    listed(listing, "gives as size of 'a'", "no number of bytes")
+    listing.bad.entry = {"lfs": {"oid": DIGEST, "size": size}}
+    listed(listing, "gives as size of 'a'", "no number of bytes")
+
+
+@pytest.mark.parametrize("lfs", [7, "x", True, [1], []])
+def test_pointers_that_are_none(listing: Hub, lfs: Any) -> None:
+    listing.bad.entry = {"lfs": lfs}
+    listed(listing, "gives as LFS pointer of 'a'")
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"type":"file","path":' + b"["])
+def test_documents_that_are_nested_without_end(listing: Hub, opening: bytes) -> None:
+    listing.bad.listing = opening * 200_000
+    listed(listing, "is nested too deeply")
+
+
+@pytest.mark.parametrize("info", [[], [1], 7, "x", {"id": "o/r"}, {"sha": None}, {"sha": ["a"]}])
+def test_answers_that_name_no_commit(listing: Hub, info: Any) -> None:
+    listing.bad.info = info
+    listed(listing)
+
+
+def test_pages_without_end(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_answers, "MOST_PAGES", 5)
+    listing.bad.link = '</next?cursor={n}>; rel="next"'.replace("/next", _tree_path(listing))
+    listed(listing, "has more than", "5 pages")
+    assert listing.pages == 5 + 1
+    monkeypatch.setattr(hub_answers, "MOST_ENTRIES", 5)
+    listing.bad.listing = json.dumps([{"type": "directory"}] * 6).encode()
+    listed(listing, "has more than 5 files")
+    assert listing.pages == 5 + 2
+
+
+@pytest.mark.parametrize("cursor", ["?recursive=true", "?cursor=1"])
+def test_pages_that_come_round_again(listing: Hub, cursor: str) -> None:
+    listing.bad.link = f'<{_tree_path(listing)}{cursor}>; rel="next"'
+    listed(listing, "that it sent before")
+    assert listing.pages <= 2
+
+
+def test_a_page_without_end(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_answers, "PAGE_BYTES", 1 << 20)
+    listing.bad.listing = b"[" + b" " * (64 << 20) + b"]"
+    listed(listing, "has more than 1 MiB")
+    listing.bad.info = {"sha": "a" * (64 << 20)}
+    listed(listing, "has more than 1 MiB")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("{cdn}/next", "//{cdn_host}/next", "https://{host}/next", "file:///etc/passwd"),
+        *("ftp://{host}/x", "http://{cdn_host}\\@{host}/next", "http://{host}@{cdn_host}/next"),
+        *("data:,[]", "http://", "http://[::1", "http://{host}.example/x", "gopher://{host}/"),
+    ],
+)
+def test_the_token_follows_no_page_elsewhere(listing: Hub, target: str) -> None:
+    places = {"cdn": listing.cdn_url, "cdn_host": listing.cdn_url[7:], "host": listing.url[7:]}
+    listing.bad.link = f'<{target.format(**places)}>; rel="next"'
+    with pytest.raises(WeightsError, match="HF_ENDPOINT") as caught:
+        HubSource("hf://o/r", SECRET).list()
+    assert not isinstance(caught.value, Interrupted)
+    assert not listing.tokens["cdn"], "nothing was asked there"
+
+
+def test_the_token_follows_no_redirect_elsewhere(listing: Hub) -> None:
+    cdn, host = listing.cdn_url[7:], listing.url[7:]
+    connections = Connections(stall=20.0)
+    for target in (f"http://{cdn}/x", f"http://{cdn}\\@{host}/x", f"//{cdn}/x"):
+        listing.bad.status, listing.bad.headers = 307, {"Location": target}
+        listing.tokens["cdn"].clear()
+        with suppress(Lost, ValueError):
+            connections.get(f"{listing.url}/a", {}, {"Authorization": f"Bearer {SECRET}"}).close()
+        assert f"Bearer {SECRET}" not in listing.tokens["cdn"], target
+
+
+@pytest.mark.slow
+def test_names_that_are_too_deep_or_too_long(hub: Hub, place: Place) -> None:
+    deep, long = "a/" * 1_500 + "a", "/".join("x" * 250 for _ in range(16))
+    for name in (deep, long, "x" * 256):
+        hub.repos["o/r"].commit({"a": b"1", name: b"2"})
+        error = place.refused("hf://o/r")
+        assert "could not lie below the mount. Nothing was fetched" in error
+        assert len(error) < 500
+        assert hub.bodies() == 0
+    hub.repos["o/r"].commit({"x/" * 190 + "x": b"1"})
+    assert list(tree(place.mirror("hf://o/r")).values()) == [b"1"]
+
+
+def test_why_tells_what_a_mirror_would(listing: Hub, tmp_path: Path) -> None:
+    listing.bad.entry = {"size": "1"}
+    plan = WeightsPlan("hf://o/r", "/w", "k1", secret="hub")
+    answer = explain(plan, cache=NodeCache(tmp_path / "weights"), secret=SECRET)
+    assert answer.status is Status.REFUSED
+    assert "gives as size of 'a'" in answer.error
+    assert "HF_ENDPOINT" in answer.next_step
+
+
+def _tree_path(hub: Hub) -> str:
+    return f"/api/models/o/r/tree/{hub.repos['o/r'].branches['main']}"

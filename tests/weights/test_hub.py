@@ -23,7 +23,6 @@ from .conftest import Place, tree
 from .hub_server import Hub, Repo
 
 SECRET = "hf_pl4ntedT0ken"
-TEMPLATE = "%s/{repo_id}/resolve/{revision}/{filename}"
 FILES = {
     "config.json": b"{}",
     "model-1.safetensors": os.urandom(200_000),
@@ -165,15 +164,6 @@ def test_a_repository_with_folders_of_tools(hub: Hub, place: Place) -> None:
 
 
 # -- the adapter itself ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def here(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """The hub is asked from this process."""
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", TEMPLATE % hub.url)
-    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
-    return hub
 
 
 def opened(hub: Hub, files: dict[str, bytes], **given: Any) -> tuple[HubSource, list[ListedFile]]:
