@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +33,8 @@ _CHUNK: Final = 4 * 1024 * 1024
 _WORKERS: Final = 4
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _OF_WRITING: Final = _FULL | {errno.EFBIG, errno.EROFS}
+_SHOWN: Final = 200
+"""Characters of a path in a message."""
 _AHEAD: Final = 4
 """Ranges of one object that are read before they are asked for."""
 
@@ -115,6 +117,31 @@ def matching(root: Path | Volumes, wanted: Wanted, *, tick: Tick = silent) -> se
         finally:
             for job in jobs.values():
                 job.cancel()
+
+
+def check_lengths(root: Path, paths: Collection[str]) -> None:
+    """Raise CheckpointError when a file below `root` could not be opened by its path.
+
+    It could be written, folder by folder, but no program of the user would find it.
+    """
+    existing = next(above for above in (root, *root.parents) if os.path.exists(above))  # noqa: PTH110 (a name may be too long)
+    most_path = os.pathconf(existing, "PC_PATH_MAX") - 1  # it counts the NUL at the end
+    most_name = os.pathconf(existing, "PC_NAME_MAX")
+    for path in (str(root), *(str(root / path) for path in sorted(paths))):
+        name = max((os.fsencode(part) for part in path.split("/")), key=len)
+        if len(name) > most_name:
+            what = f"a name of {len(name)} bytes, and names have at most {most_name} there"
+        elif (length := len(os.fsencode(path))) > most_path:
+            what = f"a path of {length} bytes, and paths have at most {most_path}"
+        else:
+            continue
+        raise CheckpointError(
+            f"Nothing was fetched: {shorten(path)} would have {what}.",
+            next_step="Give a shorter --target-directory, or take single checkpoints with "
+            "--checkpoint-name.",
+            path=path,
+            cause=os.strerror(errno.ENAMETOOLONG),
+        )
 
 
 def fetch(store: Store, wanted: Wanted, *, root: Path, tick: Tick = silent) -> None:
@@ -266,13 +293,20 @@ def _has_bytes(descriptor: int, entry: Entry, tick: Tick) -> bool:
     return digest.hexdigest() == entry.sha256 and os.fstat(descriptor).st_size == entry.size
 
 
+def shorten(path: str) -> str:
+    """Return a path as a message shows it: of a long one the beginning and the end."""
+    return path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}…{path[-_SHOWN // 2 :]}"
+
+
 def _not_written(root: Path, error: OSError) -> CheckpointError:
-    full = error.errno in _FULL
-    why = "the disk is full" if full else (error.strerror or str(error)).lower()
-    step = "Free space there; what has arrived is not fetched again."
+    why, step = (error.strerror or str(error)).lower(), "Take a folder that can be written to."
+    if error.errno in _FULL:
+        why, step = "the disk is full", "Free space there; what has arrived is not fetched again."
+    elif error.errno == errno.ENAMETOOLONG:
+        step = "Take a folder with a shorter path, on a disk that takes names of 255 bytes."
     return CheckpointError(
-        f"Checkpoint files cannot be written to {root}: {why}.",
-        next_step=step if full else "Take a folder that can be written to.",
+        f"Checkpoint files cannot be written to {shorten(str(root))}: {why}.",
+        next_step=step,
         path=str(root),
         cause=str(error),
     )

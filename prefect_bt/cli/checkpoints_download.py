@@ -45,6 +45,7 @@ def download_checkpoints(
     found = catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
     wanted = _wanted(_chosen(found, checkpoint_name, record.id))
     target = (target_directory or Path(f"{folder_name(record)}_checkpoints")).absolute()
+    materialise.check_lengths(target, wanted)
     if target.exists() and not target.is_dir():
         raise WorkspaceError(
             f"{str(target)!r} is not a folder.",

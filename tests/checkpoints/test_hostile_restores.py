@@ -1,11 +1,14 @@
 """Checkpoint folders that try to lead a retry elsewhere, or to stop it."""
 
 import os
+import threading
+from contextlib import suppress
 
 import pytest
 
 from prefect_bt import beneath, trees
 from prefect_bt.checkpoints import materialise
+from prefect_bt.checkpoints.manifest import Entry
 from prefect_bt.checkpoints.materialise import STAGING
 from prefect_bt.checkpoints.restore import prepare_directory
 
@@ -99,6 +102,27 @@ def test_whatever_is_in_the_way(prepare, ckpts, host, tmp_path, put, where):
         with beneath.folder(tmp_path) as top:
             trees.remove_entry("aside", within=top)
     assert facts(host) == before
+
+
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_pipe_in_a_users_folder_is_not_waited_for(tmp_path, name):
+    """A pipe that nobody writes to keeps an open for reading without O_NONBLOCK waiting."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    entry = Entry(name, name, "key", 1, "0" * 64)
+    found = []
+    reader = threading.Thread(
+        target=lambda: found.append(materialise.matching(tmp_path, {name: entry})), daemon=True
+    )
+    reader.start()
+    reader.join(60)
+    waits = reader.is_alive()
+    while reader.is_alive():  # let it go: the suite must not hang with it
+        with suppress(OSError):  # it has not begun to read, or is through
+            os.close(os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK))
+        reader.join(0.05)
+    assert not waits
+    assert found == [set()]
 
 
 @pytest.mark.parametrize("where", [STAGING, "a", "a/deep"])

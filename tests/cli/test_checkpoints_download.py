@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from pathlib import Path
 
 import pytest
 
+from prefect_bt.checkpoints import materialise
+from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.checkpoints.manifest import Entry, Manifest, dump
 from prefect_bt.contract import job_prefix, logical_path
+from prefect_bt.errors import CheckpointError
 from prefect_bt.records import JobRecord
 
 from .conftest import DAY, Cli, Shop
@@ -121,6 +126,58 @@ def test_a_target_that_cannot_be_made(cli: Cli, job: JobRecord):
     done = cli("checkpoints", "download", "--target-directory", "file/here")
     assert (done.code, done.out) == (1, "")
     assert f"cannot be written to {cli.folder}/file/here: not a directory. Take a" in done.err
+
+
+@pytest.mark.parametrize("above", [3_900, 5_000])
+def test_a_path_that_is_too_long(cli: Cli, shop: Shop, job: JobRecord, above: int):
+    deep = "/".join(["d" * 100] * 20)
+    commit(shop, job, "checkpoint-3", {f"{deep}/a": b"1"})
+    target = "/".join(["t" * 99] * (above // 100))
+    done = cli("checkpoints", "download", "--target-directory", target)
+    assert (done.code, done.out) == (1, "")
+    assert re.search(
+        r"Nothing was fetched: .* would have a path of \d{4} bytes, .* 4095\.", done.err
+    )
+    assert "Give a shorter --target-directory" in done.err
+    assert len(done.err) < 600
+    assert not (cli.folder / ("t" * 99)).exists()
+
+
+def test_the_longest_path(cli: Cli, shop: Shop, job: JobRecord):
+    name = "checkpoint-3"
+    end = "/".join(["d" * 100] * 20)
+    target = cli.folder / "here"
+    rest = 4095 - len(f"{target}/{name}/{end}/")
+    middle = "/".join(["m" * 99] * (rest // 100)) + "/" + "x" * (rest % 100)
+    path = f"{end}/{middle}".removesuffix("/")
+    for more, code in (("", 0), ("y", 1)):
+        commit(shop, job, name + more, {path: b"1"})
+        words = ("--checkpoint-name", name + more, "--target-directory", str(target))
+        assert cli("checkpoints", "download", *words).code == code
+    assert (target / name / path).read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("where", ["target", "file"])
+def test_a_name_that_is_too_long(cli: Cli, shop: Shop, job: JobRecord, where: str):
+    target = "here"
+    if where == "target":
+        target = f"here/{'é' * 128}/below"
+    else:
+        commit(shop, job, "checkpoint-3", {f"{'é' * 128}/a": b"1"})
+    done = cli("checkpoints", "download", "--target-directory", target)
+    assert (done.code, done.out) == (1, "")
+    assert "would have a name of 256 bytes, and names have at most 255 there." in done.err
+    assert "Give a shorter --target-directory" in done.err
+    assert not (cli.folder / "here").exists()
+
+
+def test_a_disk_that_takes_shorter_names_only(job: JobRecord, shop: Shop, tmp_path: Path):
+    """Such as an encrypted one: the disk says so when the name is made."""
+    commit(shop, job, "checkpoint-3", {"x" * 256: b"1"})
+    [found] = list_checkpoints(shop.ledger.store, job.project_id, job.id)[-1:]
+    wanted = {entry.path: entry for entry in found.manifests[0].entries}
+    with pytest.raises(CheckpointError, match=r"name too long\. Take a folder with a shorter path"):
+        materialise.fetch(shop.ledger.store, wanted, root=tmp_path / "here")
 
 
 def test_bytes_that_are_not_those_committed(cli: Cli, shop: Shop, job: JobRecord):
