@@ -53,15 +53,22 @@ def folder(root: Path, relative: str = "") -> Generator[int]:
         os.close(descriptor)
 
 
-def open_regular(name: str, *, within: int, seen: os.stat_result | None = None) -> int:
+def open_regular(
+    name: str,
+    *,
+    within: int | None = None,
+    seen: os.stat_result | None = None,
+    follow: bool = False,
+) -> int:
     """Return a descriptor for reading the regular file `name` in the folder `within`.
 
     Never blocks, and opens no device: the type is checked before and after the file is opened.
-    `seen`: facts that the caller has read just now. Raises NotRegularFile for anything else,
-    including links, and OSError.
+    `seen`: facts that the caller has read just now. `follow`: through links to a regular file.
+    Raises NotRegularFile for anything else, including links, and OSError.
     """
-    _check_regular(seen or os.stat(name, dir_fd=within, follow_symlinks=False), name)
-    descriptor = os.open(name, _FILE, dir_fd=within)
+    _check_regular(seen or os.stat(name, dir_fd=within, follow_symlinks=follow), name)
+    flags = _FILE & ~os.O_NOFOLLOW if follow else _FILE
+    descriptor = os.open(name, flags, dir_fd=within)
     try:
         _check_regular(os.fstat(descriptor), name)
     except OSError:
@@ -75,6 +82,12 @@ def open_file(root: Path, relative: str) -> int:
     parent, _, name = relative.rpartition("/")
     with folder(root, parent) as within:
         return open_regular(name, within=within)
+
+
+def read_regular(path: Path, *, most: int = -1) -> bytes:
+    """Return the first `most` bytes of the regular file `path`, or all; as `open_regular`."""
+    with os.fdopen(open_regular(str(path)), "rb") as file:
+        return file.read(most)
 
 
 class Named(NamedTuple):

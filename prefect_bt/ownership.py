@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from prefect_bt.beneath import open_file, read_regular
 from prefect_bt.errors import StateError
 from prefect_bt.folders import find_paths
 from prefect_bt.privacy import make_private
@@ -28,6 +29,11 @@ INHERITED: Final = "PREFECT_BT_OWNER_FD"
 
 PATIENCE: Final = 0.5
 """Seconds in which those who only look (they hold the lock for microseconds) must be out of it."""
+
+LOOK: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Opens a lock's file to look at the lock. A pipe in its place does not block."""
+_LONGEST: Final = 65536
+"""Bytes that are read of a note."""
 
 _OWNERS_FILES: Final = ("flow.log", "store.new", "store", "owner.lock")
 """In the order in which they are removed: as long as the lock's file is there, it is the job's."""
@@ -57,8 +63,8 @@ def with_id(host: str) -> str:
     path."""
     machine, _, told = host.partition(":")
     if machine == os.uname().nodename and told.startswith("/"):
-        with suppress(OSError):
-            return f"{machine}:{(Path(told) / 'id').read_text().strip()}"
+        with suppress(OSError, UnicodeDecodeError):
+            return f"{machine}:{read_regular(Path(told) / 'id', most=_LONGEST).decode().strip()}"
     return host
 
 
@@ -163,7 +169,7 @@ class Claim:
 def is_owned(state_dir: Path, job_id: str) -> bool:
     """Whether a living process on this machine runs the job. Never blocks, creates nothing."""
     try:
-        descriptor = os.open(lock_path(state_dir, job_id), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock_path(state_dir, job_id), LOOK)
     except OSError:
         return False
     try:
@@ -188,8 +194,20 @@ def left_behind(state_dir: Path) -> Iterator[tuple[str, str]]:
         job_id = path.parent.name
         if not is_owned(state_dir, job_id):
             with suppress(OSError):
-                note = path.with_name("store")
-                yield job_id, note.read_text().strip() if note.exists() else ""
+                yield job_id, noted_store(state_dir, job_id)
+
+
+def noted_store(state_dir: Path, job_id: str) -> str:
+    """Return the URL of the store that the job's owner noted; "" where none was.
+
+    Raises OSError, also where the note is a link or a pipe.
+    """
+    try:
+        descriptor = open_file(state_dir / "jobs", f"{job_id}/store")
+    except FileNotFoundError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_LONGEST).decode(errors="replace").strip()
 
 
 def forget_job(state_dir: Path, job_id: str, descriptor: int) -> None:

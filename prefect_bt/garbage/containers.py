@@ -70,12 +70,12 @@ class Containers:
     def _why(self, kind: Kind, handle: HostHandle) -> str:
         """A node's folder is there before its container is, and goes after it. A network is the
         gang's."""
-        place = handle.folder.path if kind is Kind.CONTAINER else handle.folder.path.parent
-        if not place.exists():
-            return "the folder of its node is gone"
         job_id = handle.job.job_id
         if is_owned(self.state_dir, job_id):
             return ""
+        place = handle.folder.path if kind is Kind.CONTAINER else handle.folder.path.parent
+        if not place.exists():
+            return "the folder of its node is gone"
         verdict = self.stores.judge(job_id, stores_of(handle.job) or [self.stores.own])
         return verdict.why if verdict.over and not is_owned(self.state_dir, job_id) else ""
 

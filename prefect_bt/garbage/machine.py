@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from prefect_bt.errors import StateError
 from prefect_bt.folders import find_paths
@@ -15,11 +17,12 @@ from prefect_bt.garbage.words import Kind, LeftOver
 from prefect_bt.host.files import read_record
 from prefect_bt.host.handle import HostHandle, delete_tree
 from prefect_bt.host.layout import JobFolder
-from prefect_bt.ownership import forget_job, hold_job, is_owned
+from prefect_bt.ownership import forget_job, hold_job, is_owned, noted_store
 from prefect_bt.plan import NodePlan
 from prefect_bt.substrates.local_process import LocalSubstrate
 from prefect_bt.trees import find_files
 
+_MARK: Final = re.compile(r"([0-9A-Za-z]{1,64})\.([0-9]{1,9})\.([0-9]{1,9})\.[0-9a-f]+")
 UNSAVED = "may be the only copy: --include-unsaved removes it"
 
 
@@ -108,7 +111,7 @@ def stores_of(job: JobFolder) -> list[str]:
     """The stores that its owner or its nodes name; empty when none is told."""
     found: dict[str, None] = {}
     with suppress(OSError):
-        found[(job.path / "store").read_text().strip()] = None
+        found[noted_store(job.state_dir, job.job_id)] = None
     for path in find_paths(job.path, "attempt-*/rank-0/plan.json"):
         plan = read_record(NodePlan, path)
         if plan is not None:
@@ -118,11 +121,10 @@ def stores_of(job: JobFolder) -> list[str]:
 
 def handle_of(state_dir: Path, mark: str) -> HostHandle | None:
     """The node of a mark (host.layout.new_mark); None for what is none."""
-    job_id, _, rest = mark.partition(".")
-    numbers = rest.split(".")
-    if not job_id.isalnum() or len(numbers) < 2 or not all(n.isdigit() for n in numbers[:2]):
+    found = _MARK.fullmatch(mark)
+    if found is None:
         return None
-    return HostHandle(JobFolder(state_dir, job_id), int(numbers[0]), int(numbers[1]))
+    return HostHandle(JobFolder(state_dir, found[1]), int(found[2]), int(found[3]))
 
 
 def _clear(job: JobFolder, jobs: Jobs) -> None:

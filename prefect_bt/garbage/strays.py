@@ -1,25 +1,33 @@
-"""Processes of this machine whose job is over, or whose node's folder is gone."""
+"""Processes of this machine whose job is over, or whose node's folder is gone.
+
+Any process may call itself one of a job's, in its environment or its command line. So that is
+believed of processes of the state folder's user in our pid namespace only, one at a time, and they
+say nothing about the job: whether that is over, the stores tell that the state folder names.
+"""
 
 from __future__ import annotations
 
-import os
+import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.garbage.machine import handle_of
-from prefect_bt.garbage.verdicts import Stores, Verdict
+from prefect_bt.garbage.machine import handle_of, stores_of
+from prefect_bt.garbage.verdicts import LIVES, Stores, Verdict
 from prefect_bt.garbage.words import Kind, LeftOver
-from prefect_bt.host.layout import place_of
+from prefect_bt.host.handle import HostHandle
+from prefect_bt.host.layout import JobFolder, place_of
 from prefect_bt.host.processes import (
     FLOW_VARIABLE,
     MARK_VARIABLE,
+    ProcessIdentity,
     arguments_of,
     kill_until_gone,
-    list_processes,
-    processes_by,
+    processes_of_user,
+    values_of,
     variables_of,
 )
 from prefect_bt.ownership import is_owned
@@ -27,6 +35,7 @@ from prefect_bt.settings import state_dir_of
 
 LAST_WORDS: Final = 120.0
 """Seconds that a job's processes may take to leave once it is over."""
+_JOB_ID: Final = re.compile("[0-9A-Za-z]{1,64}")
 _MODULES: Final = ("prefect_bt.flows.keeper", "prefect_bt.flows.run_job")
 
 
@@ -46,61 +55,89 @@ class Strays:
     def _of_nodes(self) -> Iterator[LeftOver]:
         place = place_of(self.state_dir)
         # A node's folder is there before its first process and after its last: so, in this order.
-        for mark, pids in processes_by(MARK_VARIABLE).items():
+        for mark, found in self._by(_mark_of).items():
             handle = handle_of(self.state_dir, mark)
             ours = mark.rpartition(".")[2].startswith(place)
-            if ours and handle is not None and not handle.folder.path.exists():
+            if ours and handle is not None and self._is_gone(handle):
                 yield LeftOver(
                     Kind.PROCESS,
-                    _listed(pids),
+                    _listed(found),
                     "the folder of its node is gone",
-                    lambda mark=mark: _end(lambda: processes_by(MARK_VARIABLE).get(mark, [])),
+                    lambda mark=mark, handle=handle: self._end_node(mark, handle),
                     job=handle.job.job_id,
                 )
 
+    def _is_gone(self, handle: HostHandle) -> bool:
+        return not handle.folder.path.exists() and not is_owned(self.state_dir, handle.job.job_id)
+
+    def _end_node(self, mark: str, handle: HostHandle) -> None:
+        if not self._is_gone(handle):
+            raise _taken_up(handle.job.job_id)
+        _end(lambda: self._by(_mark_of).get(mark, []))
+
     def _of_flows(self) -> Iterator[LeftOver]:
-        for job_id, pids in self._flows().items():
-            verdict = self._judge(job_id, pids[0])
-            quiet = verdict.since is not None and self.clock() - verdict.since > LAST_WORDS
-            if verdict.over and quiet and not is_owned(self.state_dir, job_id):
+        for job_id, found in self._by(self._flow_of).items():
+            urls = stores_of(JobFolder(self.state_dir, job_id))
+            verdict = self._judge(job_id, urls)
+            if verdict.over:
                 yield LeftOver(
                     Kind.PROCESS,
-                    _listed(pids),
+                    _listed(found),
                     f"{verdict.why}, and what ran it is still there",
-                    lambda job_id=job_id, pid=pids[0]: self._end_flows(job_id, pid),
+                    lambda job_id=job_id, urls=urls: self._end_flows(job_id, urls),
                     job=job_id,
                     since=verdict.since,
                 )
 
-    def _end_flows(self, job_id: str, pid: int) -> None:
-        if is_owned(self.state_dir, job_id) or not self._judge(job_id, pid).over:
-            raise OSError(f"job {job_id} was taken up again")
-        _end(lambda: self._flows().get(job_id, []))
+    def _end_flows(self, job_id: str, urls: list[str]) -> None:
+        """`urls`: the stores noted when it was found; the notes may have gone with the folder."""
+        urls = [*urls, *stores_of(JobFolder(self.state_dir, job_id))]
+        if not self._judge(job_id, urls).over:
+            raise _taken_up(job_id)
+        _end(lambda: self._by(self._flow_of).get(job_id, []))
 
-    def _flows(self) -> dict[str, list[int]]:
-        """Keepers, flows and what they started for themselves, by job."""
-        found: dict[str, list[int]] = {}
-        for job_id, pids in processes_by(FLOW_VARIABLE).items():
-            found[job_id] = [pid for pid in pids if self._is_ours(pid)]
-        for pid in list_processes():
-            words = arguments_of(pid)
-            if len(words) > 3 and words[1] == "-m" and words[2] in _MODULES and self._is_ours(pid):
-                found.setdefault(words[3], []).append(pid)
-        return {job_id: pids for job_id, pids in found.items() if pids and job_id.isalnum()}
+    def _judge(self, job_id: str, urls: list[str]) -> Verdict:
+        """Not over, too, while somebody owns the job or its processes may still be leaving."""
+        verdict = self.stores.judge(job_id, urls or [self.stores.own])
+        quiet = verdict.since is not None and self.clock() - verdict.since > LAST_WORDS
+        return verdict if quiet and not is_owned(self.state_dir, job_id) else LIVES
+
+    def _by(self, named: Callable[[int], str]) -> dict[str, list[ProcessIdentity]]:
+        """Processes that may be ours, by what they are named; "" is no name."""
+        found: dict[str, list[ProcessIdentity]] = {}
+        for process in processes_of_user(self.state_dir.stat().st_uid):
+            if name := named(process.pid):
+                found.setdefault(name, []).append(process)
+        return found
+
+    def _flow_of(self, pid: int) -> str:
+        """The job whose keeper or flow it is, or was started by; "" for none, or for several."""
+        told = set(values_of(pid, FLOW_VARIABLE))
+        words = arguments_of(pid)
+        if len(words) > 3 and words[1] == "-m" and words[2] in _MODULES:
+            told.add(words[3])
+        job_id = told.pop() if len(told) == 1 else ""
+        return job_id if _JOB_ID.fullmatch(job_id) and self._is_ours(pid) else ""
 
     def _is_ours(self, pid: int) -> bool:
-        theirs = state_dir_of(variables_of(pid))
-        return pid != os.getpid() and theirs.resolve() == self.state_dir.resolve()
-
-    def _judge(self, job_id: str, pid: int) -> Verdict:
-        store = variables_of(pid).get("PREFECT_BT_STORE") or self.stores.own
-        return self.stores.judge(job_id, [store])
+        with suppress(OSError):
+            return state_dir_of(variables_of(pid)).samefile(self.state_dir)
+        return False
 
 
-def _listed(pids: list[int]) -> str:
-    return f"pid {', '.join(map(str, sorted(pids)))}"
+def _mark_of(pid: int) -> str:
+    told = set(values_of(pid, MARK_VARIABLE))
+    return told.pop() if len(told) == 1 else ""
 
 
-def _end(find: Callable[[], list[int]]) -> None:
+def _listed(found: list[ProcessIdentity]) -> str:
+    return f"pid {', '.join(map(str, sorted(process.pid for process in found)))}"
+
+
+def _taken_up(job_id: str) -> OSError:
+    return OSError(f"job {job_id} was taken up again")
+
+
+def _end(find: Callable[[], list[ProcessIdentity]]) -> None:
     if not kill_until_gone(find):
         raise OSError(f"{_listed(find())} cannot be killed")

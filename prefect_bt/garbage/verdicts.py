@@ -22,6 +22,10 @@ class Verdict:
 LIVES = Verdict(False)
 
 
+class EmptyStore(StoreError):
+    """A store without any job, which cannot know whether one is over."""
+
+
 class Stores:
     """The stores that this machine's jobs are recorded in, each opened once.
 
@@ -39,11 +43,18 @@ class Stores:
         return self._ledgers[url]
 
     def judge(self, job_id: str, urls: Sequence[str]) -> Verdict:
-        """Over only if every store that may have the job says so, or has never heard of it."""
+        """Over only if every store that may have the job says so, or has never heard of it.
+
+        Our own store is always asked too: a note that names another one cannot hide a job of ours.
+        """
         verdicts: list[Verdict] = []
-        for url in urls:
+        for url in dict.fromkeys([*urls, self.own]):
             try:
                 verdicts.append(judge(self.ledger(url), job_id))
+            except EmptyStore as error:
+                if url in urls:
+                    self.notes.append(f"Job {job_id} was left alone: {error}")
+                    return LIVES
             except (StoreError, *DAMAGED) as error:
                 self.notes.append(f"Job {job_id} was left alone: {error}")
                 return LIVES
@@ -54,13 +65,16 @@ class Stores:
 
 
 def judge(ledger: Ledger, job_id: str) -> Verdict:
-    """Raises StoreError, also of a store without any job: it may be a disk that is not mounted."""
+    """Return the verdict of one store.
+
+    Raises StoreError; EmptyStore of a store without any job: it may be a disk that is not mounted.
+    """
     try:
         ledger.job(job_id)
         events = ledger.events(job_id)
     except NotFoundError:
         if next(iter(ledger.store.list("index/jobs")), None) is None:
-            raise StoreError(
+            raise EmptyStore(
                 f"the store {ledger.store.url} has no job at all, so it cannot know",
                 url=ledger.store.url,
                 next_step="See that it is the right one, and mounted.",

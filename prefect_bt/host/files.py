@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
+from prefect_bt.beneath import read_regular
 from prefect_bt.records import NodeStatus
 
 T = TypeVar("T")
@@ -37,9 +38,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_record(kind: type[T], path: Path) -> T | None:
-    """The file as `kind`; None where there is none or it is damaged."""
+    """The file as `kind`; None where there is none, or it is damaged or no regular file."""
     try:
-        return codec.loads(kind, path.read_bytes())
+        return codec.loads(kind, read_regular(path))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from prefect_bt import codec
-from prefect_bt.beneath import NotRegularFile, open_file
+from prefect_bt.beneath import NotRegularFile, open_file, read_regular
 from prefect_bt.contract import LEADER_PORT_VARIABLE
 from prefect_bt.errors import SubstrateError
 from prefect_bt.folders import find_paths
@@ -31,7 +31,7 @@ from prefect_bt.host.files import (
 )
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.host.view import mount_points
-from prefect_bt.ownership import drop_unowned, try_lock
+from prefect_bt.ownership import LOOK, drop_unowned, try_lock
 from prefect_bt.plan import NodePlan
 from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
 from prefect_bt.trees import find_files, remove_tree
@@ -151,7 +151,7 @@ class HostHandle:
 
     def _open_lock(self) -> int | None:
         try:
-            return os.open(self.folder.lock, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self.folder.lock, LOOK)
         except OSError:
             return None
 
@@ -180,7 +180,8 @@ class HostHandle:
         if asked is not None and asked.unanswered:
             return UNANSWERED
         try:
-            last = self.folder.agent_log.read_text(errors="replace").strip().splitlines()[-1:]
+            text = read_regular(self.folder.agent_log).decode(errors="replace")
+            last = text.strip().splitlines()[-1:]
         except OSError:
             last = []
         return ": ".join([GONE, *last])

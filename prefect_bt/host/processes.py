@@ -50,6 +50,16 @@ class ProcessIdentity:
     def is_alive(self) -> bool:
         return self.began > 0 and began_at(self.pid) == self.began
 
+    def kill(self) -> None:
+        """Send SIGKILL to this process, and never to another one that has got its pid since."""
+        with suppress(ProcessLookupError, PermissionError):
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                if self.is_alive:  # so the descriptor is this process's
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
+
 
 def began_at(pid: int) -> int:
     """Return when the process began, in ticks since the machine did; 0 when it is gone."""
@@ -108,17 +118,23 @@ def uploader_processes(mark: str) -> list[int]:
     return [pid for pid in _pids() if wanted in _environment(pid) and _shares_our_pids(pid)]
 
 
-def processes_by(variable: str) -> dict[str, list[int]]:
-    """Living processes that have the variable, by what it says; never our own."""
-    found: dict[str, list[int]] = {}
-    name = f"{variable}=".encode()
+def processes_of_user(user: int) -> Iterator[ProcessIdentity]:
+    """Yield the living processes of this user id in our pid namespace, but not our own.
+
+    Nothing of another user's process, or of a container's, is read that it could delay: neither its
+    environment nor its command line. A setuid program is of several users, so it is left out.
+    """
     for pid in _pids():
-        if pid == os.getpid() or _is_zombie(pid):
-            continue
-        for entry in _environment(pid):
-            if entry.startswith(name):
-                found.setdefault(os.fsdecode(entry[len(name) :]), []).append(pid)
-    return found
+        process = ProcessIdentity(pid, began_at(pid))
+        if pid != os.getpid() and process.began and _user_ids(pid) == {user} and _is_beside_us(pid):
+            yield process
+
+
+def values_of(pid: int, variable: str) -> list[str]:
+    """Return what the variable says in the process's environment, which may have it repeatedly."""
+    name = f"{variable}=".encode()
+    found = [entry for entry in _environment(pid) if entry.startswith(name)]
+    return [os.fsdecode(entry[len(name) :]) for entry in found]
 
 
 def variables_of(pid: int) -> dict[str, str]:
@@ -156,7 +172,7 @@ def terminate_groups(processes: Iterable[ProcessFacts], *, spare: Collection[int
 
 
 def kill_until_gone(
-    find: Callable[[], Collection[int]],
+    find: Callable[[], Collection[int] | Collection[ProcessIdentity]],
     *,
     reap: Callable[[], object] = lambda: None,
     patience: float = 10.0,
@@ -168,13 +184,17 @@ def kill_until_gone(
     """
     deadline, pause = None, 0.002
     killed: set[ProcessIdentity] = set()
-    while (pids := find()) or any(process.is_alive for process in killed):
+    while (found := find()) or any(process.is_alive for process in killed):
         if deadline is not None and time.monotonic() > deadline:
             return False
-        killed.update(ProcessIdentity(pid, began_at(pid)) for pid in pids)
-        for pid in pids:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        for one in found:
+            if isinstance(one, ProcessIdentity):
+                killed.add(one)
+                one.kill()
+            else:
+                killed.add(ProcessIdentity(one, began_at(one)))
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(one, signal.SIGKILL)
         deadline = deadline or time.monotonic() + patience
         time.sleep(pause)
         pause = min(pause * 2, 0.1)
@@ -241,6 +261,20 @@ def _read(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def _user_ids(pid: int) -> set[int]:
+    """Real, effective, saved and file system user id; empty when the process is gone."""
+    for line in _read(f"{_PROC}/{pid}/status").splitlines():
+        if line.startswith(b"Uid:"):
+            return {int(word) for word in line.split()[1:]}
+    return set()
+
+
+def _is_beside_us(pid: int) -> bool:
+    """Return whether it is in our pid namespace; False where that cannot be read."""
+    theirs = _identity(f"{_PROC}/{pid}/ns/pid")
+    return theirs is not None and theirs == _identity(f"{_PROC}/self/ns/pid")
 
 
 def _shares_our_pids(pid: int) -> bool:

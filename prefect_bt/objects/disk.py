@@ -22,9 +22,10 @@ import stat
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 from urllib.parse import unquote, urlsplit
 
+from prefect_bt.beneath import NotRegularFile, open_regular
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects.disk_copy import copy, copy_hashed
 from prefect_bt.objects.disk_private import Filling, PrivateFolder, in_folder
@@ -65,11 +66,11 @@ class DiskStore:
         return self._root.as_uri()
 
     def get(self, key: str) -> bytes:
-        with self._mapped(key):
-            return self._path(key).read_bytes()
+        with self._mapped(key), self._opened(key) as stream:
+            return stream.read()
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        with self._mapped(key), self._path(key).open("rb") as stream:
+        with self._mapped(key), self._opened(key) as stream:
             stream.seek(start)
             return stream.read(length)
 
@@ -149,9 +150,9 @@ class DiskStore:
         return ""
 
     def download(self, key: str, target: Path) -> None:
-        path, temporary = self._path(key), _beside(target)
+        temporary = _beside(target)
         try:
-            with self._mapped(key), path.open("rb") as reader, temporary.open("xb") as writer:
+            with self._mapped(key), self._opened(key) as reader, temporary.open("xb") as writer:
                 copy(reader.fileno(), writer.fileno())
             with self._mapped(key, at=target):
                 temporary.replace(target)
@@ -175,6 +176,17 @@ class DiskStore:
 
     def _path(self, key: str) -> Path:
         return self._root / check_key(key, url=self.url, reserved=_PRIVATE)
+
+    def _opened(self, key: str) -> BinaryIO:
+        """Only a regular file: a pipe that somebody put there would block its reader for ever."""
+        path = self._path(key)
+        try:
+            return os.fdopen(open_regular(str(path), follow=True), "rb")
+        except NotRegularFile as error:
+            if path.is_dir():
+                raise IsADirectoryError from error
+            what = f"Not a regular file: {path}, for {key}."
+            raise StoreError(what, url=self.url, key=key, next_step="Remove it.") from error
 
     def _upload(self, key: str, source: Path, fill: Callable[[int, int], None]) -> None:
         """`fill` copies from the source's descriptor to the one that it gets second."""

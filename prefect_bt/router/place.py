@@ -19,7 +19,7 @@ from prefect_bt.errors import ServerError
 from prefect_bt.folders import find_paths
 from prefect_bt.host.files import read_record, write_text
 from prefect_bt.host.processes import ProcessIdentity
-from prefect_bt.ownership import try_lock
+from prefect_bt.ownership import LOOK, try_lock
 from prefect_bt.privacy import make_private
 from prefect_bt.router.keys import hashed
 from prefect_bt.servers import Daemon
@@ -176,7 +176,7 @@ class RouterPlace:
     def is_run(self) -> bool:
         """Whether a living process is the router. Never blocks."""
         try:
-            descriptor = os.open(self.folder / "router.lock", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.folder / "router.lock", LOOK)
         except OSError:
             return False
         try:

@@ -35,7 +35,7 @@ from typing import Final
 
 from prefect_bt.folders import find_paths
 from prefect_bt.host.layout import JobFolder
-from prefect_bt.ownership import is_owned, try_lock
+from prefect_bt.ownership import LOOK, is_owned, try_lock
 from prefect_bt.privacy import make_private
 from prefect_bt.trees import find_files, remove_tree
 from prefect_bt.weights.listing import SHA256, quote
@@ -339,7 +339,7 @@ def _is_free(lock: Path) -> bool:
 def _held(lock: Path, *, shared: bool = False) -> Generator[bool]:
     """Whether nobody has it; then it is ours meanwhile, if there is such a file."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock, LOOK)
     except FileNotFoundError:
         yield True
         return

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.host.writeback import begin_writing
-from prefect_bt.ownership import try_lock
+from prefect_bt.ownership import LOOK, try_lock
 from prefect_bt.privacy import make_private
 from prefect_bt.trees import remove_tree
 from prefect_bt.weights.crew import Door
@@ -72,7 +72,7 @@ class PartFolder:
     def is_busy(self) -> bool:
         """Whether a living process works on it."""
         try:
-            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.lock, LOOK)
         except FileNotFoundError:
             return False
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -49,3 +50,18 @@ def test_an_identity_is_of_one_process() -> None:
         process.kill()
     assert not identity.is_alive
     assert not ProcessIdentity(process.pid, began_at(process.pid)).is_alive
+
+
+def test_a_process_that_got_the_pid_of_another_is_not_killed() -> None:
+    """The identity was taken before: what has the pid now began at another time."""
+    process = subprocess.Popen(["sleep", "300"])
+    try:
+        began = began_at(process.pid)
+        ProcessIdentity(process.pid, began - 1).kill()
+        ProcessIdentity(process.pid, 0).kill()
+        process.terminate()  # SIGTERM after a SIGKILL would not be what ended it
+        assert process.wait(timeout=60) == -signal.SIGTERM
+        ProcessIdentity(process.pid, began).kill()
+    finally:
+        process.kill()
+        process.wait()
