@@ -5,8 +5,9 @@
     <state dir>/cache/huggingface/<project id>/  as `../huggingface/…`, where the base has it
 
 Jobs may write meanwhile: what vanishes between being listed and being read is left out. Links are
-entries of their own and never followed, also where a folder becomes one while it is listed; a name
-with several hard links counts each time.
+entries of their own and never followed, also where a folder becomes one while it is listed: each
+name of a path is opened relative to the descriptor of the folder above it. A name with several hard
+links counts each time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from prefect_bt.beneath import open_place
 from prefect_bt.contract import HF_CACHE_NAME, PROJECT_CACHE_NAME, TEAM_CACHE_NAME, quote_name
 
 DIRECTORY: Final = "directory"
@@ -38,7 +40,10 @@ _KINDS: Final = (("projects", ""), ("bases", "../"), (HF_CACHE_NAME, f"../{HF_CA
 """Folders of a project, with the prefix of their entries' paths."""
 _MOUNT_POINTS: Final = frozenset({PROJECT_CACHE_NAME, TEAM_CACHE_NAME, HF_CACHE_NAME})
 """Of the base folder: what a job sees there lies elsewhere."""
+_LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TICK: Final = 1000
+_LONGEST_PATH: Final = 4096
+"""Bytes of a path on this machine, with the zero at its end."""
 
 
 @dataclass
@@ -105,25 +110,39 @@ def summarize_cache(
         if folder.is_dir():
             summary.timestamp = at
             hidden = _MOUNT_POINTS if kind == "bases" else frozenset[str]()
-            walk.take(str(folder), prefix, hidden)
+            walk.take(_Folder(folder.parent, key, prefix), hidden)
     summary.entries = walk.kept()
     summary.entries.sort(key=lambda entry: entry.path)
     return summary
 
 
-_Identity = tuple[int, int]
-"""Device and inode, by which a folder is known again when it is opened."""
-
-
 @dataclass
 class _Folder:
-    """A folder to be listed; `above` is its own entry, None for the top."""
+    """A folder to be listed: `path` below `root`, which no job can write.
 
-    place: str
+    `above` is its own entry, None for the top.
+    """
+
+    root: Path
+    path: str
     shown: str
     above: CacheEntry | None = None
-    identity: _Identity | None = None
     depth: int = 0
+
+    def open(self) -> int:
+        """Return a descriptor to list it. Raises OSError, also for a link anywhere below `root`."""
+        if len(os.fsencode(self.root)) + 1 + len(os.fsencode(self.path)) >= _LONGEST_PATH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self.path)
+        above, _, name = self.path.rpartition("/")
+        place = open_place(self.root, above)
+        try:
+            return os.open(name, _LIST, dir_fd=place)
+        finally:
+            os.close(place)
+
+    def below(self, name: str, entry: CacheEntry | None = None) -> _Folder:
+        shown = f"{entry.path}/" if entry else self.shown
+        return _Folder(self.root, f"{self.path}/{name}", shown, entry, self.depth + 1)
 
 
 class _Walk:
@@ -141,17 +160,17 @@ class _Walk:
     def kept(self) -> list[CacheEntry]:
         return [entry for _, _, entry in self._kept]
 
-    def take(self, folder: str, prefix: str, hidden: frozenset[str]) -> None:
-        waiting = [_Folder(folder, prefix)]
+    def take(self, top: _Folder, hidden: frozenset[str]) -> None:
+        waiting = [top]
         folders: list[tuple[CacheEntry, CacheEntry | None]] = []
         closed: dict[str, None] = {}
         while waiting and self._summary.complete:
             at = waiting.pop()
             for found in self._listed(at):
                 mounted = at.above is None and found.name in hidden
-                if mounted and _stands_for_another(found, f"{at.place}/{found.name}"):
+                if mounted and _stands_for_another(found, at):
                     continue
-                entry, identity = _read(found, at.shown)
+                entry = _read(found, at.shown)
                 if entry is None:
                     continue
                 self._add(entry, at)
@@ -159,31 +178,28 @@ class _Walk:
                     closed.setdefault(at.shown.rstrip("/") or ".")
                 if entry.file_type == DIRECTORY:
                     folders.append((entry, at.above))
-                    place = f"{at.place}/{found.name}"
-                    waiting.append(_Folder(place, f"{entry.path}/", entry, identity, at.depth + 1))
+                    waiting.append(at.below(found.name, entry))
         self._summary.unreadable += closed
         for entry, above in reversed(folders):
             if above is not None:
                 above.size += entry.size
 
     def _listed(self, folder: _Folder) -> Iterator[os.DirEntry[str]]:
-        """Yield the entries of the folder; none if it was replaced by another or by a link."""
+        """Yield the entries of the folder; none if it, or one above it, was replaced by a link."""
         try:
-            opened = os.open(folder.place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            opened = folder.open()
         except FileNotFoundError:
             return
         except OSError as error:
             replaced = error.errno in {errno.ELOOP, errno.ENOTDIR}
             if error.errno == errno.ENAMETOOLONG:
                 self._summary.too_deep.append(folder.shown.rstrip("/"))
-            elif folder.identity is None or not replaced:
+            elif folder.above is None or not replaced:
                 self._summary.unreadable.append(folder.shown.rstrip("/") or ".")
             return
         try:
-            facts = os.fstat(opened)
-            if folder.identity in (None, (facts.st_dev, facts.st_ino)):
-                with os.scandir(opened) as found:
-                    yield from found
+            with os.scandir(opened) as found:
+                yield from found
         except OSError:
             self._summary.unreadable.append(folder.shown.rstrip("/") or ".")
         finally:
@@ -207,24 +223,23 @@ class _Walk:
             summary.complete = time.monotonic() < self._until
 
 
-def _read(found: os.DirEntry[str], shown: str) -> tuple[CacheEntry | None, _Identity | None]:
+def _read(found: os.DirEntry[str], shown: str) -> CacheEntry | None:
     """None for what has vanished. A folder's own inode has no size here: its files have."""
     path = f"{shown}{_spelled(found.name)}"
     try:
         facts = found.stat(follow_symlinks=False)
     except FileNotFoundError:
-        return None, None
+        return None
     except OSError:  # a folder that may be listed and not searched; the listing has the types
-        return CacheEntry(path, file_type=_listed_type(found)), None
+        return CacheEntry(path, file_type=_listed_type(found))
     kind = next((name for holds, name in _TYPES if holds(facts.st_mode)), "device")
-    entry = CacheEntry(
+    return CacheEntry(
         path=path,
         size=0 if kind == DIRECTORY else facts.st_size,
         modified=facts.st_mtime,
         file_type=kind,
         permissions=stat.filemode(facts.st_mode),
     )
-    return entry, (facts.st_dev, facts.st_ino)
 
 
 def _listed_type(found: os.DirEntry[str]) -> str:
@@ -245,12 +260,15 @@ def _spelled(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _stands_for_another(found: os.DirEntry[str], place: str) -> bool:
+def _stands_for_another(found: os.DirEntry[str], top: _Folder) -> bool:
     """Whether it is but a mount point or a link of ours, with no bytes in it."""
     with suppress(OSError):
         if found.is_dir(follow_symlinks=False):
-            with os.scandir(place) as inside:
-                return next(inside, None) is None
+            opened = top.below(found.name).open()
+            try:
+                return not os.listdir(opened)  # noqa: PTH208 (of a descriptor)
+            finally:
+                os.close(opened)
     return found.is_symlink()
 
 

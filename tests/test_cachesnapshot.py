@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +71,48 @@ def test_a_listing_that_takes_too_long_says_so(
     assert 0 < found.total_entries < 38
 
 
-def test_a_folder_that_becomes_a_link_is_not_followed(ledger: Ledger, tmp_path: Path):
-    """Whatever a job does between two looks, nothing outside of the cache is listed."""
-    project = ledger.ensure_project("p")
-    top = tmp_path / "state" / "cache" / "projects" / project.id
-    outside = tmp_path / "outside"
-    (outside / "below").mkdir(parents=True)
-    (outside / "secret").write_bytes(b"x")
-    (outside / "below" / "secret").write_bytes(b"x")
-    for n in range(1200):
-        (top / "a" / "below" / f"{n}").mkdir(parents=True)
+@contextmanager
+def folder_of_a_plain_user() -> Generator[Path]:
+    """A folder, and nothing but the rights of the user whose it is: modes do not bind root."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    finally:
+        if is_root:
+            os.seteuid(0)
 
-    def swap(_: int) -> None:
-        if not (top / "a").is_symlink():
-            (top / "a").rename(tmp_path / "moved")
-            (top / "a").symlink_to(outside)
 
-    found = summarize_cache(tmp_path / "state", project.id, tick=swap)
+@pytest.mark.parametrize("place", ["a", "a/below", "a/below/folder"])
+@pytest.mark.parametrize("closed", ["", "a", "a/below"])
+@pytest.mark.parametrize("moment", [1, 2, 3])
+def test_a_folder_that_becomes_a_link_is_not_followed(
+    place: str, closed: str, moment: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever a job does between two looks, nothing outside of the cache is listed.
+
+    Of what is in a folder that may be listed and not searched (`closed`), only the names are known.
+    """
+    monkeypatch.setattr("prefect_bt.cachesummary._TICK", 1)
+    with folder_of_a_plain_user() as folder:
+        top, outside = folder / "state" / "cache" / "projects" / "p", folder / "outside"
+        for root in (top, outside):
+            (root / "a/below/folder/deeper").mkdir(parents=True)
+        for name in ("a", "a/below", "a/below/folder", "a/below/folder/deeper"):
+            (outside / name / "secret").write_bytes(b"x")
+        if closed:
+            (top / closed).chmod(0o444)
+
+        def swap(count: int) -> None:
+            if count == moment:
+                (top / closed).chmod(0o755)
+                (top / place).rename(folder / "moved")
+                (top / place).symlink_to(outside / place)
+
+        found = summarize_cache(folder / "state", "p", tick=swap)
+        (top / closed).chmod(0o755)
     assert not [entry.path for entry in found.entries if "secret" in entry.path]
 
 
