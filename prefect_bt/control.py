@@ -52,13 +52,19 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
     site = open_site(ledger, record)
     if abandoned:  # asked only as its owner: of a job that somebody here runs nothing is asked
         reason = f"stopped by {by} as abandoned"
-        conclude_abandoned(site, JobState.STOPPED, reason, abandoned=True)
-        return f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
+        try:
+            conclude_abandoned(site, JobState.STOPPED, reason, abandoned=True)
+        except StateError:
+            if not ledger.state(job_id).terminal:
+                raise
+        stopped = f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
+        return _told_end(ledger, job_id, stopped)
+    nobodys = f"Job {job_id} was not run by anything any more; it is stopped."
     away = machine_away(site.settings.state_dir, ledger, job_id)
     if not ledger.request_stop(job_id, by=by):
         settle(ledger, job_id)
         if ledger.state(job_id).terminal:
-            return f"Job {job_id} was not run by anything any more; it is stopped."
+            return _told_end(ledger, job_id, nobodys)
         raise StateError(
             f"Job {job_id} is being stopped already.",
             state=state.value,
@@ -67,14 +73,22 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
     with suppress(StateError):  # taken up, or put away, by another process in this moment
         if state is JobState.PENDING:
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
-            return f"Job {job_id} had not begun; it is stopped."
+            return _told_end(ledger, job_id, f"Job {job_id} had not begun; it is stopped.")
         if _is_nobodys(site) and not _starting(record):
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
-            return f"Job {job_id} was not run by anything any more; it is stopped."
+            return _told_end(ledger, job_id, nobodys)
     said = f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
     if state is JobState.PENDING:
         said = f"Job {job_id} has not begun; the process that prepares it stops it."
-    return f"{said}\n{away}" if away else said
+    return _told_end(ledger, job_id, f"{said}\n{away}" if away else said)
+
+
+def _told_end(ledger: Ledger, job_id: str, otherwise: str) -> str:
+    """Return how the job ended if that was by itself, while it was to be stopped."""
+    state = ledger.state(job_id)
+    if not state.terminal or state is JobState.STOPPED:
+        return otherwise
+    return f"Job {job_id} ended before it was stopped; it is {state.short}."
 
 
 def machine_away(state_dir: Path, ledger: Ledger, job_id: str) -> str:

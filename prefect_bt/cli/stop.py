@@ -11,6 +11,7 @@ from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Yes
 from prefect_bt.cli.selection import find_jobs, unfinished_jobs
 from prefect_bt.cli.terminal import FAILED, OK, Terminal
 from prefect_bt.errors import PrefectBtError, StateError
+from prefect_bt.records import JobState
 
 if TYPE_CHECKING:
     from prefect_bt.ledger import Ledger
@@ -31,7 +32,8 @@ def stop(
 
     Without --job-id there must be exactly one queued or active job. Ctrl-C ends the waiting, not
     the stopping. A job whose machine will not come back is ended with --abandoned; it can go on
-    elsewhere then: `prefect-bt retry`.
+    elsewhere then: `prefect-bt retry`. Of a job that ends by itself meanwhile its own end is told;
+    the exit code is 1 if it failed.
 
     `prefect-bt stop --job-id abc1234`
     """
@@ -41,7 +43,8 @@ def stop(
     if abandoned and (which.job_id is None or all):
         raise PrefectBtError("--abandoned is of one job.", next_step="Name it with --job-id.")
     if which.job_id is not None:
-        return _stop_each(terminal, ledger, find_jobs(ledger, which, terminal), abandoned=abandoned)
+        named = find_jobs(ledger, which, terminal)
+        return _stop_each(terminal, ledger, named, named=True, abandoned=abandoned)
     going = unfinished_jobs(ledger, which, terminal)
     if all and not going:
         terminal.warn("No queued or active training jobs.")
@@ -71,26 +74,38 @@ def _only(terminal: Terminal, ledger: Ledger, going: list[JobRecord]) -> None:
 
 
 def _stop_each(
-    terminal: Terminal, ledger: Ledger, records: list[JobRecord], *, abandoned: bool = False
+    terminal: Terminal,
+    ledger: Ledger,
+    records: list[JobRecord],
+    *,
+    named: bool = False,
+    abandoned: bool = False,
 ) -> int:
+    """`named`: the user named the job, so one that is over already is an error."""
     from prefect_bt import control
     from prefect_bt.jobs import who_asks
 
-    asked: list[JobRecord] = []
+    watched: list[JobRecord] = []
     by = who_asks() or "a user"
     code = OK
     for record in records:
         try:
             terminal.note(control.stop_job(ledger, record.id, by=by, abandoned=abandoned))
         except StateError as error:
+            if not named and ledger.state(record.id).terminal:  # since it was listed
+                watched.append(record)
+                continue
             # The others are to be stopped all the same.
             terminal.error(str(error))
             code = FAILED
         else:
-            asked.append(record)
-    for record in asked:
-        _await(terminal, ledger, record)
-        _cancel_waiting_runs(terminal, ledger, record)
+            watched.append(record)
+    for record in watched:
+        state = _await(terminal, ledger, record)
+        if state is JobState.STOPPED:
+            _cancel_waiting_runs(terminal, ledger, record)
+        elif state in attach.FAILURES:
+            code = FAILED
     return code
 
 
@@ -111,9 +126,8 @@ def _cancel_waiting_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) 
         terminal.warn(f"The job is stopped, but its Prefect run still waits: {error}")
 
 
-def _await(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
+def _await(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
     from prefect_bt import control
-    from prefect_bt.records import JobState
 
     try:
         with terminal.working(f"Waiting for job {record.id} to end"):
@@ -126,3 +140,4 @@ def _await(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
         terminal.say(f"Training job {record.id} stopped successfully.", style="green")
     else:
         attach.say_end(terminal, ledger, record.id)
+    return state

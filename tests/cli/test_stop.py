@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
+from prefect_bt.ledger import Ledger
+from prefect_bt.ownership import hold_job
 from prefect_bt.records import JobState
 
 from .conftest import COMMAND, Cli, Shop
@@ -97,3 +102,112 @@ def test_on_a_terminal(cli: Cli, shop: Shop, running, arguments, answer, stopped
     assert (process.returncode == 0) == stopped
     assert (shop.ledger.state(job.id) is JobState.STOPPED) == stopped
     assert ("Nothing was stopped." in err) == (not stopped)
+
+
+Moment = Callable[[Ledger, str], object]
+
+
+def placed(
+    monkeypatch: pytest.MonkeyPatch, method: str, then: Moment, *, after: bool = False
+) -> None:
+    """Have `then` happen once, right before (or after) the ledger does this for the first time."""
+    original, left = getattr(Ledger, method), [then]
+
+    def hooked(ledger: Ledger, job_id: str, *args: object, **options: object) -> object:
+        moments = [left.pop()] if left else []
+        for moment in moments if not after else []:
+            moment(ledger, job_id)
+        done = original(ledger, job_id, *args, **options)
+        for moment in moments if after else []:
+            moment(ledger, job_id)
+        return done
+
+    monkeypatch.setattr(Ledger, method, hooked)
+
+
+ENDS = {
+    JobState.COMPLETED: (0, "completed successfully"),
+    JobState.FAILED: (1, "failed"),
+    JobState.DEPLOY_FAILED: (1, "could not be deployed"),
+}
+
+
+@pytest.mark.parametrize("state", ENDS)
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize(
+    ("method", "after"),
+    [
+        ("request_stop", False),
+        ("request_stop", True),
+        ("host", True),
+        ("claim", True),
+        ("append", False),
+    ],
+)
+def test_a_job_that_ends_in_that_moment(
+    cli: Cli, shop: Shop, running, monkeypatch, state: JobState, owned: bool, method: str, after
+):
+    """Before the request is there, after it, and once the asker has the job itself."""
+    job = shop.job("tiny", *running)
+    state_dir = Path(cli.env["PREFECT_BT_STATE_DIR"])
+    placed(monkeypatch, method, lambda _, job_id: shop.ledger.append(job_id, state), after=after)
+    if owned and method in {"claim", "append"}:
+        pytest.skip("it is claimed only where nobody owns it")
+    with hold_job(state_dir, job.id) if owned else nullcontext():
+        done = cli("stop", "--job-id", job.id)
+    code, words = ENDS[state]
+    assert done.code == code, done.err
+    assert words in done.err
+    assert "stopped successfully" not in done.out
+    assert "is stopped" not in done.err
+    assert "is being stopped" not in done.err
+    assert shop.ledger.state(job.id) is state
+
+
+@pytest.mark.parametrize("state", ENDS)
+@pytest.mark.parametrize("method", ["claim", "request_stop", "append"])
+def test_an_abandoned_job_that_ends_in_that_moment(
+    cli: Cli, shop: Shop, running, monkeypatch, state: JobState, method: str
+):
+    job = shop.job("tiny", *running)
+    placed(monkeypatch, method, lambda _, job_id: shop.ledger.append(job_id, state))
+    done = cli("stop", "--job-id", job.id, "--abandoned")
+    assert done.code == ENDS[state][0], done.err
+    assert ENDS[state][1] in done.err
+    assert "is stopped" not in done.out + done.err
+    assert shop.ledger.state(job.id) is state
+
+
+@pytest.mark.parametrize("state", ENDS)
+def test_a_job_of_all_that_ended_since_it_was_listed(
+    cli: Cli, shop: Shop, running, monkeypatch, state: JobState
+):
+    first, second = shop.job("tiny", *running), shop.job("tiny", *running)
+    from prefect_bt import control
+
+    stop_job = control.stop_job
+
+    def late(ledger: Ledger, job_id: str, **options: object) -> str:
+        if job_id == first.id:
+            shop.ledger.append(first.id, state)
+        return stop_job(ledger, job_id, **options)
+
+    monkeypatch.setattr(control, "stop_job", late)
+    done = cli("stop", "--all")
+    assert done.code == ENDS[state][0], done.err
+    assert f"Training job {first.id} {ENDS[state][1]}." in done.err
+    assert done.out == f"Training job {second.id} stopped successfully.\n"
+    assert shop.ledger.stop_request(first.id) is None
+
+
+@pytest.mark.parametrize("state", ENDS)
+def test_a_job_that_ended_beside_a_second_stop(
+    cli: Cli, shop: Shop, running, monkeypatch, state: JobState
+):
+    job = shop.job("tiny", *running)
+    shop.ledger.request_stop(job.id, by="ann")
+    placed(monkeypatch, "request_stop", lambda _, job_id: shop.ledger.append(job_id, state))
+    done = cli("stop", "--job-id", job.id)
+    assert done.code == ENDS[state][0], done.err
+    assert "is stopped" not in done.err
+    assert f"it is {state.short}" in done.err
