@@ -155,12 +155,11 @@ ONLY_IN: dict[str, set[str]] = {
     "obstore": {"objects", "weights"},
     "huggingface_hub": {"objects", "weights"},
     "urllib3": {"weights"},
-    "aiohttp": {"router"},
+    "aiohttp": {"router", "fileserver"},
     "cyclopts": {"cli"},
     "rich": {"cli", "flows"},  # flows: what Prefect prints with
     "prompt_toolkit": {"cli"},
-    "starlette": {"fileserver"},
-    "uvicorn": {"fileserver", "cli"},  # cli: the server of `up`
+    "uvicorn": {"cli"},  # the server of `up`
 }
 STDLIB_ONLY = {"errors", "contract", "codec", "plan", "records"}
 # What a node's process must be able to start without, however many imports away.

@@ -7,32 +7,41 @@ there (any more), 416 for a range outside it, 405 for any other method.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import errno
+import logging
 import os
+import re
+import signal
 import socket
 import stat
-import threading
 import time
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qsl, unquote
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Route
+from aiohttp import web
 
 from prefect_bt.fileserver.addresses import is_served, is_signed
+from prefect_bt.fileserver.connections import FileConnections, Limits
 
+_LOGGER: Final = logging.getLogger(__name__)
+_CHUNK: Final = 1024 * 1024
+_METHODS: Final = ("GET", "HEAD")
+_RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+_GONE: Final = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EISDIR}
+)
 _MOST_BETWEEN_LOOKS: Final = 60.0
-_GOODBYE: Final = 3
+_GOODBYE: Final = 3.0
 
 
-class _LargeChunks(FileResponse):
-    # With starlette's own 64 KiB, handing chunks about takes longer than reading them.
-    chunk_size = 1024 * 1024
+class _Refused(Exception):
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 @dataclass
@@ -45,71 +54,128 @@ class Files:
     used: float = field(default_factory=time.monotonic)
     """When it was last of use, in seconds of the monotonic clock."""
 
-    def app(self) -> Starlette:
-        methods = ["GET", "HEAD"]
-        return Starlette(
-            routes=[
-                Route("/", self._whose, methods=methods),
-                Route("/{key:path}", self._object, methods=methods),
-            ]
-        )
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
+        except ConnectionError:
+            raise
+        except Exception:
+            _LOGGER.exception("A request failed.")
+            raise
 
-    def _whose(self, request: Request) -> Response:
-        # Asked before addresses are handed out: they must find the server for as long as they hold.
-        self.used = time.monotonic()
-        return JSONResponse({"prefect-bt": self.id})
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method not in _METHODS:
+            return web.Response(status=405, headers={"Allow": ", ".join(_METHODS)})
+        key = unquote(request.rel_url.raw_path).removeprefix("/")
+        if not key:
+            # Asked before addresses are handed out: they must find the server while they hold.
+            self.used = time.monotonic()
+            return web.json_response({"prefect-bt": self.id})
+        try:
+            self._check(key, dict(parse_qsl(request.rel_url.raw_query_string)))
+            descriptor = await asyncio.to_thread(self._open, key)
+        except _Refused as refused:
+            return web.Response(status=refused.status, text=str(refused))
+        try:
+            return await _send(request, descriptor, etag=f'"{key.rpartition("/")[2]}"')
+        finally:
+            self.used = time.monotonic()
+            os.close(descriptor)
 
-    def _object(self, request: Request) -> Response:
-        key = str(request.path_params["key"])
-        query = request.query_params
-        if not is_signed(
-            self.secret,
-            key,
-            expires=query.get("expires", ""),
-            given=query.get("signature", ""),
-            now=time.time(),
-        ):
-            raise HTTPException(403, "This address was not signed here, or it has expired.")
-        path, found = self._find(key)
-        self.used = time.monotonic()
-        # The last part of a key is the digest of the bytes.
-        headers = {"etag": f'"{path.name}"'}
-        return _LargeChunks(
-            path, headers=headers, media_type="application/octet-stream", stat_result=found
-        )
+    def _check(self, key: str, query: dict[str, str]) -> None:
+        expires, given = query.get("expires", ""), query.get("signature", "")
+        if not is_signed(self.secret, key, expires=expires, given=given, now=time.time()):
+            raise _Refused(403, "This address was not signed here, or it has expired.")
 
-    def _find(self, key: str) -> tuple[Path, os.stat_result]:
-        missing = HTTPException(404, "There is no such checkpoint file.")
+    def _open(self, key: str) -> int:
+        missing = _Refused(404, "There is no such checkpoint file.")
         if not is_served(key):
             raise missing
         try:
             path = (self.root / key).resolve(strict=True)
-            found = path.stat()
+            if not path.is_relative_to(self.root):
+                raise missing
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, RuntimeError) as error:
+            if isinstance(error, OSError) and error.errno not in _GONE:
+                raise _Refused(503, "The file cannot be read now. Try again.") from error
             raise missing from error
-        if not path.is_relative_to(self.root) or not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
             raise missing
-        return path, found
+        return descriptor
 
 
-def run(files: Files, listening: socket.socket, *, idle: float) -> None:
-    """Serve on a socket that listens already, until SIGTERM, Ctrl-C or `idle` seconds of no use."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            files.app(),
-            access_log=False,  # it would write signatures down
-            lifespan="off",
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=_GOODBYE,
-        )
+async def _send(request: web.BaseRequest, descriptor: int, *, etag: str) -> web.StreamResponse:
+    found = os.fstat(descriptor)
+    modified = formatdate(found.st_mtime, usegmt=True)
+    # The last part of a key is the digest of the bytes.
+    response = web.StreamResponse(
+        headers={
+            "ETag": etag,
+            "Last-Modified": modified,
+            "Accept-Ranges": "bytes",
+            "Content-Type": "application/octet-stream",
+        }
     )
-    threading.Thread(target=_end_unused, args=(files, server, idle), daemon=True).start()
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
+    start, end = 0, found.st_size
+    if request.headers.get("If-Range", etag) in (etag, modified):
+        wanted = _wanted(request.headers.get("Range", ""), end)
+        if wanted is not None and wanted[0] >= wanted[1]:
+            return web.Response(status=416, headers={"Content-Range": f"bytes */{end}"})
+        if wanted is not None:
+            start, end = wanted
+            response.set_status(206)
+            response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{found.st_size}"
+    response.content_length = end - start
+    await response.prepare(request)
+    while start < end and request.method == "GET":
+        # In a thread: a slow disk delays its own client only.
+        chunk = await asyncio.to_thread(os.pread, descriptor, min(_CHUNK, end - start), start)
+        if not chunk:
+            raise ConnectionResetError("the file became shorter while it was sent")
+        await response.write(chunk)
+        start += len(chunk)
+    return response
 
 
-def _end_unused(files: Files, server: uvicorn.Server, idle: float) -> None:
-    while (left := files.used + idle - time.monotonic()) > 0 or server.server_state.tasks:
-        time.sleep(min(max(left, idle / 4), _MOST_BETWEEN_LOOKS))
-    server.should_exit = True
+def _wanted(header: str, size: int) -> tuple[int, int] | None:
+    """Return begin and end of the part, end first where there is none; None for all bytes.
+
+    >>> _wanted("bytes=2-5", 9), _wanted("bytes=-3", 9), _wanted("bytes=9-", 9), _wanted("", 9)
+    ((2, 6), (6, 9), (9, 9), None)
+    """
+    found = _RANGE.fullmatch(header)
+    if found is None or header == "bytes=-":
+        return None
+    first, last = found.groups()
+    if not first:
+        return max(0, size - int(last)), size
+    return int(first), min(size, int(last) + 1) if last else size
+
+
+def run(
+    files: Files, listening: socket.socket, *, idle: float, limits: Limits | None = None
+) -> None:
+    """Serve on a socket that listens already, until SIGTERM, Ctrl-C or `idle` seconds of no use."""
+    asyncio.run(_serve(files, listening, idle, limits or Limits()))
+
+
+async def _serve(files: Files, listening: socket.socket, idle: float, limits: Limits) -> None:
+    stopping = asyncio.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
+    server = FileConnections(files.answer, limits)
+    accepting = asyncio.create_task(server.accept(listening))
+    unused = asyncio.create_task(_unused(files, server, idle))
+    told = asyncio.create_task(stopping.wait())
+    await asyncio.wait((accepting, unused, told), return_when=asyncio.FIRST_COMPLETED)
+    if accepting.done():
+        accepting.result()  # raises what ended it
+    accepting.cancel()
+    await server.shutdown(_GOODBYE)
+
+
+async def _unused(files: Files, server: FileConnections, idle: float) -> None:
+    while (left := files.used + idle - time.monotonic()) > 0 or server.answering:
+        await asyncio.sleep(min(max(left, idle / 4), _MOST_BETWEEN_LOOKS))

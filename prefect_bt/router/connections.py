@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from aiohttp import web
 
@@ -31,24 +31,26 @@ _OF_THE_SERVER: Final = frozenset({"handler_cancellation"})
 class Connections(web.Server):
     """An aiohttp server that counts its clients and bounds their heads."""
 
+    connection_class: ClassVar[type[Connection]]
+
     def __init__(self, answer: Answer, **options: Any) -> None:
         async def answered(request: web.BaseRequest) -> web.StreamResponse:
             response = await answer(request)
             if request.content.is_eof():
-                cast("_Connection", request.protocol).next_head()
+                cast("Connection", request.protocol).next_head()
             else:  # the bytes of the next head could not be told from the rest of this body
                 response.force_close()
             return response
 
         super().__init__(answered, request_factory=_request, **options)
         own = {name: value for name, value in options.items() if name not in _OF_THE_SERVER}
-        self._make = partial(_Connection, self, **own)
+        self._make = partial(self.connection_class, self, **own)
 
     def __call__(self) -> web.RequestHandler:
         return self._make(loop=asyncio.get_running_loop())
 
 
-class _Connection(web.RequestHandler):
+class Connection(web.RequestHandler):
     """A connection that counts the bytes it receives until a head is complete."""
 
     __slots__ = ("_counted", "_server")
@@ -78,8 +80,11 @@ class _Connection(web.RequestHandler):
         self._counted = 0
 
 
+Connections.connection_class = Connection
+
+
 def _request(message: Any, payload: Any, protocol: Any, *rest: Any) -> web.BaseRequest:
     """Return aiohttp's own request, without a limit of its size."""
-    cast("_Connection", protocol).head_came()
+    cast("Connection", protocol).head_came()
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, *rest, loop=loop, client_max_size=0)

@@ -83,9 +83,13 @@ def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, bytes, d
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(request, timeout=30) as answer:
-            return answer.status, answer.read(), dict(answer.headers.items())
+            return answer.status, answer.read(), _lower(answer.headers)
     except urllib.error.HTTPError as error:
-        return error.code, error.read(), dict(error.headers.items())
+        return error.code, error.read(), _lower(error.headers)
+
+
+def _lower(headers: http.client.HTTPMessage) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
 
 
 def raw_get(url: str, path: str) -> int:
@@ -238,7 +242,7 @@ def test_it_ends_when_it_is_of_no_use(shelf: Shelf):
 
 def test_one_that_cannot_start_says_why(shelf: Shelf):
     environment = {**os.environ, "PYTHONPATH": str(shelf.folder)}
-    (shelf.folder / "uvicorn.py").write_text("raise ImportError('no such thing here')")
+    (shelf.folder / "aiohttp.py").write_text("raise ImportError('no such thing here')")
     with pytest.raises(ServerError, match="no such thing here"):
         running.ensure(shelf.place, environment=environment)
     assert shelf.place.known() is None
