@@ -7,7 +7,10 @@ shell offers: `| cat > file` for writing, `cat` for reading. docs/logs.md says w
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -16,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from figures import Goal, Row, as_json, as_table, busy, paired
+from figures import Goal, Row, alone, as_json, as_table, busy, paired
 
 from prefect_bt.contract import log_key
 from prefect_bt.host.files import read_record
@@ -27,6 +30,7 @@ from prefect_bt.logs import format_lines
 from prefect_bt.objects import open_store
 from prefect_bt.plan import ImagePlan, NodePlan, Resources, Volume, VolumeKind, WorkspacePlan
 from prefect_bt.records import JobRecord, JobState, Outcome
+from prefect_bt.secrets import Redactor
 from prefect_bt.substrates.local_process import LocalSubstrate
 
 TEXT = "step 123456 loss 0.1234 lr 1e-4 tokens/s 12345"
@@ -174,11 +178,63 @@ def sample_lines_per_second(given: argparse.Namespace, work: Path) -> list[Row]:
     return [paired("sample_lines_per_second", "1/s", pairs, peer="wc -l", extra=extra, notes=notes)]
 
 
+def redaction_speed(given: argparse.Namespace, work: Path) -> list[Row]:
+    """What masking the hundreds of spellings of a service account's JSON costs."""
+    chance = random.Random(1)
+    account = service_account(chance)
+    redact = Redactor([account])
+    rows: list[Row] = []
+    for kind, lines in log_kinds(account, chance).items():
+        text = "\n".join(lines)
+        text = text * max(1, int(8e6 * given.scale / len(text)))
+        path = work / "kind.log"
+        path.write_text(text)
+        pairs: list[tuple[float, float]] = []
+        for _ in range(given.runs):
+            began = time.monotonic()
+            redact(text)
+            ours = len(text) / 1e6 / (time.monotonic() - began)
+            pairs.append((ours, len(text) / 1e6 / timed(["cat", str(path)], None)[0]))
+        rows.append(paired("redaction_speed", "MB/s", pairs, peer=f"cat; {kind}"))
+    slowest = min(row.ours for row in rows)
+    goal = Goal(">= 10", lambda speed: speed >= 10)
+    notes = ("redaction_speed: Redactor on a text in memory, beside `cat` of it, start to exit.",)
+    what = "slowest kind of text"
+    return [*rows, alone("redaction_speed", "MB/s", [slowest], what=what, goal=goal, notes=notes)]
+
+
+def service_account(chance: random.Random) -> str:
+    body = base64.b64encode(chance.randbytes(1218)).decode()
+    key = "\n".join(body[i : i + 64] for i in range(0, len(body), 64))
+    document = {
+        "type": "service_account",
+        "private_key_id": chance.randbytes(20).hex(),
+        "private_key": f"-----BEGIN PRIVATE KEY-----\n{key}\n-----END PRIVATE KEY-----\n",
+        "client_email": "trainer@project.iam.gserviceaccount.com",
+        "token_uri": "https://oauth2.googleapis.com/token",
+    }
+    return json.dumps(document, indent=2)
+
+
+def log_kinds(account: str, chance: random.Random) -> dict[str, list[str]]:
+    key = json.loads(account)["private_key"].splitlines()
+    return {
+        "text": [f"{TEXT} {number}" for number in range(2000)],
+        "JSON": [json.dumps({"step": n, "loss": chance.random()}) for n in range(2000)],
+        "progress bars": [f"\r{n % 100}%|{'█' * (n % 10):10}| {n}/9999" for n in range(2000)],
+        "base64": [base64.b64encode(chance.randbytes(48)).decode() for _ in range(2000)],
+        "hex": [chance.randbytes(32).hex() for _ in range(2000)],
+        "near misses": [line[:-1] + "~" for line in key * 80],
+        "the secret": key * 80,
+    }
+
+
 FIGURES = {
     "log_lines_per_second": log_lines_per_second,
     "flood_step_time": flood_step_time,
     "log_read_lines_per_second": log_read_lines_per_second,
     "sample_lines_per_second": sample_lines_per_second,
+    "redaction_speed": redaction_speed,
 }
 
 

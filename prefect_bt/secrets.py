@@ -12,6 +12,7 @@ import json
 import os
 import re
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
@@ -137,14 +138,16 @@ class Redactor:
 
     def __init__(self, values: Iterable[str]) -> None:
         self._spellings = sorted({s for value in values for s in _spellings(value)})
-        longest_first = sorted(self._spellings, key=lambda s: (-len(s), s))
-        self._pattern = (
-            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        )
-        self._longest = len(longest_first[0]) if longest_first else 0
+        self._samples = _samples(self._spellings)
+        self._beginnings = {s[:SHORTEST_MASKED] for s in self._spellings}
+        self._longest = max(map(len, self._spellings), default=0)
 
     def __call__(self, text: str) -> str:
-        return self._pattern.sub(MASK, text) if self._pattern else text
+        shown, done = list[str](), 0
+        for start, end in self._matches(text, 0):
+            shown += (text[done:start], MASK)
+            done = end
+        return "".join((*shown, text[done:])) if shown else text
 
     def unfinished(self, text: str) -> int:
         """How many characters at the end of `text` may be the beginning of a value.
@@ -152,21 +155,76 @@ class Redactor:
         Whoever cuts `text` there, masks what is before and keeps the rest for later, never lets a
         part of a value through.
         """
-        if self._pattern is None:
-            return 0
         held = self._begun(text)
-        for found in self._pattern.finditer(text, max(0, len(text) - held - self._longest)):
-            if found.start() < len(text) - held < found.end():
-                held = len(text) - found.start()
+        for start, end in self._matches(text, max(0, len(text) - held - self._longest)):
+            if start < len(text) - held < end:
+                held = len(text) - start
         return held
 
+    def _matches(self, text: str, begin: int) -> Iterator[tuple[int, int]]:
+        """Yield the spellings in `text` from `begin` on: the leftmost first, of those the longest.
+
+        Begin and end of each; they do not overlap.
+        """
+        longest = dict[int, int]()
+        for sample in self._samples:
+            for start, end in sample.find(text, begin):
+                longest[start] = max(end, longest.get(start, 0))
+        done = begin
+        for start in sorted(longest):
+            if start >= done:
+                done = longest[start]
+                yield start, done
+
     def _begun(self, text: str) -> int:
-        for length in range(min(self._longest - 1, len(text)), 0, -1):
-            tail = text[-length:]
+        first = max(0, len(text) - self._longest + 1)
+        for start in range(first, len(text)):
+            beginning = text[start : start + SHORTEST_MASKED]
+            if len(beginning) == SHORTEST_MASKED and beginning not in self._beginnings:
+                continue
+            tail = text[start:]
             after = bisect_right(self._spellings, tail)
             if after < len(self._spellings) and self._spellings[after].startswith(tail):
-                return length
+                return len(tail)
         return 0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Spellings that are found by looking at `size` characters of a text, every `step` of them.
+
+    A spelling of at least `size + step - 1` characters has one of these looks within its middle,
+    where spellings that begin alike differ. Regular expressions try all at every character.
+    """
+
+    size: int
+    step: int
+    parts: Mapping[str, Sequence[tuple[int, str]]]
+    """What can be seen there: which spellings have it, and how far from their beginning."""
+
+    def find(self, text: str, begin: int) -> Iterator[tuple[int, int]]:
+        """Yield begin and end of all spellings in `text` from `begin` on, overlapping ones too."""
+        size, parts = self.size, self.parts
+        looks = range(begin, len(text) - size + 1, self.step)
+        for at in [at for at in looks if text[at : at + size] in parts]:
+            for offset, spelling in parts[text[at : at + size]]:
+                start = at - offset
+                if start >= begin and text.startswith(spelling, start):
+                    yield start, start + len(spelling)
+
+
+_SIZES: Final = ((8, 8), (4, 4), (SHORTEST_MASKED, 1))
+"""Size and step of samples, for long spellings first; the last is for the shortest there are."""
+
+
+def _samples(spellings: Iterable[str]) -> list[_Sample]:
+    parts = {sizes: defaultdict[str, list[tuple[int, str]]](list) for sizes in _SIZES}
+    for spelling in spellings:
+        size, step = next(each for each in _SIZES if sum(each) - 1 <= len(spelling))
+        middle = (len(spelling) - size - step + 1) // 2
+        for offset in range(middle, middle + step):
+            parts[size, step][spelling[offset : offset + size]].append((offset, spelling))
+    return [_Sample(size, step, dict(found)) for (size, step), found in parts.items() if found]
 
 
 def _spellings(value: str) -> set[str]:

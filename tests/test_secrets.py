@@ -8,9 +8,10 @@ import re
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefect_bt import secrets
 from prefect_bt.errors import SecretError
 from prefect_bt.secrets import (
     MASK,
@@ -209,3 +210,95 @@ def test_what_is_not_masked(text: str) -> None:
 
 def test_hex_of_a_short_value_is_not_masked() -> None:
     assert Redactor(["abc"])("616263") == "616263"
+
+
+# -- the same as one regular expression over all spellings ------------------------------------
+
+
+def all_spellings(values: list[str]) -> list[str]:
+    found = {s for value in values for s in secrets._spellings(value)}  # pyright: ignore[reportPrivateUsage]
+    return sorted(found, key=lambda s: (-len(s), s))
+
+
+def expression(values: list[str]) -> re.Pattern[str]:
+    """Match the leftmost spelling, and of those that begin there the longest."""
+    return re.compile("|".join(map(re.escape, all_spellings(values))) or "(?!)")
+
+
+def held_by(pattern: re.Pattern[str], spellings: list[str], text: str) -> int:
+    """Return what may be the beginning of a value, with every spelling tried at every place."""
+    held = max((n for s in spellings for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+    longest = max(map(len, spellings), default=0)
+    for found in pattern.finditer(text, max(0, len(text) - held - longest)):
+        if found.start() < len(text) - held < found.end():
+            held = len(text) - found.start()
+    return held
+
+
+SIGNS = st.sampled_from("ab\n'\"/ +\u00e4{}-")
+VALUES = st.lists(
+    st.one_of(
+        st.text(SIGNS, max_size=40),
+        st.text("ab", min_size=1, max_size=3).map(lambda part: part * 9),
+        st.dictionaries(st.just("token"), st.text(SIGNS, max_size=20)).map(json.dumps),
+    ),
+    max_size=3,
+)
+
+
+@st.composite
+def texts(draw: st.DrawFn, values: list[str]) -> str:
+    """Draw spellings, whole and cut, values that begin alike, and anything between them."""
+    spellings = all_spellings([*values, "unknown"])
+    pieces = st.one_of(
+        st.sampled_from(spellings),
+        st.sampled_from(spellings).flatmap(
+            lambda s: st.tuples(st.integers(0, len(s)), st.integers(0, len(s))).map(
+                lambda cut: s[min(cut) : max(cut)]
+            )
+        ),
+        st.text(SIGNS, max_size=9),
+        st.sampled_from(["x", "aaaaaaaa", "ab" * 20, "-----", "61" * 9]),
+    )
+    return "".join(draw(st.lists(pieces, max_size=9)))
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_masks_exactly_what_one_expression_would_mask(data: st.DataObject) -> None:
+    values = data.draw(VALUES)
+    text = data.draw(texts(values))
+    redact, pattern = Redactor(values), expression(values)
+    assert redact(text) == pattern.sub(MASK, text)
+    assert redact.unfinished(text) == held_by(pattern, all_spellings(values), text)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_text_in_pieces_is_masked_as_one_expression_masks_it(data: st.DataObject) -> None:
+    """Cut text as a log does that shows a line before its end."""
+    values = data.draw(VALUES)
+    text = data.draw(texts(values))
+    size = data.draw(st.integers(1, 40))
+    redact, pattern, spellings = Redactor(values), expression(values), all_spellings(values)
+    rest = ""
+    for piece in (text[i : i + size] for i in range(0, len(text), size)):
+        rest += piece
+        held = redact.unfinished(rest)
+        assert held == held_by(pattern, spellings, rest)
+        shown, rest = rest[: len(rest) - held], rest[len(rest) - held :]
+        assert redact(shown) == pattern.sub(MASK, shown)
+
+
+@pytest.mark.slow
+def test_masks_a_service_account_wherever_it_is_cut() -> None:
+    lines = [base64.b64encode(bytes(range(i, i + 48))).decode() for i in range(0, 200, 9)]
+    key = "-----BEGIN PRIVATE KEY-----\n" + "\n".join(lines) + "\n-----END PRIVATE KEY-----\n"
+    value = json.dumps({**SERVICE_ACCOUNT, "private_key": key}, indent=2)
+    redact, pattern = Redactor([value]), expression([value])
+    near = "".join(s[:-1] + "~" + s[1:] + "\n" for s in all_spellings([value]))
+    for text in (near, value * 2, json.dumps(value), base64.b64encode(value.encode()).decode()):
+        for start in range(0, 40, 3):
+            assert redact(text[start:]) == pattern.sub(MASK, text[start:])
