@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +30,7 @@ def make_private(folder: Path) -> None:
 def make_folders(folder: Path, mode: int) -> None:
     """Make the folder and missing ones above it with `mode` (less the umask). Raises OSError."""
     missing: list[Path] = []
-    for place in (folder, *folder.parents):
+    for place in chain((folder,), folder.parents):
         if place.is_dir():
             break
         missing.append(place)

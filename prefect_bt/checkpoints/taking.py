@@ -18,7 +18,7 @@ from prefect_bt.checkpoints.pruning import prune_rank
 from prefect_bt.checkpoints.retention import expendable
 from prefect_bt.checkpoints.settling import Questions
 from prefect_bt.checkpoints.transfer import Digests, Lanes, Workshop, transfer
-from prefect_bt.checkpoints.volumes import Volumes
+from prefect_bt.checkpoints.volumes import RecentFolders, Volumes
 from prefect_bt.checkpoints.withdrawal import drop_outdated
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
@@ -137,7 +137,7 @@ class Taker:
         return Workshop(
             store=self._store,
             origin=self._origin,
-            volumes=self._volumes,
+            folders=RecentFolders(self._volumes),
             lanes=self._lanes,
             digests=self._digests,
             committed=committed,

@@ -25,7 +25,7 @@ from prefect_bt.checkpoints.layout import FileFact, Found, join
 from prefect_bt.checkpoints.manifest import Entry, Origin, logical
 from prefect_bt.checkpoints.scanning import fact_of
 from prefect_bt.checkpoints.stock import receipt_key, small_key
-from prefect_bt.checkpoints.volumes import OpenFile, OutsideVolumes, Volumes
+from prefect_bt.checkpoints.volumes import OpenFile, OutsideVolumes, RecentFolders
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
 
@@ -160,7 +160,7 @@ class Workshop:
 
     store: Store
     origin: Origin
-    volumes: Volumes
+    folders: RecentFolders
     lanes: Lanes
     digests: Digests
     committed: Committed
@@ -196,6 +196,7 @@ def transfer(shop: Workshop, found: Found) -> tuple[Entry, ...] | None:
         while pending:
             _, pending = wait(pending, timeout=_TICK)
             shop.tick(shop.meter)
+        shop.folders.close()
     return tuple(sorted(entries, key=lambda entry: entry.path))
 
 
@@ -236,7 +237,7 @@ def _stored(shop: Workshop, relative: str, fact: FileFact) -> tuple[str, str] | 
         return known, key
     if fact.size <= _SMALL:
         return _store_small(shop, relative, fact)
-    with shop.volumes.open(relative) as source:
+    with shop.folders.open(relative) as source:
         return _store_large(shop, relative, source, fact)
 
 
@@ -283,7 +284,7 @@ def _store_large(
 def _store_small(shop: Workshop, relative: str, fact: FileFact) -> tuple[str, str] | None:
     stock = shop.committed.stock
     with shop.lanes.memory(fact.size):
-        with shop.volumes.open(relative) as source:
+        with shop.folders.open(relative) as source:
             data = read_unchanged(source, fact)
         if data is None:
             return None

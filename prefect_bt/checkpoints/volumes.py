@@ -13,6 +13,7 @@ import errno
 import os
 import stat
 import sys
+import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,15 +112,8 @@ class Volumes:
     @contextmanager
     def open(self, relative: str) -> Generator[OpenFile]:
         """Open a regular file below the directory, through links; never blocks. Raises OSError."""
-        with self.reach(relative) as reached:
-            if not reached.name:
-                raise beneath.NotRegularFile(errno.EISDIR, "not a regular file", relative)
-            within = reached.folder.descriptor
-            descriptor = beneath.open_regular(reached.name, within=within, seen=reached.facts)
-            try:
-                yield OpenFile(descriptor, reached)
-            finally:
-                os.close(descriptor)
+        with self.reach(relative) as reached, _opened(reached, relative) as file:
+            yield file
 
     def follow(self, name: str, *, within: Folder) -> Reached:
         """Follow `name` to its target; the caller closes the folder. Raises OSError."""
@@ -133,6 +127,58 @@ class Volumes:
     def volume_of(self, place: str) -> str:
         """Return the innermost volume that contains the path; empty for none."""
         return next((one for one in (place, *_parents(place)) if one in self.sources), "")
+
+
+class RecentFolders:
+    """The folder that each thread read from last: the next file is often in it too.
+
+    Safe to use by many threads until it is closed.
+    """
+
+    def __init__(self, volumes: Volumes) -> None:
+        self._volumes = volumes
+        self._open: dict[int, tuple[str, Folder]] = {}
+
+    @contextmanager
+    def open(self, relative: str) -> Generator[OpenFile]:
+        """Open a regular file as Volumes.open does. Raises OSError."""
+        parent, _, name = relative.rpartition("/")
+        folder = self._folder(parent)
+        facts = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
+        if not stat.S_ISREG(facts.st_mode):
+            with self._volumes.open(relative) as file:
+                yield file
+            return
+        with _opened(Reached(folder, name, facts), relative) as file:
+            yield file
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1][1].descriptor)
+
+    def _folder(self, relative: str) -> Folder:
+        thread = threading.get_ident()
+        recent, folder = self._open.get(thread, ("", None))
+        if folder is not None and recent == relative:
+            return folder
+        with self._volumes.folder(relative) as opened:
+            fresh = Folder(os.dup(opened.descriptor), opened.place)
+        self._open[thread] = relative, fresh
+        if folder is not None:
+            os.close(folder.descriptor)
+        return fresh
+
+
+@contextmanager
+def _opened(reached: Reached, relative: str) -> Generator[OpenFile]:
+    if not reached.name:
+        raise beneath.NotRegularFile(errno.EISDIR, "not a regular file", relative)
+    within = reached.folder.descriptor
+    descriptor = beneath.open_regular(reached.name, within=within, seen=reached.facts)
+    try:
+        yield OpenFile(descriptor, reached)
+    finally:
+        os.close(descriptor)
 
 
 class _Walk:
