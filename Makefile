@@ -25,7 +25,7 @@ INSTALL_BROWSER := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-fast soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing lint clean
+.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -119,6 +119,18 @@ test: $(DEMO_DEPS) $(EMULATORS) engines browser ruff ## everything: lint, archit
 test-fast: $(SETUP) ## the tests that need nothing outside the process and little time
 	@echo "test-fast: neither slow nor integration, $(JOBS) at once"
 	@PATH="$(BIN):$$PATH" $(BIN)/pytest -n $(JOBS) --dist worksteal -m 'not slow and not integration and not soak' $(PYTEST_ARGS)
+
+test-pythons: ## import, packaging and test-fast with the oldest and the newest other Python here
+	@for python in $$($(PYTHON) .ci/other_pythons.py); do \
+	  version=$$($$python -c 'import platform; print(platform.python_version())'); \
+	  echo "test-pythons: Python $$version ($$python)"; \
+	  mkdir -p .venv/pythons; \
+	  $(MAKE) --no-print-directory test-fast test-packaging \
+	    PYTHON=$$python VENV=.venv/pythons/$$version || exit 1; \
+	done
+
+test-packaging: $(SETUP)
+	@PATH="$(BIN):$$PATH" $(BIN)/pytest tests/test_packaging.py
 
 soak: $(DEMO_DEPS) $(EMULATORS) engines ## sweeps that make test leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
 	@echo "soak: seed $(SEED), length $(LENGTH), $(JOBS) at once"

@@ -6,9 +6,9 @@ Built with the backend of pyproject.toml in this environment, so that no network
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from configparser import ConfigParser
@@ -40,8 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def unpacked_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
-    with tarfile.open(build("sdist", ROOT, folder / "dist")) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(build("sdist", ROOT, folder / "dist"), folder)
     return next(path for path in folder.iterdir() if path.name.startswith("prefect_bt-"))
 
 
