@@ -9,9 +9,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
-from urllib.parse import urljoin
+from urllib.parse import urlsplit
 
-from prefect_bt.weights.connections import Answer, Lost, origin
+from prefect_bt.weights.connections import Answer, Lost
 from prefect_bt.weights.listing import SHA256, ListedFile, quote
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -79,15 +79,13 @@ def iter_files(ask: Callable[[str], Answer], url: str) -> Iterator[ListedFile]:
 
 
 def _next_page(answer: Answer, url: str) -> str:
-    """Return the URL of the page after that of `url`; "" for none. Malformed."""
+    """Return the URL of the page after that of `url`; "" for none. ValueError for what is no URL.
+
+    It is asked for where `url` was, which may get the token: of the server's link only the query
+    counts. A mirror's link may name the Hub itself.
+    """
     following = _NEXT.search(answer.headers.get("Link", ""))
-    if not following:
-        return ""
-    target = urljoin(url, following[1])
-    if origin(target) != origin(url):  # it would get the token
-        scheme, host, port = origin(target)
-        raise Malformed(f"has its next page elsewhere: {quote(f'{scheme}://{host}:{port}')}")
-    return target
+    return urlsplit(url)._replace(query=urlsplit(following[1]).query).geturl() if following else ""
 
 
 def _parse_entry(entry: object) -> ListedFile | None:

@@ -77,6 +77,8 @@ class Misbehaviour:
     listing: bytes | None = None
     """The body of every page."""
     link: str = ""
+    named: str = ""
+    """Server that the links to the next page name, if not this one."""
     """The header of every page; `{n}` in it is how many pages were asked for."""
 
 
@@ -212,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         entries[1:] = [entry | bad.entry for entry in entries[1:]]
         headers = {"Content-Type": "application/json"}
         if first + len(page) < len(files):
-            url = f"{self.hub.url}{self.path.partition('?')[0]}?recursive=true"
+            url = f"{bad.named or self.hub.url}{self.path.partition('?')[0]}?recursive=true"
             headers["Link"] = f'<{url}&cursor={first + len(page)}>; rel="next"'
         body = json.dumps(entries).encode() if bad.listing is None else bad.listing
         if bad.link:

@@ -250,6 +250,15 @@ def test_the_token_follows_no_page_elsewhere(listing: Hub, target: str) -> None:
     assert not listing.tokens["cdn"], "nothing was asked there"
 
 
+def test_the_pages_of_a_mirror_that_names_the_hub_are_asked_for_at_the_mirror(
+    listing: Hub,
+) -> None:
+    listing.repos["o/r"].commit({f"f{n}": b"1" for n in range(7)})
+    listing.bad.page, listing.bad.named = 2, listing.cdn_url
+    assert len(HubSource("hf://o/r", SECRET).list().files) == 7
+    assert not listing.tokens["cdn"], "nothing was asked there"
+
+
 def test_the_token_follows_no_redirect_elsewhere(listing: Hub) -> None:
     cdn, host = listing.cdn_url[7:], listing.url[7:]
     connections = Connections(stall=20.0)
