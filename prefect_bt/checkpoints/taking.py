@@ -117,7 +117,6 @@ class Taker:
     def _begin(self) -> Committed:
         lets_go = not self._retention.keeps_all
         self._fence()
-        committed = Committed(self._store, self._origin, own_objects=lets_go)
         # Nobody goes on with those: an object's key tells the attempt.
         self._abort(range(self._origin.attempt))
         if lets_go:
@@ -125,7 +124,8 @@ class Taker:
             prune_rank(self._store, self._origin, (), fence=self._fence)
         else:
             drop_outdated(self._store, self._origin.project_id, self._origin.job_id)
-        return committed
+        # Read last: no object that went just now is counted on.
+        return Committed(self._store, self._origin, own_objects=lets_go)
 
     def _abort(self, attempts: Iterable[int]) -> None:
         # Tidying: no reason to keep a job from its end.
@@ -193,11 +193,15 @@ class Taker:
         names = expendable(committed.names, self._retention)
         if not names:
             return
-        with contextlib.suppress(StoreError):
+        try:
             self._fence()
             pruned = prune_rank(self._store, self._origin, names, fence=self._fence)
-            committed.forget(names=pruned.names, keys=pruned.keys)
-            self._progress.change(pruned=(*self._progress.status.pruned, *pruned.names))
+        except StoreError:
+            # Nobody knows what is gone: the next checkpoint reads it from the store.
+            self._committed = None
+            return
+        committed.forget(names=pruned.names, keys=pruned.keys)
+        self._progress.change(pruned=(*self._progress.status.pruned, *pruned.names))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import pytest
 from prefect_bt.checkpoints.pruning import prune_job, prune_rank
 from prefect_bt.contract import attempt_prefix, job_prefix, withdrawn_prefix
 from prefect_bt.epochs import PRUNE, RUN, Epochs
+from prefect_bt.errors import StoreError
+from prefect_bt.objects.disk import DiskStore
 from prefect_bt.records import Retention
 
 from .folders import FAST, JOB, PROJECT, flush, hf_full, origin, write
@@ -146,3 +148,48 @@ def test_a_checkpoint_that_is_half_deleted_stays_withdrawn(store, ckpts):
     prune_job(interrupted, PROJECT, JOB, names(10), live=True)
     assert seen[1:] == [{*names(20)}]
     assert withdrawals(store), "its objects go when the job is over"
+
+
+KEEP_ALL_OF_THEM = replace(FAST, retention=Retention(keep_last=9))
+
+
+def write_again(ckpts, *steps):
+    """The same bytes as `commit` writes, in another folder."""
+    again = ckpts.with_name("again")
+    for step in steps:
+        write(again / f"checkpoint-{step}", hf_full(step, seed=b"w0.%d" % step))
+    return again
+
+
+@pytest.mark.parametrize("word", ["/manifests/", "/objects/"])
+def test_an_uploader_sends_again_what_it_has_just_let_go(two, ckpts, word):
+    """It finishes a killed prune as it begins; then training writes the same bytes again."""
+    killed_prune(two, 20, word)
+    begin(two, 2)
+    flush(two, write_again(ckpts, 20), attempt=2, options=KEEP_ALL_OF_THEM)
+    assert set(listed(two)) == {*names(10, 20)}
+    check_whole(two)
+
+
+class RefusesOnce(DiskStore):
+    """Refuses the second deletion of an object."""
+
+    deletions = 0
+
+    def delete(self, key):
+        if "/objects/" in key:
+            self.deletions += 1
+            if self.deletions == 2:
+                raise StoreError("busy", url=self.url, key=key)
+        super().delete(key)
+
+
+def test_an_uploader_sends_again_what_a_failed_retention_has_deleted(store, ckpts):
+    for step, written_ns in ((10, 1), (20, 2)):
+        write(ckpts / f"checkpoint-{step}", hf_full(step, seed=b"%d" % step))
+        os.utime(ckpts / f"checkpoint-{step}" / "model.safetensors", ns=(written_ns, written_ns))
+    write(ckpts / "checkpoint-30", hf_full(30, seed=b"10"))
+    options = replace(FAST, retention=Retention(keep_last=1))
+    flush(RefusesOnce(store._root), ckpts, attempt=1, options=options)
+    assert "checkpoint-30" in listed(store)
+    check_whole(store)
