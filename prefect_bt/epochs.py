@@ -96,6 +96,15 @@ class Epochs:
         """Return the newest claim, whether it has ended or not; None before the first."""
         return self._newest(self._names())
 
+    def newest_run(self) -> int:
+        """Return the number of the newest claim to run the job; 0 if there is none."""
+        claims = _claims(self._names())
+        while newest := self._newest(claims):
+            if newest.purpose == RUN:
+                return newest.number
+            claims.pop()
+        return 0
+
     def holder(self) -> str | None:
         """Return the host of the newest claim, NOBODY if any may follow; None before the first."""
         names = self._names()

@@ -183,8 +183,9 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     sees to it that nobody starts the job again meanwhile. Raises StoreError; called again, it goes
     on.
     """
-    drop_outdated(store, project_id, job_id)
+    # Read first: what is taken over below must not count as announced after a later start.
     now = Generation.of(store, project_id, job_id)
+    drop_outdated(store, project_id, job_id)
     inventory = Inventory(store, project_id, job_id)
     wanted = set(inventory.names).intersection(names)
     protected = _protected(store, inventory, wanted) if live else set[str]()

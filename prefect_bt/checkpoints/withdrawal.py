@@ -26,7 +26,7 @@ from prefect_bt.contract import (
     manifests_prefix,
     withdrawn_prefix,
 )
-from prefect_bt.epochs import RUN, Epochs
+from prefect_bt.epochs import Epochs
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.objects.protocols import Store
 
@@ -37,7 +37,7 @@ _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionErr
 class Withdrawal:
     """`objects`: key -> bytes of what the manifests name, also where others name it too.
 
-    `attempt` and `epoch`: the newest ones of the job when this was written.
+    `attempt` and `epoch`: the job's `Generation` when this was written.
     """
 
     name: str
@@ -118,12 +118,10 @@ def withdrawn_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Generation:
-    """The newest attempt of a job (-1: none) and its newest claim (0: none)."""
+    """The newest attempt of a job (-1: none) and the newest claim to run it (0: none)."""
 
     attempt: int
     epoch: int
-    by_run: bool
-    """Whether that claim is one to run the job."""
 
     @classmethod
     def of(cls, store: Store, project_id: str, job_id: str) -> Generation:
@@ -131,29 +129,24 @@ class Generation:
         prefix = job_prefix(project_id, job_id)
         keys = [info.key.split("/") for info in store.list(f"{prefix}/attempts")]
         attempts = [int(key[-2]) for key in keys if key[-1] == "attempt.json"]
-        claim = Epochs(store, job_id, prefix, clock=time.time).highest()
-        return cls(
-            attempt=max(attempts, default=-1),
-            epoch=claim.number if claim else 0,
-            by_run=claim is not None and claim.purpose == RUN,
-        )
+        epoch = Epochs(store, job_id, prefix, clock=time.time).newest_run()
+        return cls(attempt=max(attempts, default=-1), epoch=epoch)
 
     def is_after(self, withdrawal: Withdrawal) -> bool:
         """Return whether the job was started again since the withdrawal was written."""
-        claimed = self.by_run and withdrawal.epoch < self.epoch
-        return claimed or withdrawal.attempt < self.attempt
+        return withdrawal.epoch < self.epoch or withdrawal.attempt < self.attempt
 
 
-def outdated(store: Store, project_id: str, job_id: str) -> set[str]:
-    """Return keys of withdrawals of which nothing is carried out and after which the job was
+def outdated(store: Store, project_id: str, job_id: str) -> dict[str, Withdrawal]:
+    """Return withdrawals, by key, of which nothing is carried out and after which the job was
     started again. Raises StoreError."""
     begun = dict(pending(store, project_id, job_id))
     if not begun:
-        return set()
+        return {}
     now = Generation.of(store, project_id, job_id)
-    there = {info.key for info in store.list(manifests_prefix(project_id, job_id))}
+    there = _manifests(store, project_id, job_id)
     return {
-        key
+        key: withdrawal
         for key, withdrawal in begun.items()
         if now.is_after(withdrawal) and there.issuperset(withdrawal.manifests)
     }
@@ -161,5 +154,12 @@ def outdated(store: Store, project_id: str, job_id: str) -> set[str]:
 
 def drop_outdated(store: Store, project_id: str, job_id: str) -> None:
     """Delete them: the job may go on from their checkpoints. Raises StoreError."""
-    for key in outdated(store, project_id, job_id):
+    for key, withdrawal in outdated(store, project_id, job_id).items():
         store.delete(key)
+        # Its prune may have begun to delete just now; it looks for the withdrawal after that.
+        if not _manifests(store, project_id, job_id).issuperset(withdrawal.manifests):
+            keep(store, key, withdrawal)
+
+
+def _manifests(store: Store, project_id: str, job_id: str) -> set[str]:
+    return {info.key for info in store.list(manifests_prefix(project_id, job_id))}

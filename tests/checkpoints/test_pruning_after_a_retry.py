@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from prefect_bt.checkpoints import pruning
 from prefect_bt.checkpoints.pruning import prune_job, prune_rank
+from prefect_bt.checkpoints.withdrawal import drop_outdated
 from prefect_bt.contract import attempt_prefix, job_prefix, withdrawn_prefix
 from prefect_bt.epochs import PRUNE, RUN, Epochs
 from prefect_bt.errors import StoreError
@@ -91,6 +93,49 @@ def test_a_run_that_has_only_claimed_the_job_counts_as_a_retry(two):
     claim(two, RUN)
     prune_job(two, PROJECT, JOB, names(10), live=True)
     assert set(listed(two)) == {*names(20)}
+
+
+def test_a_retry_without_an_attempt_counts_for_a_later_prune_too(two):
+    """Such as one whose machine died: the prune claims the job before it looks."""
+    claim(two, PRUNE)
+    killed_prune(two, 20)
+    claim(two, RUN)
+    claim(two, PRUNE)
+    prune_job(two, PROJECT, JOB, names(10), live=False)
+    assert set(listed(two)) == {*names(20)}
+    assert rest(two) == set()
+
+
+def test_a_retry_that_begins_after_the_look_for_outdated_ones_counts(two, monkeypatch):
+    killed_prune(two, 20)
+    look = pruning.drop_outdated
+
+    def look_and_begin(*place):
+        look(*place)
+        begin(two, 2)
+
+    monkeypatch.setattr(pruning, "drop_outdated", look_and_begin)
+    prune_job(two, PROJECT, JOB, (), live=True)
+    assert set(listed(two)) == {*names(10, 20)}
+
+
+def test_what_begins_to_be_deleted_while_it_is_dropped_stays_withdrawn(store, ckpts):
+    """The prune had looked before the attempt began, and is killed after its first deletion."""
+    for rank in (0, 1):
+        commit(store, ckpts.with_name(f"rank-{rank}"), (10, 20), rank=rank, group_size=2)
+    first = next(iter(listed(store)["checkpoint-10"].manifest_keys.values()))
+    killed_prune(store, 10)
+    begin(store, 2)
+
+    class Late(DiskStore):
+        def delete(self, key):
+            if "/withdrawn/" in key:
+                super().delete(first)
+            super().delete(key)
+
+    drop_outdated(Late(store._root), PROJECT, JOB)
+    assert set(listed(store)) == {*names(20)}
+    assert len(withdrawals(store)) == 1
 
 
 def test_without_a_retry_the_next_prune_finishes_it(two):
