@@ -8,9 +8,12 @@ in the backlog while all of them are being answered.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import resource
 import socket
+import sys
+import termios
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -125,7 +128,7 @@ class FileConnection(Connection):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_progress(before=None)
+        self.watch_progress(before=None)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -136,14 +139,21 @@ class FileConnection(Connection):
         if self._writing is not None:
             self._writing.abort()
 
-    def _watch_progress(self, *, before: int | None) -> None:
+    def untaken(self) -> int:
+        """Return how many bytes the client has yet to take of what was sent to it."""
         assert self._writing is not None
-        left = self._writing.get_write_buffer_size()
+        kernel = fcntl.ioctl(self._writing.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
+        # The kernel keeps megabytes, and takes no more until a slow client had most of them.
+        return self._writing.get_write_buffer_size() + int.from_bytes(kernel, sys.byteorder)
+
+    def watch_progress(self, *, before: int | None) -> None:
+        """Close where no less is untaken than `before`, else look again later."""
+        left = self.untaken()
         if left == before:
             self.abort()
             return
         again = asyncio.get_running_loop().call_later
-        self._stalled = again(self._files.limits.stall, lambda: self._watch_progress(before=left))
+        self._stalled = again(self._files.limits.stall, lambda: self.watch_progress(before=left))
 
     def _forget_progress(self) -> None:
         if self._stalled is not None:

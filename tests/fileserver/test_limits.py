@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -18,7 +19,14 @@ import pytest
 
 from prefect_bt.fileserver import running
 from prefect_bt.fileserver.__main__ import LARGEST_LOG
-from prefect_bt.fileserver.connections import MOST_CONNECTIONS
+from prefect_bt.fileserver.addresses import signed_address
+from prefect_bt.fileserver.connections import (
+    MOST_CONNECTIONS,
+    FileConnection,
+    FileConnections,
+    Limits,
+)
+from prefect_bt.fileserver.serving import Files
 from tests.fileserver.test_fileserver import DATA, KEY, Shelf, get
 
 LONG = 300.0
@@ -192,21 +200,49 @@ def test_a_client_that_takes_nothing_is_ended(start: Start, asked: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_client_gets_its_file(start: Start) -> None:
-    """Take so little at a time that the whole takes longer than a client may take nothing."""
-    stall = 4.0
-    served = start("--stall", str(stall))
-    one = served.connect()
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-    one.sendall(served.request(LARGE))
-    slow_until, received, head = time.monotonic() + 2.5 * stall, 0, b""
-    while not head.endswith(b"\r\n\r\n"):
-        head += one.recv(1)
-    while received < LARGE_SIZE and (part := one.recv(16384)):
-        received += len(part)
-        time.sleep(0.02 if time.monotonic() < slow_until else 0)
-    assert received == LARGE_SIZE
-    one.close()
+def test_a_slow_client_gets_its_file(tmp_path: Path) -> None:
+    """Take little between two looks at the progress: less than the kernel keeps for a client."""
+    shelf = Shelf(tmp_path)
+    (shelf.place.root / LARGE).touch()
+    os.truncate(shelf.place.root / LARGE, LARGE_SIZE)
+    secret = shelf.place.secret()
+    files = Files(shelf.place.root, secret, shelf.place.id)
+    url = signed_address("http://x", secret, LARGE, expires=int(time.time() + LONG))
+    asyncio.run(take_slowly(files, url.removeprefix("http://x")))
+
+
+async def take_slowly(files: Files, target: str) -> None:
+    loop, server = asyncio.get_running_loop(), FileConnections(files.answer, Limits(stall=LONG))
+    listening = socket.create_server((running.HOST, 0))
+    accepting = asyncio.create_task(server.accept(listening))
+    with socket.socket() as client, listening:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        client.setblocking(False)
+        await loop.sock_connect(client, listening.getsockname())
+        await loop.sock_sendall(client, f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        received = len(await loop.sock_recv(client, 1))
+        (connection,) = server.open
+        for _ in range(5):
+            before = await settled(connection)
+            while connection.untaken() == before:
+                received += len(await loop.sock_recv(client, 1024))
+            assert received < 4 * 1024 * 1024
+            connection.watch_progress(before=before)
+        while received < LARGE_SIZE:
+            part = await loop.sock_recv(client, 1 << 20)
+            assert part, f"it was cut after {received} bytes"
+            received += len(part)
+    accepting.cancel()
+    await server.shutdown(0)
+
+
+async def settled(connection: FileConnection) -> int:
+    """Return what is untaken once the client's side is full."""
+    before, left = -1, connection.untaken()
+    while left != before or not left:
+        await asyncio.sleep(0.2)
+        before, left = left, connection.untaken()
+    return left
 
 
 @pytest.mark.slow
