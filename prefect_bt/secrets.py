@@ -193,13 +193,13 @@ class Redactor:
 class _Sample:
     """Spellings that are found by looking at `size` characters of a text, every `step` of them.
 
-    A spelling of at least `size + step - 1` characters has one of these looks within its middle,
-    where spellings that begin alike differ. Regular expressions try all at every character.
+    A spelling of at least `size + step - 1` characters has one of these looks within any place of
+    that length, so one place of it will do. Regular expressions try all at every character.
     """
 
     size: int
     step: int
-    parts: Mapping[str, Sequence[tuple[int, str]]]
+    parts: Mapping[str, Sequence[tuple[int, str]]] = field(repr=False)
     """What can be seen there: which spellings have it, and how far from their beginning."""
 
     def find(self, text: str, begin: int) -> Iterator[tuple[int, int]]:
@@ -213,7 +213,7 @@ class _Sample:
                     yield start, start + len(spelling)
 
 
-_SIZES: Final = ((8, 8), (4, 4), (SHORTEST_MASKED, 1))
+_SIZES: Final = ((8, 8), (4, 4), (SHORTEST_MASKED - 1, 2))
 """Size and step of samples, for long spellings first; the last is for the shortest there are."""
 
 
@@ -221,10 +221,25 @@ def _samples(spellings: Iterable[str]) -> list[_Sample]:
     parts = {sizes: defaultdict[str, list[tuple[int, str]]](list) for sizes in _SIZES}
     for spelling in spellings:
         size, step = next(each for each in _SIZES if sum(each) - 1 <= len(spelling))
-        middle = (len(spelling) - size - step + 1) // 2
-        for offset in range(middle, middle + step):
-            parts[size, step][spelling[offset : offset + size]].append((offset, spelling))
+        found, seen = parts[size, step], _rarest(spelling, size, step, parts[size, step])
+        for offset in range(seen, seen + step):
+            found[spelling[offset : offset + size]].append((offset, spelling))
     return [_Sample(size, step, dict(found)) for (size, step), found in parts.items() if found]
+
+
+_PLACES: Final = (4, 3, 5, 2, 6, 1, 7, 0, 8)
+"""Eighths of a spelling where samples of it may be; the middle first: the beginnings are alike."""
+
+
+def _rarest(spelling: str, size: int, step: int, taken: Mapping[str, Sequence[Any]]) -> int:
+    """Return the place of the samples that fewest others share, those of `spelling` among them."""
+
+    def shared(place: int) -> int:
+        samples = [spelling[at : at + size] for at in range(place, place + step)]
+        return sum(len(taken.get(sample, ())) for sample in samples) - len(set(samples))
+
+    last = len(spelling) - size - step + 1
+    return min((last * eighths // 8 for eighths in _PLACES), key=shared)
 
 
 def _spellings(value: str) -> set[str]:

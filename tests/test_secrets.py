@@ -302,3 +302,18 @@ def test_masks_a_service_account_wherever_it_is_cut() -> None:
     for text in (near, value * 2, json.dumps(value), base64.b64encode(value.encode()).decode()):
         for start in range(0, 40, 3):
             assert redact(text[start:]) == pattern.sub(MASK, text[start:])
+
+
+def test_text_that_most_values_share_is_compared_with_few_of_them() -> None:
+    """Whatever lies in the middle of all of them is in the log too, such as a host's name."""
+    values = [
+        f"user{n}:{n * 7919:08x}@registry.example.com:5000/{n * 104729:08x}" for n in range(99)
+    ]
+    redact = Redactor(["\n".join(values)])
+    samples = redact._samples  # pyright: ignore[reportPrivateUsage]
+    assert max(len(found) for sample in samples for found in sample.parts.values()) < 50
+    assert redact(values[7]) == MASK
+
+
+def test_no_value_is_in_the_text_of_what_finds_it() -> None:
+    assert "correct horse" not in repr(vars(Redactor(["correct horse battery staple"]))["_samples"])
