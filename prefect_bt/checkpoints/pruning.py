@@ -291,7 +291,7 @@ class _Prune:
 
     def _is_outdated(self, key: str, withdrawal: Withdrawal) -> bool:
         """Take the withdrawal back if the job was started again since."""
-        if not Generation.of(self._store, *self._place).is_after(withdrawal):
+        if not self._now.has_passed(self._store, *self._place):
             return False
         self._store.delete(key)
         del self._own[key]

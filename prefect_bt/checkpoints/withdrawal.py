@@ -21,6 +21,7 @@ from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.contract import (
+    attempt_prefix,
     job_objects_prefix,
     job_prefix,
     manifests_prefix,
@@ -128,9 +129,19 @@ class Generation:
         """Read both from the store; raises StoreError."""
         prefix = job_prefix(project_id, job_id)
         keys = [info.key.split("/") for info in store.list(f"{prefix}/attempts")]
-        attempts = [int(key[-2]) for key in keys if key[-1] == "attempt.json"]
+        attempts = [int(k[-2]) for k in keys if k[-1] == "attempt.json" and k[-2].isdecimal()]
         epoch = Epochs(store, job_id, prefix, clock=time.time).newest_run()
         return cls(attempt=max(attempts, default=-1), epoch=epoch)
+
+    def has_passed(self, store: Store, project_id: str, job_id: str) -> bool:
+        """Return whether the job was started again since; lists no attempts, which have no gaps."""
+        try:
+            key = f"{attempt_prefix(project_id, job_id, self.attempt + 1)}/attempt.json"
+            store.get_range(key, start=0, length=1)
+        except ObjectNotFound:
+            prefix = job_prefix(project_id, job_id)
+            return Epochs(store, job_id, prefix, clock=time.time).newest_run() > self.epoch
+        return True
 
     def is_after(self, withdrawal: Withdrawal) -> bool:
         """Return whether the job was started again since the withdrawal was written."""

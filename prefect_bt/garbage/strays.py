@@ -1,12 +1,13 @@
 """Processes of this machine whose job is over, or whose node's folder is gone.
 
 Any process may call itself one of a job's, in its environment or its command line. So that is
-believed of processes of the state folder's user in our pid namespace only, one at a time, and they
+believed of processes of the state folder's user, or of ours, in our pid namespace only, and they
 say nothing about the job: whether that is over, the stores tell that the state folder names.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from prefect_bt.host.processes import (
     ProcessIdentity,
     arguments_of,
     kill_until_gone,
-    processes_of_user,
+    processes_of,
     values_of,
     variables_of,
 )
@@ -105,7 +106,7 @@ class Strays:
     def _by(self, named: Callable[[int], str]) -> dict[str, list[ProcessIdentity]]:
         """Processes that may be ours, by what they are named; "" is no name."""
         found: dict[str, list[ProcessIdentity]] = {}
-        for process in processes_of_user(self.state_dir.stat().st_uid):
+        for process in processes_of({self.state_dir.stat().st_uid, os.geteuid()}):
             if name := named(process.pid):
                 found.setdefault(name, []).append(process)
         return found

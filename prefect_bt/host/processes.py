@@ -118,15 +118,15 @@ def uploader_processes(mark: str) -> list[int]:
     return [pid for pid in _pids() if wanted in _environment(pid) and _shares_our_pids(pid)]
 
 
-def processes_of_user(user: int) -> Iterator[ProcessIdentity]:
-    """Yield the living processes of this user id in our pid namespace, but not our own.
+def processes_of(users: Collection[int]) -> Iterator[ProcessIdentity]:
+    """Yield the living processes of these user ids in our pid namespace, but not our own.
 
     Nothing of another user's process, or of a container's, is read that it could delay: neither its
     environment nor its command line. A setuid program is of several users, so it is left out.
     """
     for pid in _pids():
         process = ProcessIdentity(pid, began_at(pid))
-        if pid != os.getpid() and process.began and _user_ids(pid) == {user} and _is_beside_us(pid):
+        if pid != os.getpid() and process.began and _is_of(pid, users) and _is_beside_us(pid):
             yield process
 
 
@@ -263,12 +263,13 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _user_ids(pid: int) -> set[int]:
-    """Real, effective, saved and file system user id; empty when the process is gone."""
+def _is_of(pid: int, users: Collection[int]) -> bool:
+    """Return whether real, effective, saved and file system user are one, and one of `users`."""
     for line in _read(f"{_PROC}/{pid}/status").splitlines():
         if line.startswith(b"Uid:"):
-            return {int(word) for word in line.split()[1:]}
-    return set()
+            ids = {int(word) for word in line.split()[1:]}
+            return len(ids) == 1 and ids <= set(users)
+    return False
 
 
 def _is_beside_us(pid: int) -> bool:

@@ -206,6 +206,27 @@ def test_a_job_that_somebody_owns_keeps_its_processes(site: Site, start: Start) 
     assert "taken up again" in tried.problem
 
 
+def test_a_job_that_is_retried_after_the_look_keeps_its_flow(site: Site, start: Start) -> None:
+    site.state.mkdir()
+    past = Ledger(site.ledger.store, clock=lambda: time.time() - 600)
+    job_id = site.job(JobState.FAILED, ledger=past)
+    flow = start(**flow_of(site, job_id))
+    (found,) = site.look().items
+    assert found.kind is Kind.PROCESS
+    site.ledger.append(job_id, JobState.CREATED)
+    (tried,) = remove_all(Findings((found,)))
+    assert "taken up again" in tried.problem
+    assert flow.poll() is None
+
+
+@needs_root
+def test_roots_own_strays_in_another_users_state_folder_are_found(site: Site, start: Start) -> None:
+    site.state.mkdir()
+    os.chown(site.state, NOBODY, NOBODY)
+    start(**flow_of(site, long_over(site)))
+    assert site.kinds() == [Kind.PROCESS]
+
+
 @pytest.mark.parametrize("place", ["loop", "x" * 3000, "nowhere\udce9"])
 def test_a_folder_that_cannot_be_looked_at_hides_nothing(
     site: Site, start: Start, place: str
