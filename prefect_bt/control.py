@@ -58,13 +58,13 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
             if not ledger.state(job_id).terminal:
                 raise
         stopped = f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
-        return _told_end(ledger, job_id, stopped)
+        return _describe_end(ledger, job_id, stopped)
     nobodys = f"Job {job_id} was not run by anything any more; it is stopped."
     away = machine_away(site.settings.state_dir, ledger, job_id)
     if not ledger.request_stop(job_id, by=by):
         settle(ledger, job_id)
         if ledger.state(job_id).terminal:
-            return _told_end(ledger, job_id, nobodys)
+            return _describe_end(ledger, job_id, nobodys)
         raise StateError(
             f"Job {job_id} is being stopped already.",
             state=state.value,
@@ -73,17 +73,17 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
     with suppress(StateError):  # taken up, or put away, by another process in this moment
         if state is JobState.PENDING:
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
-            return _told_end(ledger, job_id, f"Job {job_id} had not begun; it is stopped.")
+            return _describe_end(ledger, job_id, f"Job {job_id} had not begun; it is stopped.")
         if _is_nobodys(site) and not _starting(record):
             conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
-            return _told_end(ledger, job_id, nobodys)
+            return _describe_end(ledger, job_id, nobodys)
     said = f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
     if state is JobState.PENDING:
         said = f"Job {job_id} has not begun; the process that prepares it stops it."
-    return _told_end(ledger, job_id, f"{said}\n{away}" if away else said)
+    return _describe_end(ledger, job_id, f"{said}\n{away}" if away else said)
 
 
-def _told_end(ledger: Ledger, job_id: str, otherwise: str) -> str:
+def _describe_end(ledger: Ledger, job_id: str, otherwise: str) -> str:
     """Return how the job ended if that was by itself, while it was to be stopped."""
     state = ledger.state(job_id)
     if not state.terminal or state is JobState.STOPPED:

@@ -59,7 +59,7 @@ class Strays:
         for mark, found in self._by(_mark_of).items():
             handle = handle_of(self.state_dir, mark)
             ours = mark.rpartition(".")[2].startswith(place)
-            if ours and handle is not None and self._is_gone(handle):
+            if ours and handle is not None and self._is_orphan(handle):
                 yield LeftOver(
                     Kind.PROCESS,
                     _listed(found),
@@ -68,11 +68,11 @@ class Strays:
                     job=handle.job.job_id,
                 )
 
-    def _is_gone(self, handle: HostHandle) -> bool:
+    def _is_orphan(self, handle: HostHandle) -> bool:
         return not handle.folder.path.exists() and not is_owned(self.state_dir, handle.job.job_id)
 
     def _end_node(self, mark: str, handle: HostHandle) -> None:
-        if not self._is_gone(handle):
+        if not self._is_orphan(handle):
             raise _taken_up(handle.job.job_id)
         _end(lambda: self._by(_mark_of).get(mark, []))
 

@@ -74,7 +74,7 @@ class BoundedReader:
             self._header_left -= size
             if self._header_left < 0:
                 raise damaged(self._name, "the headers of one member are too large")
-        self.last_block = self._read_whole(size)
+        self.last_block = self._read_exactly(size)
         return self.last_block
 
     def peek(self, size: int) -> bytes:
@@ -85,7 +85,7 @@ class BoundedReader:
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
         if whence != os.SEEK_SET or position < self._position:
             raise damaged(self._name, "a header points backwards")
-        while self._position < position and self._read_whole(
+        while self._position < position and self._read_exactly(
             min(CHUNK_BYTES, position - self._position)
         ):
             pass
@@ -93,10 +93,10 @@ class BoundedReader:
 
     def drain(self) -> None:
         """Read to the end, which is where the compressed formats keep their checksum."""
-        while self._read_whole(CHUNK_BYTES):
+        while self._read_exactly(CHUNK_BYTES):
             pass
 
-    def _read_whole(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         parts: list[bytes] = []
         while size and (part := self._read_some(size)):
             parts.append(part)
