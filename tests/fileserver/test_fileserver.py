@@ -282,3 +282,14 @@ def test_which_stores_need_it():
     assert local_root("file:///a%20b/c") == Path("/a b/c")
     assert local_root("s3://bucket/x") is None
     assert local_root("memory://") is None
+
+
+def test_a_part_of_another_version_is_not_given(asked: Shelf):
+    part = {"Range": "bytes=0-9"}
+    for version, status in ((f'"{DIGEST}"', 206), ('"another"', 200)):
+        assert get(asked.address(), **part, **{"If-Range": version})[0] == status
+
+
+def test_a_pipe_in_the_store_is_not_waited_for(asked: Shelf):
+    os.mkfifo(asked.place.root / f"{KEY}-pipe")
+    assert get(asked.address(f"{KEY}-pipe"))[0] == 404

@@ -246,6 +246,20 @@ async def settled(connection: FileConnection) -> int:
 
 
 @pytest.mark.slow
+def test_a_file_that_becomes_shorter_ends_its_download(start: Start) -> None:
+    served = start()
+    one = served.connect()
+    one.sendall(served.request(LARGE))
+    received = len(one.recv(1))
+    os.truncate(served.shelf.place.root / LARGE, 0)
+    while part := one.recv(1 << 20):
+        received += len(part)
+    assert received < LARGE_SIZE
+    wait_until(lambda: not any(name.endswith("-large") for name in served.descriptors()))
+    assert served.log.read_text() == ""
+
+
+@pytest.mark.slow
 def test_without_descriptors_it_serves_and_its_log_stays_small(
     start: Start, crowd: list[socket.socket]
 ) -> None:
