@@ -88,7 +88,7 @@ class Answer:
         if told.isdecimal():
             seconds = float(told)
         elif told:
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 seconds = parsedate_to_datetime(told).timestamp() - time.time()
         elif self.status == 429 and (reset := _RESET.search(self.headers.get("RateLimit", ""))):
             seconds = float(reset[1])

@@ -270,6 +270,15 @@ def test_the_token_follows_no_redirect_elsewhere(listing: Hub) -> None:
         assert f"Bearer {SECRET}" not in listing.tokens["cdn"], target
 
 
+@pytest.mark.parametrize(
+    "told", [f"Fri, 31 Dec {10**20} 23:59:59 GMT", f"1 Jan 2020 00:00:00 +{10**30}", "9" * 5000]
+)
+def test_dates_to_wait_for_that_are_none(listing: Hub, told: str) -> None:
+    listing.bad.status, listing.bad.headers = 429, {"Retry-After": told}
+    with pytest.raises(Interrupted, match="answered 429"):
+        HubSource("hf://o/r", SECRET).list()
+
+
 @pytest.mark.slow
 def test_names_that_are_too_deep_or_too_long(hub: Hub, place: Place) -> None:
     deep, long = "a/" * 1_500 + "a", "/".join("x" * 250 for _ in range(16))
