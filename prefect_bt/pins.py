@@ -9,7 +9,8 @@ from typing import Final
 from prefect_bt import codec
 from prefect_bt.errors import StoreError
 
-_REVISION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
+_REVISION: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,199}")
+_DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,17 @@ class PinnedWeights:
 def load_pin(data: bytes, *, key: str) -> PinnedWeights:
     """Read the record at `key`; its revision becomes a part of a mounted folder's name.
 
-    Raises StoreError for a revision that could lead out of the weights of this machine.
+    Raises StoreError for a damaged one, and for a revision that could lead out of the weights.
     """
-    pin = codec.loads(PinnedWeights, data)
-    if not _REVISION.fullmatch(pin.revision):
-        raise StoreError(
-            f"{key} pins weights to {pin.revision[:80]!r}, which is no revision.",
-            key=key,
-            next_step="It was damaged or forged: delete it, and the job mirrors them anew.",
-        )
-    return pin
+    try:
+        pin = codec.loads(PinnedWeights, data)
+        if _REVISION.fullmatch(pin.revision):
+            return pin
+        why = f"pins weights to {pin.revision[:80]!r}, which is no revision"
+    except _DAMAGED:
+        why = "is no record of pinned weights"
+    raise StoreError(
+        f"{key} {why}.",
+        key=key,
+        next_step="It was damaged or forged: delete it, and the job mirrors them anew.",
+    )

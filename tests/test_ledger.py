@@ -10,6 +10,7 @@ import pytest
 from prefect_bt.errors import NotFoundError, StateError, StoreError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
+from prefect_bt.pins import load_pin
 from prefect_bt.records import JobRecord, JobState, Outcome
 
 
@@ -167,3 +168,9 @@ def test_a_forged_revision_of_a_source_is_no_part_of_a_path(ledger: Ledger, revi
     for read in (ledger.pinned_weights, lambda one: ledger.pin_weights(one, "k1", "rev-b")):
         with pytest.raises(StoreError, match=r"is no revision\. It was damaged or forged"):
             read(job.id)
+
+
+@pytest.mark.parametrize("data", [b"{", b"null", b"[]", b"\xff", b'{"a": 7}', b"[" * 200_000])
+def test_a_damaged_pin_is_one_error(data: bytes) -> None:
+    with pytest.raises(StoreError, match=r"pins/k1\.json (is no record|pins weights)"):
+        load_pin(data, key="pins/k1.json")

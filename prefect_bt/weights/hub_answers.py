@@ -16,7 +16,7 @@ from prefect_bt.weights.listing import SHA256, ListedFile, quote
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 """A commit, and the id of git's blob object."""
-PAGE_BYTES: Final = 32 << 20
+PAGE_BYTES: Final = 8 << 20
 """A page of 1000 files, as the Hub sends them, has half a megabyte."""
 MOST_ENTRIES: Final = 200_000
 """Twice what the Hub takes into one repository."""

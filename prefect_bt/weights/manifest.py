@@ -101,18 +101,22 @@ def load_manifest(data: bytes) -> Manifest:
 def _decode(document: Any) -> Manifest:
     if document["format"] != FORMAT:
         raise ValueError(f"a manifest of format {document['format']}")
+    entries = tuple(_entry(*row) for row in document["entries"])
+    if len({entry.path for entry in entries}) < len(entries):
+        raise ValueError("a manifest that names a file twice")
     return Manifest(
         source=str(document["source"]),
         key=str(document["key"]),
         revision=str(document["revision"]),
-        entries=tuple(_entry(*row) for row in document["entries"]),
+        entries=entries,
         created_at=float(document["created_at"]),
     )
 
 
 def _entry(path: str, size: int, sha256: str) -> Entry:
     """Raise TypeError and the like for a value of the wrong type."""
-    if not is_mountable(path) or not 0 <= size < 2**63 or not SHA256.fullmatch(sha256):
+    is_size = type(size) is int and 0 <= size < 2**63
+    if not is_mountable(path) or not is_size or not SHA256.fullmatch(sha256):
         raise ValueError(f"no entry of a manifest: {quote(path)}")
     return Entry(path, size, sha256)
 

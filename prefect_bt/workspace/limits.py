@@ -28,6 +28,9 @@ MAX_GLOBAL_RECORDS: Final = 64
 UNPACK_SLACK_BYTES: Final = 64 * 1024**2
 """What other archivers may spend on headers and padding beyond MAX_WORKSPACE_BYTES."""
 
+MAX_SPARSE_PIECES: Final = 1_000_000
+"""Of all sparse files together: tarfile needs about 30 µs for each."""
+
 
 def format_bytes(count: int) -> str:
     """`count` bytes for a message, in binary units: "17 bytes", "6.00 GiB"."""

@@ -12,7 +12,11 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, Any, Final, cast
 
-from prefect_bt.workspace.limits import MAX_GLOBAL_RECORDS, MAX_HEADER_BYTES
+from prefect_bt.workspace.limits import (
+    MAX_GLOBAL_RECORDS,
+    MAX_HEADER_BYTES,
+    MAX_SPARSE_PIECES,
+)
 from prefect_bt.workspace.streams import BoundedReader, damaged
 
 # What tarfile raises on malformed headers, by version and field; found by fuzzing.
@@ -44,7 +48,13 @@ def read_members(
                 errors="surrogateescape",
                 tarinfo=_CheckedMember,
             )
+        pieces = 0
         while (member := _next_member(tar, reader)) is not None:
+            pieces += len(cast("Any", member).sparse or ())
+            if pieces > MAX_SPARSE_PIECES:
+                raise tarfile.ReadError(
+                    f"its sparse files have more than {MAX_SPARSE_PIECES} pieces"
+                )
             yield tar, member
     except MALFORMED as error:
         raise damaged(name, str(error) or type(error).__name__) from error
@@ -57,8 +67,11 @@ def read_members(
 def _next_member(tar: tarfile.TarFile, reader: BoundedReader) -> tarfile.TarInfo | None:
     with reader.header(MAX_HEADER_BYTES):
         member = tar.next()
-    if len(tar.pax_headers) > MAX_GLOBAL_RECORDS:
+    kept = cast("dict[str, str]", tar.pax_headers)
+    if len(kept) > MAX_GLOBAL_RECORDS:
         raise tarfile.ReadError(f"its global headers have more than {MAX_GLOBAL_RECORDS} records")
+    if sum(map(len, kept.values())) > MAX_HEADER_BYTES:
+        raise tarfile.ReadError("its global headers are too large")
     cast("Any", tar).members.clear()
     return member
 

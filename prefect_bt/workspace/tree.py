@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from itertools import takewhile
 from pathlib import Path
 from typing import IO, Final
 
@@ -22,18 +21,20 @@ from prefect_bt.workspace.streams import CHUNK_BYTES, refused, spelled
 
 _Parts = tuple[str, ...]
 _PERMISSIONS: Final = 0o777
+_MOST_KNOWN: Final = 10_000
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class Tree:
     """Members under `root`, an empty folder of ours. Methods raise WorkspaceError or OSError.
 
-    What is where is asked of the file system. Only the links are kept in memory.
+    What is where is asked of the file system. Of that, the links are kept in memory.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
-        self._last_folder: _Parts = ()
+        self._folders: set[_Parts] = set()
+        """Some that are there, so that not all above every member are looked at."""
         self._links = LinkTable()
         self.folders_made = 0
 
@@ -93,9 +94,10 @@ class Tree:
         return Path(path)
 
     def _ensure_folder(self, parts: _Parts, name: str) -> str:
-        """Create the folders that are missing; those of the last member are there still."""
-        pairs = zip(parts, self._last_folder, strict=False)
-        checked = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        """Create the folders that are missing. Nothing replaces a folder that is there."""
+        checked = len(parts)
+        while checked and parts[:checked] not in self._folders:
+            checked -= 1
         path = "/".join((self._root, *parts[:checked]))
         for part in parts[checked:]:
             path = f"{path}/{part}"
@@ -105,7 +107,9 @@ class Tree:
                 self.folders_made += 1
             elif not stat.S_ISDIR(mode):
                 raise refused(name, "would be written through a link or a file placed earlier")
-        self._last_folder = parts
+        if len(self._folders) >= _MOST_KNOWN:
+            self._folders.clear()
+        self._folders.add(parts)
         return path
 
 

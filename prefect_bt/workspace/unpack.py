@@ -14,6 +14,7 @@ unpacking (a workspace dated 1970 could not be zipped into a wheel); owners are 
 
 from __future__ import annotations
 
+import errno
 import tarfile
 import tempfile
 from collections.abc import Generator
@@ -177,6 +178,8 @@ def _too_many(name: str) -> WorkspaceError:
 def _unwritable(path: str, error: OSError) -> WorkspaceError:
     return WorkspaceError(
         f"{spelled(path)} cannot be unpacked: {error.strerror or error}.",
-        next_step="Check the free space and the permissions of the node's disk.",
+        next_step="Use shorter names."
+        if error.errno == errno.ENAMETOOLONG
+        else "Check the free space and the permissions of the node's disk.",
         path=path,
     )

@@ -81,6 +81,12 @@ def one_global_header() -> Iterator[bytes]:
     yield header(b"0")
 
 
+def large_global_values() -> Iterator[bytes]:
+    for n in range(60):  # as text that has a wide character, four bytes a letter
+        yield header(b"g", records((f"k{n}", "a" * 1_000_000 + "\N{ROCKET}")))
+        yield header(b"0", name=f"f{n}")
+
+
 def overlapping_records() -> Iterator[bytes]:
     # Each record says four bytes and its key goes to the end of the header: n bytes make n * n / 8.
     yield header(b"x", b"4 " * 250_000 + b"=")
@@ -124,6 +130,7 @@ def deep_names() -> Iterator[bytes]:
 HUNGRY: dict[str, tuple[Callable[[], Iterator[bytes]], str]] = {
     "global headers": (global_headers, "global headers have more than 64 records"),
     "one global header": (one_global_header, "global headers have more than 64 records"),
+    "large global values": (large_global_values, "global headers are too large"),
     "overlapping records": (overlapping_records, "longer than it says"),
     "long number": (long_number, "an impossible number"),
     "large headers": (large_headers, "headers of one member are too large"),
@@ -237,6 +244,37 @@ def test_links_whose_names_fill_the_memory_are_refused(
     unpack_workspace(make_tar(*[link(f"{n}", "x") for n in range(20)]), tmp_path / "few")
     with pytest.raises(WorkspaceError, match="is a link too many"):
         unpack_workspace(make_tar(*[link(f"{n}", "x" * 200) for n in range(30)]), tmp_path / "t")
+
+
+def sparse(pieces: int) -> bytes:
+    numbers = ",".join(f"{2 * n},1" for n in range(pieces))
+    told = records(("GNU.sparse.map", numbers), ("GNU.sparse.size", str(2 * pieces)))
+    return header(b"x", told) + header(b"0", b"d" * pieces)
+
+
+def test_pieces_of_sparse_files_are_counted_over_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpack_workspace(io.BytesIO(sparse(10) * 3 + END), tmp_path / "few")
+    assert (tmp_path / "few/x").read_bytes() == b"d\0" * 10
+    monkeypatch.setattr("prefect_bt.workspace.members.MAX_SPARSE_PIECES", 25)
+    with pytest.raises(WorkspaceError, match="more than 25 pieces"):
+        unpack_workspace(io.BytesIO(sparse(10) * 3 + END), tmp_path / "t")
+
+
+def test_a_link_that_was_replaced_is_no_link_any_more(tmp_path: Path, make_tar: MakeTar) -> None:
+    links = [link("a/top", ".."), link("out", "a/top/../evil")]
+    unpack_workspace(make_tar(("a/x", b""), *links, ("out", b"file")), tmp_path / "t")
+    assert (tmp_path / "t/out").read_bytes() == b"file"
+
+
+def test_folders_are_known_again_among_many(
+    tmp_path: Path, make_tar: MakeTar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefect_bt.workspace.tree._MOST_KNOWN", 2)
+    names = [f"{top}/b/{n}/f" for n in range(5) for top in "xyz"]
+    unpack_workspace(make_tar(*[(name, b"1") for name in names]), tmp_path / "t")
+    assert all((tmp_path / "t" / name).is_file() for name in names)
 
 
 def test_folders_that_names_imply_count(
