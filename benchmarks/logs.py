@@ -179,7 +179,7 @@ def sample_lines_per_second(given: argparse.Namespace, work: Path) -> list[Row]:
 
 
 def redaction_speed(given: argparse.Namespace, work: Path) -> list[Row]:
-    """What masking the hundreds of spellings of a service account's JSON costs."""
+    """Measure how fast the hundreds of spellings of a service account's JSON are masked."""
     chance = random.Random(1)
     account = service_account(chance)
     redact = Redactor([account])

@@ -15,7 +15,7 @@ _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionErr
 
 @dataclass(frozen=True)
 class PinnedWeights:
-    """What a job mounts of a weights source, whatever becomes of its upstream. Sizes in bytes."""
+    """The revision of a weights source that a job mounts in all attempts. Sizes in bytes."""
 
     revision: str
     files: int

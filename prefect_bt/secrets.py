@@ -200,7 +200,7 @@ class _Sample:
     size: int
     step: int
     parts: Mapping[str, Sequence[tuple[int, str]]] = field(repr=False)
-    """What can be seen there: which spellings have it, and how far from their beginning."""
+    """Sampled text -> the spellings that contain it, each with its offset in the spelling."""
 
     def find(self, text: str, begin: int) -> Iterator[tuple[int, int]]:
         """Yield begin and end of all spellings in `text` from `begin` on, overlapping ones too."""

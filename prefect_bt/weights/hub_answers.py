@@ -1,4 +1,4 @@
-"""What the Hub answers, checked: a Hub, or a server at HF_ENDPOINT, is not trusted.
+"""Answers of the Hub, checked: a server at HF_ENDPOINT is not trusted.
 
 A digest and a commit become paths, keys of objects and parts of URLs, so they have one form each.
 """

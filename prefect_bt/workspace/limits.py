@@ -11,25 +11,25 @@ MAX_WORKSPACE_ENTRIES: Final = 1_000_000
 """Ours: a small archive of empty files could otherwise use up every inode of a node's disk."""
 
 MAX_DEPTH: Final = 256
-"""Parts of a name, or of a link's target. Ours: a deep name makes a folder of every other byte."""
+"""Limit for the parts of a name or of a link's target: each part of a name makes a folder."""
 
 MAX_LINKS_FOLLOWED: Final = 40
-"""By one path. Linux follows no more (path_resolution(7))."""
+"""Limit for one path. Linux follows no more (path_resolution(7))."""
 
 MAX_LINK_BYTES: Final = 64 * 1024**2
-"""Of the names and targets of all links together: they are kept in memory."""
+"""Limit for the names and targets of all links together, which are kept in memory."""
 
 MAX_HEADER_BYTES: Final = 1024**2
-"""Of the headers of one member: extended headers, long names and the map of a sparse file."""
+"""Limit for the headers of one member: extended headers, long names, the map of a sparse file."""
 
 MAX_GLOBAL_RECORDS: Final = 64
-"""In the global headers of an archive. `git archive` writes one."""
+"""Limit for the global headers of an archive. `git archive` writes one record."""
 
 UNPACK_SLACK_BYTES: Final = 64 * 1024**2
 """What other archivers may spend on headers and padding beyond MAX_WORKSPACE_BYTES."""
 
 MAX_SPARSE_PIECES: Final = 1_000_000
-"""Of all sparse files together: tarfile needs about 30 µs for each."""
+"""Limit for all sparse files together: tarfile needs about 30 µs for each piece."""
 
 
 def format_bytes(count: int) -> str:

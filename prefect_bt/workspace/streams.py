@@ -24,7 +24,7 @@ CHUNK_BYTES: Final = 1024 * 1024
 """The most that is read at once; a larger request is a header that lies about its size."""
 
 XZ_MEMORY_BYTES: Final = 128 * 1024**2
-"""What decompression may use; `xz -9` needs half of it."""
+"""Memory limit of decompression; `xz -9` needs half of it."""
 
 _READ_ERRORS: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 

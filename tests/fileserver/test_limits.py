@@ -144,7 +144,7 @@ def is_ended(connection: socket.socket) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"\r\n"], ids=["nothing", "half", "kept"])
-def test_a_crowd_of_idle_connections_keeps_nobody_out(
+def test_idle_connections_exclude_no_other_client(
     start: Start, crowd: list[socket.socket], sent: bytes
 ) -> None:
     """Give the heads all the time there is: who waits longest goes when another comes."""

@@ -1,4 +1,4 @@
-"""What other processes say, and pipes in place of files, neither mislead `gc` nor stop it."""
+"""Neither the environment of other processes nor pipes in place of files mislead or stop `gc`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def note_store(site: Site, job_id: str, url: str) -> None:
 
 
 def finish(look: Callable[[], Findings]) -> Findings:
-    """What the look finds; a look that a pipe stops fails the test."""
+    """Return the findings; fail the test if a pipe stops the look."""
     found: list[Findings] = []
     thread = threading.Thread(target=lambda: found.append(look()), daemon=True)
     thread.start()
@@ -125,7 +125,7 @@ def test_a_job_of_another_store_is_judged_by_the_one_that_was_noted(
     assert not is_alive(left.pid) or left.poll() is not None
 
 
-def test_a_job_of_which_no_store_of_ours_knows_is_left_alone(site: Site, start: Start) -> None:
+def test_processes_of_a_job_unknown_to_our_stores_are_kept(site: Site, start: Start) -> None:
     site.state.mkdir()
     site.job(JobState.RUNNING)
     other = site.root / "other"
@@ -169,7 +169,7 @@ def test_a_process_of_a_container_is_never_ours(site: Site, start: Start) -> Non
     assert site.kinds() == []
 
 
-def test_a_process_that_names_several_jobs_is_left_alone(site: Site, start: Start) -> None:
+def test_a_process_that_names_several_jobs_is_kept(site: Site, start: Start) -> None:
     """Such as the keeper of a running job that a shell of an ended one started."""
     site.state.mkdir()
     over, running = long_over(site), site.job(JobState.RUNNING)
@@ -193,7 +193,7 @@ def fake_keeper(root: Path) -> Path:
     return root / "fake"
 
 
-def test_a_job_that_somebody_owns_keeps_its_processes(site: Site, start: Start) -> None:
+def test_processes_of_an_owned_job_are_kept(site: Site, start: Start) -> None:
     site.state.mkdir()
     job_id = site.job(JobState.RUNNING)
     start(**{MARK_VARIABLE: new_mark(site.state, job_id=job_id, attempt=0, rank=0)})

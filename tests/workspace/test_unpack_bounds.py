@@ -22,7 +22,7 @@ from prefect_bt.workspace.unpack import unpack_workspace
 MakeTar = Callable[..., io.BytesIO]
 END = bytes(1024)
 FEW_MEBIBYTES = 128
-"""Of address space, Python and its libraries included."""
+"""Address space of the process, Python and its libraries included."""
 
 UNPACK = f"""
 import resource, sys
@@ -41,7 +41,7 @@ else:
 
 
 def unpack_with_little(archive: Path, target: Path) -> str:
-    """What came of it in a process of little memory and five minutes of processor time."""
+    """Unpack in a process of little memory and five minutes of CPU time; return its output."""
     done = subprocess.run(
         [sys.executable, "-c", UNPACK, archive, target],
         check=False,
