@@ -34,7 +34,7 @@ from pathlib import Path
 
 from figures import Goal, Row, alone, as_json, as_table, busy, paired
 
-from prefect_bt.host.processes import arguments_of, list_processes
+from prefect_bt.host.processes import list_processes, read_command_line
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import Outcome
@@ -137,14 +137,16 @@ class Bench:
         told = self.run("push", str(config), "--wait", "-o", "json", *words, **extra)
         job_id = json.loads(told)["id"]
         # The job is over before its flow has told Prefect so.
-        while any(job_id in arguments_of(pid) for pid in list_processes()):
+        while any(job_id in read_command_line(pid) for pid in list_processes()):
             time.sleep(0.1)
-        return self.ledger.outcomes(job_id)
+        return self.ledger.list_outcomes(job_id)
 
     def began(self, outcome: Outcome) -> float:
         """When the attempt was begun, before anything was launched."""
-        job = next(job for job in self.ledger.jobs() if outcome in self.ledger.outcomes(job.id))
-        return self.ledger.attempts(job.id)[outcome.attempt].at
+        job = next(
+            job for job in self.ledger.list_jobs() if outcome in self.ledger.list_outcomes(job.id)
+        )
+        return self.ledger.list_attempts(job.id)[outcome.attempt].at
 
 
 @contextmanager

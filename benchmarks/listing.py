@@ -34,6 +34,7 @@ from prefect_bt.definitions import Compute, Image, Runtime, TrainingJob, Trainin
 from prefect_bt.definitions import project_document as definition_of
 from prefect_bt.records import (
     AttemptRecord,
+    FlowRunRecord,
     JobEvent,
     JobRecord,
     JobState,
@@ -41,7 +42,6 @@ from prefect_bt.records import (
     NodeStatus,
     Outcome,
     ProjectRecord,
-    RunRecord,
 )
 
 PROJECT = "project"
@@ -87,7 +87,7 @@ def _write_job(root: Path, project: ProjectRecord, number: int) -> JobRecord:
     for index, state in enumerate((*STATES, end)):
         event = JobEvent(state, at + index, "the last words" if state is end else "", 0)
         _write(root, event_key(project.id, record.id, index), codec.dumps(event))
-    _write(root, f"{prefix}/runs/{run}.json", codec.dumps(RunRecord(run, at, host="bench:1")))
+    _write(root, f"{prefix}/runs/{run}.json", codec.dumps(FlowRunRecord(run, at, host="bench:1")))
     attempt = attempt_prefix(project.id, record.id, 0)
     _write(root, f"{attempt}/attempt.json", codec.dumps(AttemptRecord(0, at, run, "bench:1")))
     nodes = (NodeStatus(phase=NodePhase.DONE, rank=0, exit_code=0),)

@@ -24,7 +24,7 @@ from figures import Goal, Row, alone, as_json, as_table, busy, paired
 from prefect_bt.contract import log_key
 from prefect_bt.host.files import read_record
 from prefect_bt.host.layout import NodeFolder, NodeRecord
-from prefect_bt.host.processes import marked_processes
+from prefect_bt.host.processes import find_marked_processes
 from prefect_bt.ledger import Ledger
 from prefect_bt.logs import format_lines
 from prefect_bt.objects import open_store
@@ -64,7 +64,7 @@ print("took", sorted(steps)[len(steps) // 2], flush=True)
 """
 SAMPLE = """
 import logging, resource, sys, time
-from prefect_bt.flows.ranklog import RankLog
+from prefect_bt.flows.ranklog import RankLogForwarder
 class Node:
     rank = 0
     def read_log(self, *, offset, limit):
@@ -75,7 +75,7 @@ logger = logging.Logger("sample")
 logger.addHandler(logging.NullHandler())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.process_time()
-RankLog(Node(), lines_per_second=100, logger=logger).finish()
+RankLogForwarder(Node(), lines_per_second=100, logger=logger).finish()
 took = time.process_time() - began
 print(took, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000)
 """
@@ -277,7 +277,7 @@ def in_a_node(root: Path, code: str, count: int, seen: Seen) -> float:
     substrate = LocalSubstrate(root / "state", orphan_deadline=None)
     handle = substrate.launch(plan, secrets={"token": SECRET})
     cpu = peak = 0.0
-    while not handle.observe().over:
+    while not handle.observe().is_over:
         for pid in marked_agents(handle.folder):
             cpu, peak = max(cpu, cpu_of(pid)), max(peak, peak_of(pid))
         time.sleep(0.1)
@@ -307,7 +307,7 @@ def said(path: Path) -> float:
 
 def marked_agents(folder: NodeFolder) -> Iterator[int]:
     record = read_record(NodeRecord, folder.record)
-    for pid in marked_processes(record.mark, folder.root) if record else ():
+    for pid in find_marked_processes(record.mark, folder.root) if record else ():
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
@@ -346,7 +346,7 @@ def sealed_job(store: Path, count: int) -> Path:
         lines = (f"{TEXT} {number}" for number in range(count // 2))
         ledger.store.put(log_key(project.id, job_id, 0, rank), format_lines(now, lines))
     ledger.end_attempt(job_id, Outcome(0, JobState.FAILED))
-    ledger.append(job_id, JobState.FAILED)
+    ledger.append_event(job_id, JobState.FAILED)
     return next(store.glob("**/rank-0.log"))
 
 

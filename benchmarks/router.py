@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from figures import Row, as_json, as_table, busy, paired
 
-from prefect_bt.router.place import Route, RouterPlace
+from prefect_bt.router.place import Route, RouterFolder
 from prefect_bt.router.running import ensure_router, stop_router
 
 NAME = "bench"
@@ -65,7 +65,7 @@ def main() -> None:
         try:
             direct = f"http://127.0.0.1:{port}"
             through = ensure_router(state, NAME, environment=os.environ)
-            RouterPlace.of(state, NAME).set_route(Route(1, direct))
+            RouterFolder.for_deployment(state, NAME).write_route(Route(1, direct))
             ask(through)  # waits until the server accepts
             rows = figures(through, direct, arguments, note=f"{load:.0%} of the cores were busy")
         finally:

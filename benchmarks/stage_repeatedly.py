@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from prefect_bt.host.view import Bind, enter_view, plan_view
 from prefect_bt.objects import open_store
-from prefect_bt.planning import plan_sources
+from prefect_bt.planning import plan_weights_sources
 from prefect_bt.settings import Settings
 from prefect_bt.weights import mirror_source
 from prefect_bt.weights.cache import NodeCache
@@ -86,17 +86,17 @@ def main(times: int, sources: list[str]) -> None:
     settings = Settings()
     cache = NodeCache(settings.weights_dir, settings.weights_bytes)
     store = open_store(settings.store)
-    plans = {source: plan_sources([{"source": source}])[0] for source in sources}
+    plans = {source: plan_weights_sources([{"source": source}])[0] for source in sources}
     rows: dict[str, list[tuple[float, float]]] = {source: [] for source in sources}
     for number in range(times + 1):
         for source, plan in plans.items():
             began = time.perf_counter()
-            mirrored = mirror_source(plan, cache=cache, store=store, holder=JOB)
+            mirrored = mirror_source(plan, cache=cache, store=store, lease_holder=JOB)
             answered = time.perf_counter() - began
             mounter.mount(mirrored.folder)
             read = time.perf_counter() - began
             mounter.settle()
-            if not mirrored.hit:
+            if not mirrored.cache_hit:
                 sys.exit(f"{source} was not here already.")
             if number:  # the first imports what is imported on use
                 rows[source].append((answered, read))

@@ -8,14 +8,14 @@ from prefect_bt.blocks.compute import GPU, TrainingCompute
 from prefect_bt.blocks.docker_substrate import DockerSubstrate
 from prefect_bt.blocks.image import TrainingImage
 from prefect_bt.blocks.local_substrate import LocalSubstrate
-from prefect_bt.blocks.password import use_local_password
+from prefect_bt.blocks.password import apply_local_server_auth
 from prefect_bt.blocks.registry import AwsKey, AwsRole, GcpIdentity, GcpKey, RegistryLogin
 from prefect_bt.blocks.retries import RetryPolicy
 from prefect_bt.blocks.secrets import TrainingSecrets
 from prefect_bt.blocks.serving import ServingDeployment, ServingEngine
 from prefect_bt.blocks.store import TrainingStore
 
-use_local_password()  # a program that uses our blocks and flows imports this module
+apply_local_server_auth()  # a program that uses our blocks and flows imports this module
 
 BLOCKS = (
     TrainingSecrets,

@@ -96,7 +96,7 @@ class TrainingCompute(Block):
 
     @field_validator("memory")
     @classmethod
-    def _readable(cls, value: str) -> str:
+    def _validate_memory(cls, value: str) -> str:
         try:
             parse_memory(value)
         except DefinitionError as error:

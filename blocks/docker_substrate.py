@@ -69,7 +69,7 @@ class DockerSubstrate(HostSubstrate):
 
     @field_validator("capabilities")
     @classmethod
-    def _known(cls, names: list[str]) -> list[str]:
+    def _validate_capabilities(cls, names: list[str]) -> list[str]:
         return list(parse_capabilities(names))
 
     @property

@@ -17,7 +17,7 @@ from prefect_bt.serverauth import find_auth
 from prefect_bt.settings import Settings
 
 
-def use_local_password() -> None:
+def apply_local_server_auth() -> None:
     """Set the password in this process if the configured API is the server of `up`."""
     context = cast("Any", prefect.context)
     root: prefect.context.SettingsContext = context.GLOBAL_SETTINGS_CONTEXT

@@ -23,13 +23,13 @@ from prefect_bt.definitions import (
     SecretReference,
 )
 
-Filled = Annotated[str, StringConstraints(min_length=1)]
+NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
 
 
 class _Access(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    registry: Filled = Field(
+    registry: NonEmptyStr = Field(
         title="Registry", description="Host of the registry: ghcr.io, 1234.dkr.ecr.us-east-1..."
     )
 
@@ -38,7 +38,7 @@ class RegistryLogin(_Access):
     """Docker Hub, GHCR, NGC and the like."""
 
     model_config = ConfigDict(title="User and password")
-    login_secret: Filled = Field(
+    login_secret: NonEmptyStr = Field(
         title="Login secret", description="Name of the secret whose value is user:password."
     )
 
@@ -56,10 +56,10 @@ class AwsKey(_Access):
     """ECR with an access key."""
 
     model_config = ConfigDict(title="AWS key")
-    access_key_secret: Filled = Field(
+    access_key_secret: NonEmptyStr = Field(
         title="Access key secret", description="Name of the secret that holds the key's id."
     )
-    secret_key_secret: Filled = Field(
+    secret_key_secret: NonEmptyStr = Field(
         title="Secret key secret", description="Name of the secret that holds the key itself."
     )
 
@@ -85,8 +85,8 @@ class AwsRole(_Access):
     """ECR with a role: no secret."""
 
     model_config = ConfigDict(title="AWS role")
-    role_arn: Filled = Field(title="Role ARN", description="arn:aws:iam::1234:role/pull")
-    region: Filled = Field(title="Region", description="us-east-1")
+    role_arn: NonEmptyStr = Field(title="Role ARN", description="arn:aws:iam::1234:role/pull")
+    region: NonEmptyStr = Field(title="Region", description="us-east-1")
     method: AwsRoleMethod = Field(
         default=AwsRoleMethod.WEB_IDENTITY,
         title="Taken on by",
@@ -113,7 +113,7 @@ class GcpKey(_Access):
     """Artifact Registry with a service account's key."""
 
     model_config = ConfigDict(title="GCP key")
-    key_secret: Filled = Field(
+    key_secret: NonEmptyStr = Field(
         title="Key secret", description="Name of the secret whose value is the key's JSON text."
     )
 
@@ -131,10 +131,10 @@ class GcpIdentity(_Access):
     """Artifact Registry with a federated identity: no secret."""
 
     model_config = ConfigDict(title="GCP identity")
-    service_account: Filled = Field(
+    service_account: NonEmptyStr = Field(
         title="Service account", description="pull@project.iam.gserviceaccount.com"
     )
-    workload_identity_provider: Filled = Field(
+    workload_identity_provider: NonEmptyStr = Field(
         title="Identity provider", description="projects/1/locations/global/..."
     )
 

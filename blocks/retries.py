@@ -10,7 +10,7 @@ from pydantic import Field, HttpUrl, model_validator
 from prefect_bt.blocks.pages import DOCUMENTATION, NODES_LOGO
 from prefect_bt.errors import DefinitionError
 from prefect_bt.records import RetryBudget
-from prefect_bt.retrychoices import checked
+from prefect_bt.retrychoices import validate_budget
 
 
 class RetryPolicy(Block):
@@ -86,7 +86,7 @@ class RetryPolicy(Block):
     )
 
     @model_validator(mode="after")
-    def _sensible(self) -> Self:
+    def _validate_policy(self) -> Self:
         try:
             self.build()
         except DefinitionError as error:
@@ -95,7 +95,7 @@ class RetryPolicy(Block):
 
     def build(self) -> RetryBudget:
         """The policy of a job's record."""
-        return checked(
+        return validate_budget(
             RetryBudget(
                 user=self.user,
                 infrastructure=self.infrastructure,

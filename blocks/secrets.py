@@ -10,7 +10,7 @@ from prefect.types import SecretDict
 from pydantic import Field, HttpUrl
 
 from prefect_bt.blocks.pages import DOCUMENTATION, SECRET_LOGO
-from prefect_bt.secrets import GivenSecrets
+from prefect_bt.secrets import InMemorySecrets
 
 
 class TrainingSecrets(Block):
@@ -40,10 +40,10 @@ class TrainingSecrets(Block):
         description='Name -> value, as JSON: {"hf_access_token": "hf_..."}.',
     )
 
-    def build(self) -> GivenSecrets:
+    def build(self) -> InMemorySecrets:
         """The secrets as a source for `prefect_bt.secrets.resolve_secrets`."""
         values = self.values.get_secret_value()
-        return GivenSecrets({name: _as_text(value) for name, value in values.items()})
+        return InMemorySecrets({name: _as_text(value) for name, value in values.items()})
 
 
 def _as_text(value: Any) -> str:

@@ -33,36 +33,36 @@ def render_card(document: dict[str, Any], definition: dict[str, Any]) -> str:
 def _provenance(known: dict[str, Any]) -> list[str]:
     """Which code the job was made from, and by which client."""
     told = {"Git": format_git(known), "Pushed from": format_client(known)}
-    lines = [f"{label}: {_cell(text)}  " for label, text in told.items() if text]
+    lines = [f"{label}: {_escape_cell(text)}  " for label, text in told.items() if text]
     return [*lines, ""] if lines else []
 
 
 def _attempts(document: dict[str, Any]) -> list[str]:
     rows = [
-        f"| {a['attempt']} | {a['status']} | {_duration(a)} | {_cause(a)} | "
-        f"{_cell(a.get('message'))} |"
+        f"| {a['attempt']} | {a['status']} | {_duration(a)} | {_format_cause(a)} | "
+        f"{_escape_cell(a.get('message'))} |"
         for a in document["attempts"]
     ]
     if not rows:
         return []
     head = ["| # | ended | took | cause | why |", "|---|---|---|---|---|"]
-    return ["## Attempts", "", *head, *rows, *_next(document), ""]
+    return ["## Attempts", "", *head, *rows, *_render_next_attempt(document), ""]
 
 
-def _cause(attempt: dict[str, Any]) -> str:
+def _format_cause(attempt: dict[str, Any]) -> str:
     """`infrastructure: killed`: the retry budget it draws on, and what it was."""
     told = [attempt.get("failure"), attempt.get("cause")]
     return ": ".join(dict.fromkeys(str(word).replace("_", " ") for word in told if word))
 
 
-def _next(document: dict[str, Any]) -> list[str]:
+def _render_next_attempt(document: dict[str, Any]) -> list[str]:
     """Why another attempt follows, while it has not begun."""
     events: list[dict[str, Any]] = document.get("events") or [{}]
     waits = events[-1].get("state") == JobState.CREATED.value
-    return ["", _cell(events[-1].get("message"))] if waits else []
+    return ["", _escape_cell(events[-1].get("message"))] if waits else []
 
 
-def _cell(text: str | None) -> str:
+def _escape_cell(text: str | None) -> str:
     """On one line, without what ends a cell."""
     return " ".join((text or "").split()).replace("|", "\\|")
 

@@ -19,16 +19,16 @@ from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingImage, TrainingStore
 from prefect_bt.deployed import deployment_document
-from prefect_bt.deploying import Deployed, DeployOptions, await_ready, deploy
+from prefect_bt.deploying import DeployedRevision, DeployOptions, deploy, wait_for_ready
 from prefect_bt.errors import DefinitionError, PrefectBtError
-from prefect_bt.flows.mirroring import failed
-from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.flows.mirroring import failed_state
+from prefect_bt.flows.reporting import API_ERRORS
 from prefect_bt.jobs import open_ledger
-from prefect_bt.serving.calling import curl_line
-from prefect_bt.serving.choosing import choose, wishes
-from prefect_bt.serving.deployments import Verdict
+from prefect_bt.serving.calling import format_curl
+from prefect_bt.serving.choosing import requests_for_job, select_models
+from prefect_bt.serving.deployments import ReadinessVerdict
 from prefect_bt.serving.project import ServerOptions
-from prefect_bt.serving.served import Choice
+from prefect_bt.serving.served import ModelSelection
 
 
 @flow(name="deploy-checkpoints", persist_result=False)
@@ -72,9 +72,9 @@ def deploy_checkpoints(
         options = replace(options, store=store.url if store else None)
         names, base = tuple(checkpoints or ()), base_model or ""
         choice = choose_checkpoints(names, job_id or "", project or "", base, store=options.store)
-        return _answering(choice, options)
+        return _deploy_and_wait(choice, options)
     except PrefectBtError as error:
-        return failed(error)
+        return failed_state(error)
 
 
 def deploy_trained(
@@ -89,12 +89,12 @@ def deploy_trained(
         options = replace(options, store=str(job["store"]))
         names = tuple(checkpoints or ())
         choice = choose_checkpoints(names, str(job["id"]), "", "", store=options.store)
-        return {**job, "deployment": _answering(choice, options)}
+        return {**job, "deployment": _deploy_and_wait(choice, options)}
     except PrefectBtError as error:
-        return failed(error)
+        return failed_state(error)
 
 
-def _answering(choice: Choice, options: DeployOptions) -> dict[str, Any]:
+def _deploy_and_wait(choice: ModelSelection, options: DeployOptions) -> dict[str, Any]:
     """The deployment's document, once it answers."""
     deployed = start_server(choice, options)
     verdict = await_answer(deployed, store=options.store)
@@ -110,15 +110,15 @@ def choose_checkpoints(
     base_model: str,
     *,
     store: str | None = None,
-) -> Choice:
+) -> ModelSelection:
     """Which files are served; what cannot be is refused here."""
     ledger = open_ledger(store)
-    wanted = wishes(ledger, names, job_id=job_id, project=project)
-    return choose(ledger, wanted, base_model=base_model)
+    wanted = requests_for_job(ledger, names, job_id=job_id, project=project)
+    return select_models(ledger, wanted, base_model=base_model)
 
 
 @task(name="start-server", cache_policy=NO_CACHE, persist_result=False)
-def start_server(choice: Choice, options: DeployOptions) -> Deployed:
+def start_server(choice: ModelSelection, options: DeployOptions) -> DeployedRevision:
     """The revision's job is accepted, and goes on by itself from here."""
     deployed = deploy(choice, options)
     log = get_run_logger()
@@ -130,10 +130,10 @@ def start_server(choice: Choice, options: DeployOptions) -> Deployed:
 
 
 @task(name="await-answer", cache_policy=NO_CACHE, persist_result=False)
-def await_answer(deployed: Deployed, *, store: str | None = None) -> Verdict:
+def await_answer(deployed: DeployedRevision, *, store: str | None = None) -> ReadinessVerdict:
     """Until it answers under every name; ServingError with the reason when it never will."""
     log = get_run_logger()
-    verdict = await_ready(open_ledger(store), deployed, lambda phrase: log.info("%s", phrase))
+    verdict = wait_for_ready(open_ledger(store), deployed, lambda phrase: log.info("%s", phrase))
     log.info("%s", verdict.sentence)
     return verdict
 
@@ -161,15 +161,15 @@ def _options(
         port=deployment.port if deployment else None,
         key_secret=deployment.api_key_secret if deployment else "",
         gate=deployment.gate if deployment else None,
-        patience=engine.patience_seconds if engine else DeployOptions.patience,
+        ready_timeout=engine.patience_seconds if engine else DeployOptions.ready_timeout,
         hold=hold,
     )
 
 
-def _show(deployed: Deployed, verdict: Verdict) -> None:
+def _show(deployed: DeployedRevision, verdict: ReadinessVerdict) -> None:
     revision = deployed.revision
     key = bool(revision.key_secret)
-    curl = curl_line(deployed.address, revision.models[0], key=key, way=verdict.way)
+    curl = format_curl(deployed.address, revision.models[0], has_key=key, endpoint=verdict.way)
     try:
         create_link_artifact(
             key=f"deployment-{deployed.name.lower().replace('_', '-').replace('.', '-')}",
@@ -177,5 +177,5 @@ def _show(deployed: Deployed, verdict: Verdict) -> None:
             link_text=f"{deployed.name} (OpenAI-compatible)",
             description=curl,
         )
-    except UNREACHABLE as error:
+    except API_ERRORS as error:
         get_run_logger().warning("The address cannot be shown: %s", error)

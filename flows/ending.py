@@ -11,59 +11,59 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled, Failed
 
 from prefect_bt.attempts import (
-    JobSite,
-    clear_nodes,
-    describe,
-    ended_as,
-    judge_retry,
-    reap,
+    JobContext,
+    decide_job_retry,
+    describe_error,
+    finalize_unfinished_attempts,
+    missing_states,
     release_holds,
-    states_to,
+    remove_nodes,
+    terminal_state,
 )
 from prefect_bt.control import (
-    begin_crashed_again,
-    conclude_abandoned,
-    open_site,
-    settle_site,
+    finalize_abandoned_job,
+    open_job_context,
+    reconcile_running_job,
+    reschedule_or_fail,
 )
 from prefect_bt.epochs import Superseded
 from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateError, StoreError
-from prefect_bt.flows.reporting import move_job, report_job
+from prefect_bt.flows.reporting import publish_job_card, transition_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.jobs import job_document
-from prefect_bt.ownership import is_here, was_owned
-from prefect_bt.parting import leave_to_another
+from prefect_bt.ownership import has_lock_file, is_this_host
+from prefect_bt.parting import shut_down_local_nodes
 from prefect_bt.records import JobState
 
 
 @dataclass
-class TakenJob:
+class JobRun:
     """What a run has taken up, as soon as it has; nothing of it may be left unended."""
 
-    site: JobSite | None = None
+    site: JobContext | None = None
     error: PrefectBtError | None = None
     """Error that made the job fail, or kept it from starting. It is not raised out of the flow,
     since Prefect would log it with a traceback."""
 
 
 @contextmanager
-def closing_job() -> Generator[TakenJob]:
+def finalize_job() -> Generator[JobRun]:
     """At the end, write down how the job that was taken up ended, and leave nothing behind.
 
     It is owned until then. Where even that cannot be written, the lock's file stays behind, by
     which others see that the job is to be ended (control.settle).
     """
-    job = TakenJob()
+    job = JobRun()
     try:
-        with _leaving(job), _ending(job):
+        with _yield_when_superseded(job), _record_end(job):
             yield job
     finally:
         if job.site is not None:
-            _let_go(job.site)
+            _release_ownership(job.site)
 
 
 @contextmanager
-def _leaving(job: TakenJob) -> Generator[None]:
+def _yield_when_superseded(job: JobRun) -> Generator[None]:
     """Leave the job to the other machine on `Superseded`, also while the end is being recorded."""
     try:
         yield
@@ -71,11 +71,11 @@ def _leaving(job: TakenJob) -> Generator[None]:
         if job.site is None:
             raise
         job.error = error
-        leave_to_another(job.site, error.what)
+        shut_down_local_nodes(job.site, error.what)
 
 
 @contextmanager
-def _ending(job: TakenJob) -> Generator[None]:
+def _record_end(job: JobRun) -> Generator[None]:
     try:
         yield
     except Superseded:
@@ -83,52 +83,52 @@ def _ending(job: TakenJob) -> Generator[None]:
     except PrefectBtError as error:
         if job.site is None:
             raise
-        if _fail(job.site, error) is not JobState.STOPPED:
+        if _record_failure(job.site, error) is not JobState.STOPPED:
             job.error = error
     except Exception as error:
         if job.site is not None:
-            _fail(job.site, error)
+            _record_failure(job.site, error)
         raise
     except BaseException:
         if job.site is not None:
-            _end_interrupted(job.site)
+            _finish_interrupted(job.site)
         raise
     else:
         if job.site is not None:
-            _end(job.site, JobState.STOPPED, "")
+            _finish(job.site, JobState.STOPPED, "")
 
 
-def _end_interrupted(site: JobSite) -> None:
+def _finish_interrupted(site: JobContext) -> None:
     """End an interrupted job as stopped, unless another machine has taken it over."""
     try:
-        site.ledger.epochs(site.job_id).check(site.epoch)
+        site.ledger.get_epochs(site.job_id).check(site.epoch)
         site.ledger.request_stop(site.job_id, by="an interrupt")
-        _end(site, JobState.STOPPED, "Stopped by an interrupt.")
+        _finish(site, JobState.STOPPED, "Stopped by an interrupt.")
     except Superseded as error:
-        leave_to_another(site, error.what)
+        shut_down_local_nodes(site, error.what)
 
 
-def _let_go(site: JobSite) -> None:
+def _release_ownership(site: JobContext) -> None:
     done = False
     with suppress(StoreError):
-        over = site.ledger.state(site.job_id).terminal
-        elsewhere = not is_here(site.settings.state_dir, site.ledger.host(site.job_id))
+        over = site.ledger.get_state(site.job_id).terminal
+        elsewhere = not is_this_host(site.settings.state_dir, site.ledger.get_host(site.job_id))
         done = over or elsewhere
         if over and not elsewhere and site.epoch:
-            site.ledger.epochs(site.job_id).release_unused(site.epoch)
+            site.ledger.get_epochs(site.job_id).release_unused(site.epoch)
     if done:
-        site.claim.drop()
+        site.claim.release_and_remove()
     else:
         site.claim.release()
 
 
-def final_state(job: TakenJob) -> dict[str, Any] | State[Any]:
+def final_state(job: JobRun) -> dict[str, Any] | State[Any]:
     """What the flow returns: the job's document, Cancelled for a stopped job, Failed with why."""
     if job.error is not None:
         return Failed(message=str(job.error), data=job.error)
     site = job.site
     assert site is not None
-    if site.ledger.state(site.job_id) is JobState.STOPPED:
+    if site.ledger.get_state(site.job_id) is JobState.STOPPED:
         return Cancelled(message=stopped_message(site.job_id))
     return job_document(site.ledger, site.record)
 
@@ -138,70 +138,72 @@ def stopped_message(job_id: str) -> str:
     return f"Job {job_id} was stopped."
 
 
-def finish_cancelled(flow: Any, flow_run: Any, state: State[Any]) -> None:
+def handle_cancelled_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
     """Prefect's hook, in the worker's process: the flow's was ended before it could finish."""
     _ = flow, state
-    site = _site_of(flow_run)
+    site = _find_job_context(flow_run)
     if site is None:
         return
     site.ledger.request_stop(site.job_id, by="Prefect's cancellation")
-    if _had_not_begun(site):
+    if _is_waiting(site):
         with suppress(StateError):  # another process is at it
-            conclude_abandoned(site, JobState.STOPPED, "cancelled in Prefect before it began")
+            finalize_abandoned_job(site, JobState.STOPPED, "cancelled in Prefect before it began")
     else:
-        settle_site(site)  # unless another process has taken the job up: that one sees the request
+        reconcile_running_job(
+            site
+        )  # unless another process has taken the job up: that one sees the request
 
 
-def finish_crashed(flow: Any, flow_run: Any, state: State[Any]) -> None:
+def handle_crashed_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
     """Prefect's hook after the flow's process died: the job is taken up again.
 
     One that had not begun has nobody to take it up: its run is scheduled again.
     """
     _ = flow, state
-    site = _site_of(flow_run)
+    site = _find_job_context(flow_run)
     if site is None:
         return
-    if _had_not_begun(site):
+    if _is_waiting(site):
         with suppress(StateError, ServerError):  # whoever looks at the job tries again
-            begin_crashed_again(site, str(flow_run.id))
+            reschedule_or_fail(site, str(flow_run.id))
     else:
-        settle_site(site)
+        reconcile_running_job(site)
 
 
-def _had_not_begun(site: JobSite) -> bool:
-    waits = site.ledger.state(site.job_id) is JobState.PENDING
-    return waits and not was_owned(site.settings.state_dir, site.job_id)
+def _is_waiting(site: JobContext) -> bool:
+    waits = site.ledger.get_state(site.job_id) is JobState.PENDING
+    return waits and not has_lock_file(site.settings.state_dir, site.job_id)
 
 
-def _site_of(run: Any) -> JobSite | None:
+def _find_job_context(run: Any) -> JobContext | None:
     """The run's job, if it has one that is not over."""
-    request = JobRequest.of_run(dict(run.parameters or {}))
+    request = JobRequest.from_run_parameters(dict(run.parameters or {}))
     ledger = request.ledger()
-    job_id = ledger.job_of_run(str(run.id))
-    if job_id is None or ledger.state(job_id).terminal:
+    job_id = ledger.find_job_of_run(str(run.id))
+    if job_id is None or ledger.get_state(job_id).terminal:
         return None
-    return open_site(ledger, ledger.job(job_id), settings=request.settings())
+    return open_job_context(ledger, ledger.get_job(job_id), settings=request.settings())
 
 
-def _fail(site: JobSite, error: Exception) -> JobState:
-    return _end(site, JobState.FAILED, _failure_message(site, error))
+def _record_failure(site: JobContext, error: Exception) -> JobState:
+    return _finish(site, JobState.FAILED, _failure_message(site, error))
 
 
-def _end(site: JobSite, otherwise: JobState, message: str) -> JobState:
+def _finish(site: JobContext, default: JobState, message: str) -> JobState:
     """The job's last state, after putting away what an unforeseen error left."""
-    if not site.ledger.state(site.job_id).terminal:
-        reap(site, reason="its flow ended unforeseen")
-    for state in states_to(site, ended_as(site, otherwise)):
-        move_job(site, state, message=message)
+    if not site.ledger.get_state(site.job_id).terminal:
+        finalize_unfinished_attempts(site, reason="its flow ended unforeseen")
+    for state in missing_states(site, terminal_state(site, default)):
+        transition_job(site, state, message=message)
     with suppress(StoreError):  # whoever finds a hold of a job that is over removes it
         release_holds(site)
-    clear_nodes(site)
-    report_job(site)
-    return site.ledger.state(site.job_id)
+    remove_nodes(site)
+    publish_job_card(site)
+    return site.ledger.get_state(site.job_id)
 
 
-def _failure_message(site: JobSite, error: Exception) -> str:
-    text = describe(error)
+def _failure_message(site: JobContext, error: Exception) -> str:
+    text = describe_error(error)
     if isinstance(error, AttemptFailed):
-        return f"{text} No further attempt: {judge_retry(site).why}."
+        return f"{text} No further attempt: {decide_job_retry(site).reason}."
     return text

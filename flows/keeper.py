@@ -26,24 +26,24 @@ TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True)
-class Handover:
+class JobHandoff:
     """The job as the pusher described it (JSON), and its lock, held by this open file."""
 
     message: bytes
     lock: int
 
 
-class Ending:
+class TerminationSignal:
     """SIGTERM to this process: passed on to the flow's, and remembered while there is none."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.is_requested = False
         self.process: subprocess.Popen[bytes] | None = None
-        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGTERM, self._handle_sigterm)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _handle_sigterm(self, number: int, frame: FrameType | None) -> None:
         _ = number, frame
-        self.asked = True
+        self.is_requested = True
         if self.process is not None:
             self.process.terminate()
 
@@ -61,49 +61,49 @@ class FlowProcess:
                 stderr=output,
             )
 
-    def run(self, job: Handover, ending: Ending) -> int:
+    def run(self, job: JobHandoff, ending: TerminationSignal) -> int:
         """Its exit status; negative when a signal ended it. SIGTERM to us is passed on."""
         ending.process = self._process
         with suppress(OSError):  # it is dead: its exit status says how
             socket.send_fds(self._socket, [job.message], [job.lock])
         return self._process.wait()
 
-    def dismiss(self) -> None:
+    def kill(self) -> None:
         """No job came."""
         self._process.kill()
         self._process.wait()
 
 
-def receive(source: socket.socket) -> Handover | None:
+def receive_handoff(source: socket.socket) -> JobHandoff | None:
     """What the other side hands over; None when it left."""
     message, descriptors, _, _ = socket.recv_fds(source, 1 << 16, 1)
-    return Handover(message, descriptors[0]) if message and descriptors else None
+    return JobHandoff(message, descriptors[0]) if message and descriptors else None
 
 
 def main() -> int:
     """0 when the job completed, or none came."""
     with tempfile.TemporaryFile() as output:
         flow = FlowProcess(output)
-        job = receive(socket.socket(fileno=os.dup(0)))
+        job = receive_handoff(socket.socket(fileno=os.dup(0)))
         if job is None:
-            flow.dismiss()
+            flow.kill()
             return 0
         os.set_inheritable(job.lock, False)
-        began, ending = time.monotonic(), Ending()
+        began, ending = time.monotonic(), TerminationSignal()
         code = flow.run(job, ending)
         # Only now: while the flow starts, the processor is better left to it.
-        from prefect_bt.flows.keeping import AWAY, KeptJob, Starts
+        from prefect_bt.flows.keeping import API_UNREACHABLE, RestartPolicy, SupervisedJob
 
-        kept, starts = KeptJob(job.message, job.lock), Starts()
-        while kept.is_ours(code):
+        kept, starts = SupervisedJob(job.message, job.lock), RestartPolicy()
+        while kept.is_owned(code):
             kept.clear_flow()
             lived = time.monotonic() - began
-            if kept.over or kept.elsewhere:
+            if kept.is_finished or kept.is_on_other_machine:
                 break
-            if code == AWAY and not kept.await_server(lambda: ending.asked):
+            if code == API_UNREACHABLE and not kept.wait_for_api(lambda: ending.is_requested):
                 break
-            pause = starts.pause_before_next(code, lived)
-            if pause is None or ending.asked:
+            pause = starts.next_delay(code, lived)
+            if pause is None or ending.is_requested:
                 break
             time.sleep(pause)
             began = time.monotonic()
@@ -111,9 +111,11 @@ def main() -> int:
         else:
             return kept.exit_code  # the flow put the job away
         output.seek(0)
-        kept.conclude(output.read()[-TAIL_BYTES:], stopped_by="SIGTERM" if ending.asked else "")
-        if code not in {0, 1} and not kept.elsewhere:
-            kept.tell_prefect()
+        kept.finalize(
+            output.read()[-TAIL_BYTES:], stopped_by="SIGTERM" if ending.is_requested else ""
+        )
+        if code not in {0, 1} and not kept.is_on_other_machine:
+            kept.report_end()
         return kept.exit_code
 
 

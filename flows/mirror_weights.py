@@ -22,19 +22,25 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import LocalSubstrate, TrainingSecrets, TrainingStore
-from prefect_bt.checkpoints.telling import size
+from prefect_bt.checkpoints.telling import format_size
 from prefect_bt.cli.prefect_api import SecretBlocks
 from prefect_bt.definitions import TrainingJob, load_training_project, training_project_from_json
 from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
-from prefect_bt.flows.mirroring import MirrorSite, failed, mirror_all, mirror_on_run, run_name
-from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.flows.mirroring import (
+    MirrorContext,
+    failed_state,
+    mirror_all,
+    mirror_with_progress,
+    run_name,
+)
+from prefect_bt.flows.reporting import API_ERRORS
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.planning import plan_sources, plan_weights
-from prefect_bt.refusals import check_source, find_weights_problems
+from prefect_bt.planning import plan_weights, plan_weights_sources
+from prefect_bt.refusals import validate_weights, validate_weights_source
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
-from prefect_bt.weights import Mirrored
-from prefect_bt.weights.telling import shown
+from prefect_bt.weights import MirrorResult
+from prefect_bt.weights.telling import redact_url
 
 ARTIFACT = "mirrored-weights"
 
@@ -79,41 +85,41 @@ def mirror_weights(
     try:
         plans = _plans(config, definition, sources, patterns)
     except PrefectBtError as error:
-        return failed(error)
+        return failed_state(error)
     request = JobRequest(store=store, substrate=substrate)
-    site = MirrorSite(request.settings(), request.ledger().store)
+    site = MirrorContext(request.settings(), request.ledger().store)
     looked_in = (*((secrets.build(),) if secrets else ()), SecretBlocks(), EnvironmentSecrets())
 
     def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:
         future: Any = mirror_one.submit(site, plan, looked_in, stop)  # pyright: ignore[reportUnknownMemberType]
         return future
 
-    futures = mirror_all(plans, submit, stopped=lambda: "", keep_going=True)
+    futures = mirror_all(plans, submit, stop_requested=lambda: "", keep_going=True)
     outcomes = [_outcome(futures[plan.key]) for plan in plans]
     rows = [_row(plan, one) for plan, one in zip(plans, outcomes, strict=True)]
     _show(rows)
     for one in outcomes:
         if isinstance(one, PrefectBtError):
-            return failed(one)
-        if not isinstance(one, Mirrored):
+            return failed_state(one)
+        if not isinstance(one, MirrorResult):
             raise one
     return rows
 
 
 @task(name="mirror-weights", task_run_name=run_name, cache_policy=NO_CACHE, persist_result=False)
 def mirror_one(
-    site: MirrorSite,
+    site: MirrorContext,
     source: WeightsPlan,
-    looked_in: Sequence[SecretSource],
+    secret_sources: Sequence[SecretSource],
     stop: threading.Event,
-) -> Mirrored | State[Any]:
+) -> MirrorResult | State[Any]:
     """Fetch one source, unless it is here."""
     wanted = [source.secret] if source.secret else []
     try:
-        secret = next(iter(resolve_secrets(wanted, looked_in).values()), None)
-        return mirror_on_run(site, source, secret=secret, stop=stop)
+        secret = next(iter(resolve_secrets(wanted, secret_sources).values()), None)
+        return mirror_with_progress(site, source, secret=secret, stop=stop)
     except PrefectBtError as error:
-        return failed(error)
+        return failed_state(error)
 
 
 def _plans(
@@ -131,11 +137,11 @@ def _plans(
         said = {name: value for name, value in patterns.items() if value is not None}
         documents = [{"source": source, **said} for source in sources]
         for document in documents:
-            check_source(document)
-        plans = plan_sources(documents)
+            validate_weights_source(document)
+        plans = plan_weights_sources(documents)
     else:
         job = _job(config, definition)
-        if problems := list(chain.from_iterable(find_weights_problems(job))):
+        if problems := list(chain.from_iterable(validate_weights(job))):
             raise PlanError(problems)
         plans = plan_weights(job)
     if not plans:
@@ -149,28 +155,28 @@ def _job(config: str | None, definition: dict[str, Any] | None) -> TrainingJob:
     return training_project_from_json(definition or {}).job
 
 
-def _outcome(future: PrefectFuture[Any]) -> Mirrored | Exception:
+def _outcome(future: PrefectFuture[Any]) -> MirrorResult | Exception:
     found: Any = future.result(raise_on_failure=False)
-    if isinstance(found, Mirrored | PrefectBtError):
+    if isinstance(found, MirrorResult | PrefectBtError):
         return found
     if isinstance(found, State):
         found = cast("State[Any]", found).message
     return found if isinstance(found, Exception) else WeightsError(f"{found}", source="")
 
 
-def _row(plan: WeightsPlan, one: Mirrored | Exception) -> dict[str, Any]:
-    if not isinstance(one, Mirrored):
-        return {"source": shown(plan.source), "error": str(one)}
+def _row(plan: WeightsPlan, one: MirrorResult | Exception) -> dict[str, Any]:
+    if not isinstance(one, MirrorResult):
+        return {"source": redact_url(plan.source), "error": str(one)}
     return {
-        "source": shown(plan.source),
+        "source": redact_url(plan.source),
         "name": one.name,
         "revision": one.revision,
         "files": one.files,
         "bytes": one.bytes,
-        "fetched": one.fetched,
-        "from_store": one.from_store,
+        "fetched": one.fetched_bytes,
+        "from_store": one.store_bytes,
         "seconds": round(one.seconds, 1),
-        "hit": one.hit,
+        "hit": one.cache_hit,
     }
 
 
@@ -180,9 +186,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
             "source": row["source"],
             "revision": row.get("revision", "")[:12],
             "files": row.get("files", ""),
-            "size": size(row["bytes"]) if "bytes" in row else "",
-            "fetched": size(row["fetched"]) if "fetched" in row else "",
-            "from the store": size(row["from_store"]) if "from_store" in row else "",
+            "size": format_size(row["bytes"]) if "bytes" in row else "",
+            "fetched": format_size(row["fetched"]) if "fetched" in row else "",
+            "from the store": format_size(row["from_store"]) if "from_store" in row else "",
             "seconds": row.get("seconds", ""),
             "error": row.get("error", ""),
         }
@@ -190,5 +196,5 @@ def _show(rows: list[dict[str, Any]]) -> None:
     ]
     try:
         create_table_artifact(table=table, key=ARTIFACT, description="Mirrored weights")
-    except UNREACHABLE as error:
+    except API_ERRORS as error:
         get_run_logger().warning("The table of what was mirrored cannot be shown: %s", error)

@@ -12,12 +12,12 @@ from contextlib import suppress
 from rich.console import Console
 
 
-def outlive_reader() -> None:
+def ignore_broken_pipe() -> None:
     """From now on, in this process."""
-    Console.on_broken_pipe = _go_quiet
+    Console.on_broken_pipe = _silence_console
 
 
-def _go_quiet(self: Console) -> None:
+def _silence_console(self: Console) -> None:
     self.quiet = True
     with suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -16,43 +16,43 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
-from prefect_bt.attempts import JobSite, image_plan, site_image_secrets
+from prefect_bt.attempts import JobContext, plan_job_image, resolve_image_secrets
 from prefect_bt.errors import ImageError, PrefectBtError
-from prefect_bt.flows.mirroring import failed
-from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.flows.mirroring import failed_state
+from prefect_bt.flows.reporting import API_ERRORS
 from prefect_bt.registries import PullProgress
 from prefect_bt.workspace.limits import format_bytes
 
-LOOK: Final = 0.5
+POLL_INTERVAL: Final = 0.5
 """Seconds between two looks at whether somebody asked to stop; longer than an image that is here
 takes, because the first look asks Prefect."""
-_PART: Final = 10.0
+_PERCENT_STEP: Final = 10.0
 """Per cent of the way between two words to Prefect."""
 
 
-def bring_image(site: JobSite, stopped: Callable[[], str]) -> bool:
+def ensure_image(site: JobContext, stop_requested: Callable[[], str]) -> bool:
     """Have the job's image where its nodes are launched; False when asked to stop meanwhile.
 
     ImageError, SecretError. What the first attempt got is what the job runs from then on.
     """
-    if not site.substrate.images:
+    if not site.substrate.supports_images:
         return True
-    with _passing_on(stopped) as stop:
+    with _stop_event(stop_requested) as stop:
         state = pull_image(site, stop, return_state=True)
-    asked = bool(stopped())
+    asked = bool(stop_requested())
     if not asked:
         state.result()
     return not asked
 
 
 @contextmanager
-def _passing_on(stopped: Callable[[], str]) -> Generator[threading.Event]:
+def _stop_event(stop_requested: Callable[[], str]) -> Generator[threading.Event]:
     """An event that is set as soon as somebody asks to stop, or this block ends."""
     stop = threading.Event()
 
     def look() -> None:
-        while not stop.wait(LOOK):
-            if stopped():
+        while not stop.wait(POLL_INTERVAL):
+            if stop_requested():
                 stop.set()
 
     context = contextvars.copy_context()  # Prefect's server is a matter of context
@@ -64,50 +64,50 @@ def _passing_on(stopped: Callable[[], str]) -> Generator[threading.Event]:
 
 
 @task(name="pull-image", cache_policy=NO_CACHE, persist_result=False)
-def pull_image(site: JobSite, stop: threading.Event) -> str | State[Any]:
+def pull_image(site: JobContext, stop: threading.Event) -> str | State[Any]:
     """Returns the reference by which the job pins it: with its digest, or an id."""
-    plan, log = image_plan(site), get_run_logger()
-    show = _Shown(f"image-{site.job_id}", plan.reference)
+    plan, log = plan_job_image(site), get_run_logger()
+    show = _PullProgressReporter(f"image-{site.job_id}", plan.reference)
     try:
         image = site.substrate.prepare_image(
-            plan, secrets=site_image_secrets(site), tell=show.hear, cancelled=stop
+            plan, secrets=resolve_image_secrets(site), on_progress=show.update, cancelled=stop
         )
     except PrefectBtError as error:
         if stop.is_set() and isinstance(error, ImageError):
             return Cancelled(message="Stopped; the layers that came are kept.")
-        return failed(error)
-    show.ended()
+        return failed_state(error)
+    show.finish()
     for note in image.notes:
         log.warning(note)
     return site.ledger.pin_image(site.job_id, image.reference)
 
 
-class _Shown:
+class _PullProgressReporter:
     """A bar on the run. Only for show: no fault of the API matters."""
 
     def __init__(self, key: str, reference: str) -> None:
         self._key, self._reference = key, reference
         self._artifact: UUID | None = None
-        self._percent, self._note = -_PART, ""
+        self._reported_percent, self._note = -_PERCENT_STEP, ""
         self._log = get_run_logger()
 
-    def hear(self, progress: PullProgress) -> None:
+    def update(self, progress: PullProgress) -> None:
         if progress.note and progress.note != self._note:
             self._note = progress.note
             self._log.warning("%s: %s", self._reference, progress.note)
         if not progress.bytes_total:
             return
         percent = 100.0 * progress.bytes_done / progress.bytes_total
-        if percent - self._percent < _PART:
+        if percent - self._reported_percent < _PERCENT_STEP:
             return
-        self._percent = percent
-        self._bar(percent, _told(progress))
+        self._reported_percent = percent
+        self._update_artifact(percent, _format_progress(progress))
 
-    def ended(self) -> None:
+    def finish(self) -> None:
         if self._artifact is not None:
-            self._bar(100.0, f"{self._reference}: pulled")
+            self._update_artifact(100.0, f"{self._reference}: pulled")
 
-    def _bar(self, percent: float, text: str) -> None:
+    def _update_artifact(self, percent: float, text: str) -> None:
         try:
             if self._artifact is None:
                 self._log.info(text)
@@ -116,11 +116,11 @@ class _Shown:
                 self._artifact = cast("UUID", made)
             else:
                 update_progress_artifact(self._artifact, percent, description=text)
-        except UNREACHABLE as error:
+        except API_ERRORS as error:
             self._log.debug("The pull cannot be shown: %s", error)
 
 
-def _told(progress: PullProgress) -> str:
+def _format_progress(progress: PullProgress) -> str:
     done, total = format_bytes(progress.bytes_done), format_bytes(progress.bytes_total)
     layers = f"{progress.layers_done} of {progress.layers_total} layers"
     left = progress.seconds_left

@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import LocalSubstrate
-from prefect_bt.reviving import revive_all
+from prefect_bt.reviving import recover_jobs
 from prefect_bt.settings import Settings
 
 
@@ -26,7 +26,7 @@ def reconcile(*, substrate: LocalSubstrate | None = None) -> dict[str, str]:
         Job id -> what was done about it; empty when nothing was left behind.
     """
     state_dir = substrate.folder if substrate else Settings().state_dir
-    done = dict(revive_all(state_dir))
+    done = dict(recover_jobs(state_dir))
     for job_id, what in done.items():
         get_run_logger().warning("Job %s: %s.", job_id, what)
     return done

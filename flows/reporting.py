@@ -11,26 +11,26 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 from prefect.exceptions import PrefectException
 
-from prefect_bt.attempts import JobSite
+from prefect_bt.attempts import JobContext
 from prefect_bt.contract import EVENT_PREFIX
 from prefect_bt.flows.card import render_card
 from prefect_bt.jobs import event_document, job_document
 from prefect_bt.records import JobState
 
-UNREACHABLE = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
+API_ERRORS = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
 """What Prefect's client raises when the API does not answer, or not as it should."""
 _logger = logging.getLogger(__name__)
 
 
-def move_job(
-    site: JobSite, state: JobState, *, message: str = "", attempt: int | None = None
+def transition_job(
+    site: JobContext, state: JobState, *, message: str = "", attempt: int | None = None
 ) -> None:
     """The job's next state: in its record, and as the event `prefect-bt.job.<state>`."""
-    happened = site.ledger.append(
+    happened = site.ledger.append_event(
         site.job_id, state, message=message, attempt=attempt, epoch=site.epoch
     )
     emit_event(
-        event=f"{EVENT_PREFIX}{state.short}",
+        event=f"{EVENT_PREFIX}{state.short_name}",
         resource={
             "prefect.resource.id": f"prefect-bt.job.{site.job_id}",
             "prefect.resource.name": site.record.name,
@@ -41,7 +41,7 @@ def move_job(
     )
 
 
-def report_job(site: JobSite) -> None:
+def publish_job_card(site: JobContext) -> None:
     """Write the job's card: an artifact on the run, one key a job, replaced each time.
 
     Only for show: an API that is down keeps no job from going on, or from its end.
@@ -53,5 +53,5 @@ def report_job(site: JobSite) -> None:
             markdown=render_card(document, site.record.definition),
             description=f"Job {site.job_id}: {document['current_status']}",
         )
-    except UNREACHABLE as error:
+    except API_ERRORS as error:
         _logger.warning("The card of job %s cannot be shown: %s", site.job_id, error)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from prefect.blocks.core import Block
 
-from prefect_bt.attempts import JobSite
+from prefect_bt.attempts import JobContext
 from prefect_bt.blocks import (
     DockerSubstrate,
     LocalSubstrate,
@@ -33,13 +33,13 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim, host_of
-from prefect_bt.parting import part
+from prefect_bt.ownership import JobLock, host_id
+from prefect_bt.parting import shut_down_stale_nodes
 from prefect_bt.privileges import Privileges
 from prefect_bt.records import JobRecord, JobState
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource
 from prefect_bt.settings import Settings
-from prefect_bt.submission import SubmitOptions, accept
+from prefect_bt.submission import SubmitOptions, create_job
 from prefect_bt.substrates import open_substrate
 
 B = TypeVar("B", bound=Block)
@@ -65,26 +65,26 @@ class JobRequest:
     substrate: LocalSubstrate | DockerSubstrate | None = None
     retry_policy: RetryPolicy | None = None
 
-    def open(self, flow_run_id: str) -> JobSite:
+    def open(self, flow_run_id: str) -> JobContext:
         """The job of this run, accepted now unless that was done before.
 
         It is owned from before it exists (JobSite.claim): nobody else takes it up meanwhile, and
         a death in any line from here on can be told.
         """
         ledger, settings = self.ledger(), self.settings()
-        claim = Claim(settings.state_dir)
-        known = self.job_id or ledger.job_of_run(flow_run_id)
+        claim = JobLock(settings.state_dir)
+        known = self.job_id or ledger.find_job_of_run(flow_run_id)
         epoch, notes = 0, tuple[str, ...]()
         try:
             if known:
-                record = ledger.job(known)
+                record = ledger.get_job(known)
             else:
                 record, notes = self._accept(ledger, claim)
             if known:
-                claim.take(known)
+                claim.acquire(known)
             epoch = _claim_epoch(ledger, record.id, settings)
-            claim.note_store(ledger.store.url)
-            site = JobSite(
+            claim.write_store_url(ledger.store.url)
+            site = JobContext(
                 ledger,
                 open_substrate(record.substrate, **settings.substrate_options(record.substrate)),
                 record,
@@ -93,18 +93,18 @@ class JobRequest:
             )
         except StateError:
             if known and claim.descriptor is not None:  # not another process's of this machine
-                part(ledger, ledger.job(known), settings=settings)
-            claim.drop()  # what another machine runs is not left behind here
+                shut_down_stale_nodes(ledger, ledger.get_job(known), settings=settings)
+            claim.release_and_remove()  # what another machine runs is not left behind here
             raise
         except BaseException:
             with suppress(PrefectBtError):
-                ledger.epochs(claim.job_id).release_unused(epoch)
-            claim.release() if known else claim.drop()
+                ledger.get_epochs(claim.job_id).release_unused(epoch)
+            claim.release() if known else claim.release_and_remove()
             raise
         site.claim, site.epoch, site.notes = claim, epoch, notes
         return site
 
-    def _accept(self, ledger: Ledger, claim: Claim) -> tuple[JobRecord, tuple[str, ...]]:
+    def _accept(self, ledger: Ledger, claim: JobLock) -> tuple[JobRecord, tuple[str, ...]]:
         """Return the new job, and the notes of its plan."""
         project, folder = self._project()
         options = SubmitOptions(
@@ -116,7 +116,7 @@ class JobRequest:
             max_run_time=self.max_run_time,
             secret_sources=self._secret_sources(),
         )
-        record, plan = accept(ledger, project, source_dir=folder, options=options, claim=claim)
+        record, plan = create_job(ledger, project, source_dir=folder, options=options, lock=claim)
         return record, plan.notes
 
     def _project(self) -> tuple[TrainingProject, Path]:
@@ -132,9 +132,9 @@ class JobRequest:
         else:
             project = training_project_from_json(self.definition or {})
             folder = Path(self.source_dir or Path.cwd())
-        return self._changed(project), folder.expanduser()
+        return self._apply_overrides(project), folder.expanduser()
 
-    def _changed(self, project: TrainingProject) -> TrainingProject:
+    def _apply_overrides(self, project: TrainingProject) -> TrainingProject:
         changes: dict[str, Any] = {}
         if self.job_name:
             changes["name"] = self.job_name
@@ -145,7 +145,7 @@ class JobRequest:
         return project.model_copy(update={"job": project.job.model_copy(update=changes)})
 
     @classmethod
-    def of_run(cls, parameters: Mapping[str, Any]) -> JobRequest:
+    def from_run_parameters(cls, parameters: Mapping[str, Any]) -> JobRequest:
         """What the stored parameters of a run say of where its job is kept and run."""
         return cls(
             store=_block(TrainingStore, parameters.get("store")),
@@ -168,8 +168,8 @@ class JobRequest:
             docker_host=getattr(block, "docker_host", ""),
             docker_enforce_limits=getattr(block, "enforce_limits", False),
             docker_capabilities=privileges.capabilities,
-            docker_new_privileges=privileges.new_privileges,
-            docker_processes=privileges.processes,
+            docker_new_privileges=privileges.allow_new_privileges,
+            docker_processes=privileges.max_processes,
             grace=block.grace_seconds,
             orphan_deadline=block.orphan_deadline_seconds,
         )
@@ -181,9 +181,9 @@ class JobRequest:
 
 def _claim_epoch(ledger: Ledger, job_id: str, settings: Settings) -> int:
     """Return the epoch to act in; 0 for a job that completed, of which only the end is shown."""
-    if ledger.state(job_id) is JobState.COMPLETED:
+    if ledger.get_state(job_id) is JobState.COMPLETED:
         return 0
-    return ledger.claim(job_id, host_of(settings.state_dir))
+    return ledger.claim(job_id, host_id(settings.state_dir))
 
 
 def _substrate(value: object) -> LocalSubstrate | DockerSubstrate | None:

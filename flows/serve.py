@@ -15,18 +15,18 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from prefect_bt.blocks import TrainingStore
-from prefect_bt.flows.ending import finish_cancelled, finish_crashed
-from prefect_bt.flows.output import outlive_reader
+from prefect_bt.flows.ending import handle_cancelled_run, handle_crashed_run
+from prefect_bt.flows.output import ignore_broken_pipe
 from prefect_bt.flows.request import JobRequest
-from prefect_bt.flows.whole import run_whole
+from prefect_bt.flows.whole import run_job_to_completion
 
-outlive_reader()
+ignore_broken_pipe()
 
 
 @flow(
     name="serve",
-    on_cancellation=[finish_cancelled],
-    on_crashed=[finish_crashed],
+    on_cancellation=[handle_cancelled_run],
+    on_crashed=[handle_crashed_run],
     persist_result=False,
 )
 def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] | State[Any]:
@@ -39,4 +39,4 @@ def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] 
     Returns:
         The job's document.
     """
-    return run_whole(JobRequest(job_id=job_id, store=store))
+    return run_job_to_completion(JobRequest(job_id=job_id, store=store))

@@ -21,24 +21,24 @@ from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
 from prefect.runtime import flow_run
 
-from prefect_bt.attempts import JobSite
+from prefect_bt.attempts import JobContext
 from prefect_bt.errors import StoreError
-from prefect_bt.flows.reporting import UNREACHABLE
+from prefect_bt.flows.reporting import API_ERRORS
 
-RECORD_SECONDS: Final = 0.5
-EPOCH_SECONDS: Final = 5.0
+RECORD_POLL_INTERVAL: Final = 0.5
+EPOCH_CHECK_INTERVAL: Final = 5.0
 """Interval between checks whether a person gave the job to another machine, in seconds."""
-ASKED_FIRST: Final = 3.0
+MIN_RUN_POLL_INTERVAL: Final = 3.0
 """Seconds between two questions for the run's state while nobody tells of events; then longer."""
-ASKED_AT_MOST: Final = 60.0
-TOLD_SECONDS: Final = 600.0
+MAX_RUN_POLL_INTERVAL: Final = 60.0
+RUN_POLL_INTERVAL_WITH_EVENTS: Final = 600.0
 """The same while events come: against one that was lost."""
 _logger = logging.getLogger(__name__)
-_CANCELS: Final = ["prefect.flow-run.Cancelling", "prefect.flow-run.Cancelled"]
+_CANCELLATION_EVENTS: Final = ["prefect.flow-run.Cancelling", "prefect.flow-run.Cancelled"]
 
 
 @contextmanager
-def watching_for_stop(site: JobSite) -> Generator[StopWatcher]:
+def watch_for_stop(site: JobContext) -> Generator[StopWatcher]:
     """A watcher for the time of one attempt, or of what comes before it."""
     watcher = StopWatcher(site)
     try:
@@ -50,13 +50,13 @@ def watching_for_stop(site: JobSite) -> Generator[StopWatcher]:
 class StopWatcher:
     """Called often, looks seldom; once it has said "stopped" it goes on saying so."""
 
-    def __init__(self, site: JobSite) -> None:
+    def __init__(self, site: JobContext) -> None:
         self._site = site
         self._reason = ""
         self._record_due = self._prefect_due = self._epoch_due = 0.0
-        self._pause = ASKED_FIRST
+        self._pause = MIN_RUN_POLL_INTERVAL
         self._run_id = flow_run.get_id()
-        self._events = _Cancellations(str(self._run_id))
+        self._events = _CancellationListener(str(self._run_id))
 
     def __call__(self) -> str:
         """Return "stopped", or "" while no stop was requested.
@@ -65,15 +65,15 @@ class StopWatcher:
         """
         now = time.monotonic()
         if not self._reason and now >= self._record_due:
-            self._record_due = now + RECORD_SECONDS
+            self._record_due = now + RECORD_POLL_INTERVAL
             # A store that does not answer says nothing; the next look is soon.
             with suppress(StoreError):
                 self._check_epoch(now)
-                if self._site.ledger.stop_request(self._site.job_id):
+                if self._site.ledger.find_stop_request(self._site.job_id):
                     self._reason = "stopped"
-        if not self._reason and (now >= self._prefect_due or self._events.came()):
-            cancelled = self._cancelled()
-            self._prefect_due = now + self._next_pause(answered=cancelled is not None)
+        if not self._reason and (now >= self._prefect_due or self._events.poll()):
+            cancelled = self._is_run_cancelled()
+            self._prefect_due = now + self._next_poll_delay(answered=cancelled is not None)
             if cancelled:
                 self._reason = "stopped"
                 with suppress(StoreError):
@@ -86,16 +86,16 @@ class StopWatcher:
 
     def _check_epoch(self, now: float) -> None:
         if now >= self._epoch_due:
-            self._epoch_due = now + EPOCH_SECONDS
-            self._site.ledger.epochs(self._site.job_id).check(self._site.epoch)
+            self._epoch_due = now + EPOCH_CHECK_INTERVAL
+            self._site.ledger.get_epochs(self._site.job_id).check(self._site.epoch)
 
-    def _next_pause(self, *, answered: bool) -> float:
-        if answered and self._events.listening:
-            return TOLD_SECONDS
-        self._pause = min(2 * self._pause, ASKED_AT_MOST)
+    def _next_poll_delay(self, *, answered: bool) -> float:
+        if answered and self._events.is_listening:
+            return RUN_POLL_INTERVAL_WITH_EVENTS
+        self._pause = min(2 * self._pause, MAX_RUN_POLL_INTERVAL)
         return self._pause / 2
 
-    def _cancelled(self) -> bool | None:
+    def _is_run_cancelled(self) -> bool | None:
         """The run's own word: an event may be of an earlier life of the same run.
 
         None: no answer.
@@ -103,21 +103,21 @@ class StopWatcher:
         try:
             with get_client(sync_client=True) as client:
                 run = client.read_flow_run(self._run_id)  # pyright: ignore[reportArgumentType]
-        except UNREACHABLE:
+        except API_ERRORS:
             return None
         return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())
 
 
-class _Cancellations:
+class _CancellationListener:
     """Listens for events of one run, in a thread with a loop of its own."""
 
     def __init__(self, run_id: str) -> None:
-        self.listening = False
+        self.is_listening = False
         self._filter = EventFilter(
-            event=EventNameFilter(name=_CANCELS),
+            event=EventNameFilter(name=_CANCELLATION_EVENTS),
             resource=EventResourceFilter(id=[f"prefect.flow-run.{run_id}"]),
         )
-        self._came = threading.Event()
+        self._received = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
         context = contextvars.copy_context()  # which server is asked is a matter of context
@@ -126,19 +126,19 @@ class _Cancellations:
         )
         self._thread.start()
 
-    def came(self) -> bool:
+    def poll(self) -> bool:
         """Whether there was one since the last call."""
-        if not self._came.is_set():
+        if not self._received.is_set():
             return False
-        self._came.clear()  # one that comes now is asked for by the question that follows
+        self._received.clear()  # one that comes now is asked for by the question that follows
         return True
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the loop ended by itself
-            self._loop.call_soon_threadsafe(self._end)
+            self._loop.call_soon_threadsafe(self._cancel_task)
         self._thread.join(timeout=2)
 
-    def _end(self) -> None:
+    def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
@@ -149,15 +149,15 @@ class _Cancellations:
             if not self._task.cancelled() and (error := self._task.exception()):
                 _logger.debug("Prefect's events cannot be followed: %s", error)
         finally:
-            self.listening = False
-            self._came.set()  # the run is asked from now on, and soon
+            self.is_listening = False
+            self._received.set()  # the run is asked from now on, and soon
             self._loop.close()
 
     async def _listen(self) -> None:
         """Until the connection is lost for good; then the run is asked, as without events."""
         subscriber: Any = get_events_subscriber(self._filter, reconnect_on_clean_close=True)
         async with subscriber:
-            self.listening = True
-            self._came.set()  # asked once more: it may have been just before
+            self.is_listening = True
+            self._received.set()  # asked once more: it may have been just before
             async for _ in subscriber:
-                self._came.set()
+                self._received.set()

@@ -17,19 +17,19 @@ from prefect.states import Cancelled, Completed, Failed
 
 from prefect_bt.cli.prefect_api import prefect_client
 from prefect_bt.errors import ServerError
-from prefect_bt.flows.keeping import LOOK_SECONDS, OUTAGE_SECONDS
+from prefect_bt.flows.keeping import MAX_OUTAGE_SECONDS, POLL_INTERVAL
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobState
-from prefect_bt.servers import awaited_server_url
+from prefect_bt.servers import wait_for_server_url
 from prefect_bt.settings import Settings
 
 _STATES = {JobState.COMPLETED: Completed, JobState.STOPPED: Cancelled}
 
 
-def tell_end(ledger: Ledger, job_id: str) -> None:
+def report_end(ledger: Ledger, job_id: str) -> None:
     """A run that this server does not know, or that is over, is left alone. ServerError."""
-    runs, last = ledger.runs_of_job(job_id), ledger.events(job_id)[-1]
+    runs, last = ledger.list_runs(job_id), ledger.list_events(job_id)[-1]
     if not runs or not last.state.terminal:
         return
     state = _STATES.get(last.state, Failed)(message=last.message)
@@ -43,19 +43,19 @@ def main() -> int:
     """0 when there is nobody to tell any more; tries for as long as Prefect's API may be away."""
     job_id, store = sys.argv[1:]
     ledger = open_ledger(store)
-    deadline = time.monotonic() + OUTAGE_SECONDS
-    if not PREFECT_API_URL.value() and not awaited_server_url(
-        Settings().state_dir, patience=OUTAGE_SECONDS
+    deadline = time.monotonic() + MAX_OUTAGE_SECONDS
+    if not PREFECT_API_URL.value() and not wait_for_server_url(
+        Settings().state_dir, timeout=MAX_OUTAGE_SECONDS
     ):
         return 0  # a temporary server has gone with its flow
     while True:
         try:
-            tell_end(ledger, job_id)
+            report_end(ledger, job_id)
         except ServerError as error:
             if time.monotonic() > deadline:
                 sys.stderr.write(f"{error}\n")
                 return 1
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_INTERVAL)
         else:
             return 0
 

@@ -29,18 +29,18 @@ from prefect_bt.blocks import (
     TrainingSecrets,
     TrainingStore,
 )
-from prefect_bt.flows.ending import finish_cancelled, finish_crashed
-from prefect_bt.flows.output import outlive_reader
+from prefect_bt.flows.ending import handle_cancelled_run, handle_crashed_run
+from prefect_bt.flows.output import ignore_broken_pipe
 from prefect_bt.flows.request import JobRequest
-from prefect_bt.flows.whole import run_whole
+from prefect_bt.flows.whole import run_job_to_completion
 
-outlive_reader()  # before the run begins: Prefect's own first lines count, too
+ignore_broken_pipe()  # before the run begins: Prefect's own first lines count, too
 
 
 @flow(
     name="train",
-    on_cancellation=[finish_cancelled],
-    on_crashed=[finish_crashed],
+    on_cancellation=[handle_cancelled_run],
+    on_crashed=[handle_crashed_run],
     persist_result=False,
 )
 def train(
@@ -111,7 +111,7 @@ def train(
         substrate=substrate,
         retry_policy=retry_policy,
     )
-    result = run_whole(request)
+    result = run_job_to_completion(request)
     if deploy is None or not isinstance(result, dict):
         return result
     from prefect_bt.flows.deploy_checkpoints import deploy_trained

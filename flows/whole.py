@@ -6,25 +6,25 @@ from typing import Any
 
 from prefect.client.schemas.objects import State
 
-from prefect_bt.attempts import JobSite
-from prefect_bt.flows.attempt import attempt_until_done
-from prefect_bt.flows.ending import closing_job, final_state
+from prefect_bt.attempts import JobContext
+from prefect_bt.flows.attempt import run_attempts
+from prefect_bt.flows.ending import final_state, finalize_job
 from prefect_bt.flows.request import JobRequest
-from prefect_bt.flows.steps import accept_job, mirror_sources, name_run
+from prefect_bt.flows.steps import accept_job, mirror_job_weights, rename_flow_run
 
 
-def run_whole(request: JobRequest) -> dict[str, Any] | State[Any]:
+def run_job_to_completion(request: JobRequest) -> dict[str, Any] | State[Any]:
     """In the main thread of a flow run, where cancellation arrives. Returns what the flow does."""
-    with closing_job() as job:
+    with finalize_job() as job:
         accept_job(request, job)
         if job.site is not None:  # else another process runs it
-            _run_to_completion(job.site)
+            _mirror_and_run(job.site)
     return final_state(job)
 
 
-def _run_to_completion(site: JobSite) -> None:
-    name_run(site)
+def _mirror_and_run(site: JobContext) -> None:
+    rename_flow_run(site)
     # A job that is taken up has its weights: nothing comes between its gang and who watches it.
-    over = site.ledger.state(site.job_id).terminal
-    if not over and (site.resumed or mirror_sources(site)):
-        attempt_until_done(site)
+    over = site.ledger.get_state(site.job_id).terminal
+    if not over and (site.resumed or mirror_job_weights(site)):
+        run_attempts(site)

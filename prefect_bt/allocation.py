@@ -14,17 +14,17 @@ from prefect_bt.reading import gpu_count, gpu_type
 from prefect_bt.records import Resources
 from prefect_bt.substrates.protocol import Capacity, Enforcement
 
-HOST_PART: Final = 20
+HOST_SHARE_DIVISOR: Final = 20
 """One part in so many of the machine's memory is left to the host: no share includes it."""
 _GIB: Final = 1024**3
 _MIB: Final = 1024**2
 
 
-def allocate(job: TrainingJob, capacity: Capacity) -> Resources:
+def allocate_resources(job: TrainingJob, capacity: Capacity) -> Resources:
     """Return what every node of the job gets on this machine. The job must fit (refusals)."""
     gpus = gpu_count(job)
     asked_memory = parse_memory(job.compute.memory)
-    cpus, memory = _share(capacity, gpus)
+    cpus, memory = _gpu_share(capacity, gpus)
     cpus, memory = max(job.compute.cpu_count, cpus), max(asked_memory, memory)
     return Resources(
         cpus=cpus,
@@ -60,16 +60,16 @@ def format_memory(size: int) -> str:
     return f"{text.removesuffix('.0')} {name}"
 
 
-def _share(capacity: Capacity, gpus: int) -> tuple[int, int]:
+def _gpu_share(capacity: Capacity, gpus: int) -> tuple[int, int]:
     """Return the CPUs and the memory that belong to so many of the machine's GPUs."""
     if not gpus:
         return 0, 0
     cpus = max(1, capacity.cpus * gpus // capacity.gpus)
-    return cpus, _round_down(_free_for_jobs(capacity) * gpus // capacity.gpus)
+    return cpus, _round_down(_memory_for_jobs(capacity) * gpus // capacity.gpus)
 
 
-def _free_for_jobs(capacity: Capacity) -> int:
-    return capacity.memory - capacity.memory // HOST_PART
+def _memory_for_jobs(capacity: Capacity) -> int:
+    return capacity.memory - capacity.memory // HOST_SHARE_DIVISOR
 
 
 def _round_down(size: int) -> int:
@@ -88,12 +88,12 @@ def _shared_memory(compute: Compute, capacity: Capacity, memory: int) -> int:
         return 0
     asked = parse_memory(compute.memory)
     if not memory and capacity.enforcement is Enforcement.RESERVED:
-        memory = max(asked, _round_down(_free_for_jobs(capacity) // compute.node_count))
+        memory = max(asked, _round_down(_memory_for_jobs(capacity) // compute.node_count))
     return (memory or asked) // 2
 
 
 def _explain(compute: Compute, capacity: Capacity, gpus: int) -> str:
-    parts = [_basis(compute, capacity, gpus), f"{_asked(compute)} are minimums"]
+    parts = [_format_basis(compute, capacity, gpus), f"{_format_minimums(compute)} are minimums"]
     if capacity.enforcement is Enforcement.NONE:
         parts.append("they are checked, not enforced: the node shares this machine")
     elif capacity.enforcement is Enforcement.LIMITS:
@@ -101,11 +101,11 @@ def _explain(compute: Compute, capacity: Capacity, gpus: int) -> str:
     return "; ".join(parts)
 
 
-def _basis(compute: Compute, capacity: Capacity, gpus: int) -> str:
+def _format_basis(compute: Compute, capacity: Capacity, gpus: int) -> str:
     if not gpus:
         free = capacity.enforcement is not Enforcement.LIMITS
         return "what is asked, and more while the machine has it" if free else "what is asked"
-    cpus, memory = _share(capacity, gpus)
+    cpus, memory = _gpu_share(capacity, gpus)
     share = f"the share of {gpus} of {capacity.gpus} GPU{'s' if capacity.gpus != 1 else ''}"
     more_cpus = compute.cpu_count > cpus
     more_memory = parse_memory(compute.memory) > memory
@@ -116,7 +116,7 @@ def _basis(compute: Compute, capacity: Capacity, gpus: int) -> str:
     return f"memory as asked, CPUs {share}" if more_memory else share
 
 
-def _asked(compute: Compute) -> str:
+def _format_minimums(compute: Compute) -> str:
     default = Compute()
     cpus = compute.cpu_count != default.cpu_count
     memory = compute.memory != default.memory

@@ -27,7 +27,7 @@ def find_resources(ledger: Ledger, record: JobRecord) -> Resources | None:
 
     Before the first attempt, return what the push has planned; None for jobs of older releases.
     """
-    for begun in reversed(ledger.attempts(record.id)):
+    for begun in reversed(ledger.list_attempts(record.id)):
         with suppress(ObjectNotFound):
             key = _key(record.project_id, record.id, begun.attempt)
             return codec.loads(Resources, ledger.store.get(key))

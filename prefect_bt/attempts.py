@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from prefect_bt.cachesnapshot import write_snapshot
 from prefect_bt.checkpoints import holds
-from prefect_bt.checkpoints.catalogue import newest
+from prefect_bt.checkpoints.catalogue import find_newest
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.diagnosis import diagnose_cause, diagnose_error
 from prefect_bt.errors import (
@@ -27,36 +27,42 @@ from prefect_bt.errors import (
 )
 from prefect_bt.gang import Gang
 from prefect_bt.jobs import load_definition
-from prefect_bt.lastsave import find_last_save
+from prefect_bt.lastsave import find_save_estimate
 from prefect_bt.ledger import Ledger
-from prefect_bt.loading import resolve_load
-from prefect_bt.maxruntime import find_run_time
-from prefect_bt.ownership import Claim, host_of
+from prefect_bt.loading import resolve_loaded_checkpoints
+from prefect_bt.maxruntime import find_run_time_limit
+from prefect_bt.ownership import JobLock, host_id
 from prefect_bt.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
-from prefect_bt.planning import PlanContext, image_secrets, plan_gang, plan_image, secret_names
+from prefect_bt.planning import (
+    PlanContext,
+    list_image_secret_names,
+    list_job_secret_names,
+    plan_gang,
+    plan_image,
+)
 from prefect_bt.records import (
+    ArchivedLog,
     AttemptRecord,
     Cause,
     FailureClass,
     JobRecord,
     JobState,
     Outcome,
-    SealedLog,
 )
 from prefect_bt.retrying import RetryDecision, decide_retry
-from prefect_bt.sealing import Sealer
+from prefect_bt.sealing import LogArchiver
 from prefect_bt.secrets import SecretSource, resolve_secrets
-from prefect_bt.serving.deployments import Deployments
+from prefect_bt.serving.deployments import DeploymentLedger
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
-from prefect_bt.visible import visible
+from prefect_bt.visible import escape_controls
 
-REMOVED_AT_ONCE = 8
-HOLD_PAUSES = (0.0, 0.1, 0.5, 2.0)
+MAX_CONCURRENT_REMOVALS = 8
+HOLD_RETRY_DELAYS = (0.0, 0.1, 0.5, 2.0)
 """Seconds before each try to hold a checkpoint that somebody is deleting."""
 
 
-class JobSite:
+class JobContext:
     """A job, its records and its substrate, for one process."""
 
     def __init__(
@@ -70,7 +76,7 @@ class JobSite:
     ) -> None:
         self.ledger, self.substrate, self.record = ledger, substrate, record
         self.settings, self.secret_sources = settings, tuple(secret_sources)
-        self.claim = Claim(settings.state_dir)
+        self.claim = JobLock(settings.state_dir)
         """The job's lock, for whoever runs the job; nothing is claimed in those who look at it."""
         self.project = load_definition(record)
         self.holds: list[str] = []
@@ -89,19 +95,19 @@ class JobSite:
     @property
     def team(self) -> str:
         """The team that owns the job's project, whatever team its definition names."""
-        return self.ledger.team_of(self.record.project_id)
+        return self.ledger.get_team(self.record.project_id)
 
     @property
     def checkpointing(self) -> bool:
         return self.project.job.runtime.checkpointing_config.enabled
 
 
-def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
+def plan_attempt(site: JobContext, attempt: int) -> GangPlan:
     """The plan of this attempt; PlanError when the job cannot run here (any more)."""
     record, settings = site.record, site.settings
     missing: list[str] = []
     try:
-        load = _load_held(site, attempt)
+        load = _resolve_and_hold(site, attempt)
     except (NotFoundError, AmbiguousError) as error:
         load, missing = (), [str(error)]
     context = PlanContext(
@@ -114,36 +120,43 @@ def plan_attempt(site: JobSite, attempt: int) -> GangPlan:
         leader_address=site.substrate.leader_address(record.id, attempt),
         attempt=attempt,
         epoch=site.epoch,
-        retry_reason=_last_cause(site),
-        workspace=workspace_plan(record),
-        load=load,
-        missing=tuple(missing),
-        images=site.substrate.images,
-        image=site.ledger.pinned_image(record.id) if site.substrate.images else "",
+        retry_reason=_last_failure_cause(site),
+        workspace=plan_workspace(record),
+        loaded_checkpoints=load,
+        missing_references=tuple(missing),
+        supports_images=site.substrate.supports_images,
+        pinned_image=site.ledger.read_pinned_image(record.id)
+        if site.substrate.supports_images
+        else "",
         grace=settings.grace,
         settle=settings.settle,
         retention=record.retention,
-        revisions={key: pin.revision for key, pin in site.ledger.pinned_weights(record.id).items()},
+        revisions={
+            key: pin.revision for key, pin in site.ledger.read_pinned_weights(record.id).items()
+        },
     )
     return plan_gang(site.project.model_copy(update={"team_name": site.team}), context)
 
 
-def _last_cause(site: JobSite) -> str:
-    causes = [outcome.cause for outcome in site.ledger.outcomes(site.job_id)]
+def _last_failure_cause(site: JobContext) -> str:
+    causes = [outcome.cause for outcome in site.ledger.list_outcomes(site.job_id)]
     return causes[-1].value if causes and causes[-1] else ""
 
 
-def _load_held(site: JobSite, attempt: int) -> tuple[LoadedCheckpoint, ...]:
+def _resolve_and_hold(site: JobContext, attempt: int) -> tuple[LoadedCheckpoint, ...]:
     """What the job loads, held so that nobody deletes it before the nodes have it."""
     which = ""
-    for pause in HOLD_PAUSES:
+    for pause in HOLD_RETRY_DELAYS:
         time.sleep(pause)
         record = site.record
-        load = resolve_load(
-            site.ledger, site.project, project_id=record.project_id, before=record.created_at
+        load = resolve_loaded_checkpoints(
+            site.ledger,
+            site.project,
+            project_id=record.project_id,
+            created_before=record.created_at,
         )
         name = f"{record.id}-{attempt:04d}"
-        keys, gone = holds.take(site.ledger, load, holder=record.id, name=name)
+        keys, gone = holds.acquire_holds(site.ledger, load, holder=record.id, name=name)
         if not gone:
             site.holds += keys
             return load
@@ -154,246 +167,254 @@ def _load_held(site: JobSite, attempt: int) -> tuple[LoadedCheckpoint, ...]:
     )
 
 
-def release_holds(site: JobSite) -> None:
+def release_holds(site: JobContext) -> None:
     """The job is over and needs no checkpoint of another any more."""
-    holds.release(site.ledger.store, [*site.holds, *_holds_of_server(site)])
+    holds.release_holds(site.ledger.store, [*site.holds, *_iter_server_holds(site)])
     site.holds.clear()
 
 
-def _holds_of_server(site: JobSite) -> Iterator[str]:
+def _iter_server_holds(site: JobContext) -> Iterator[str]:
     """Of what it serves; whoever deployed it took them."""
     serving = site.record.serving
     if serving is None:
         return
-    revision = Deployments(site.ledger).revision(serving.deployment, serving.revision)
-    for job_id in {job for job, _ in revision.held}:
+    revision = DeploymentLedger(site.ledger).get_revision(serving.deployment, serving.revision)
+    for job_id in {job for job, _ in revision.required_checkpoints}:
         with suppress(NotFoundError):
-            project_id = site.ledger.job(job_id).project_id
+            project_id = site.ledger.get_job(job_id).project_id
             yield holds.hold_key(project_id, job_id, site.job_id)
 
 
-def workspace_plan(record: JobRecord) -> WorkspacePlan:
+def plan_workspace(record: JobRecord) -> WorkspacePlan:
     if not record.workspace_sha256:
         return WorkspacePlan(WORKSPACE_DIR)
     key = f"{job_prefix(record.project_id, record.id)}/workspace.tar"
     return WorkspacePlan(WORKSPACE_DIR, key, record.workspace_sha256, record.workspace_size)
 
 
-def site_secrets(site: JobSite) -> dict[str, str]:
+def resolve_job_secrets(site: JobContext) -> dict[str, str]:
     """Values of every secret the job names; SecretError before any compute is taken."""
-    names = secret_names(site.project.job, images=site.substrate.images)
+    names = list_job_secret_names(site.project.job, supports_images=site.substrate.supports_images)
     return resolve_secrets(names, site.secret_sources, team=site.team)
 
 
-def site_image_secrets(site: JobSite) -> dict[str, str]:
+def resolve_image_secrets(site: JobContext) -> dict[str, str]:
     """Those of docker_auth alone; SecretError."""
-    return resolve_secrets(image_secrets(site.project.job), site.secret_sources, team=site.team)
+    return resolve_secrets(
+        list_image_secret_names(site.project.job), site.secret_sources, team=site.team
+    )
 
 
-def image_plan(site: JobSite) -> ImagePlan:
+def plan_job_image(site: JobContext) -> ImagePlan:
     """The image that the next attempt needs: what the job pinned, else what it defines."""
-    return plan_image(site.project.job, site.ledger.pinned_image(site.job_id))
+    return plan_image(site.project.job, site.ledger.read_pinned_image(site.job_id))
 
 
-def reap(site: JobSite, *, reason: str) -> None:
+def finalize_unfinished_attempts(site: JobContext, *, reason: str) -> None:
     """Put away every attempt that nobody watched to its end: stop, flush, keep logs, record.
 
     An attempt whose nodes had all ended by themselves gets the outcome they earned; one that is
     stopped here was cut short. Idempotent, and callable from any process that can reach the
     substrate.
     """
-    known = {outcome.attempt for outcome in site.ledger.outcomes(site.job_id)}
-    handles = site.substrate.find(site.job_id)
-    for begun in site.ledger.attempts(site.job_id):
+    known = {outcome.attempt for outcome in site.ledger.list_outcomes(site.job_id)}
+    handles = site.substrate.list_nodes(site.job_id)
+    for begun in site.ledger.list_attempts(site.job_id):
         nodes = [handle for handle in handles if handle.attempt == begun.attempt]
         if nodes or begun.attempt not in known:
-            outcome = _put_away(site, begun, nodes, reason)
+            outcome = _finalize(site, begun, nodes, reason)
             if begun.attempt not in known:
-                close_attempt(site, outcome)
+                record_outcome(site, outcome)
 
 
-def adopt(site: JobSite) -> Gang | None:
+def adopt_gang(site: JobContext) -> Gang | None:
     """The gang of an attempt that nobody watches any more, to be watched as if nothing had been.
 
     None unless all of its nodes are there: a launch that was cut short is put away instead.
     """
-    begun = site.ledger.attempts(site.job_id)
-    if not begun or begun[-1].attempt in {o.attempt for o in site.ledger.outcomes(site.job_id)}:
+    begun = site.ledger.list_attempts(site.job_id)
+    if not begun or begun[-1].attempt in {
+        o.attempt for o in site.ledger.list_outcomes(site.job_id)
+    }:
         return None
     last = begun[-1]
-    nodes = [h for h in site.substrate.find(site.job_id) if h.attempt == last.attempt]
+    nodes = [h for h in site.substrate.list_nodes(site.job_id) if h.attempt == last.attempt]
     if len(nodes) != site.project.job.compute.node_count:
         return None
-    return equip_gang(site, Gang(last.attempt, nodes, grace=site.settings.grace, began=last.at))
+    return configure_gang(
+        site, Gang(last.attempt, nodes, grace=site.settings.grace, started_at=last.at)
+    )
 
 
-def equip_gang(site: JobSite, gang: Gang) -> Gang:
+def configure_gang(site: JobContext, gang: Gang) -> Gang:
     """Give a gang what it needs of the job's record: the limit of its commands, a grace to save."""
-    gang.run_time = find_run_time(site.ledger, site.record)
-    return give_time_to_save(site, gang)
+    gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
+    return set_save_grace(site, gang)
 
 
-def give_time_to_save(site: JobSite, gang: Gang) -> Gang:
+def set_save_grace(site: JobContext, gang: Gang) -> Gang:
     """A stop of this gang waits for as long as a checkpoint takes to write, as far as is known."""
     settings = site.settings
 
     def grace() -> float:
         with suppress(StoreError):
-            found = find_last_save(
+            found = find_save_estimate(
                 site.ledger, site.record, grace=settings.grace, notice=settings.notice
             )
             return found.grace if found else gang.grace
         return gang.grace
 
-    gang.grace_to_save = grace
+    gang.save_grace = grace
     return gang
 
 
-def _put_away(
-    site: JobSite, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
+def _finalize(
+    site: JobContext, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
 ) -> Outcome:
-    gang = Gang(begun.attempt, nodes, grace=site.settings.grace, began=begun.at)
-    equip_gang(site, gang)
+    gang = Gang(begun.attempt, nodes, grace=site.settings.grace, started_at=begun.at)
+    configure_gang(site, gang)
     seen = [handle.observe() for handle in nodes]
     ended = all(status.commands_ended for status in seen)
     complete = len(nodes) == site.project.job.compute.node_count
     by_themselves = ended and complete and not any(status.reason == "stopped" for status in seen)
-    stopped = bool(site.ledger.stop_request(site.job_id)) and not by_themselves
+    stopped = bool(site.ledger.find_stop_request(site.job_id)) and not by_themselves
     gang.shut_down("stopped" if stopped else reason)
-    return gang.outcome() if stopped or (ended and complete) else gang.cut_short(reason)
+    return (
+        gang.make_outcome() if stopped or (ended and complete) else gang.interrupted_outcome(reason)
+    )
 
 
-def close_attempt(site: JobSite, outcome: Outcome) -> Outcome:
+def record_outcome(site: JobContext, outcome: Outcome) -> Outcome:
     """Seal the attempt's logs, then write down how it ended. The first outcome stands."""
-    sealed = seal_logs(site, outcome.attempt)
-    best = newest(site.ledger.store, site.record.project_id, site.job_id)
+    sealed = archive_logs(site, outcome.attempt)
+    best = find_newest(site.ledger.store, site.record.project_id, site.job_id)
     best_key = best.newest_manifest if best else ""
-    shown = visible(outcome.message)
+    shown = escape_controls(outcome.message)
     outcome = replace(outcome, message=shown, newest_checkpoint=best_key, logs=sealed)
     if site.record.serving and outcome.state is JobState.COMPLETED:
-        outcome = _server_left(outcome)
+        outcome = _server_exit_outcome(outcome)
     site.ledger.end_attempt(site.job_id, outcome, epoch=site.epoch)
-    _keep_cache_snapshot(site)
+    _write_cache_snapshot(site)
     return outcome
 
 
-def _keep_cache_snapshot(site: JobSite) -> None:
+def _write_cache_snapshot(site: JobContext) -> None:
     """For other machines to see. Only for show: no fault of it is the attempt's."""
     cache = site.project.job.runtime.cache_config
     folder, project_id = site.settings.state_dir, site.record.project_id
     with suppress(StoreError, OSError):
         if cache and cache.enabled:
-            write_snapshot(site.ledger.store, folder, project_id, host=host_of(folder))
+            write_snapshot(site.ledger.store, folder, project_id, host=host_id(folder))
 
 
-def _server_left(outcome: Outcome) -> Outcome:
+def _server_exit_outcome(outcome: Outcome) -> Outcome:
     """A server is never done: one that ends by itself failed, whatever it exits with."""
     found = diagnose_cause(Cause.COMMAND_FAILED)
     return replace(
         outcome,
         state=JobState.FAILED,
         message="The server ended by itself, with exit code 0.",
-        failure=found.failure,
+        failure=found.failure_class,
         cause=found.cause,
     )
 
 
-def seal_logs(site: JobSite, attempt: int) -> tuple[SealedLog, ...]:
+def archive_logs(site: JobContext, attempt: int) -> tuple[ArchivedLog, ...]:
     """Copy every rank's whole log of the attempt into the store; what was sealed, by rank."""
-    sealer = Sealer(
+    sealer = LogArchiver(
         site.ledger.store,
         project_id=site.record.project_id,
         job_id=site.job_id,
         attempt=attempt,
         scratch=site.settings.state_dir,
     )
-    return sealer.seal(site.substrate.find(site.job_id))
+    return sealer.archive(site.substrate.list_nodes(site.job_id))
 
 
-def clear_nodes(site: JobSite) -> None:
+def remove_nodes(site: JobContext) -> None:
     """Remove what the job's nodes left on the substrate; for a job that is over.
 
     Several ranks at a time, the attempts of one in order: its last keeps what is not saved.
     """
     by_rank: dict[int, list[NodeHandle]] = {}
-    for handle in site.substrate.find(site.job_id):
+    for handle in site.substrate.list_nodes(site.job_id):
         by_rank.setdefault(handle.rank, []).append(handle)
 
     def remove(handles: list[NodeHandle]) -> None:
         for handle in handles:
             handle.remove()
 
-    with ThreadPoolExecutor(REMOVED_AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_CONCURRENT_REMOVALS) as pool:
         list(pool.map(remove, by_rank.values()))
 
 
-def judge_retry(site: JobSite) -> RetryDecision:
+def decide_job_retry(site: JobContext) -> RetryDecision:
     """Whether the job's last outcome is followed by another attempt."""
-    outcomes = site.ledger.outcomes(site.job_id)
-    if site.ledger.stop_request(site.job_id):
+    outcomes = site.ledger.list_outcomes(site.job_id)
+    if site.ledger.find_stop_request(site.job_id):
         return RetryDecision(False, "the job was asked to stop")
     if not outcomes:
         return RetryDecision(False, "no attempt was made")
-    if _never_answered(site, outcomes[-1]):
+    if _was_never_ready(site, outcomes[-1]):
         return RetryDecision(False, "the server has never answered")
     return decide_retry(outcomes, site.record.retries, checkpointing=site.checkpointing)
 
 
-def _never_answered(site: JobSite, last: Outcome) -> bool:
+def _was_never_ready(site: JobContext, last: Outcome) -> bool:
     """A server that ended by itself before it answered once would do so again."""
     serving = site.record.serving
     if serving is None or last.failure is FailureClass.INFRASTRUCTURE:
         return False
-    return not Deployments(site.ledger).was_ready(serving.deployment, serving.revision)
+    return not DeploymentLedger(site.ledger).was_ready(serving.deployment, serving.revision)
 
 
-def end_gang(site: JobSite, gang: Gang) -> Outcome:
+def finish_gang(site: JobContext, gang: Gang) -> Outcome:
     """The attempt is over: logs sealed, outcome recorded; AttemptFailed unless it ended well.
 
     A stopped attempt is an outcome, not an error.
     """
-    outcome = close_attempt(site, gang.outcome())
+    outcome = record_outcome(site, gang.make_outcome())
     if outcome.failure is not None:
         raise AttemptFailed(outcome.message, outcome={"attempt": outcome.attempt})
     return outcome
 
 
-def refuse(attempt: int, error: Exception) -> Outcome:
+def launch_failure_outcome(attempt: int, error: Exception) -> Outcome:
     """The outcome of an attempt that could not be launched."""
     found = diagnose_error(error)
     now = time.time()
     return Outcome(
         attempt=attempt,
         state=JobState.FAILED if found.cause is Cause.MAX_RUN_TIME else JobState.DEPLOY_FAILED,
-        message=describe(error),
-        failure=found.failure,
+        message=describe_error(error),
+        failure=found.failure_class,
         cause=found.cause,
-        cure=found.cure,
+        cure=found.remedy,
         started_at=now,
         ended_at=now,
     )
 
 
-def describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Our own errors are sentences; of any other the kind says more than the words."""
     return str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
 
 
-def ended_as(site: JobSite, otherwise: JobState) -> JobState:
+def terminal_state(site: JobContext, default: JobState) -> JobState:
     """The state in which a job ends that no attempt follows: what its last attempt came to.
 
     A training that finished is COMPLETED, whoever died or asked it to stop since.
     """
-    outcomes = site.ledger.outcomes(site.job_id)
-    last = outcomes[-1].state if outcomes else otherwise
-    if last is not JobState.COMPLETED and site.ledger.stop_request(site.job_id):
+    outcomes = site.ledger.list_outcomes(site.job_id)
+    last = outcomes[-1].state if outcomes else default
+    if last is not JobState.COMPLETED and site.ledger.find_stop_request(site.job_id):
         return JobState.STOPPED
     return last
 
 
-def states_to(site: JobSite, end: JobState) -> tuple[JobState, ...]:
+def missing_states(site: JobContext, end: JobState) -> tuple[JobState, ...]:
     """`end`, and before it what nobody lived to write down; empty when the job is over."""
-    now = site.ledger.state(site.job_id)
+    now = site.ledger.get_state(site.job_id)
     if now.terminal:
         return ()
     unseen = now is JobState.DEPLOYING and end is JobState.COMPLETED

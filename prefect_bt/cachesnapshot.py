@@ -12,32 +12,37 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from prefect_bt import codec
-from prefect_bt.cachesummary import Bounds, CacheSummary, summarize_cache
+from prefect_bt.cachesummary import CacheSummary, ListingLimits, summarize_cache
 from prefect_bt.contract import project_prefix, quote_name
 from prefect_bt.errors import ObjectNotFound
-from prefect_bt.objects.protocols import Get, List, Put
+from prefect_bt.objects.protocols import SupportsGet, SupportsList, SupportsPut
 
-BOUNDS: Final = Bounds(entries=10_000, seconds=5.0)
+SNAPSHOT_LIMITS: Final = ListingLimits(max_entries=10_000, max_seconds=5.0)
 """About 2 MB; the listing of a million files takes a few seconds on a local disk."""
 
 
-class SnapshotStore(Get, Put, List, Protocol):
+class SnapshotStore(SupportsGet, SupportsPut, SupportsList, Protocol):
     """The part of a store that snapshots need."""
 
 
 def write_snapshot(
-    store: SnapshotStore, state_dir: Path, project_id: str, *, host: str, bounds: Bounds = BOUNDS
+    store: SnapshotStore,
+    state_dir: Path,
+    project_id: str,
+    *,
+    host: str,
+    limits: ListingLimits = SNAPSHOT_LIMITS,
 ) -> bool:
     """Write what lies in the project's cache on this machine; False: there is no cache here.
 
     `host` as ownership.host_of names this machine. Raises StoreError.
     """
-    summary = summarize_cache(state_dir, project_id, bounds=bounds)
+    summary = summarize_cache(state_dir, project_id, limits=limits)
     if not summary.timestamp:
         return False
     name, _, folder_id = host.partition(":")
     summary.host = name
-    key = f"{_folder(project_id)}/{quote_name(folder_id or name)}.json"
+    key = f"{_snapshots_prefix(project_id)}/{quote_name(folder_id or name)}.json"
     store.put(key, codec.dumps(summary).encode())
     return True
 
@@ -45,7 +50,7 @@ def write_snapshot(
 def read_snapshots(store: SnapshotStore, project_id: str) -> list[CacheSummary]:
     """Return those of all machines, the newest first. Raises StoreError."""
     found: list[CacheSummary] = []
-    for info in store.list(_folder(project_id)):
+    for info in store.list(_snapshots_prefix(project_id)):
         try:
             found.append(codec.loads(CacheSummary, store.get(info.key)))
         except (ObjectNotFound, ValueError, KeyError, TypeError):
@@ -53,5 +58,5 @@ def read_snapshots(store: SnapshotStore, project_id: str) -> list[CacheSummary]:
     return sorted(found, key=lambda one: one.timestamp, reverse=True)
 
 
-def _folder(project_id: str) -> str:
+def _snapshots_prefix(project_id: str) -> str:
     return f"{project_prefix(project_id)}/cache"

@@ -25,23 +25,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.beneath import open_place
+from prefect_bt.beneath import open_folder_path
 from prefect_bt.contract import HF_CACHE_NAME, PROJECT_CACHE_NAME, TEAM_CACHE_NAME, quote_name
 
-DIRECTORY: Final = "directory"
-_TYPES: Final = (
+DIRECTORY_TYPE: Final = "directory"
+_FILE_TYPES: Final = (
     (stat.S_ISREG, "file"),
-    (stat.S_ISDIR, DIRECTORY),
+    (stat.S_ISDIR, DIRECTORY_TYPE),
     (stat.S_ISLNK, "symlink"),
     (stat.S_ISFIFO, "fifo"),
     (stat.S_ISSOCK, "socket"),
 )
-_KINDS: Final = (("projects", ""), ("bases", "../"), (HF_CACHE_NAME, f"../{HF_CACHE_NAME}/"))
+_CACHE_FOLDERS: Final = (
+    ("projects", ""),
+    ("bases", "../"),
+    (HF_CACHE_NAME, f"../{HF_CACHE_NAME}/"),
+)
 """Folders of a project, with the prefix of their entries' paths."""
 _MOUNT_POINTS: Final = frozenset({PROJECT_CACHE_NAME, TEAM_CACHE_NAME, HF_CACHE_NAME})
 """Of the base folder: what a job sees there lies elsewhere."""
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_TICK: Final = 1000
+_PROGRESS_INTERVAL: Final = 1000
 _LONGEST_PATH: Final = 4096
 """Bytes of a path on this machine, with the zero at its end."""
 
@@ -84,34 +88,34 @@ class CacheSummary:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """How many `entries` are kept, and for how many `seconds` is listed."""
+class ListingLimits:
+    """How many `max_entries` are kept, and for how many `max_seconds` is listed."""
 
-    entries: int | None = None
-    seconds: float = math.inf
+    max_entries: int | None = None
+    max_seconds: float = math.inf
 
 
 def summarize_cache(
     state_dir: Path,
     project_id: str,
     *,
-    tick: Callable[[int], None] | None = None,
-    bounds: Bounds | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    limits: ListingLimits | None = None,
 ) -> CacheSummary:
     """Everything in the project's cache on this machine, sorted by path.
 
-    `tick` hears now and then how many entries were found.
+    `on_progress` hears now and then how many entries were found.
     """
     summary, key = CacheSummary(project_id), quote_name(project_id)
-    walk = _Walk(summary, tick or _unheard, bounds or Bounds())
+    walk = _CacheWalker(summary, on_progress or _ignore_progress, limits or ListingLimits())
     at = datetime.fromtimestamp(time.time(), UTC).isoformat()
-    for kind, prefix in _KINDS:
+    for kind, prefix in _CACHE_FOLDERS:
         folder = state_dir / "cache" / kind / key
         if folder.is_dir():
             summary.timestamp = at
             hidden = _MOUNT_POINTS if kind == "bases" else frozenset[str]()
-            walk.take(_Folder(folder.parent, key, prefix), hidden)
-    summary.entries = walk.kept()
+            walk.walk(_Folder(folder.parent, key, prefix), hidden)
+    summary.entries = walk.entries()
     summary.entries.sort(key=lambda entry: entry.path)
     return summary
 
@@ -120,13 +124,13 @@ def summarize_cache(
 class _Folder:
     """A folder to be listed: `path` below `root`, which no job can write.
 
-    `above` is its own entry, None for the top.
+    `parent` is its own entry, None for the top.
     """
 
     root: Path
     path: str
-    shown: str
-    above: CacheEntry | None = None
+    display_prefix: str
+    parent: CacheEntry | None = None
     depth: int = 0
 
     def open(self) -> int:
@@ -134,57 +138,59 @@ class _Folder:
         if len(os.fsencode(self.root)) + 1 + len(os.fsencode(self.path)) >= _LONGEST_PATH:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self.path)
         above, _, name = self.path.rpartition("/")
-        place = open_place(self.root, above)
+        place = open_folder_path(self.root, above)
         try:
             return os.open(name, _LIST, dir_fd=place)
         finally:
             os.close(place)
 
     def below(self, name: str, entry: CacheEntry | None = None) -> _Folder:
-        shown = f"{entry.path}/" if entry else self.shown
+        shown = f"{entry.path}/" if entry else self.display_prefix
         return _Folder(self.root, f"{self.path}/{name}", shown, entry, self.depth + 1)
 
 
-class _Walk:
+class _CacheWalker:
     """Folders into the summary; their sizes are summed on the way back.
 
     Of the files only those that are kept take memory.
     """
 
-    def __init__(self, summary: CacheSummary, tick: Callable[[int], None], bounds: Bounds) -> None:
-        self._summary, self._tick, self._most = summary, tick, bounds.entries
-        self._until = time.monotonic() + bounds.seconds
+    def __init__(
+        self, summary: CacheSummary, tick: Callable[[int], None], bounds: ListingLimits
+    ) -> None:
+        self._summary, self._tick, self._most = summary, tick, bounds.max_entries
+        self._until = time.monotonic() + bounds.max_seconds
         self._kept: list[tuple[int, int, CacheEntry]] = []
         """A heap: the deepest first, of those the one found last."""
 
-    def kept(self) -> list[CacheEntry]:
+    def entries(self) -> list[CacheEntry]:
         return [entry for _, _, entry in self._kept]
 
-    def take(self, top: _Folder, hidden: frozenset[str]) -> None:
+    def walk(self, top: _Folder, hidden: frozenset[str]) -> None:
         waiting = [top]
         folders: list[tuple[CacheEntry, CacheEntry | None]] = []
         closed: dict[str, None] = {}
         while waiting and self._summary.complete:
             at = waiting.pop()
-            for found in self._listed(at):
-                mounted = at.above is None and found.name in hidden
-                if mounted and _stands_for_another(found, at):
+            for found in self._list_folder(at):
+                mounted = at.parent is None and found.name in hidden
+                if mounted and _is_placeholder(found, at):
                     continue
-                entry = _read(found, at.shown)
+                entry = _read_entry(found, at.display_prefix)
                 if entry is None:
                     continue
                 self._add(entry, at)
                 if not entry.permissions:
-                    closed.setdefault(at.shown.rstrip("/") or ".")
-                if entry.file_type == DIRECTORY:
-                    folders.append((entry, at.above))
+                    closed.setdefault(at.display_prefix.rstrip("/") or ".")
+                if entry.file_type == DIRECTORY_TYPE:
+                    folders.append((entry, at.parent))
                     waiting.append(at.below(found.name, entry))
         self._summary.unreadable += closed
         for entry, above in reversed(folders):
             if above is not None:
                 above.size += entry.size
 
-    def _listed(self, folder: _Folder) -> Iterator[os.DirEntry[str]]:
+    def _list_folder(self, folder: _Folder) -> Iterator[os.DirEntry[str]]:
         """Yield the entries of the folder; none if it, or one above it, was replaced by a link."""
         try:
             opened = folder.open()
@@ -193,15 +199,15 @@ class _Walk:
         except OSError as error:
             replaced = error.errno in {errno.ELOOP, errno.ENOTDIR}
             if error.errno == errno.ENAMETOOLONG:
-                self._summary.too_deep.append(folder.shown.rstrip("/"))
-            elif folder.above is None or not replaced:
-                self._summary.unreadable.append(folder.shown.rstrip("/") or ".")
+                self._summary.too_deep.append(folder.display_prefix.rstrip("/"))
+            elif folder.parent is None or not replaced:
+                self._summary.unreadable.append(folder.display_prefix.rstrip("/") or ".")
             return
         try:
             with os.scandir(opened) as found:
                 yield from found
         except OSError:
-            self._summary.unreadable.append(folder.shown.rstrip("/") or ".")
+            self._summary.unreadable.append(folder.display_prefix.rstrip("/") or ".")
         finally:
             os.close(opened)
 
@@ -209,8 +215,8 @@ class _Walk:
         summary = self._summary
         summary.total_entries += 1
         summary.total_size += entry.size
-        if folder.above is not None and entry.file_type != DIRECTORY:
-            folder.above.size += entry.size
+        if folder.parent is not None and entry.file_type != DIRECTORY_TYPE:
+            folder.parent.size += entry.size
         item = (-folder.depth, -summary.total_entries, entry)
         if self._most is None:
             self._kept.append(item)
@@ -218,24 +224,24 @@ class _Walk:
             heapq.heappush(self._kept, item)
         elif self._most:
             heapq.heappushpop(self._kept, item)
-        if summary.total_entries % _TICK == 0:
+        if summary.total_entries % _PROGRESS_INTERVAL == 0:
             self._tick(summary.total_entries)
             summary.complete = time.monotonic() < self._until
 
 
-def _read(found: os.DirEntry[str], shown: str) -> CacheEntry | None:
+def _read_entry(found: os.DirEntry[str], shown: str) -> CacheEntry | None:
     """None for what has vanished. A folder's own inode has no size here: its files have."""
-    path = f"{shown}{_spelled(found.name)}"
+    path = f"{shown}{_escape_name(found.name)}"
     try:
         facts = found.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
     except OSError:  # a folder that may be listed and not searched; the listing has the types
         return CacheEntry(path, file_type=_listed_type(found))
-    kind = next((name for holds, name in _TYPES if holds(facts.st_mode)), "device")
+    kind = next((name for holds, name in _FILE_TYPES if holds(facts.st_mode)), "device")
     return CacheEntry(
         path=path,
-        size=0 if kind == DIRECTORY else facts.st_size,
+        size=0 if kind == DIRECTORY_TYPE else facts.st_size,
         modified=facts.st_mtime,
         file_type=kind,
         permissions=stat.filemode(facts.st_mode),
@@ -247,20 +253,20 @@ def _listed_type(found: os.DirEntry[str]) -> str:
         if found.is_symlink():
             return "symlink"
         if found.is_dir(follow_symlinks=False):
-            return DIRECTORY
+            return DIRECTORY_TYPE
         if found.is_file(follow_symlinks=False):
             return "file"
     return ""
 
 
-def _spelled(name: str) -> str:
+def _escape_name(name: str) -> str:
     """Bytes that are no UTF-8 as `\\xe9`: every name stays another one, and any output takes it."""
     if name.isascii():
         return name
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _stands_for_another(found: os.DirEntry[str], top: _Folder) -> bool:
+def _is_placeholder(found: os.DirEntry[str], top: _Folder) -> bool:
     """Whether it is but a mount point or a link of ours, with no bytes in it."""
     with suppress(OSError):
         if found.is_dir(follow_symlinks=False):
@@ -272,5 +278,5 @@ def _stands_for_another(found: os.DirEntry[str], top: _Folder) -> bool:
     return found.is_symlink()
 
 
-def _unheard(count: int) -> None:
+def _ignore_progress(count: int) -> None:
     _ = count

@@ -80,7 +80,7 @@ LABEL_MARK: Final = "prefect-bt/mark"
 
 PROJECTS_INDEX: Final = "index/projects"
 TEAM_PROJECTS_INDEX: Final = "index/team-projects"
-_LONGEST_TEAM: Final = 200
+_MAX_TEAM_BYTES: Final = 200
 """Bytes of a quoted team name that a key takes; a longer one stands there as its SHA-256."""
 
 EVENT_PREFIX: Final = "prefect-bt.job."
@@ -106,7 +106,7 @@ def rendezvous_variables(gang: str, *, address: str, port: int, group_size: int)
     }
 
 
-def new_id() -> str:
+def make_id() -> str:
     """Seven lower-case alphanumerics (§5.1), not yet checked against a store."""
     import secrets  # 5 ms, of which a node has no use
 
@@ -144,7 +144,7 @@ def team_projects_prefix(name: str) -> str:
 def team_project_index_key(name: str, team: str) -> str:
     """The empty team name is the default team."""
     quoted = quote(team, safe="")
-    if len(quoted) > _LONGEST_TEAM:
+    if len(quoted) > _MAX_TEAM_BYTES:
         quoted = hashlib.sha256(team.encode()).hexdigest()
     return f"{team_projects_prefix(name)}/team-{quoted}"
 
@@ -194,7 +194,7 @@ def job_objects_prefix(project_id: str, job_id: str) -> str:
     return f"{job_prefix(project_id, job_id)}/objects"
 
 
-def weights_tree(key: str, revision: str) -> str:
+def weights_tree_name(key: str, revision: str) -> str:
     """The name of a mirrored source (plan.WeightsPlan.key) at one revision, here and in a store."""
     return f"{key}-{revision}"
 
@@ -203,7 +203,7 @@ def holds_prefix(project_id: str, job_id: str) -> str:
     return f"{job_prefix(project_id, job_id)}/holds"
 
 
-def withdrawn_prefix(project_id: str, job_id: str) -> str:
+def tombstones_prefix(project_id: str, job_id: str) -> str:
     return f"{job_prefix(project_id, job_id)}/withdrawn"
 
 

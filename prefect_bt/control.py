@@ -11,23 +11,38 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from prefect_bt.attempts import JobSite, clear_nodes, ended_as, reap, states_to
-from prefect_bt.epochs import NOBODY, place_of, way_out
+from prefect_bt.attempts import (
+    JobContext,
+    finalize_unfinished_attempts,
+    missing_states,
+    remove_nodes,
+    terminal_state,
+)
+from prefect_bt.epochs import NO_HOST, abandon_hint, describe_holder
 from prefect_bt.errors import ServerError, StateError
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import forget_job, hold_job, host_of, is_here, is_owned, was_owned
+from prefect_bt.ownership import (
+    has_lock_file,
+    host_id,
+    is_owned,
+    is_this_host,
+    lock_job,
+    remove_job_lock,
+)
 from prefect_bt.records import JobRecord, JobState, Outcome
-from prefect_bt.reviving import release_unbegun, revive
+from prefect_bt.reviving import recover_job, release_unstarted_claim
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 
 
-def open_site(ledger: Ledger, record: JobRecord, *, settings: Settings | None = None) -> JobSite:
+def open_job_context(
+    ledger: Ledger, record: JobRecord, *, settings: Settings | None = None
+) -> JobContext:
     """The job as this process sees it, without any secret."""
     settings = settings or Settings()
     substrate = open_substrate(record.substrate, **settings.substrate_options(record.substrate))
-    return JobSite(ledger, substrate, record, settings=settings)
+    return JobContext(ledger, substrate, record, settings=settings)
 
 
 def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -> str:
@@ -36,34 +51,36 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
     `abandoned`: nobody runs it any more, wherever that was; its end is written down from here.
     StateError when the job is over, when somebody asked already, or when it is not abandoned.
     """
-    record = ledger.job(job_id)
-    state = ledger.state(job_id)
+    record = ledger.get_job(job_id)
+    state = ledger.get_state(job_id)
     if state.terminal:
-        if abandoned and (held := ledger.epochs(job_id).unreleased()):
+        if abandoned and (held := ledger.get_epochs(job_id).find_active()):
             # By a newer claim: should that machine act all the same, it is refused.
             reason = f"stopped by {by} as abandoned"
-            conclude_abandoned(open_site(ledger, record), JobState.STOPPED, reason, abandoned=True)
+            finalize_abandoned_job(
+                open_job_context(ledger, record), JobState.STOPPED, reason, abandoned=True
+            )
             return f"Job {job_id} is over, and no longer held by {held.machine}."
         raise StateError(
             f"Job {job_id} is already over ({state.value}).",
             state=state.value,
             next_step=f"Nothing is left to stop; see: prefect-bt view --job-id {job_id}",
         )
-    site = open_site(ledger, record)
+    site = open_job_context(ledger, record)
     if abandoned:  # asked only as its owner: of a job that somebody here runs nothing is asked
         reason = f"stopped by {by} as abandoned"
         try:
-            conclude_abandoned(site, JobState.STOPPED, reason, abandoned=True)
+            finalize_abandoned_job(site, JobState.STOPPED, reason, abandoned=True)
         except StateError:
-            if not ledger.state(job_id).terminal:
+            if not ledger.get_state(job_id).terminal:
                 raise
         stopped = f"Job {job_id} is stopped; what may still run elsewhere ends when it sees that."
         return _describe_end(ledger, job_id, stopped)
     nobodys = f"Job {job_id} was not run by anything any more; it is stopped."
-    away = machine_away(site.settings.state_dir, ledger, job_id)
+    away = describe_owning_machine(site.settings.state_dir, ledger, job_id)
     if not ledger.request_stop(job_id, by=by):
-        settle(ledger, job_id)
-        if ledger.state(job_id).terminal:
+        reconcile_job(ledger, job_id)
+        if ledger.get_state(job_id).terminal:
             return _describe_end(ledger, job_id, nobodys)
         raise StateError(
             f"Job {job_id} is being stopped already.",
@@ -72,10 +89,10 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
         )
     with suppress(StateError):  # taken up, or put away, by another process in this moment
         if state is JobState.PENDING:
-            conclude_abandoned(site, JobState.STOPPED, f"stopped by {by} before it began")
+            finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {by} before it began")
             return _describe_end(ledger, job_id, f"Job {job_id} had not begun; it is stopped.")
-        if _is_nobodys(site) and not _starting(record):
-            conclude_abandoned(site, JobState.STOPPED, f"stopped by {by}")
+        if _is_unowned(site) and not _is_starting(record):
+            finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {by}")
             return _describe_end(ledger, job_id, nobodys)
     said = f"Job {job_id} is being stopped: its ranks get SIGTERM, then save what is whole."
     if state is JobState.PENDING:
@@ -85,94 +102,96 @@ def stop_job(ledger: Ledger, job_id: str, *, by: str, abandoned: bool = False) -
 
 def _describe_end(ledger: Ledger, job_id: str, otherwise: str) -> str:
     """Return how the job ended if that was by itself, while it was to be stopped."""
-    state = ledger.state(job_id)
+    state = ledger.get_state(job_id)
     if not state.terminal or state is JobState.STOPPED:
         return otherwise
-    return f"Job {job_id} ended before it was stopped; it is {state.short}."
+    return f"Job {job_id} ended before it was stopped; it is {state.short_name}."
 
 
-def machine_away(state_dir: Path, ledger: Ledger, job_id: str) -> str:
+def describe_owning_machine(state_dir: Path, ledger: Ledger, job_id: str) -> str:
     """A sentence for a job that another machine runs, which may be gone; "" for one of here."""
-    held, here = ledger.host(job_id), host_of(state_dir)
-    if held == NOBODY or is_here(state_dir, held):
+    held, here = ledger.get_host(job_id), host_id(state_dir)
+    if held == NO_HOST or is_this_host(state_dir, held):
         return ""
-    return f"It runs on {place_of(held, here)}. {way_out(job_id, held, here)}"
+    return f"It runs on {describe_holder(held, here)}. {abandon_hint(job_id, held, here)}"
 
 
-def settle(ledger: Ledger, job_id: str) -> None:
+def reconcile_job(ledger: Ledger, job_id: str) -> None:
     """See to a job whose process died: it is taken up again, or its end is written down if somebody
     asked for that. Does nothing for any other job.
 
     Only a job that this machine ran can be judged here: its owner's lock lies on this disk.
     """
-    record = ledger.job(job_id)
+    record = ledger.get_job(job_id)
     state_dir = Settings().state_dir
-    if ledger.state(job_id) is JobState.PENDING:
-        _settle_waiting(ledger, record)
-    elif ledger.state(job_id).terminal:
-        if was_owned(state_dir, job_id) and not is_owned(state_dir, job_id):
-            revive(ledger, job_id, state_dir=state_dir)  # what its owner did not live to put away
-    elif _left_behind(ledger, job_id, state_dir):
-        settle_site(open_site(ledger, record))
+    if ledger.get_state(job_id) is JobState.PENDING:
+        _reconcile_waiting_job(ledger, record)
+    elif ledger.get_state(job_id).terminal:
+        if has_lock_file(state_dir, job_id) and not is_owned(state_dir, job_id):
+            recover_job(
+                ledger, job_id, state_dir=state_dir
+            )  # what its owner did not live to put away
+    elif _is_abandoned(ledger, job_id, state_dir):
+        reconcile_running_job(open_job_context(ledger, record))
 
 
-def _settle_waiting(ledger: Ledger, record: JobRecord) -> None:
+def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
     """A run that ends before a line of ours runs leaves its job waiting."""
-    from prefect_bt.cli.prefect_api import state_of_run
+    from prefect_bt.cli.prefect_api import get_run_state
 
-    release_unbegun(ledger, record.id, state_dir=Settings().state_dir)
-    runs = ledger.runs_of_job(record.id)
+    release_unstarted_claim(ledger, record.id, state_dir=Settings().state_dir)
+    runs = ledger.list_runs(record.id)
     with suppress(StateError, ServerError):
-        if request := ledger.stop_request(record.id):
+        if request := ledger.find_stop_request(record.id):
             reason = f"stopped by {request.by} before it began"
-            conclude_abandoned(open_site(ledger, record), JobState.STOPPED, reason)
+            finalize_abandoned_job(open_job_context(ledger, record), JobState.STOPPED, reason)
             return
-        ended = state_of_run(runs[-1].flow_run_id) if runs else ""
+        ended = get_run_state(runs[-1].flow_run_id) if runs else ""
         if ended == "CANCELLED":
             reason = "cancelled in Prefect before it began"
-            conclude_abandoned(open_site(ledger, record), JobState.STOPPED, reason)
+            finalize_abandoned_job(open_job_context(ledger, record), JobState.STOPPED, reason)
         elif ended == "CRASHED":
-            begin_crashed_again(open_site(ledger, record), runs[-1].flow_run_id)
+            reschedule_or_fail(open_job_context(ledger, record), runs[-1].flow_run_id)
 
 
-def begin_crashed_again(site: JobSite, flow_run_id: str) -> None:
+def reschedule_or_fail(site: JobContext, flow_run_id: str) -> None:
     """The server or the worker died while the run was being started: it is, again.
 
     One that crashes every time is the job's end. ServerError, StateError.
     """
-    from prefect_bt.cli.prefect_api import begin_again
+    from prefect_bt.cli.prefect_api import reschedule_run
 
-    if not begin_again(flow_run_id):
-        conclude_abandoned(site, JobState.FAILED, "its run crashed before the job began")
+    if not reschedule_run(flow_run_id):
+        finalize_abandoned_job(site, JobState.FAILED, "its run crashed before the job began")
 
 
-def settle_site(site: JobSite) -> None:
-    """As `settle`, for a job whose settings are known."""
+def reconcile_running_job(site: JobContext) -> None:
+    """As `reconcile_job`, for a job whose settings are known."""
     ledger, job_id, state_dir = site.ledger, site.job_id, site.settings.state_dir
-    if not _left_behind(ledger, job_id, state_dir):
+    if not _is_abandoned(ledger, job_id, state_dir):
         return
-    request = ledger.stop_request(job_id)
+    request = ledger.find_stop_request(job_id)
     if request is None:
-        revive(ledger, job_id, state_dir=state_dir)
+        recover_job(ledger, job_id, state_dir=state_dir)
         return
     with suppress(StateError):  # another process is at it
-        conclude_abandoned(site, JobState.STOPPED, f"stopped by {request.by}")
+        finalize_abandoned_job(site, JobState.STOPPED, f"stopped by {request.by}")
 
 
-def _is_nobodys(site: JobSite) -> bool:
+def _is_unowned(site: JobContext) -> bool:
     """Whether no process runs the job, as far as that can be told here: not of another host's."""
-    state_dir, host = site.settings.state_dir, site.ledger.host(site.job_id)
-    here = host == NOBODY or is_here(state_dir, host)
+    state_dir, host = site.settings.state_dir, site.ledger.get_host(site.job_id)
+    here = host == NO_HOST or is_this_host(state_dir, host)
     return here and not is_owned(state_dir, site.job_id)
 
 
-def _left_behind(ledger: Ledger, job_id: str, state_dir: Path) -> bool:
-    here = was_owned(state_dir, job_id) and not is_owned(state_dir, job_id)
-    return here and is_here(state_dir, ledger.host(job_id))
+def _is_abandoned(ledger: Ledger, job_id: str, state_dir: Path) -> bool:
+    here = has_lock_file(state_dir, job_id) and not is_owned(state_dir, job_id)
+    return here and is_this_host(state_dir, ledger.get_host(job_id))
 
 
-def conclude_abandoned(
-    site: JobSite, state: JobState, reason: str, *, abandoned: bool = False
+def finalize_abandoned_job(
+    site: JobContext, state: JobState, reason: str, *, abandoned: bool = False
 ) -> None:
     """Stop what is left, let it flush, record the end, leave nothing behind.
 
@@ -181,30 +200,30 @@ def conclude_abandoned(
     machine which holds the job is gone for good.
     """
     state_dir = site.settings.state_dir
-    known = was_owned(state_dir, site.job_id)
-    with hold_job(state_dir, site.job_id) as lock:
-        host = host_of(state_dir)
+    known = has_lock_file(state_dir, site.job_id)
+    with lock_job(state_dir, site.job_id) as lock:
+        host = host_id(state_dir)
         try:
             site.epoch = site.ledger.claim(site.job_id, host, abandoned=abandoned)
         except StateError:
             if not known:  # another machine has the job: no trace of it is left here
-                forget_job(state_dir, site.job_id, lock)
+                remove_job_lock(state_dir, site.job_id, lock)
             raise
-        if state is JobState.STOPPED and not site.ledger.state(site.job_id).terminal:
+        if state is JobState.STOPPED and not site.ledger.get_state(site.job_id).terminal:
             site.ledger.request_stop(site.job_id, by=reason)
-        reap(site, reason=reason)
-        for end in states_to(site, ended_as(site, state)):
-            message = _last_word(site, end, reason)
-            site.ledger.append(site.job_id, end, message=message, epoch=site.epoch)
-        site.ledger.epochs(site.job_id).release_unused(site.epoch)  # it was over before
-        clear_nodes(site)
+        finalize_unfinished_attempts(site, reason=reason)
+        for end in missing_states(site, terminal_state(site, state)):
+            message = _final_message(site, end, reason)
+            site.ledger.append_event(site.job_id, end, message=message, epoch=site.epoch)
+        site.ledger.get_epochs(site.job_id).release_unused(site.epoch)  # it was over before
+        remove_nodes(site)
         kill_flow_helpers(site.job_id)
-        forget_job(state_dir, site.job_id, lock)
+        remove_job_lock(state_dir, site.job_id, lock)
 
 
-def _last_word(site: JobSite, end: JobState, reason: str) -> str:
+def _final_message(site: JobContext, end: JobState, reason: str) -> str:
     """Why the job is over; a rank that failed by itself says more than what came after it."""
-    outcomes = site.ledger.outcomes(site.job_id)
+    outcomes = site.ledger.list_outcomes(site.job_id)
     if end in {JobState.COMPLETED, JobState.RUNNING}:
         return outcomes[-1].message
     sentence = f"{reason[:1].upper()}{reason[1:]}."
@@ -220,7 +239,7 @@ def _failed_by_itself(outcome: Outcome) -> bool:
     return any(node.exit_code and not node.reason for node in first)
 
 
-def wait_terminal(
+def wait_for_end(
     ledger: Ledger,
     job_id: str,
     *,
@@ -229,18 +248,18 @@ def wait_terminal(
 ) -> JobState:
     """Until the job is over, also when its process dies without a word. Seconds."""
     checked = time.monotonic()
-    while not (state := ledger.state(job_id)).terminal:
+    while not (state := ledger.get_state(job_id)).terminal:
         sleep(poll)
-        if time.monotonic() - checked > _SETTLE_EVERY:
-            settle(ledger, job_id)
+        if time.monotonic() - checked > _RECONCILE_INTERVAL:
+            reconcile_job(ledger, job_id)
             checked = time.monotonic()
     return state
 
 
-_SETTLE_EVERY = 5.0
-_START_SECONDS = 60.0
+_RECONCILE_INTERVAL = 5.0
+_STARTUP_GRACE_SECONDS = 60.0
 """How long after its submission a job may still be waiting for its process to begin."""
 
 
-def _starting(record: JobRecord) -> bool:
-    return time.time() - record.created_at < _START_SECONDS
+def _is_starting(record: JobRecord) -> bool:
+    return time.time() - record.created_at < _STARTUP_GRACE_SECONDS

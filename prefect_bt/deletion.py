@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from prefect_bt.attempts import clear_nodes
-from prefect_bt.checkpoints.holds import JOB, Hold, living
+from prefect_bt.attempts import remove_nodes
+from prefect_bt.checkpoints.holds import JOB, Hold, list_active_holds
 from prefect_bt.contract import (
     INDEX_REOPENED,
     deleting_key,
@@ -27,12 +27,12 @@ from prefect_bt.contract import (
     quote_name,
     run_index_key,
 )
-from prefect_bt.control import open_site, settle
+from prefect_bt.control import open_job_context, reconcile_job
 from prefect_bt.epochs import DELETE, Superseded
 from prefect_bt.errors import NotFoundError, ObjectNotFound, StateError, SubstrateError
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim, host_of
+from prefect_bt.ownership import JobLock, host_id
 from prefect_bt.records import JobRecord
 from prefect_bt.settings import Settings
 from prefect_bt.trees import remove_tree
@@ -46,7 +46,7 @@ def delete_job(ledger: Ledger, job_id: str, *, settings: Settings) -> dict[str, 
     StateError while the job is not over, or while somebody needs a checkpoint of it; NotFoundError
     when there is no such job, or nothing is left of it.
     """
-    project_id = find_job(ledger, job_id)
+    project_id = get_project_id(ledger, job_id)
     _delete(ledger, project_id, job_id, settings)
     return {"id": job_id, "deleted": True, "training_project_id": project_id}
 
@@ -56,10 +56,10 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
 
     Refused as a whole, before anything is deleted, where one of its jobs would be.
     """
-    project = ledger.project(name_or_id)
-    jobs = jobs_of_project(ledger, project.id)
+    project = ledger.get_project(name_or_id)
+    jobs = list_project_jobs(ledger, project.id)
     for job_id in jobs:
-        check_job(ledger, project.id, job_id)
+        check_deletable(ledger, project.id, job_id)
     for job_id in jobs:
         _delete(ledger, project.id, job_id, settings)
     for cache in _CACHES:
@@ -69,46 +69,48 @@ def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> di
         if info.key != last:
             ledger.store.delete(info.key)
     # A project in the index has a record; so the index goes first.
-    ledger.forget_project(project)
+    ledger.remove_project_from_index(project)
     ledger.store.delete(last)
     return {"id": project.id, "deleted": True}
 
 
-def jobs_of_project(ledger: Ledger, project_id: str) -> list[str]:
+def list_project_jobs(ledger: Ledger, project_id: str) -> list[str]:
     """Ids of its jobs, also of those that were being deleted when something was killed."""
     marked = f"{project_prefix(project_id)}/jobs/"
     keys = (info.key for info in ledger.store.list(f"{project_prefix(project_id)}/jobs"))
     return sorted({key.removeprefix(marked).partition("/")[0] for key in keys})
 
 
-def find_job(ledger: Ledger, job_id: str) -> str:
+def get_project_id(ledger: Ledger, job_id: str) -> str:
     """The job's project, also where a deletion was begun; NotFoundError when nothing is left."""
     try:
-        return ledger.job(job_id).project_id
+        return ledger.get_job(job_id).project_id
     except NotFoundError:
-        project_id = _half_deleted(ledger, job_id)
+        project_id = _find_partly_deleted(ledger, job_id)
         if not project_id:
             raise
         return project_id
 
 
-def check_job(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
+def check_deletable(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
     """The job, if it may be deleted, else StateError; None when no record of it is left."""
     try:
-        record = ledger.job(job_id)
+        record = ledger.get_job(job_id)
     except NotFoundError:
         return None
-    settle(ledger, job_id)
-    state = ledger.state(job_id)
+    reconcile_job(ledger, job_id)
+    state = ledger.get_state(job_id)
     if not state.terminal:
         raise StateError(
             f"Job {job_id} is not over ({state.value}), so it cannot be deleted.",
             state=state.value,
             next_step=f"Stop it first: prefect-bt stop --job-id {job_id}",
         )
-    holders = [one for one in settled_holds(ledger, project_id, job_id) if one.holder != job_id]
+    holders = [
+        one for one in list_reconciled_holds(ledger, project_id, job_id) if one.holder != job_id
+    ]
     if holders:
-        who = ", ".join(dict.fromkeys(hold.who for hold in holders))
+        who = ", ".join(dict.fromkeys(hold.label for hold in holders))
         raise StateError(
             f"Checkpoints of job {job_id} are needed by {who}, so it cannot be deleted.",
             state=state.value,
@@ -117,17 +119,17 @@ def check_job(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
     return record
 
 
-def settled_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
+def list_reconciled_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
     """Who needs checkpoints of the job, after the ends of jobs that died were written down."""
-    for hold in living(ledger, project_id, job_id):
+    for hold in list_active_holds(ledger, project_id, job_id):
         if hold.kind == JOB:
             with suppress(SubstrateError, StateError):
-                settle(ledger, hold.holder)
-    return living(ledger, project_id, job_id)
+                reconcile_job(ledger, hold.holder)
+    return list_active_holds(ledger, project_id, job_id)
 
 
 @contextmanager
-def owning_ended_job(
+def own_finished_job(
     ledger: Ledger, job_id: str, *, settings: Settings, purpose: str
 ) -> Generator[Callable[[], None]]:
     """Own the job, on this machine and in the store, so that no process resumes it meanwhile.
@@ -135,28 +137,28 @@ def owning_ended_job(
     Yields a function to call before each deletion; it raises Superseded once another machine has
     the job. Raises StateError if the job was resumed. `purpose`: epochs.PRUNE or epochs.DELETE.
     """
-    claim, epoch, fence = Claim(settings.state_dir), 0, _no_fence
-    claim.take(job_id)
+    claim, epoch, fence = JobLock(settings.state_dir), 0, _no_fence
+    claim.acquire(job_id)
     try:
-        claim.note_store(ledger.store.url)
+        claim.write_store_url(ledger.store.url)
         with suppress(NotFoundError):  # half deleted
-            ledger.job(job_id)
-            _check_over(ledger, job_id)  # a gang that lives keeps its epoch
-            with claim.kept_on_fault():
-                epoch = ledger.claim(job_id, host_of(settings.state_dir), purpose=purpose)
-            _check_over(ledger, job_id)
-            fence = ledger.epochs(job_id).fence(epoch)
+            ledger.get_job(job_id)
+            _check_finished(ledger, job_id)  # a gang that lives keeps its epoch
+            with claim.keep_on_error():
+                epoch = ledger.claim(job_id, host_id(settings.state_dir), purpose=purpose)
+            _check_finished(ledger, job_id)
+            fence = ledger.get_epochs(job_id).fence(epoch)
         yield fence
     finally:
         with suppress(NotFoundError):  # deleted
-            ledger.job(job_id)
-            ledger.epochs(job_id).release(epoch)
-        claim.drop()
+            ledger.get_job(job_id)
+            ledger.get_epochs(job_id).release(epoch)
+        claim.release_and_remove()
 
 
-def _check_over(ledger: Ledger, job_id: str) -> None:
+def _check_finished(ledger: Ledger, job_id: str) -> None:
     """Raise StateError unless the job is over."""
-    state = ledger.state(job_id)
+    state = ledger.get_state(job_id)
     if not state.terminal:
         raise StateError(
             f"Job {job_id} was taken up again ({state.value}).",
@@ -169,7 +171,7 @@ def _no_fence() -> None:
     """Do nothing; the fence of a job whose claims are gone."""
 
 
-def _half_deleted(ledger: Ledger, job_id: str) -> str:
+def _find_partly_deleted(ledger: Ledger, job_id: str) -> str:
     """The project of a job whose deletion was begun and not finished; else empty."""
     if not (job_id.isascii() and job_id.isalnum()):
         return ""
@@ -183,9 +185,9 @@ def _half_deleted(ledger: Ledger, job_id: str) -> str:
 
 
 def _delete(ledger: Ledger, project_id: str, job_id: str, settings: Settings) -> None:
-    check_job(ledger, project_id, job_id)
-    with owning_ended_job(ledger, job_id, settings=settings, purpose=DELETE) as fence:
-        record = _mark(ledger, project_id, job_id)
+    check_deletable(ledger, project_id, job_id)
+    with own_finished_job(ledger, job_id, settings=settings, purpose=DELETE) as fence:
+        record = _write_tombstone(ledger, project_id, job_id)
         if record is not None:
             _clear_machine(ledger, record, settings)
         try:
@@ -197,12 +199,12 @@ def _delete(ledger: Ledger, project_id: str, job_id: str, settings: Settings) ->
         _clear_folder(settings.state_dir, job_id)
 
 
-def _mark(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
+def _write_tombstone(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
     """From here on nobody can take a hold; whoever took one before is seen now."""
     key = deleting_key(project_id, job_id)
     ledger.store.put(key, json.dumps({"at": ledger.now()}).encode())
     try:
-        return check_job(ledger, project_id, job_id)
+        return check_deletable(ledger, project_id, job_id)
     except StateError:
         ledger.store.delete(key)
         raise
@@ -230,7 +232,7 @@ def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
 
 def _clear_machine(ledger: Ledger, record: JobRecord, settings: Settings) -> None:
     with suppress(SubstrateError):
-        clear_nodes(open_site(ledger, record, settings=settings))
+        remove_nodes(open_job_context(ledger, record, settings=settings))
 
 
 def _clear_folder(state_dir: Path, job_id: str) -> None:

@@ -10,63 +10,63 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from prefect_bt.checkpoints.announcing import Uploads
+from prefect_bt.checkpoints.announcing import UploadStatusReader
 from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.checkpoints.layout import step_of_name
-from prefect_bt.control import open_site, settle
+from prefect_bt.checkpoints.layout import parse_step
+from prefect_bt.control import open_job_context, reconcile_job
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.drills import DrillResult, save_drill
 from prefect_bt.errors import DrillError
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobRecord
 
-LOOK_SECONDS = 0.2
-SETTLE_SECONDS = 5.0
-Say = Callable[[str], None]
+POLL_INTERVAL = 0.2
+RECONCILE_INTERVAL = 5.0
+Echo = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Drill:
+class DrillOptions:
     """Which rank is killed (negative: from the last), and after which committed step.
 
-    `patience`, in seconds: until the kill, and as long again from the kill on.
+    `timeout`, in seconds: until the kill, and as long again from the kill on.
     """
 
     rank: int = -1
     step: int = 0
-    patience: float = 600.0
+    timeout: float = 600.0
 
 
 @dataclass
-class _Watch:
+class _DrillWatch:
     ledger: Ledger
     record: JobRecord
-    patience: float
-    say: Say
-    _settled: float = field(default_factory=time.monotonic)
+    timeout: float
+    echo: Echo
+    _reconciled_at: float = field(default_factory=time.monotonic)
     _deadline: float = field(default_factory=time.monotonic)
 
-    def begin_half(self) -> None:
-        """From now on `patience` seconds are left for all that `until` waits for."""
-        self._deadline = time.monotonic() + self.patience
+    def restart_deadline(self) -> None:
+        """From now on `timeout` seconds are left for all that `wait_for` waits for."""
+        self._deadline = time.monotonic() + self.timeout
 
-    def until(self, seen: Callable[[], int | None], what: str) -> int:
+    def wait_for(self, probe: Callable[[], int | None], what: str) -> int:
         """What was seen; DrillError when the job ends before, or the half takes too long."""
         while time.monotonic() < self._deadline:
-            over = self.ledger.state(self.record.id)
-            found = seen()
+            over = self.ledger.get_state(self.record.id)
+            found = probe()
             if found is not None:
                 return found
             if over.terminal:
-                last = self.ledger.events(self.record.id)[-1].message
-                raise self._error(f"it ended before {what} ({over.short}: {last})")
-            if time.monotonic() - self._settled > SETTLE_SECONDS:
-                settle(self.ledger, self.record.id)
-                self._settled = time.monotonic()
-            time.sleep(LOOK_SECONDS)
-        raise self._error(f"{what} did not come within {self.patience:g} s")
+                last = self.ledger.list_events(self.record.id)[-1].message
+                raise self._error(f"it ended before {what} ({over.short_name}: {last})")
+            if time.monotonic() - self._reconciled_at > RECONCILE_INTERVAL:
+                reconcile_job(self.ledger, self.record.id)
+                self._reconciled_at = time.monotonic()
+            time.sleep(POLL_INTERVAL)
+        raise self._error(f"{what} did not come within {self.timeout:g} s")
 
-    def steps(self, attempt: int) -> list[int]:
+    def list_committed_steps(self, attempt: int) -> list[int]:
         """Committed by this attempt, in the order in which they were."""
         parts = [
             (part.committed_at, part.step)
@@ -76,16 +76,18 @@ class _Watch:
         ]
         return [step for _, step in sorted(parts)]
 
-    def touched(self, attempt: int) -> list[int]:
+    def list_written_steps(self, attempt: int) -> list[int]:
         """Steps that this attempt wrote, those included that were committed before; none before its
         first commit is announced, which is made known at once."""
-        told = Uploads(self.ledger.store, self.record.project_id, self.record.id, attempt).look()
+        told = UploadStatusReader(
+            self.ledger.store, self.record.project_id, self.record.id, attempt
+        ).read()
         names = [name for one in told for name in (*one.status.rewritten, *one.status.committed)]
-        steps = [step for name in names if (step := step_of_name(name)) is not None]
+        steps = [step for name in names if (step := parse_step(name)) is not None]
         return steps if any(one.status.committed for one in told) else []
 
     def newest_attempt(self) -> int:
-        attempts = self.ledger.attempts(self.record.id)
+        attempts = self.ledger.list_attempts(self.record.id)
         return attempts[-1].attempt if attempts else 0
 
     def _error(self, why: str) -> DrillError:
@@ -95,7 +97,7 @@ class _Watch:
         )
 
 
-def refuse_pointless(project: TrainingProject) -> None:
+def check_drillable(project: TrainingProject) -> None:
     """DrillError for a project whose jobs could not go on from anything."""
     if not project.job.runtime.checkpointing_config.enabled:
         raise DrillError(
@@ -105,34 +107,36 @@ def refuse_pointless(project: TrainingProject) -> None:
         )
 
 
-def run_drill(ledger: Ledger, record: JobRecord, drill: Drill, *, say: Say) -> DrillResult:
+def run_drill(ledger: Ledger, record: JobRecord, drill: DrillOptions, *, echo: Echo) -> DrillResult:
     """Kill a rank of a job that has begun, and watch; the result is kept on the job.
 
     DrillError when the job gave no occasion: it ended first, or committed no checkpoint with a step
     in its name.
     """
-    watch = _Watch(ledger, record, drill.patience, say)
-    say(f"Waiting for a committed checkpoint of step {drill.step} or later")
-    watch.begin_half()
-    attempt = watch.until(lambda: _reached(watch, drill.step), "a checkpoint with a step")
-    before = max(watch.steps(attempt))
+    watch = _DrillWatch(ledger, record, drill.timeout, echo)
+    echo(f"Waiting for a committed checkpoint of step {drill.step} or later")
+    watch.restart_deadline()
+    attempt = watch.wait_for(
+        lambda: _find_attempt_at_step(watch, drill.step), "a checkpoint with a step"
+    )
+    before = max(watch.list_committed_steps(attempt))
     rank = _kill(watch, attempt, drill.rank)
     result = DrillResult(record.id, False, "", rank, time.time(), step_before=before)
-    watch.begin_half()
-    say(f"Killed rank {rank}; the newest committed step is {before}")
-    result = _resumption(watch, attempt, result)
+    watch.restart_deadline()
+    echo(f"Killed rank {rank}; the newest committed step is {before}")
+    result = _observe_resumption(watch, attempt, result)
     save_drill(ledger, record, result)
     return result
 
 
-def _reached(watch: _Watch, step: int) -> int | None:
+def _find_attempt_at_step(watch: _DrillWatch, step: int) -> int | None:
     attempt = watch.newest_attempt()
-    return attempt if any(found >= step for found in watch.steps(attempt)) else None
+    return attempt if any(found >= step for found in watch.list_committed_steps(attempt)) else None
 
 
-def _kill(watch: _Watch, attempt: int, rank: int) -> int:
-    site = open_site(watch.ledger, watch.record)
-    nodes = [node for node in site.substrate.find(watch.record.id) if node.attempt == attempt]
+def _kill(watch: _DrillWatch, attempt: int, rank: int) -> int:
+    site = open_job_context(watch.ledger, watch.record)
+    nodes = [node for node in site.substrate.list_nodes(watch.record.id) if node.attempt == attempt]
     if not -len(nodes) <= rank < len(nodes):
         raise DrillError(
             f"Job {watch.record.id} has no rank {rank} on this machine ({len(nodes)} nodes).",
@@ -147,22 +151,24 @@ def _kill(watch: _Watch, attempt: int, rank: int) -> int:
     return node.rank
 
 
-def _resumption(watch: _Watch, killed: int, result: DrillResult) -> DrillResult:
+def _observe_resumption(watch: _DrillWatch, killed: int, result: DrillResult) -> DrillResult:
     before = result.step_before or 0
 
     def began() -> int | None:
         newest = watch.newest_attempt()
-        site = open_site(watch.ledger, watch.record)
-        nodes = [node for node in site.substrate.find(watch.record.id) if node.attempt == newest]
+        site = open_job_context(watch.ledger, watch.record)
+        nodes = [
+            node for node in site.substrate.list_nodes(watch.record.id) if node.attempt == newest
+        ]
         ran = nodes and all(node.observe().started_at is not None for node in nodes)
         return newest if newest > killed and ran else None
 
     try:
-        attempt = watch.until(began, "the next attempt")
+        attempt = watch.wait_for(began, "the next attempt")
         result = replace(result, attempt=attempt, seconds_to_attempt=time.time() - result.at)
-        watch.say(f"Attempt {attempt} runs, {result.seconds_to_attempt:.1f} s after the kill")
-        first = watch.until(
-            lambda: min(watch.touched(attempt), default=None), "its first checkpoint"
+        watch.echo(f"Attempt {attempt} runs, {result.seconds_to_attempt:.1f} s after the kill")
+        first = watch.wait_for(
+            lambda: min(watch.list_written_steps(attempt), default=None), "its first checkpoint"
         )
     except DrillError as error:
         return replace(result, why=str(error))

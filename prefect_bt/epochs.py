@@ -34,11 +34,11 @@ PRUNE: Final = "prune"
 DELETE: Final = "delete"
 ANY_HOST: Final = ""
 """Host of a claim that any machine may follow: the job waits for a worker."""
-NOBODY: Final = ":"
+NO_HOST: Final = ":"
 """Holder that is no machine, so that no machine takes the job for its own."""
-_UNREADABLE: Final = "a machine whose claim cannot be read:?"
+_UNREADABLE_HOST: Final = "a machine whose claim cannot be read:?"
 _NAME: Final = re.compile(r"\d{6,}\.(json|released)")
-_DONE: Final = {PRUNE: "pruned", DELETE: "deleted"}
+_PAST_TENSE: Final = {PRUNE: "pruned", DELETE: "deleted"}
 
 
 class Superseded(StateError):
@@ -92,27 +92,27 @@ class Epochs:
         self._store, self._job_id, self._prefix = store, job_id, prefix
         self._clock, self.new_nonce = clock, nonce
 
-    def highest(self) -> Epoch | None:
+    def find_newest(self) -> Epoch | None:
         """Return the newest claim, whether it has ended or not; None before the first."""
-        return self._newest(self._names())
+        return self._newest(self._list_names())
 
     def newest_run(self) -> int:
         """Return the number of the newest claim to run the job; 0 if there is none."""
-        claims = _claims(self._names())
+        claims = _claim_names(self._list_names())
         while newest := self._newest(claims):
             if newest.purpose == RUN:
                 return newest.number
             claims.pop()
         return 0
 
-    def holder(self) -> str | None:
+    def find_holder(self) -> str | None:
         """Return the host of the newest claim, NOBODY if any may follow; None before the first."""
-        names = self._names()
+        names = self._list_names()
         newest = self._newest(names)
         if newest is None:
             return None
         free = newest.host == ANY_HOST or f"{newest.number:06d}.released" in names
-        return NOBODY if free else newest.host
+        return NO_HOST if free else newest.host
 
     def check(self, number: int) -> None:
         """Raise Superseded when an epoch newer than `number` exists, or when none is left.
@@ -121,8 +121,8 @@ class Epochs:
         """
         if not number:
             return
-        names = self._names()
-        if _claims(names)[-1:] != [f"{number:06d}.json"]:
+        names = self._list_names()
+        if _claim_names(names)[-1:] != [f"{number:06d}.json"]:
             raise Superseded(self._job_id, self._newest(names))
 
     def claim(
@@ -140,11 +140,11 @@ class Epochs:
         a person says that it is `abandoned`; NotFoundError when the job is deleted meanwhile.
         """
         while True:
-            held, ended = self._standing(legacy_host)
+            held, ended = self._newest_and_ended(legacy_host)
             if held.host != ANY_HOST and not ended:
-                if not same_host(held.host, host):
+                if not is_same_host(held.host, host):
                     if not abandoned:
-                        raise self._held_elsewhere(held, host)
+                        raise self._held_error(held, host)
                 elif held.number and held.purpose == purpose == RUN:
                     return held.number
             by = "abandoned" if abandoned and not ended else ""
@@ -164,18 +164,18 @@ class Epochs:
         if last is None or last.epoch < number:
             self.release(number)
 
-    def unreleased(self) -> Epoch | None:
+    def find_active(self) -> Epoch | None:
         """Return the claim that keeps other machines from acting; None when there is none."""
-        held, ended = self._standing(lambda: "")
+        held, ended = self._newest_and_ended(lambda: "")
         return None if ended or not held.number or held.host == ANY_HOST else held
 
     def fence(self, number: int) -> Callable[[], None]:
         """Return a function that an actor of `number` calls before each act (`check`)."""
         return lambda: self.check(number)
 
-    def _standing(self, legacy_host: Callable[[], str]) -> tuple[Epoch, bool]:
+    def _newest_and_ended(self, legacy_host: Callable[[], str]) -> tuple[Epoch, bool]:
         """Return the newest claim, number 0 if there is none, and whether it has ended."""
-        names = self._names()
+        names = self._list_names()
         newest = self._newest(names) or Epoch(0, legacy_host(), "", 0.0)
         if f"{newest.number:06d}.released" in names:
             return newest, True
@@ -183,41 +183,41 @@ class Epochs:
         return newest, last is not None and last.state.terminal and last.epoch >= newest.number
 
     def _newest(self, names: Sequence[str]) -> Epoch | None:
-        if not (claims := _claims(names)):
+        if not (claims := _claim_names(names)):
             return None
         number = int(claims[-1].partition(".")[0])
         try:
             found = codec.loads(Epoch, self._store.get(f"{self._folder}/{claims[-1]}"))
         except ObjectNotFound:
-            raise self._deleted() from None
+            raise self._deleted_error() from None
         except (ValueError, TypeError, KeyError):  # it counts as held, until a person gives it up
-            return Epoch(number, _UNREADABLE, "", 0.0)
+            return Epoch(number, _UNREADABLE_HOST, "", 0.0)
         return replace(found, number=number)
 
     def _create(self, mine: Epoch) -> bool:
         """Create the claim; return whether its number is ours."""
         key = f"{self._folder}/{mine.number:06d}.json"
-        if not create_once(self._store, key, codec.dumps(mine).encode()):
+        if not try_create(self._store, key, codec.dumps(mine).encode()):
             return False
         try:
             self._store.get_range(f"{self._prefix}/job.json", start=0, length=1)
         except ObjectNotFound:
             self._store.delete(key)
-            raise self._deleted() from None
+            raise self._deleted_error() from None
         except BaseException:  # the caller does not learn the number, so it cannot release it
             with suppress(StoreError):
                 self.release(mine.number)
             raise
         return True
 
-    def _deleted(self) -> NotFoundError:
+    def _deleted_error(self) -> NotFoundError:
         return NotFoundError("job", self._job_id, next_step="It was deleted.")
 
     def _last_event(self) -> JobEvent | None:
         keys = [info.key for info in self._store.list(f"{self._prefix}/events")]
         return codec.loads(JobEvent, self._store.get(keys[-1])) if keys else None
 
-    def _names(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         """Return the records' names, sorted; a store may hold other objects there."""
         names = (info.key.rpartition("/")[2] for info in self._store.list(self._folder))
         return [name for name in names if _NAME.fullmatch(name)]
@@ -226,30 +226,30 @@ class Epochs:
     def _folder(self) -> str:
         return f"{self._prefix}/epochs"
 
-    def _held_elsewhere(self, held: Epoch, host: str) -> StateError:
-        where, gone = place_of(held.host, host), way_out(self._job_id, held.host, host)
+    def _held_error(self, held: Epoch, host: str) -> StateError:
+        where, gone = describe_holder(held.host, host), abandon_hint(self._job_id, held.host, host)
         if held.purpose == RUN:
             what = f"is run by {where}"
         else:
-            what = f"is being {_DONE[held.purpose]} by {where}"
+            what = f"is being {_PAST_TENSE[held.purpose]} by {where}"
             gone = f"Try again when that is done; what was cut short is begun again there. {gone}"
         return StateError(
             f"Job {self._job_id} {what} (epoch {held.number}).", state="held", next_step=gone
         )
 
 
-def _claims(names: Sequence[str]) -> list[str]:
+def _claim_names(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.endswith(".json")]
 
 
-def place_of(held: str, host: str) -> str:
+def describe_holder(held: str, host: str) -> str:
     """Return how messages to a person at `host` name the holder of a job."""
     machine = held.partition(":")[0]
     folder = f"another state folder of this machine ({machine})"
     return folder if _is_same_machine(held, host) else machine
 
 
-def way_out(job_id: str, held: str, host: str) -> str:
+def abandon_hint(job_id: str, held: str, host: str) -> str:
     """Return what a person at `host` can do if the holder of a job is gone."""
     what = "state folder" if _is_same_machine(held, host) else "machine"
     return f"If that {what} is gone for good: prefect-bt stop --job-id {job_id} --abandoned"
@@ -259,13 +259,13 @@ def _is_same_machine(one: str, other: str) -> bool:
     return one.partition(":")[0] == other.partition(":")[0]
 
 
-def same_host(one: str, other: str) -> bool:
+def is_same_host(one: str, other: str) -> bool:
     """Return whether two hosts are one: the state folder's id counts, not the machine's name."""
     folder = one.partition(":")[2]
     return bool(folder) and folder == other.partition(":")[2]
 
 
-def create_once(store: Store, key: str, data: bytes) -> bool:
+def try_create(store: Store, key: str, data: bytes) -> bool:
     """Create an object whose bytes are unique; return whether it is ours.
 
     A first attempt whose answer was lost is recognised by its bytes.

@@ -36,10 +36,10 @@ from typing import Any
 class PrefectBtError(Exception):
     """What happened, in one sentence, and what to do next."""
 
-    def __init__(self, what: str, *, next_step: str = "") -> None:
-        self.what = what
+    def __init__(self, message: str, *, next_step: str = "") -> None:
+        self.what = message
         self.next_step = next_step
-        super().__init__(f"{what} {next_step}".rstrip())
+        super().__init__(f"{message} {next_step}".rstrip())
 
 
 class DefinitionError(PrefectBtError):
@@ -47,7 +47,7 @@ class DefinitionError(PrefectBtError):
 
     def __init__(
         self,
-        what: str,
+        message: str,
         *,
         next_step: str = "",
         file: str | None = None,
@@ -56,15 +56,15 @@ class DefinitionError(PrefectBtError):
         value: object = None,
     ) -> None:
         self.file, self.line, self.field, self.value = file, line, field, value
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class WorkspaceError(PrefectBtError):
     """`path` is the offending file, folder or archive member."""
 
-    def __init__(self, what: str, *, next_step: str = "", path: str | None = None) -> None:
+    def __init__(self, message: str, *, next_step: str = "", path: str | None = None) -> None:
         self.path = path
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class PlanError(PrefectBtError):
@@ -110,17 +110,17 @@ class AmbiguousError(PrefectBtError):
 class StateError(PrefectBtError):
     """`state` is the job's present state."""
 
-    def __init__(self, what: str, *, state: str, next_step: str = "") -> None:
+    def __init__(self, message: str, *, state: str, next_step: str = "") -> None:
         self.state = state
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class StoreError(PrefectBtError):
     """`url` names the store, `key` the object (empty when no single one is meant)."""
 
-    def __init__(self, what: str, *, url: str = "", key: str = "", next_step: str = "") -> None:
+    def __init__(self, message: str, *, url: str = "", key: str = "", next_step: str = "") -> None:
         self.url, self.key = url, key
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class ObjectNotFound(StoreError):
@@ -140,7 +140,7 @@ class SubstrateError(PrefectBtError):
 
     def __init__(
         self,
-        what: str,
+        message: str,
         *,
         substrate: str,
         rank: int | None = None,
@@ -148,7 +148,7 @@ class SubstrateError(PrefectBtError):
         cause: str = "",
     ) -> None:
         self.substrate, self.rank, self.cause = substrate, rank, cause
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class ImageError(SubstrateError):
@@ -156,7 +156,7 @@ class ImageError(SubstrateError):
 
     def __init__(
         self,
-        what: str,
+        message: str,
         *,
         reference: str,
         fault: str,
@@ -166,15 +166,15 @@ class ImageError(SubstrateError):
         next_step: str = "",
     ) -> None:
         self.reference, self.fault = reference, fault
-        super().__init__(what, substrate=substrate, rank=rank, next_step=next_step, cause=cause)
+        super().__init__(message, substrate=substrate, rank=rank, next_step=next_step, cause=cause)
 
 
 class IdentityError(PrefectBtError):
     """`refused`: somebody said no, or nothing is there to ask with; else it may go well later."""
 
-    def __init__(self, what: str, *, next_step: str = "", refused: bool = True) -> None:
+    def __init__(self, message: str, *, next_step: str = "", refused: bool = True) -> None:
         self.refused = refused
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class CheckpointError(PrefectBtError):
@@ -182,7 +182,7 @@ class CheckpointError(PrefectBtError):
 
     def __init__(
         self,
-        what: str,
+        message: str,
         *,
         next_step: str = "",
         rank: int | None = None,
@@ -190,15 +190,15 @@ class CheckpointError(PrefectBtError):
         cause: str = "",
     ) -> None:
         self.rank, self.path, self.cause = rank, path, cause
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class WeightsError(PrefectBtError):
     """`source` is the URI as the definition spells it."""
 
-    def __init__(self, what: str, *, source: str, next_step: str = "") -> None:
+    def __init__(self, message: str, *, source: str, next_step: str = "") -> None:
         self.source = source
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class ServingError(PrefectBtError):
@@ -206,14 +206,14 @@ class ServingError(PrefectBtError):
 
     def __init__(
         self,
-        what: str,
+        message: str,
         *,
         next_step: str = "",
         deployment: str = "",
         log_tail: Sequence[str] = (),
     ) -> None:
         self.deployment, self.log_tail = deployment, tuple(log_tail)
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class DrillError(PrefectBtError):
@@ -227,9 +227,9 @@ class MaxRunTimeError(PrefectBtError):
 class AttemptFailed(PrefectBtError):
     """`outcome` is the attempt's outcome as JSON-ready values (see records.Outcome)."""
 
-    def __init__(self, what: str, *, outcome: Mapping[str, Any], next_step: str = "") -> None:
+    def __init__(self, message: str, *, outcome: Mapping[str, Any], next_step: str = "") -> None:
         self.outcome = dict(outcome)
-        super().__init__(what, next_step=next_step)
+        super().__init__(message, next_step=next_step)
 
 
 class ServerError(PrefectBtError):

@@ -8,15 +8,15 @@ from typing import Final
 
 from prefect_bt.contract import attempt_prefix, log_key
 from prefect_bt.errors import ObjectNotFound, PrefectBtError
-from prefect_bt.joblogs import sealed_sizes
+from prefect_bt.joblogs import read_archived_sizes
 from prefect_bt.ledger import Ledger
 from prefect_bt.logs import LogLine, parse_lines
-from prefect_bt.objects.protocols import Get
+from prefect_bt.objects.protocols import SupportsGet
 from prefect_bt.records import JobRecord, Outcome
 
 LINES: Final = 50
 READ_BYTES: Final = 64 * 1024
-MOST_BYTES: Final = 8 << 20
+MAX_BYTES: Final = 8 << 20
 """Of very long lines fewer are shown."""
 
 
@@ -31,17 +31,19 @@ class FirstFailure:
     lines: tuple[LogLine, ...] = ()
 
 
-def first_failure(ledger: Ledger, record: JobRecord, attempt: int | None = None) -> FirstFailure:
+def read_first_failure(
+    ledger: Ledger, record: JobRecord, attempt: int | None = None
+) -> FirstFailure:
     """Of the newest attempt that failed, or of that one, counted from 0. PrefectBtError."""
-    outcome = _chosen(ledger, record, attempt)
+    outcome = _select_outcome(ledger, record, attempt)
     rank = outcome.failed_rank
     if rank is None:
         return FirstFailure(outcome)
     prefix = attempt_prefix(record.project_id, record.id, outcome.attempt)
     key = log_key(record.project_id, record.id, outcome.attempt, rank)
-    size = sealed_sizes(ledger.store, prefix).get(rank, 0)
+    size = read_archived_sizes(ledger.store, prefix).get(rank, 0)
     try:
-        lines = last_lines(ledger.store, key, size=size, rank=rank)
+        lines = read_last_lines(ledger.store, key, size=size, rank=rank)
     except ObjectNotFound:
         lines = []
     sealed = next((one for one in outcome.logs if one.rank == rank), None)
@@ -51,11 +53,11 @@ def first_failure(ledger: Ledger, record: JobRecord, attempt: int | None = None)
     return FirstFailure(outcome, tuple(lines or kept)[-LINES:])
 
 
-def last_lines(store: Get, key: str, *, size: int, rank: int = 0) -> list[LogLine]:
+def read_last_lines(store: SupportsGet, key: str, *, size: int, rank: int = 0) -> list[LogLine]:
     """At most `LINES` of a log of `size` bytes, read from its end; ObjectNotFound."""
     data = b""
     start = size
-    while start > 0 and data.count(b"\n") <= LINES and size - start < MOST_BYTES:
+    while start > 0 and data.count(b"\n") <= LINES and size - start < MAX_BYTES:
         before, start = start, max(0, start - READ_BYTES)
         data = store.get_range(key, start=start, length=before - start) + data
     if start > 0:
@@ -64,25 +66,27 @@ def last_lines(store: Get, key: str, *, size: int, rank: int = 0) -> list[LogLin
     return list(parse_lines(data, rank=rank))[-LINES:]
 
 
-def _chosen(ledger: Ledger, record: JobRecord, attempt: int | None) -> Outcome:
-    outcomes = ledger.outcomes(record.id)
+def _select_outcome(ledger: Ledger, record: JobRecord, attempt: int | None) -> Outcome:
+    outcomes = ledger.list_outcomes(record.id)
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
     if attempt is None:
         if not failed:
-            state = ledger.state(record.id).value
-            raise _nothing(f"No attempt of job {record.id} ({state}) has failed.", record, failed)
+            state = ledger.get_state(record.id).value
+            raise _not_found_error(
+                f"No attempt of job {record.id} ({state}) has failed.", record, failed
+            )
         return failed[-1]
     outcome = next((one for one in outcomes if one.attempt == attempt), None)
     if outcome is None:
         what = f"Job {record.id} has no attempt {attempt} that is over."
-        raise _nothing(what, record, failed)
+        raise _not_found_error(what, record, failed)
     if outcome.failure is None:
         what = f"Attempt {attempt} of job {record.id} did not fail: {outcome.state.value}."
-        raise _nothing(what, record, failed)
+        raise _not_found_error(what, record, failed)
     return outcome
 
 
-def _nothing(what: str, record: JobRecord, failed: Sequence[Outcome]) -> PrefectBtError:
+def _not_found_error(what: str, record: JobRecord, failed: Sequence[Outcome]) -> PrefectBtError:
     numbers = ", ".join(str(one.attempt) for one in failed)
     hint = f"Attempts that failed: {numbers}." if failed else ""
     hint = hint or f"All lines: prefect-bt logs --job-id {record.id}"

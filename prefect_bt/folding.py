@@ -2,8 +2,9 @@
 
 Only lines of different ranks are folded, and only where every rank's own lines stay in the order
 in which it wrote them: what is shown, unfolded again, is every rank's log, nothing lost and nothing
-twice. A line waits for its like from the other ranks until all of them have it, until `WINDOW` has
-passed in the log's own time, or until `expire` is called; what waits is bounded.
+twice. A line waits for its like from the other ranks until all of them have it, until
+`WINDOW_SECONDS` has passed in the log's own time, or until `expire` is called; what waits is
+bounded.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from prefect_bt.joblogs import JobLine
 from prefect_bt.loglevels import LogLevel
 from prefect_bt.logs import PLATFORM_RANK, LogLine
 
-WINDOW: Final = 1.0
+WINDOW_SECONDS: Final = 1.0
 """Seconds."""
-MOST_LINES: Final = 20_000
-MOST_CHARACTERS: Final = 8 << 20
+MAX_LINES: Final = 20_000
+MAX_CHARACTERS: Final = 8 << 20
 
 
-class FoldedLine(NamedTuple):
+class DeduplicatedLine(NamedTuple):
     """`line` and `level` are of the rank that was first; `ranks`, ascending, are all that have it.
 
     A line of the platform has no ranks.
@@ -36,7 +37,7 @@ class FoldedLine(NamedTuple):
     level: LogLevel | None = None
 
 
-class Folder:
+class LineDeduplicator:
     """Folds a stream of lines. `expected`: the ranks after which a line need not wait for more.
 
     `clock` in seconds, for `expire`: how long a line has been here, whatever its own time is.
@@ -52,30 +53,30 @@ class Folder:
         """(attempt, rank) -> number of the group that its newest line is in."""
         self._made, self._characters, self._newest = 0, 0, 0
 
-    def add(self, found: JobLine) -> Iterator[FoldedLine]:
+    def add(self, found: JobLine) -> Iterator[DeduplicatedLine]:
         """Take a line; what need not wait any more comes out."""
         rank, line = found.line.rank, found.line
         self._newest = max(self._newest, line.timestamp)
-        while self._open and self._is_ripe(self._open[0]):
-            yield self._close()
-        group = self._joinable(found) or self._begin(found)
+        while self._open and self._is_ready(self._open[0]):
+            yield self._close_group()
+        group = self._find_group(found) or self._open_group(found)
         group.ranks.append(rank)
         self._last[found.attempt, rank] = group.number
-        while self._open and self._is_ripe(self._open[0]):
-            yield self._close()
+        while self._open and self._is_ready(self._open[0]):
+            yield self._close_group()
 
-    def expire(self) -> Iterator[FoldedLine]:
+    def expire(self) -> Iterator[DeduplicatedLine]:
         """What has been here for longer than the window."""
-        begun = self._clock() - WINDOW
-        while self._open and self._open[0].came <= begun:
-            yield self._close()
+        begun = self._clock() - WINDOW_SECONDS
+        while self._open and self._open[0].added_at <= begun:
+            yield self._close_group()
 
-    def rest(self) -> Iterator[FoldedLine]:
+    def flush(self) -> Iterator[DeduplicatedLine]:
         """Everything that still waits."""
         while self._open:
-            yield self._close()
+            yield self._close_group()
 
-    def _joinable(self, found: JobLine) -> _Group | None:
+    def _find_group(self, found: JobLine) -> _Group | None:
         """The first open group of that text which is after the rank's newest line."""
         alike = self._alike.get((found.attempt, found.line.message))
         if not alike:
@@ -86,7 +87,7 @@ class Folder:
         place = bisect_right(alike, after, key=_number)
         return alike[place] if place < len(alike) else None
 
-    def _begin(self, found: JobLine) -> _Group:
+    def _open_group(self, found: JobLine) -> _Group:
         key = (found.attempt, found.line.message)
         group = _Group(self._made, found, key, self._clock())
         self._made += 1
@@ -95,16 +96,16 @@ class Folder:
         self._alike.setdefault(key, deque()).append(group)
         return group
 
-    def _is_ripe(self, group: _Group) -> bool:
+    def _is_ready(self, group: _Group) -> bool:
         return (
             len(group.ranks) == self._expected
             or group.first.line.rank == PLATFORM_RANK
-            or self._newest - group.first.line.timestamp > WINDOW * 1e9
-            or len(self._open) > MOST_LINES
-            or self._characters > MOST_CHARACTERS
+            or self._newest - group.first.line.timestamp > WINDOW_SECONDS * 1e9
+            or len(self._open) > MAX_LINES
+            or self._characters > MAX_CHARACTERS
         )
 
-    def _close(self) -> FoldedLine:
+    def _close_group(self) -> DeduplicatedLine:
         """The oldest group: groups leave in the order in which they came."""
         group = self._open.popleft()
         alike = self._alike[group.key]
@@ -114,7 +115,7 @@ class Folder:
         self._characters -= len(group.first.line.message)
         attempt, line, level = group.first
         ranks = () if line.rank == PLATFORM_RANK else tuple(sorted(group.ranks))
-        return FoldedLine(attempt, line, ranks, level)
+        return DeduplicatedLine(attempt, line, ranks, level)
 
 
 @dataclass(slots=True)
@@ -122,7 +123,7 @@ class _Group:
     number: int
     first: JobLine
     key: tuple[int | None, str]
-    came: float
+    added_at: float
     ranks: list[int] = field(default_factory=list[int])
 
 

@@ -22,25 +22,25 @@ from pydantic_settings import BaseSettings
 
 from prefect_bt.errors import IdentityError
 
-CONNECT_SECONDS: Final = 10.0
-ANSWER_SECONDS: Final = 30.0
-SESSION: Final = "prefect-bt"
+CONNECT_TIMEOUT: Final = 10.0
+READ_TIMEOUT: Final = 30.0
+ROLE_SESSION_NAME: Final = "prefect-bt"
 GOOGLE_SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
-GOOGLE_TOKENS: Final = "https://sts.googleapis.com/v1/token"
-GOOGLE_ACCOUNTS: Final = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts"
-_UNUSED: Final = {"aws_access_key_id": "unused", "aws_secret_access_key": "unused"}
+GOOGLE_TOKEN_URL: Final = "https://sts.googleapis.com/v1/token"
+GOOGLE_ACCOUNTS_URL: Final = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts"
+_PLACEHOLDER_KEYS: Final = {"aws_access_key_id": "unused", "aws_secret_access_key": "unused"}
 """The token speaks for itself; without a key, boto3 would look for one, and fail on the token."""
-_NO_AWS: Final = (
+_NO_AWS_TOKEN: Final = (
     "AWS_OIDC needs a web identity token, and AWS_WEB_IDENTITY_TOKEN_FILE names none here"
 )
-_NO_GOOGLE: Final = (
+_NO_GOOGLE_IDENTITY: Final = (
     "GCP_OIDC needs a workload identity, and GOOGLE_APPLICATION_CREDENTIALS names no file of type "
     "external_account with a token file here"
 )
-_ELSEWHERE: Final = "Run the flow where such an identity is given, or use a secret."
+_NEXT_STEP: Final = "Run the flow where such an identity is given, or use a secret."
 
 
-class Identity(BaseSettings):
+class IdentitySettings(BaseSettings):
     """Where the environment says that this machine's identity tokens lie."""
 
     aws_web_identity_token_file: str = ""
@@ -69,28 +69,28 @@ class GoogleToken:
 
 def assume_role(role_arn: str, region: str) -> AwsKeys:
     """Asked for with the credentials that this machine has; IdentityError."""
-    external = Identity().prefect_bt_aws_external_id
+    external = IdentitySettings().prefect_bt_aws_external_id
     given = {"RoleArn": role_arn, **({"ExternalId": external} if external else {})}
-    return _ask_sts("assume_role", region, given)
+    return _call_sts("assume_role", region, given)
 
 
-def use_web_identity(role_arn: str, region: str) -> AwsKeys:
+def assume_role_with_web_identity(role_arn: str, region: str) -> AwsKeys:
     """For the token in AWS_WEB_IDENTITY_TOKEN_FILE, with no other credentials; IdentityError."""
-    token = _read_token_file(Identity().aws_web_identity_token_file, missing=_NO_AWS)
+    token = _read_token_file(IdentitySettings().aws_web_identity_token_file, missing=_NO_AWS_TOKEN)
     given = {"RoleArn": role_arn, "WebIdentityToken": token}
-    return _ask_sts("assume_role_with_web_identity", region, given, keys=_UNUSED)
+    return _call_sts("assume_role_with_web_identity", region, given, keys=_PLACEHOLDER_KEYS)
 
 
 def exchange_google_token(service_account: str, provider: str) -> GoogleToken:
     """For this machine's identity token (RFC 8693), then for the account's; IdentityError."""
-    known = _google_identity(service_account)
+    known = _read_google_identity(service_account)
     form = {
         "grant_type": "urn:ietf:params:oauth:grant-type:token-exchange",
         "audience": f"//iam.googleapis.com/{provider}",
         "scope": GOOGLE_SCOPE,
         "requested_token_type": "urn:ietf:params:oauth:token-type:access_token",
         "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
-        "subject_token": _read_token_file(known["file"], missing=_NO_GOOGLE),
+        "subject_token": _read_token_file(known["file"], missing=_NO_GOOGLE_IDENTITY),
     }
     federated = _post(service_account, known["tokens"], urlencode(form).encode(), {})
     header = {
@@ -101,25 +101,25 @@ def exchange_google_token(service_account: str, provider: str) -> GoogleToken:
     found = _post(service_account, known["account"], body, header)
     token = found.get("accessToken")
     if not isinstance(token, str) or not token:
-        raise _no_google_token(service_account, "an answer without one", refused=False)
-    return GoogleToken(token, _when(found))
+        raise _google_token_error(service_account, "an answer without one", refused=False)
+    return GoogleToken(token, _parse_expiry(found))
 
 
-def _google_identity(service_account: str) -> dict[str, str]:
-    path = Identity().google_application_credentials
+def _read_google_identity(service_account: str) -> dict[str, str]:
+    path = IdentitySettings().google_application_credentials
     try:
         found = cast("dict[str, Any]", json.loads(Path(path).read_text())) if path else {}
         if found.get("type") != "external_account":
-            raise IdentityError(f"{_NO_GOOGLE}.", next_step=_ELSEWHERE)
-        account = f"{GOOGLE_ACCOUNTS}/{service_account}:generateAccessToken"
+            raise IdentityError(f"{_NO_GOOGLE_IDENTITY}.", next_step=_NEXT_STEP)
+        account = f"{GOOGLE_ACCOUNTS_URL}/{service_account}:generateAccessToken"
         named = str(found.get("service_account_impersonation_url") or "")
         return {
             "file": str(found["credential_source"]["file"]),
-            "tokens": str(found.get("token_url") or GOOGLE_TOKENS),
+            "tokens": str(found.get("token_url") or GOOGLE_TOKEN_URL),
             "account": named if service_account in named else account,
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise IdentityError(f"{_NO_GOOGLE}.", next_step=_ELSEWHERE) from None
+        raise IdentityError(f"{_NO_GOOGLE_IDENTITY}.", next_step=_NEXT_STEP) from None
 
 
 def _read_token_file(path: str, *, missing: str) -> str:
@@ -128,11 +128,11 @@ def _read_token_file(path: str, *, missing: str) -> str:
     except (OSError, UnicodeDecodeError):
         token = ""
     if not token:
-        raise IdentityError(f"{missing}.", next_step=_ELSEWHERE)
+        raise IdentityError(f"{missing}.", next_step=_NEXT_STEP)
     return token
 
 
-def _ask_sts(
+def _call_sts(
     verb: str,
     region: str,
     given: Mapping[str, str],
@@ -143,8 +143,10 @@ def _ask_sts(
     faults: Any = import_module("botocore.exceptions")
     role = given["RoleArn"]
     try:
-        client = session.Session().client("sts", region_name=region, config=aws_config(), **keys)
-        found = getattr(client, verb)(RoleSessionName=SESSION, **given)["Credentials"]
+        client = session.Session().client(
+            "sts", region_name=region, config=make_aws_config(), **keys
+        )
+        found = getattr(client, verb)(RoleSessionName=ROLE_SESSION_NAME, **given)["Credentials"]
     except faults.NoCredentialsError:
         raise IdentityError(
             f"To assume {role}, this machine needs credentials of its own, and none were found.",
@@ -152,7 +154,7 @@ def _ask_sts(
         ) from None
     except (faults.ClientError, faults.BotoCoreError, ValueError) as error:
         raise IdentityError(
-            f"The role {role} could not be assumed ({aws_code(error)}).",
+            f"The role {role} could not be assumed ({aws_error_code(error)}).",
             next_step="Check the role's name, its trust policy (PREFECT_BT_AWS_EXTERNAL_ID if it "
             "asks for an external id) and the region.",
             refused=isinstance(error, faults.ClientError),
@@ -165,14 +167,14 @@ def _ask_sts(
     )
 
 
-def aws_config() -> Any:
+def make_aws_config() -> Any:
     """How long a service of AWS may take."""
     return import_module("botocore.config").Config(
-        connect_timeout=CONNECT_SECONDS, read_timeout=ANSWER_SECONDS, retries={"mode": "standard"}
+        connect_timeout=CONNECT_TIMEOUT, read_timeout=READ_TIMEOUT, retries={"mode": "standard"}
     )
 
 
-def aws_code(error: Exception) -> str:
+def aws_error_code(error: Exception) -> str:
     """`AccessDenied`, or the name of an error that is no answer."""
     answer: dict[str, Any] = getattr(error, "response", {})
     return str(answer.get("Error", {}).get("Code") or type(error).__name__)
@@ -181,17 +183,17 @@ def aws_code(error: Exception) -> str:
 def _post(account: str, url: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
     request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=READ_TIMEOUT) as answer:  # noqa: S310
             found = json.load(answer)
     except urllib.error.HTTPError as error:
         error.close()
-        raise _no_google_token(account, str(error.code), refused=error.code < 500) from None
+        raise _google_token_error(account, str(error.code), refused=error.code < 500) from None
     except (OSError, ValueError) as error:
-        raise _no_google_token(account, type(error).__name__, refused=False) from None
+        raise _google_token_error(account, type(error).__name__, refused=False) from None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def _no_google_token(account: str, why: str, *, refused: bool) -> IdentityError:
+def _google_token_error(account: str, why: str, *, refused: bool) -> IdentityError:
     return IdentityError(
         f"Google gave no token of {account} ({why}).",
         next_step="Check the workload identity provider, and that the identity may impersonate "
@@ -200,7 +202,7 @@ def _no_google_token(account: str, why: str, *, refused: bool) -> IdentityError:
     )
 
 
-def _when(answer: dict[str, Any]) -> datetime:
+def _parse_expiry(answer: dict[str, Any]) -> datetime:
     """When Google's token expires; in an hour, which is its usual life, if it does not say."""
     try:
         return datetime.fromisoformat(str(answer.get("expireTime"))).astimezone(UTC)

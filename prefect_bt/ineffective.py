@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prefect_bt.definitions import AvailabilityModel, TrainingJob
 
 
-def find_ineffective(job: TrainingJob, *, in_image: bool) -> Iterator[str]:
+def iter_ineffective_fields(job: TrainingJob, *, in_image: bool) -> Iterator[str]:
     """Yield a note for every such field; nothing for a field that is left out.
 
     `in_image`: whether the nodes run in the definition's image.

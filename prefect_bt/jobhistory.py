@@ -16,10 +16,10 @@ from prefect_bt.loglevels import LogLevel
 from prefect_bt.logs import PLATFORM_RANK, LogLine
 from prefect_bt.records import AttemptRecord, JobEvent, JobRecord, JobState, Outcome
 
-_PART: Final = 10
+_PERCENT_STEP: Final = 10
 """Per cent of a mirror between two lines."""
 _LEVELS: Final = {JobState.FAILED: LogLevel.ERROR, JobState.DEPLOY_FAILED: LogLevel.ERROR}
-_ENDS: Final = {
+_END_MESSAGES: Final = {
     JobState.COMPLETED: "Job completed",
     JobState.FAILED: "Job failed",
     JobState.DEPLOY_FAILED: "Job could not be deployed",
@@ -39,37 +39,43 @@ class JobHistory:
         image: dict[str, Any] = job.get("image") or {}
         self._image = str(image.get("base_image", ""))
 
-    def lines(self) -> list[JobLine]:
+    def read_lines(self) -> list[JobLine]:
         """Return what happened so far, oldest first."""
-        begun = self._ledger.attempts(self._record.id)
-        outcomes = self._ledger.outcomes(self._record.id)
-        events = self._ledger.events(self._record.id)
-        found = [*self._of_weights(), *self._of_stop(), *self._of_events(events, outcomes)]
-        found += [_of_outcome(outcome) for outcome in outcomes if outcome.ended_at]
-        lines = (_line(at, said, level, begun) for at, said, level in found)
+        begun = self._ledger.list_attempts(self._record.id)
+        outcomes = self._ledger.list_outcomes(self._record.id)
+        events = self._ledger.list_events(self._record.id)
+        found = [
+            *self._iter_weights_entries(),
+            *self._iter_stop_entries(),
+            *self._iter_event_entries(events, outcomes),
+        ]
+        found += [_outcome_entry(outcome) for outcome in outcomes if outcome.ended_at]
+        lines = (_to_job_line(at, said, level, begun) for at, said, level in found)
         return sorted(lines, key=lambda one: one.line.timestamp)
 
-    def waiting(self) -> JobLine | None:
+    def read_waiting_line(self) -> JobLine | None:
         """Return one line that says what the job waits for now; None when it runs or is over."""
-        events = self._ledger.events(self._record.id)
+        events = self._ledger.list_events(self._record.id)
         last = events[-1] if events else JobEvent(JobState.PENDING, self._record.created_at)
-        said = self._waits_for(last)
+        said = self._format_waiting(last)
         if not said:
             return None
         now = max(self._ledger.now(), last.at)
-        return _line(now, said, LogLevel.INFO, self._ledger.attempts(self._record.id))
+        return _to_job_line(now, said, LogLevel.INFO, self._ledger.list_attempts(self._record.id))
 
     # -- what happened ------------------------------------------------------------------------
 
-    def _of_events(self, events: list[JobEvent], outcomes: list[Outcome]) -> Iterator[_Said]:
+    def _iter_event_entries(
+        self, events: list[JobEvent], outcomes: list[Outcome]
+    ) -> Iterator[_HistoryEntry]:
         told = {outcome.message for outcome in outcomes}
         for event in events:
-            said = self._sentence(event, told)
+            said = self._format_event(event, told)
             retried = event.state is JobState.CREATED and event.attempt is not None
             level = LogLevel.WARNING if retried else _LEVELS.get(event.state, LogLevel.INFO)
             yield event.at, said, level
 
-    def _sentence(self, event: JobEvent, told: set[str]) -> str:
+    def _format_event(self, event: JobEvent, told: set[str]) -> str:
         match event.state:
             case JobState.PENDING:
                 return "Job accepted; a Prefect run is to start it."
@@ -84,78 +90,86 @@ class JobHistory:
                 return f"Attempt {event.attempt or 0} runs."
             case end:
                 why = "" if event.message in told else event.message
-                return f"{_ENDS[end]}: {why}" if why else f"{_ENDS[end]}."
+                return f"{_END_MESSAGES[end]}: {why}" if why else f"{_END_MESSAGES[end]}."
 
-    def _of_weights(self) -> Iterator[_Said]:
+    def _iter_weights_entries(self) -> Iterator[_HistoryEntry]:
         if not self._weights:
             return
-        pins = self._ledger.pinned_weights(self._record.id)
-        for source, key in self._sources():
+        pins = self._ledger.read_pinned_weights(self._record.id)
+        for source, key in self._list_sources():
             if pin := pins.get(key):
-                what = f"{pin.files:,} files, {_size(pin.bytes)}, revision {pin.revision[:12]}"
+                what = (
+                    f"{pin.files:,} files, {_format_size(pin.bytes)}, revision {pin.revision[:12]}"
+                )
                 yield pin.at, f"Weights {source} are mirrored: {what}.", LogLevel.INFO
 
-    def _of_stop(self) -> Iterator[_Said]:
-        asked = self._ledger.stop_request(self._record.id)
+    def _iter_stop_entries(self) -> Iterator[_HistoryEntry]:
+        asked = self._ledger.find_stop_request(self._record.id)
         if asked:
             yield asked.at, f"Stop requested by {asked.by}.", LogLevel.WARNING
 
     # -- what it waits for --------------------------------------------------------------------
 
-    def _waits_for(self, last: JobEvent) -> str:
+    def _format_waiting(self, last: JobEvent) -> str:
         match last.state:
             case JobState.PENDING:
                 return "Waiting for a Prefect worker to start the job's run."
             case JobState.CREATED if last.attempt is not None:
                 return ""  # the event itself says when the next attempt begins
             case JobState.CREATED:
-                return self._mirroring() or "Waiting for the job's flow to begin an attempt."
+                return self._format_mirroring() or "Waiting for the job's flow to begin an attempt."
             case JobState.DEPLOYING:
-                return self._deploying(last.attempt or 0)
+                return self._format_deploying(last.attempt or 0)
             case _:
                 return ""
 
-    def _deploying(self, attempt: int) -> str:
-        if self._record.substrate != "local" and not self._ledger.pinned_image(self._record.id):
+    def _format_deploying(self, attempt: int) -> str:
+        if self._record.substrate != "local" and not self._ledger.read_pinned_image(
+            self._record.id
+        ):
             return f"Attempt {attempt}: pulling the image {self._image}."
         nodes = "its node" if self._nodes == 1 else f"its {self._nodes} nodes"
         return f"Attempt {attempt}: waiting for {nodes} to start."
 
-    def _mirroring(self) -> str:
+    def _format_mirroring(self) -> str:
         if not self._weights:
             return ""
-        from prefect_bt.weights.claims import find_standing
+        from prefect_bt.weights.claims import find_active_claim
 
-        pins = self._ledger.pinned_weights(self._record.id)
-        missing = [(source, key) for source, key in self._sources() if key not in pins]
+        pins = self._ledger.read_pinned_weights(self._record.id)
+        missing = [(source, key) for source, key in self._list_sources() if key not in pins]
         said: list[str] = []
         for source, key in missing:
-            found = find_standing(self._ledger.store, key)
-            far = f" {_percent(found.bytes_done, found.bytes_total)}" if found else ""
+            found = find_active_claim(self._ledger.store, key)
+            far = f" {_format_percent(found.bytes_done, found.bytes_total)}" if found else ""
             who = f" by host {found.holder.host}" if found else ""
             said.append(f"{source}{far}{who}")
         return f"Mirroring weights: {'; '.join(said)}." if said else ""
 
-    def _sources(self) -> list[tuple[str, str]]:
+    def _list_sources(self) -> list[tuple[str, str]]:
         """Return (source as it may be shown, key) of each."""
         from prefect_bt.jobs import load_definition
         from prefect_bt.planning import plan_weights
-        from prefect_bt.weights.telling import shown
+        from prefect_bt.weights.telling import redact_url
 
         plans = plan_weights(load_definition(self._record).job)
-        return [(shown(key_of.source), key_of.key) for key_of in plans]
+        return [(redact_url(key_of.source), key_of.key) for key_of in plans]
 
 
-_Said = tuple[float, str, LogLevel]
+_HistoryEntry = tuple[float, str, LogLevel]
 
 
-def _of_outcome(outcome: Outcome) -> _Said:
+def _outcome_entry(outcome: Outcome) -> _HistoryEntry:
     level = _LEVELS.get(outcome.state, LogLevel.INFO)
     why = f": {outcome.message}" if outcome.message else "."
-    return outcome.ended_at or 0.0, f"Attempt {outcome.attempt} {_PAST[outcome.state]}{why}", level
+    return (
+        outcome.ended_at or 0.0,
+        f"Attempt {outcome.attempt} {_PAST_TENSE[outcome.state]}{why}",
+        level,
+    )
 
 
-_PAST: Final = {
+_PAST_TENSE: Final = {
     JobState.COMPLETED: "completed",
     JobState.FAILED: "failed",
     JobState.DEPLOY_FAILED: "could not be deployed",
@@ -163,20 +177,21 @@ _PAST: Final = {
 }
 
 
-def _line(at: float, said: str, level: LogLevel, begun: list[AttemptRecord]) -> JobLine:
+def _to_job_line(at: float, said: str, level: LogLevel, begun: list[AttemptRecord]) -> JobLine:
     attempt = max((one.attempt for one in begun if one.at <= at), default=None)
     line = LogLine(int(at * 1e9), said.replace("\n", " "), PLATFORM_RANK)
     return JobLine(attempt, line, level)
 
 
-def _percent(done: int, total: int) -> str:
+def _format_percent(done: int, total: int) -> str:
     """Return the share in steps of ten percent, so that a followed line changes seldom."""
     if not total:
         return "(size not known yet)"
-    return f"{100 * min(done, total) // total // _PART * _PART} % of {_size(total)}"
+    percent = 100 * min(done, total) // total // _PERCENT_STEP * _PERCENT_STEP
+    return f"{percent} % of {_format_size(total)}"
 
 
-def _size(count: int) -> str:
-    from prefect_bt.checkpoints.telling import size
+def _format_size(count: int) -> str:
+    from prefect_bt.checkpoints.telling import format_size
 
-    return size(count)
+    return format_size(count)

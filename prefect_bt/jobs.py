@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_bt import codec
 from prefect_bt.attempt_resources import find_resources
-from prefect_bt.checkpoints.announcing import Uploads
+from prefect_bt.checkpoints.announcing import UploadStatusReader
 from prefect_bt.checkpoints.catalogue import (
     CommittedCheckpoint,
-    checkpoint_record,
+    checkpoint_document,
     list_checkpoints,
 )
-from prefect_bt.checkpoints.telling import told
+from prefect_bt.checkpoints.telling import format_upload
 from prefect_bt.drills import find_drill
 from prefect_bt.errors import DefinitionError
-from prefect_bt.lastsave import find_last_save
+from prefect_bt.lastsave import find_save_estimate
 from prefect_bt.ledger import Ledger
-from prefect_bt.maxruntime import used_run_time
+from prefect_bt.maxruntime import sum_run_time
 from prefect_bt.objects import open_store
 from prefect_bt.provenance import provenance_document
 from prefect_bt.records import JobEvent, JobRecord, JobState, Outcome, Resources
@@ -50,20 +50,20 @@ def event_document(event: JobEvent) -> dict[str, Any]:
 
 def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     """JSON-ready; the keys of §13, then ours from `attempts` on. Times are ISO 8601 in UTC."""
-    events = ledger.events(record.id)
+    events = ledger.list_events(record.id)
     last = events[-1] if events else JobEvent(JobState.PENDING, record.created_at)
     job = load_definition(record).job
     error = last.message if last.state in _WITH_ERROR else None
     found = list_checkpoints(ledger.store, record.project_id, record.id)
     resources = find_resources(ledger, record)
-    runs = ledger.runs_of_job(record.id)
+    runs = ledger.list_runs(record.id)
     checkpointing = job.runtime.checkpointing_config.enabled
     sync = read_sync_status(ledger, record, last.state, checkpointing=checkpointing)
     return {
         "id": record.id,
         "name": record.name,
-        "created_at": iso(record.created_at),
-        "updated_at": iso(last.at),
+        "created_at": format_iso(record.created_at),
+        "updated_at": format_iso(last.at),
         "current_status": last.state.value,
         "error_message": error,
         "instance_type": _instance_type(job.compute, resources),
@@ -72,7 +72,7 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "training_project": {
             "id": record.project_id,
             "name": record.project_name,
-            "team_name": ledger.team_of(record.project_id) or None,
+            "team_name": ledger.get_team(record.project_id) or None,
         },
         "checkpoint_sync_status": sync.status,
         "checkpoint_sync_error": sync.error or None,
@@ -80,21 +80,21 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
         "availability_model": job.compute.availability_model.value,
         **({"user": {"email": record.user}} if record.user else {}),
         "truss_user_env": provenance_document(record.provenance),
-        "attempts": _attempts(ledger, record.id),
-        "checkpoints": [_checkpoint(checkpoint, sync) for checkpoint in found],
-        "uploads": [] if last.state.terminal else _uploads(ledger, record),
-        "last_save": None if last.state.terminal else _last_save(ledger, record),
-        "weights": _weights(ledger, record.id, job),
-        "events": [{**event_document(event), "at": iso(event.at)} for event in events],
-        "resources": _resources(resources),
+        "attempts": _attempt_documents(ledger, record.id),
+        "checkpoints": [_checkpoint_document(checkpoint, sync) for checkpoint in found],
+        "uploads": [] if last.state.terminal else _upload_documents(ledger, record),
+        "last_save": None if last.state.terminal else _last_save_document(ledger, record),
+        "weights": _weights_documents(ledger, record.id, job),
+        "events": [{**event_document(event), "at": format_iso(event.at)} for event in events],
+        "resources": _resources_document(resources),
         "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
         "retries": codec.encode(record.retries),
-        "max_run_time": ledger.max_run_time(record),
-        "run_time": used_run_time(ledger.outcomes(record.id)),
+        "max_run_time": ledger.get_max_run_time(record),
+        "run_time": sum_run_time(ledger.list_outcomes(record.id)),
         "substrate": record.substrate,
         "image": {
             "reference": job.image.base_image,
-            "pinned": ledger.pinned_image(record.id) or None,
+            "pinned": ledger.read_pinned_image(record.id) or None,
         },
         "store": ledger.store.url,
         "flow_run_id": runs[-1].flow_run_id if runs else None,
@@ -102,73 +102,73 @@ def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
     }
 
 
-def iso(at: float) -> str:
+def format_iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 _WITH_ERROR = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
 
 
-def _attempts(ledger: Ledger, job_id: str) -> list[dict[str, Any]]:
-    outcomes = {outcome.attempt: outcome for outcome in ledger.outcomes(job_id)}
+def _attempt_documents(ledger: Ledger, job_id: str) -> list[dict[str, Any]]:
+    outcomes = {outcome.attempt: outcome for outcome in ledger.list_outcomes(job_id)}
     return [
         {
             "attempt": begun.attempt,
-            "started_at": iso(begun.at),
-            **_ended(outcomes.get(begun.attempt)),
+            "started_at": format_iso(begun.at),
+            **_outcome_document(outcomes.get(begun.attempt)),
         }
-        for begun in ledger.attempts(job_id)
+        for begun in ledger.list_attempts(job_id)
     ]
 
 
-def _ended(outcome: Outcome | None) -> dict[str, Any]:
+def _outcome_document(outcome: Outcome | None) -> dict[str, Any]:
     if outcome is None:
         return {"status": "running"}
     return {
-        "status": outcome.state.short,
-        "ended_at": iso(outcome.ended_at) if outcome.ended_at else None,
+        "status": outcome.state.short_name,
+        "ended_at": format_iso(outcome.ended_at) if outcome.ended_at else None,
         "failure": outcome.failure.value if outcome.failure else None,
         "cause": outcome.cause.value if outcome.cause else None,
         "cure": outcome.cure or None,
         "failed_rank": outcome.failed_rank,
-        "failed_at": iso(outcome.failed_at) if outcome.failed_at is not None else None,
+        "failed_at": format_iso(outcome.failed_at) if outcome.failed_at is not None else None,
         "exit_code": outcome.exit_code,
         "message": outcome.message,
     }
 
 
-def _uploads(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]:
+def _upload_documents(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]:
     """What every rank's uploader said last, in the newest attempt."""
-    attempts = ledger.attempts(record.id)
+    attempts = ledger.list_attempts(record.id)
     if not attempts:
         return []
-    newest = Uploads(ledger.store, record.project_id, record.id, attempts[-1].attempt)
+    newest = UploadStatusReader(ledger.store, record.project_id, record.id, attempts[-1].attempt)
     return [
         {
             "rank": one.rank,
-            "told_at": iso(one.told_at),
+            "told_at": format_iso(one.updated_at),
             **codec.encode(one.status),
             "seconds_left": one.seconds_left,
-            "summary": told(one),
+            "summary": format_upload(one),
         }
-        for one in newest.look()
+        for one in newest.read()
     ]
 
 
-def _last_save(ledger: Ledger, record: JobRecord) -> dict[str, Any] | None:
+def _last_save_document(ledger: Ledger, record: JobRecord) -> dict[str, Any] | None:
     """What a last checkpoint would need, were the job stopped now, and whether it has that."""
     settings = Settings()
-    found = find_last_save(ledger, record, grace=settings.grace, notice=settings.notice)
+    found = find_save_estimate(ledger, record, grace=settings.grace, notice=settings.notice)
     return {**codec.encode(found), "warning": found.warning} if found else None
 
 
-def _weights(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:
+def _weights_documents(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:
     """Every source with the revision that the job mounts; None for both before its mirror."""
     if not job.weights:
         return []
     from prefect_bt.planning import plan_weights
 
-    pins = ledger.pinned_weights(job_id)
+    pins = ledger.read_pinned_weights(job_id)
     return [
         {
             "source": source.source,
@@ -181,13 +181,13 @@ def _weights(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, An
     ]
 
 
-def _checkpoint(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, Any]:
-    status, error = sync.of_checkpoint(checkpoint)
+def _checkpoint_document(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, Any]:
+    status, error = sync.checkpoint_status(checkpoint)
     shown = {"sync_status": status, "sync_error": error or None}
-    return {**checkpoint_record(checkpoint), **shown}
+    return {**checkpoint_document(checkpoint), **shown}
 
 
-def _resources(resources: Resources | None) -> dict[str, Any] | None:
+def _resources_document(resources: Resources | None) -> dict[str, Any] | None:
     """Return what each node gets; None for jobs of older releases."""
     from prefect_bt.allocation import format_resources
 
@@ -205,7 +205,7 @@ def _instance_type(compute: Compute, resources: Resources | None) -> dict[str, A
     gpu = spec.accelerator.value if spec and spec.accelerator and spec.count else None
     gpus = spec.count if spec and gpu else 0
     cpus = resources.cpus if resources else compute.cpu_count
-    memory = resources.memory if resources else _asked_memory(compute)
+    memory = resources.memory if resources else _requested_memory(compute)
     gib = round(memory / 1024**3)
     identity = f"{gpu or 'CPU'}:{compute.node_count}x{gpus}x{cpus}x{gib}"
     words = f"{gpus} x {gpu}, " if gpu else ""
@@ -222,7 +222,7 @@ def _instance_type(compute: Compute, resources: Resources | None) -> dict[str, A
     }
 
 
-def _asked_memory(compute: Compute) -> int:
+def _requested_memory(compute: Compute) -> int:
     from prefect_bt.definitions import parse_memory
 
     try:
@@ -231,7 +231,7 @@ def _asked_memory(compute: Compute) -> int:
         return 0
 
 
-def who_asks() -> str:
+def current_user() -> str:
     """The user of this process; "" where the system knows none."""
     try:
         return getpass.getuser()

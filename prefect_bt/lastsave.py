@@ -13,24 +13,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.checkpoints.announcing import Uploads
-from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, newest
-from prefect_bt.checkpoints.committed import manifest_refs
-from prefect_bt.checkpoints.manifest import ManifestRef, load
+from prefect_bt.checkpoints.announcing import UploadStatusReader
+from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, find_newest
+from prefect_bt.checkpoints.committed import iter_manifest_refs
+from prefect_bt.checkpoints.manifest import ManifestRef, load_manifest
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects.protocols import Store
 from prefect_bt.records import JobRecord
 
-SLACK: Final = 1.5
+SAFETY_FACTOR: Final = 1.5
 """The next one is taken to need so much longer: the machine is busy when everything stops."""
-MOST_GRACE: Final = 600.0
-MOST_VERSIONS: Final = 8
+MAX_GRACE: Final = 600.0
+MAX_VERSIONS: Final = 8
 """That one save is looked for in."""
 
 
 @dataclass(frozen=True)
-class LastSave:
+class SaveEstimate:
     """Seconds, and bytes of the largest rank. `notice`: what the machine gives, None: not known."""
 
     name: str
@@ -44,13 +44,13 @@ class LastSave:
     notice: float | None = None
 
     @property
-    def needed(self) -> float:
+    def total_seconds(self) -> float:
         return self.write + (self.upload or 0.0)
 
     @property
     def warning(self) -> str:
         """One sentence and what to do; "" when it fits."""
-        if self.notice is not None and self.needed > self.notice:
+        if self.notice is not None and self.total_seconds > self.notice:
             return (
                 f"{self.name} took {self.write:.0f} s to write and {self.upload or 0:.0f} s to "
                 f"upload; this machine gives {self.notice:.0f} s before it goes, so a last one "
@@ -65,41 +65,41 @@ class LastSave:
 
 
 @dataclass(frozen=True)
-class Before:
-    """`began`: the attempt's, epoch seconds; rank, path and nanoseconds of earlier `files`."""
+class PriorFiles:
+    """`attempt_started_at` in epoch seconds; `files`: rank, path, nanoseconds of earlier files."""
 
-    began: float = 0.0
+    attempt_started_at: float = 0.0
     files: frozenset[tuple[int, str, int]] = frozenset()
 
 
-NOTHING: Final = Before()
+NO_PRIOR_FILES: Final = PriorFiles()
 
 
-def measure_last_save(
+def estimate_save(
     checkpoint: CommittedCheckpoint,
     rates: Mapping[int, float],
     *,
     grace: float,
     notice: float | None = None,
-    before: Before = NOTHING,
-) -> LastSave:
+    prior: PriorFiles = NO_PRIOR_FILES,
+) -> SaveEstimate:
     """`rates`: rank -> bytes a second of its uploads, where known; `grace` as configured.
 
-    What was there `before` and stayed as it was, or was copied with its old time, does not count.
+    What was there `prior` and stayed as it was, or was copied with its old time, does not count.
     """
     spans, uploads, sizes = [0.0], list[float](), [0]
     for part in checkpoint.manifests:
         times = [
             entry.mtime_ns
             for entry in part.entries
-            if entry.mtime_ns > before.began * 1e9
-            and (part.rank, entry.path, entry.mtime_ns) not in before.files
+            if entry.mtime_ns > prior.attempt_started_at * 1e9
+            and (part.rank, entry.path, entry.mtime_ns) not in prior.files
         ]
         spans.append((max(times) - min(times)) / 1e9 if times else 0.0)
         sizes.append(part.size)
         if rate := rates.get(part.rank, 0.0):
             uploads.append(part.size / rate)
-    return LastSave(
+    return SaveEstimate(
         name=checkpoint.checkpoint_id,
         size=max(sizes),
         write=max(spans),
@@ -109,42 +109,49 @@ def measure_last_save(
     )
 
 
-def find_last_save(
+def find_save_estimate(
     ledger: Ledger, record: JobRecord, *, grace: float, notice: float | None
-) -> LastSave | None:
+) -> SaveEstimate | None:
     """As measure_last_save, by what the job's store tells now; None before a first commit."""
-    best, attempts = newest(ledger.store, record.project_id, record.id), ledger.attempts(record.id)
+    best, attempts = (
+        find_newest(ledger.store, record.project_id, record.id),
+        ledger.list_attempts(record.id),
+    )
     if best is None or not attempts:
         return None
-    uploads = Uploads(ledger.store, record.project_id, record.id, attempts[-1].attempt).look()
+    uploads = UploadStatusReader(
+        ledger.store, record.project_id, record.id, attempts[-1].attempt
+    ).read()
     rates = {one.rank: one.status.rate for one in uploads}
     began = [one.at for one in attempts if one.attempt == best.attempt]
-    return measure_last_save(
+    return estimate_save(
         best,
         rates,
         grace=grace,
         notice=notice,
-        before=Before(max(began, default=0.0), _earlier(ledger.store, best)),
+        prior=PriorFiles(max(began, default=0.0), _find_prior_files(ledger.store, best)),
     )
 
 
-def _earlier(store: Store, checkpoint: CommittedCheckpoint) -> frozenset[tuple[int, str, int]]:
+def _find_prior_files(
+    store: Store, checkpoint: CommittedCheckpoint
+) -> frozenset[tuple[int, str, int]]:
     """Rank, path and time of what was there before this save began."""
     files: set[tuple[int, str, int]] = set()
-    refs = list(manifest_refs(store, checkpoint.project_id, checkpoint.job_id))
+    refs = list(iter_manifest_refs(store, checkpoint.project_id, checkpoint.job_id))
     for part in checkpoint.manifests:
         now = {(entry.path, entry.mtime_ns) for entry in part.entries}
         older = [
             ref
             for ref in refs
             if (ref.rank, ref.name) == (part.rank, part.name)
-            and ref.order < (part.attempt, part.version)
+            and ref.sort_key < (part.attempt, part.version)
         ]
-        files |= {(part.rank, *file) for file in _before_this_save(store, older, now)}
+        files |= {(part.rank, *file) for file in _previous_version_files(store, older, now)}
     return frozenset(files)
 
 
-def _before_this_save(
+def _previous_version_files(
     store: Store, older: Iterable[ManifestRef], now: set[tuple[str, int]]
 ) -> set[tuple[str, int]]:
     """The files of the last version that something was changed of since.
@@ -152,9 +159,9 @@ def _before_this_save(
     Versions to which files were only added are of the same save: it was slow, and they were
     committed while it went on.
     """
-    for ref in sorted(older, key=lambda ref: ref.order, reverse=True)[:MOST_VERSIONS]:
+    for ref in sorted(older, key=lambda ref: ref.sort_key, reverse=True)[:MAX_VERSIONS]:
         with suppress(ObjectNotFound):  # pruned in this moment
-            entries = load(store.get(ref.key), key=ref.key).entries
+            entries = load_manifest(store.get(ref.key), key=ref.key).entries
             then = {(entry.path, entry.mtime_ns) for entry in entries}
             if not then <= now:
                 return then
@@ -163,5 +170,5 @@ def _before_this_save(
 
 def choose_grace(write: float, *, grace: float, notice: float | None) -> float:
     """The configured grace, or longer where a checkpoint takes longer; never past the notice."""
-    wanted = max(grace, min(math.ceil(SLACK * write), MOST_GRACE))
+    wanted = max(grace, min(math.ceil(SAFETY_FACTOR * write), MAX_GRACE))
     return wanted if notice is None else max(0.0, min(wanted, notice))

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from prefect_bt import codec
 from prefect_bt.contract import reopened_key
-from prefect_bt.epochs import Epochs, create_once
+from prefect_bt.epochs import Epochs, try_create
 from prefect_bt.errors import StateError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.records import TRANSITIONS, JobEvent
 
 
 class Lifecycle:
-    """The events of one job. `read` returns them as stored, oldest first."""
+    """The events of one job. `read_events` returns them as stored, oldest first."""
 
     def __init__(
         self,
@@ -27,12 +27,12 @@ class Lifecycle:
         prefix: str,
         *,
         epochs: Epochs,
-        read: Callable[[], Sequence[JobEvent]],
+        read_events: Callable[[], Sequence[JobEvent]],
     ) -> None:
         self._store, self._job_id, self._prefix = store, job_id, prefix
-        self._epochs, self._read = epochs, read
+        self._epochs, self._read = epochs, read_events
 
-    def append(self, event: JobEvent) -> JobEvent:
+    def append_event(self, event: JobEvent) -> JobEvent:
         """Return the event as stored. Repeating the last state of the same epoch changes nothing.
 
         Raises StateError for an illegal transition, Superseded for an epoch that is not the newest.
@@ -49,7 +49,7 @@ class Lifecycle:
                 if last.state.terminal:  # before the event: see contract.reopened_key
                     self._store.put(reopened_key(self._job_id, len(events)), b"{}")
             key = f"{self._prefix}/events/{len(events):06d}.json"
-            if create_once(self._store, key, codec.dumps(event).encode()):
+            if try_create(self._store, key, codec.dumps(event).encode()):
                 return event
 
     def _check_transition(self, last: JobEvent, event: JobEvent) -> None:

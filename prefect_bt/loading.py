@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, list_checkpoints, newest
+from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, find_newest, list_checkpoints
 from prefect_bt.definitions import (
     BasetenLatestCheckpoint,
     BasetenNamedCheckpoint,
@@ -20,82 +20,84 @@ from prefect_bt.plan import LoadedCheckpoint
 from prefect_bt.records import JobRecord, ProjectRecord
 
 
-def resolve_load(
-    ledger: Ledger, project: TrainingProject, *, project_id: str, before: float
+def resolve_loaded_checkpoints(
+    ledger: Ledger, project: TrainingProject, *, project_id: str, created_before: float
 ) -> tuple[LoadedCheckpoint, ...]:
     """The checkpoints of `load_checkpoint_config`, empty when it is off; NotFoundError.
 
-    "Latest" looks at jobs made before `before` (epoch seconds), so that a job never loads itself
-    and a retry loads what the first attempt did.
+    "Latest" looks at jobs made before `created_before` (epoch seconds), so that a job never loads
+    itself and a retry loads what the first attempt did.
     """
     config = project.job.runtime.load_checkpoint_config
     if config is None or not config.enabled:
         return ()
-    team = ledger.team_of(project_id) if project_id else (project.team_name or "")
-    own = ProjectRecord(project_id, project.name, before, team)
-    return tuple(_resolve(ledger, item, own, before) for item in config.checkpoints)
+    team = ledger.get_team(project_id) if project_id else (project.team_name or "")
+    own = ProjectRecord(project_id, project.name, created_before, team)
+    return tuple(
+        _resolve_reference(ledger, item, own, created_before) for item in config.checkpoints
+    )
 
 
-def _resolve(
+def _resolve_reference(
     ledger: Ledger, reference: object, own: ProjectRecord, before: float
 ) -> LoadedCheckpoint:
     match reference:
         case BasetenNamedCheckpoint(checkpoint_name=name, job_id=job_id):
-            return _named(ledger, name, job_id)
+            return _resolve_named(ledger, name, job_id)
         case BasetenLatestCheckpoint(job_id=job_id, project_name=project_name):
             jobs = [
                 job
-                for job in _candidates(ledger, job_id, project_name, own)
+                for job in _iter_candidate_jobs(ledger, job_id, project_name, own)
                 if job.created_at < before
             ]
             where = f"job {job_id}" if job_id else f"project {project_name or own.id}"
-            return _latest(ledger, jobs, where)
+            return _resolve_latest(ledger, jobs, where)
         case _:
             raise NotFoundError(
                 "checkpoint", repr(reference), next_step="Loops checkpoints are not kept here."
             )
 
 
-def _named(ledger: Ledger, name: str, job_id: str) -> LoadedCheckpoint:
-    job = ledger.job(job_id)
+def _resolve_named(ledger: Ledger, name: str, job_id: str) -> LoadedCheckpoint:
+    job = ledger.get_job(job_id)
     committed = list_checkpoints(ledger.store, job.project_id, job.id)
     for checkpoint in committed:
         if checkpoint.checkpoint_id == name:
-            return _loaded(job, checkpoint)
+            return _to_loaded_checkpoint(job, checkpoint)
     listed = ", ".join(c.checkpoint_id for c in committed) or "none"
     raise NotFoundError(
         "checkpoint", f"{name} of job {job_id}", next_step=f"That job has: {listed}."
     )
 
 
-def _latest(ledger: Ledger, jobs: list[JobRecord], where: str) -> LoadedCheckpoint:
+def _resolve_latest(ledger: Ledger, jobs: list[JobRecord], where: str) -> LoadedCheckpoint:
     for job in jobs:
-        found = newest(ledger.store, job.project_id, job.id)
+        found = find_newest(ledger.store, job.project_id, job.id)
         if found is not None:
-            return _loaded(job, found)
+            return _to_loaded_checkpoint(job, found)
     raise NotFoundError(
         "checkpoint", f"latest of {where}", next_step="Nothing has been committed there yet."
     )
 
 
-def _candidates(
+def _iter_candidate_jobs(
     ledger: Ledger, job_id: str | None, project_name: str | None, own: ProjectRecord
 ) -> Iterator[JobRecord]:
     """Newest first. With a project and a job: that job, if it is of that project."""
     wanted = None
     if project_name:
-        wanted = ledger.project(project_name, prefer=own.team_name).id
+        wanted = ledger.get_project(project_name, prefer=own.team_name).id
     if job_id:
-        job = ledger.job(job_id)
+        job = ledger.get_job(job_id)
         if wanted not in {None, job.project_id}:
             step = f"It belongs to project {job.project_name!r}, not {project_name!r}."
             raise NotFoundError("job", job_id, next_step=step)
         yield job
         return
-    yield from reversed(ledger.jobs(project_id=wanted or own.id))
+    yield from reversed(ledger.list_jobs(project_id=wanted or own.id))
 
 
-def _loaded(job: JobRecord, checkpoint: CommittedCheckpoint) -> LoadedCheckpoint:
+def _to_loaded_checkpoint(job: JobRecord, checkpoint: CommittedCheckpoint) -> LoadedCheckpoint:
     return LoadedCheckpoint(
         project_id=job.project_id,
         job_id=job.id,

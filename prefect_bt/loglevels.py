@@ -21,7 +21,7 @@ class LogLevel(IntEnum):
     ERROR = 40
 
 
-WORDS: Final[dict[str, LogLevel]] = {
+LEVEL_WORDS: Final[dict[str, LogLevel]] = {
     "TRACE": LogLevel.DEBUG,
     "DEBUG": LogLevel.DEBUG,
     "INFO": LogLevel.INFO,
@@ -47,12 +47,12 @@ WORDS: Final[dict[str, LogLevel]] = {
 }
 """Level words of common loggers, in upper case."""
 
-_FIELDS: Final = ("level", "levelname", "log_level", "loglevel", "severity", "lvl")
+_JSON_LEVEL_FIELDS: Final = ("level", "levelname", "log_level", "loglevel", "severity", "lvl")
 """Of JSON lines, in the order in which they are looked for."""
 _WORD: Final = r"TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|CRITICAL|FATAL|SEVERE"
 _NUMBER: Final = r"\s*[-+]?\d[\d.]*(?:e[-+]?\d+)?\s*(?:[,|;%)]|$)"
 """What follows the name of a metric."""
-_LOOKED_AT: Final = 400
+_MAX_PREFIX: Final = 400
 """Characters of a line in which a prefix is looked for."""
 
 _PROGRESS: Final = re.compile(r"\d%\|")
@@ -127,8 +127,8 @@ def detect_level(message: str) -> LogLevel | None:
     >>> detect_level("finished with 0 errors")
     """
     if message.startswith("{"):
-        return _json_level(message)
-    head = message[:_LOOKED_AT]
+        return _detect_json_level(message)
+    head = message[:_MAX_PREFIX]
     lower = head.lower()
     for hint in _HINTS:
         if hint in lower:
@@ -142,20 +142,20 @@ def detect_level(message: str) -> LogLevel | None:
         return None
     for rule in _RULES:
         found = rule.search(head)
-        if found and (level := WORDS.get(found["word"].upper())) is not None:
+        if found and (level := LEVEL_WORDS.get(found["word"].upper())) is not None:
             return level
     return next((level for level, form in _FORMS if form.search(head)), None)
 
 
 def parse_level(text: str) -> LogLevel:
     """Return the level named `text` in any case, `warn` and `critical` too. Raises ValueError."""
-    level = WORDS.get(text.strip().upper()) if len(text.strip()) > 1 else None
+    level = LEVEL_WORDS.get(text.strip().upper()) if len(text.strip()) > 1 else None
     if level is None:
         raise ValueError(f"{text!r} is no level: write debug, info, warning or error")
     return level
 
 
-class LevelReader:
+class LevelDetector:
     """Detects the levels of one log's lines in order.
 
     The lines of a traceback are ERROR, and an indented line has the level of the line before it.
@@ -165,7 +165,7 @@ class LevelReader:
         self._last: LogLevel | None = None
         self._in_traceback = False
 
-    def read(self, message: str) -> LogLevel | None:
+    def detect(self, message: str) -> LogLevel | None:
         """Return the level of the next line."""
         prefix = _RANK_PREFIX.match(message) if message.startswith("[") else None
         text = message[prefix.end() :] if prefix else message
@@ -179,13 +179,13 @@ class LevelReader:
         return found
 
 
-def _json_level(message: str) -> LogLevel | None:
-    if not any(f'"{name}"' in message for name in _FIELDS):
+def _detect_json_level(message: str) -> LogLevel | None:
+    if not any(f'"{name}"' in message for name in _JSON_LEVEL_FIELDS):
         return None
     try:
         document: dict[str, Any] = json.loads(message)
     except (ValueError, RecursionError):
         return None
-    named = (document.get(name) for name in _FIELDS)
+    named = (document.get(name) for name in _JSON_LEVEL_FIELDS)
     word = next((one for one in named if isinstance(one, str)), "")
-    return WORDS.get(word.upper()) if len(word) > 1 else None
+    return LEVEL_WORDS.get(word.upper()) if len(word) > 1 else None

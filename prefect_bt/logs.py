@@ -14,12 +14,12 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-PLATFORM_MARK: Final = "[prefect-bt] "
+PLATFORM_PREFIX: Final = "[prefect-bt] "
 PLATFORM_RANK: Final = -1
 """Of lines that no node wrote."""
 PLATFORM_LABEL: Final = "prefect-bt"
 """Replica of such lines."""
-STAMP_DIGITS: Final = 19
+TIMESTAMP_DIGITS: Final = 19
 """Of epoch nanoseconds, until the year 2286. More digits are a line that begins in the middle."""
 
 
@@ -52,7 +52,7 @@ def parse_lines(data: bytes, *, rank: int = 0) -> Iterator[LogLine]:
         if not text:
             continue
         stamp, space, message = text.partition(" ")
-        if space and len(stamp) <= STAMP_DIGITS and stamp.isascii() and stamp.isdigit():
+        if space and len(stamp) <= TIMESTAMP_DIGITS and stamp.isascii() and stamp.isdigit():
             yield LogLine(int(stamp), message, rank)
         else:
             yield LogLine(0, text, rank)
@@ -60,15 +60,16 @@ def parse_lines(data: bytes, *, rank: int = 0) -> Iterator[LogLine]:
 
 def render_line(line: LogLine, *, replica: str = "") -> str:
     """As `truss train logs` prints it (§14): `[YYYY-mm-dd HH:MM:SS]: (replica) message`."""
-    return f"[{_local(line.timestamp // 10**9)}]: ({replica or line.replica}) {line.message}"
+    at = _format_local_time(line.timestamp // 10**9)
+    return f"[{at}]: ({replica or line.replica}) {line.message}"
 
 
-def shorten(message: str, most: int) -> str:
+def truncate(message: str, limit: int) -> str:
     """At most so many characters of it, and how many are left out."""
-    left_out = len(message) - most
-    return message if left_out <= 0 else f"{message[:most]}… ({left_out} more characters)"
+    left_out = len(message) - limit
+    return message if left_out <= 0 else f"{message[:limit]}… ({left_out} more characters)"
 
 
 @lru_cache(maxsize=16)
-def _local(second: int) -> str:
+def _format_local_time(second: int) -> str:
     return f"{datetime.fromtimestamp(second):%Y-%m-%d %H:%M:%S}"

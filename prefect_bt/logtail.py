@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from prefect_bt.loglevels import LevelReader, LogLevel
+from prefect_bt.loglevels import LevelDetector, LogLevel
 from prefect_bt.logs import LogLine, parse_lines
 
 BLOCK_BYTES: Final = 256 << 10
 CONTEXT_BYTES: Final = 16 << 10
-LONGEST_LINE: Final = 4 << 20
+MAX_LINE_BYTES: Final = 4 << 20
 """Longer lines are returned in pieces."""
 
-Read = Callable[[int, int], bytes]
+ReadRange = Callable[[int, int], bytes]
 """(offset, length) -> at most so many bytes; fewer at the end, or where they came so."""
 
 
@@ -29,15 +29,15 @@ class TimedLine(NamedTuple):
     level: LogLevel | None
 
 
-def iter_backwards(read: Read, end: int, *, rank: int, levels: bool) -> Iterator[TimedLine]:
+def iter_backwards(read: ReadRange, end: int, *, rank: int, levels: bool) -> Iterator[TimedLine]:
     """Yield the lines before the offset `end`, the last first."""
     block = BLOCK_BYTES
     while end > 0:
         start = max(0, end - block)
         base = max(0, start - CONTEXT_BYTES)
         data = _read_exact(read, base, end - base)
-        cut = _first_line(data, start - base)
-        if cut is None and block < LONGEST_LINE and start > 0:
+        cut = _find_line_start(data, start - base)
+        if cut is None and block < MAX_LINE_BYTES and start > 0:
             block *= 2
             continue
         if cut is None:
@@ -47,7 +47,7 @@ def iter_backwards(read: Read, end: int, *, rank: int, levels: bool) -> Iterator
         end, block = base + cut, BLOCK_BYTES
 
 
-def find_size(read: Read) -> int:
+def probe_size(read: ReadRange) -> int:
     """Return how many bytes `read` has, by asking for single ones."""
     above = 1
     while read(above - 1, 1):
@@ -59,7 +59,7 @@ def find_size(read: Read) -> int:
     return there
 
 
-def find_line_end(read: Read, size: int) -> int:
+def find_line_end(read: ReadRange, size: int) -> int:
     """Return the offset after the last newline before `size`; 0 without one."""
     end = size
     while end > 0:
@@ -71,7 +71,7 @@ def find_line_end(read: Read, size: int) -> int:
     return 0
 
 
-def _first_line(data: bytes, offset: int) -> int | None:
+def _find_line_start(data: bytes, offset: int) -> int | None:
     """Return where the first whole line from `offset` on begins, None without one."""
     if offset == 0:
         return 0
@@ -81,18 +81,18 @@ def _first_line(data: bytes, offset: int) -> int | None:
 
 def _parse(before: bytes, data: bytes, *, rank: int, levels: bool) -> list[TimedLine]:
     """Return the lines of `data`, with what those of `before` tell of them."""
-    reader, at, found = LevelReader(), 0, list[TimedLine]()
+    reader, at, found = LevelDetector(), 0, list[TimedLine]()
     for line in parse_lines(before, rank=rank):
         at = max(at, line.timestamp)
         if levels:
-            reader.read(line.message)
+            reader.detect(line.message)
     for line in parse_lines(data, rank=rank):
         at = max(at, line.timestamp)
-        found.append(TimedLine(at, line, reader.read(line.message) if levels else None))
+        found.append(TimedLine(at, line, reader.detect(line.message) if levels else None))
     return found
 
 
-def _read_exact(read: Read, offset: int, length: int) -> bytes:
+def _read_exact(read: ReadRange, offset: int, length: int) -> bytes:
     pieces: list[bytes] = []
     while length > 0 and (piece := read(offset, length)):
         pieces.append(piece)

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from prefect_bt.errors import ObjectNotFound, SubstrateError
-from prefect_bt.loglevels import LevelReader, LogLevel
+from prefect_bt.loglevels import LevelDetector, LogLevel
 from prefect_bt.logs import LogLine, parse_lines
-from prefect_bt.logtail import TimedLine, find_line_end, find_size, iter_backwards
-from prefect_bt.objects.protocols import Get
-from prefect_bt.records import SealedLog
+from prefect_bt.logtail import TimedLine, find_line_end, iter_backwards, probe_size
+from prefect_bt.objects.protocols import SupportsGet
+from prefect_bt.records import ArchivedLog
 
 CHUNK_BYTES: Final = 1 << 20
-LONGEST_LINE: Final = 4 << 20
+MAX_LINE_BYTES: Final = 4 << 20
 """Bytes of the longest line that is shown whole; a longer one is shown in pieces."""
 
 
@@ -67,7 +67,7 @@ class LineFilter:
     levels: bool = False
 
     @property
-    def reads_levels(self) -> bool:
+    def needs_levels(self) -> bool:
         return self.levels or self.min_level is not None
 
     def accepts(self, at: int, line: LogLine) -> bool:
@@ -83,118 +83,124 @@ class LineFilter:
 
 
 @dataclass
-class Track:
+class LogCursor:
     """How far one rank's log of one attempt has been read."""
 
-    store: Get
+    store: SupportsGet
     key: str
     rank: int
     offset: int = 0
     finished: bool = False
-    chunk: int = CHUNK_BYTES
-    until: float = math.inf
+    chunk_size: int = CHUNK_BYTES
+    deadline: float = math.inf
     """By time.monotonic; not read live after that."""
     _live: LiveLog | None = None
-    _sealed_size: int | None = None
-    _rest: bytes = b""
-    _at: int = field(default=0)
-    _skipped: bool = False
+    _archived_size: int | None = None
+    _partial_line: bytes = b""
+    _last_timestamp: int = field(default=0)
+    _has_skipped: bool = False
 
     def __post_init__(self) -> None:
         self._digest = hashlib.sha256()
-        self.levels = LevelReader()
+        self.levels = LevelDetector()
 
-    def look(self, *, live: LiveLog | None, sealed_size: int | None) -> None:
+    def update(self, *, live: LiveLog | None, archived_size: int | None) -> None:
         """Where the log is now."""
-        self._live, self._sealed_size = live, sealed_size
-        self.finished = sealed_size is not None and self.offset >= sealed_size
+        self._live, self._archived_size = live, archived_size
+        self.finished = archived_size is not None and self.offset >= archived_size
 
-    def drain(self, *, last: bool) -> Iterator[tuple[int, LogLine]]:
+    def read_new(self, *, include_partial: bool) -> Iterator[tuple[int, LogLine]]:
         """Yield whole lines from the offset on, with times that never decrease within the log."""
         while chunk := self._read():
             self.offset += len(chunk)
             self._digest.update(chunk)
-            whole, newline, self._rest = (self._rest + chunk).rpartition(b"\n")
-            if len(self._rest) > LONGEST_LINE:
-                whole, newline, self._rest = whole + newline, self._rest, b""
+            whole, newline, self._partial_line = (self._partial_line + chunk).rpartition(b"\n")
+            if len(self._partial_line) > MAX_LINE_BYTES:
+                whole, newline, self._partial_line = whole + newline, self._partial_line, b""
             yield from self._parse(whole + newline)
-        self.finished = self._sealed_size is not None and self.offset >= self._sealed_size
-        if self._rest and (last or self.finished):
-            rest, self._rest = self._rest, b""
+        self.finished = self._archived_size is not None and self.offset >= self._archived_size
+        if self._partial_line and (include_partial or self.finished):
+            rest, self._partial_line = self._partial_line, b""
             yield from self._parse(rest)
 
-    def newest(self, query: LineFilter, *, attempt: int) -> Iterator[JobLine]:
-        """Return the lines that are there now, the last first; `drain` goes on after them.
+    def read_newest(self, query: LineFilter, *, attempt: int) -> Iterator[JobLine]:
+        """Return the lines that are there now, the last first; `read_new` goes on after them.
 
         Whole lines only while the log is written to.
         """
-        size = self._sealed_size
+        size = self._archived_size
         if size is None:
-            size = find_line_end(self._read_at, find_size(self._read_at))
-        self.offset, self._skipped = size, True
-        lines = iter_backwards(self._read_at, size, rank=self.rank, levels=query.reads_levels)
-        return _choose_newest(lines, query, attempt)
+            size = find_line_end(self._read_at, probe_size(self._read_at))
+        self.offset, self._has_skipped = size, True
+        lines = iter_backwards(self._read_at, size, rank=self.rank, levels=query.needs_levels)
+        return _filter_newest(lines, query, attempt)
 
     def _read_at(self, offset: int, length: int) -> bytes:
-        if self._sealed_size is not None:
+        if self._archived_size is not None:
             return self.store.get_range(self.key, start=offset, length=length)
         try:
             return self._live.read_log(offset=offset, limit=length) if self._live else b""
         except (SubstrateError, OSError):
             return b""
 
-    def damage(self, sealed: SealedLog) -> str:
+    def find_corruption(self, archived: ArchivedLog) -> str:
         """Return what is wrong with a log that was read to its end; "" if it is intact."""
-        if self._sealed_size != sealed.bytes:
-            size = self._sealed_size or 0
-            how = "cut" if size < sealed.bytes else "longer than it was"
-            return f"is {how}: {size} bytes are there, {sealed.bytes} were sealed"
-        if self._skipped:
+        if self._archived_size != archived.bytes:
+            size = self._archived_size or 0
+            how = "cut" if size < archived.bytes else "longer than it was"
+            return f"is {how}: {size} bytes are there, {archived.bytes} were sealed"
+        if self._has_skipped:
             return ""  # not all of it was read
-        if self.offset == sealed.bytes and self._digest.hexdigest() != sealed.sha256:
-            return f"is damaged: its SHA-256 is not {sealed.sha256[:12]}…, with which it was sealed"
+        if self.offset == archived.bytes and self._digest.hexdigest() != archived.sha256:
+            return (
+                f"is damaged: its SHA-256 is not {archived.sha256[:12]}…, with which it was sealed"
+            )
         return ""
 
     def _parse(self, data: bytes) -> Iterator[tuple[int, LogLine]]:
         for line in parse_lines(data, rank=self.rank):
-            self._at = max(self._at, line.timestamp)
-            yield self._at, line
+            self._last_timestamp = max(self._last_timestamp, line.timestamp)
+            yield self._last_timestamp, line
 
     def _read(self) -> bytes:
         """The next bytes: sealed ones if there are more of them, else live ones."""
-        if self._sealed_size is not None and self.offset < self._sealed_size:
+        if self._archived_size is not None and self.offset < self._archived_size:
             try:
-                return self.store.get_range(self.key, start=self.offset, length=self.chunk)
+                return self.store.get_range(self.key, start=self.offset, length=self.chunk_size)
             except ObjectNotFound:
                 return b""
-        if self._live is None or self._sealed_size is not None or time.monotonic() > self.until:
+        if (
+            self._live is None
+            or self._archived_size is not None
+            or time.monotonic() > self.deadline
+        ):
             return b""
         try:
-            return self._live.read_log(offset=self.offset, limit=self.chunk)
+            return self._live.read_log(offset=self.offset, limit=self.chunk_size)
         except (SubstrateError, OSError):
             # Removed since it was found: it is sealed, and the next look reads on there.
             return b""
 
 
-def choose_lines(
+def filter_lines(
     merged: Iterator[tuple[int, LogLine]],
     attempt: int,
-    tracks: Sequence[Track],
+    tracks: Sequence[LogCursor],
     query: LineFilter,
 ) -> Iterator[JobLine]:
-    if not query.reads_levels:
+    if not query.needs_levels:
         for at, line in merged:
             if query.accepts(at, line):
                 yield JobLine(attempt, line)
         return
     readers = {track.rank: track.levels for track in tracks}
     for at, line in merged:
-        level = readers[line.rank].read(line.message)
+        level = readers[line.rank].detect(line.message)
         if query.accepts_level(level) and query.accepts(at, line):
             yield JobLine(attempt, line, level)
 
 
-def _choose_newest(
+def _filter_newest(
     newest_first: Iterator[TimedLine], query: LineFilter, attempt: int
 ) -> Iterator[JobLine]:
     for at, line, level in newest_first:

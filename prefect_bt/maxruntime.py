@@ -18,31 +18,33 @@ from prefect_bt.records import JobRecord, NodePhase, NodeStatus, Outcome
 
 
 @dataclass
-class RunTime:
+class RunTimeLimit:
     """Seconds. `used`: by the attempts before the one that is watched."""
 
     job_id: str
     limit: float
     used: float = 0.0
-    _seen: tuple[float, float] | None = None
+    _first_seen: tuple[float, float] | None = None
     """How long the commands had run when they were first seen to run, and the steady clock then."""
 
-    def is_used_up(self, statuses: Sequence[NodeStatus], *, clock: float, steady: float) -> bool:
+    def is_exceeded(
+        self, statuses: Sequence[NodeStatus], *, wall_clock: float, monotonic: float
+    ) -> bool:
         """Return whether the commands of these nodes have run as long as they may.
 
-        `clock` is the epoch's, in which nodes report when their commands began; `steady` measures
-        from the first call on, because a wall clock can jump.
+        `wall_clock` is the epoch's, in which nodes report when their commands began; `monotonic`
+        measures from the first call on, because a wall clock can jump.
         """
         starts = [one.started_at for one in statuses if one.started_at is not None]
         if not starts:
             return False
-        if self._seen is None:
-            self._seen = (max(0.0, clock - min(starts)), steady)
-        ran, since = self._seen
-        return self.used + ran + steady - since >= self.limit
+        if self._first_seen is None:
+            self._first_seen = (max(0.0, wall_clock - min(starts)), monotonic)
+        ran, since = self._first_seen
+        return self.used + ran + monotonic - since >= self.limit
 
     @property
-    def sentence(self) -> str:
+    def message(self) -> str:
         limit = format_duration(self.limit)
         return f"The commands have run for {limit}, the job's maximum run time."
 
@@ -55,40 +57,40 @@ class RunTime:
         )
 
 
-def find_run_time(ledger: Ledger, record: JobRecord) -> RunTime | None:
+def find_run_time_limit(ledger: Ledger, record: JobRecord) -> RunTimeLimit | None:
     """Return the limit of the job with what its ended attempts used of it; None without one."""
-    limit = ledger.max_run_time(record)
+    limit = ledger.get_max_run_time(record)
     if limit is None:
         return None
-    return RunTime(record.id, limit, used_run_time(ledger.outcomes(record.id)))
+    return RunTimeLimit(record.id, limit, sum_run_time(ledger.list_outcomes(record.id)))
 
 
 def check_run_time(ledger: Ledger, record: JobRecord, *, limit: float | None = None) -> None:
     """Raise MaxRunTimeError if nothing is left of the job's maximum run time, or of `limit`."""
-    chosen = limit or ledger.max_run_time(record)
-    used = used_run_time(ledger.outcomes(record.id))
+    chosen = limit or ledger.get_max_run_time(record)
+    used = sum_run_time(ledger.list_outcomes(record.id))
     if chosen is None or used < chosen:
         return
     raise MaxRunTimeError(
         f"The commands of job {record.id} have run for {format_duration(used)}; its maximum run "
         f"time is {format_duration(chosen)}, for all attempts together.",
-        next_step=RunTime(record.id, max(used, chosen)).next_step,
+        next_step=RunTimeLimit(record.id, max(used, chosen)).next_step,
     )
 
 
-def used_run_time(outcomes: Iterable[Outcome]) -> float:
+def sum_run_time(outcomes: Iterable[Outcome]) -> float:
     """Return the seconds that the commands of these attempts ran."""
-    return sum(_ran(outcome.nodes) for outcome in outcomes)
+    return sum(_attempt_run_time(outcome.nodes) for outcome in outcomes)
 
 
-def _ran(nodes: Sequence[NodeStatus]) -> float:
+def _attempt_run_time(nodes: Sequence[NodeStatus]) -> float:
     starts = [node.started_at for node in nodes if node.started_at is not None]
     if not starts:
         return 0.0
-    return max(0.0, max(map(_ended_at, nodes)) - min(starts))
+    return max(0.0, max(map(_commands_ended_at, nodes)) - min(starts))
 
 
-def _ended_at(node: NodeStatus) -> float:
+def _commands_ended_at(node: NodeStatus) -> float:
     """Return when the node's commands ended; of a lost node, when it last showed any activity.
 
     What a lost node reports as its end is when the loss was noticed, which can be days later.

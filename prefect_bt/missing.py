@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import AmbiguousError, NotFoundError, SecretError
 from prefect_bt.ledger import Ledger
-from prefect_bt.loading import resolve_load
-from prefect_bt.planning import secret_names
-from prefect_bt.projects import canonical_team
+from prefect_bt.loading import resolve_loaded_checkpoints
+from prefect_bt.planning import list_job_secret_names
+from prefect_bt.projects import normalize_team
 from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
-from prefect_bt.starting import secret_sources
+from prefect_bt.starting import default_secret_sources
 
 
-def in_team(ledger: Ledger, project: TrainingProject) -> TrainingProject:
+def assign_team(ledger: Ledger, project: TrainingProject) -> TrainingProject:
     """Return the project with the team that owns it in this store.
 
     A project without a team goes to the only one of its name (§12); AmbiguousError if several
     teams have one. A new project keeps the team it names.
     """
     known = ledger.find_project(project.name, team=project.team_name)
-    owner = known.team_name if known else canonical_team(project.team_name or "")
+    owner = known.team_name if known else normalize_team(project.team_name or "")
     return project.model_copy(update={"team_name": owner})
 
 
@@ -37,12 +37,15 @@ def find_missing(
     The environment is asked first: without a Prefect server, asking Prefect starts a temporary one.
     """
     sentences: list[str] = []
-    names, team = secret_names(project.job, images=images), project.team_name or ""
+    names, team = (
+        list_job_secret_names(project.job, supports_images=images),
+        project.team_name or "",
+    )
     try:
         resolve_secrets(names, [EnvironmentSecrets()], team=team)
     except SecretError as error:
         try:
-            resolve_secrets(error.names, sources or secret_sources(), team=team)
+            resolve_secrets(error.names, sources or default_secret_sources(), team=team)
         except SecretError as still:
             sentences.append(str(still))
     try:
@@ -57,4 +60,6 @@ def _try_load(ledger: Ledger, project: TrainingProject) -> None:
     if load is None or not load.enabled:
         return
     known = ledger.find_project(project.name, team=project.team_name)
-    resolve_load(ledger, project, project_id=known.id if known else "", before=ledger.now())
+    resolve_loaded_checkpoints(
+        ledger, project, project_id=known.id if known else "", created_before=ledger.now()
+    )

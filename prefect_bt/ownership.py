@@ -22,12 +22,12 @@ from typing import Final
 from prefect_bt.beneath import open_file, read_regular
 from prefect_bt.errors import StateError
 from prefect_bt.folders import find_paths
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 
-INHERITED: Final = "PREFECT_BT_OWNER_FD"
+OWNER_FD_VARIABLE: Final = "PREFECT_BT_OWNER_FD"
 """Number of an open, locked file that a parent hands to the process that runs the job."""
 
-PATIENCE: Final = 0.5
+LOCK_TIMEOUT: Final = 0.5
 """Seconds in which those who only look (they hold the lock for microseconds) must be out of it."""
 
 LOOK: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -35,7 +35,7 @@ LOOK: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LONGEST: Final = 65536
 """Bytes that are read of a note."""
 
-_OWNERS_FILES: Final = ("flow.log", "store.new", "store", "owner.lock")
+_OWNER_FILES: Final = ("flow.log", "store.new", "store", "owner.lock")
 """In the order in which they are removed: as long as the lock's file is there, it is the job's."""
 
 
@@ -43,22 +43,22 @@ def lock_path(state_dir: Path, job_id: str) -> Path:
     return state_dir / "jobs" / job_id / "owner.lock"
 
 
-def host_of(state_dir: Path) -> str:
+def host_id(state_dir: Path) -> str:
     """`<machine's name>:<state folder's id>`, as records name who runs a job: its lock is here."""
-    return f"{os.uname().nodename}:{_id_of(state_dir)}"
+    return f"{os.uname().nodename}:{_ensure_state_dir_id(state_dir)}"
 
 
-def is_here(state_dir: Path, host: str) -> bool:
+def is_this_host(state_dir: Path, host: str) -> bool:
     """Whether a record's `host` is this one; a job that no host has run yet may be.
 
     Only the folder's id counts: a machine may be called otherwise tomorrow, a container is with
     every start. Records of older releases have the folder's path in its place.
     """
     told = host.partition(":")[2]
-    return not host or told in {_id_of(state_dir), str(state_dir.absolute())}
+    return not host or told in {_ensure_state_dir_id(state_dir), str(state_dir.absolute())}
 
 
-def with_id(host: str) -> str:
+def normalize_host(host: str) -> str:
     """Return a host with its folder's id, where a record of an older release has this machine's
     path."""
     machine, _, told = host.partition(":")
@@ -68,12 +68,12 @@ def with_id(host: str) -> str:
     return host
 
 
-def _id_of(state_dir: Path) -> str:
+def _ensure_state_dir_id(state_dir: Path) -> str:
     """Made once. Raises OSError; StateError when it is empty."""
     path = state_dir / "id"
     with suppress(FileNotFoundError):
         return _read_id(path)
-    make_private(state_dir)
+    ensure_private_folder(state_dir)
     fresh = state_dir / f".id.{os.urandom(4).hex()}"
     with fresh.open("w") as file:
         file.write(os.urandom(6).hex())
@@ -97,42 +97,42 @@ def _read_id(path: Path) -> str:
 
 
 @contextmanager
-def hold_job(state_dir: Path, job_id: str, *, patience: float = PATIENCE) -> Generator[int]:
+def lock_job(state_dir: Path, job_id: str, *, timeout: float = LOCK_TIMEOUT) -> Generator[int]:
     """Own the job; yields the locked file descriptor. StateError when another process does.
 
-    `patience`: seconds in which the present owner may let go of it.
+    `timeout`: seconds in which the present owner may let go of it.
     """
     path = lock_path(state_dir, job_id)
-    inherited = _inherited_fd(path)
+    inherited = _find_inherited_fd(path)
     if inherited is not None:
         yield inherited
         return
-    descriptor = _acquire(path, job_id, patience)
+    descriptor = _acquire(path, job_id, timeout)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-class Claim:
+class JobLock:
     """A job that this process owns from before the job exists until after it is over.
 
     So a job that is not over and that nobody owns was left behind by a process that died, at
     whatever moment: its lock's file tells that somebody had begun.
     """
 
-    def __init__(self, state_dir: Path, *, patience: float = PATIENCE) -> None:
-        self.state_dir, self._patience = state_dir, patience
+    def __init__(self, state_dir: Path, *, timeout: float = LOCK_TIMEOUT) -> None:
+        self.state_dir, self._patience = state_dir, timeout
         self._held = ExitStack()
         self.descriptor: int | None = None
         self.job_id = ""
 
-    def take(self, job_id: str) -> None:
+    def acquire(self, job_id: str) -> None:
         """As hold_job."""
-        held = hold_job(self.state_dir, job_id, patience=self._patience)
+        held = lock_job(self.state_dir, job_id, timeout=self._patience)
         self.descriptor, self.job_id = self._held.enter_context(held), job_id
 
-    def note_store(self, url: str) -> None:
+    def write_store_url(self, url: str) -> None:
         """For whoever finds the job left behind: where its records are."""
         note = lock_path(self.state_dir, self.job_id).with_name("store")
         fresh = note.with_name(f"{note.name}.new")
@@ -140,7 +140,7 @@ class Claim:
         fresh.replace(note)
 
     @contextmanager
-    def kept_on_fault(self) -> Generator[None]:
+    def keep_on_error(self) -> Generator[None]:
         """Leave the lock's file when the block fails otherwise than by a refusal (StateError).
 
         What the block wrote to the store may have arrived, so the next look at the job must see to
@@ -159,10 +159,10 @@ class Claim:
         self._held.close()
         self.descriptor = None
 
-    def drop(self) -> None:
+    def release_and_remove(self) -> None:
         """The job is over, or never came to be: nothing is left of our having owned it."""
         if self.descriptor is not None:
-            forget_job(self.state_dir, self.job_id, self.descriptor)
+            remove_job_lock(self.state_dir, self.job_id, self.descriptor)
         self.release()
 
 
@@ -178,17 +178,17 @@ def is_owned(state_dir: Path, job_id: str) -> bool:
         os.close(descriptor)
 
 
-def was_owned(state_dir: Path, job_id: str) -> bool:
+def has_lock_file(state_dir: Path, job_id: str) -> bool:
     """Whether a process on this machine ran the job and did not live to clear its folder."""
     return lock_path(state_dir, job_id).exists()
 
 
-def owns(state_dir: Path, job_id: str, descriptor: int) -> bool:
+def is_current_lock(state_dir: Path, job_id: str, descriptor: int) -> bool:
     """Whether this open, locked file is the job's lock still, or of an owner who let go of it."""
-    return _is_file(lock_path(state_dir, job_id), descriptor)
+    return _is_same_file(lock_path(state_dir, job_id), descriptor)
 
 
-def left_behind(state_dir: Path) -> Iterator[tuple[str, str]]:
+def iter_abandoned_jobs(state_dir: Path) -> Iterator[tuple[str, str]]:
     """Jobs of this machine that nobody runs, each with its store ("" when none was noted)."""
     for path in find_paths(state_dir / "jobs", "*/owner.lock"):
         job_id = path.parent.name
@@ -210,7 +210,7 @@ def noted_store(state_dir: Path, job_id: str) -> str:
         return file.read(_LONGEST).decode(errors="replace").strip()
 
 
-def forget_job(state_dir: Path, job_id: str, descriptor: int) -> None:
+def remove_job_lock(state_dir: Path, job_id: str, descriptor: int) -> None:
     """For the owner of a job that is over: remove the lock, and the folder if all else is gone.
 
     The lock is held meanwhile: whoever opened the file before finds that it is not the file's any
@@ -220,16 +220,16 @@ def forget_job(state_dir: Path, job_id: str, descriptor: int) -> None:
     path = lock_path(state_dir, job_id)
     folder = path.parent
     with suppress(OSError):
-        ours = _is_file(path, descriptor)
+        ours = _is_same_file(path, descriptor)
         if ours:
-            _drop_empty(folder)
-        if ours and {entry.name for entry in folder.iterdir()} <= {*_OWNERS_FILES}:
-            for name in _OWNERS_FILES:
+            _remove_empty_folders(folder)
+        if ours and {entry.name for entry in folder.iterdir()} <= {*_OWNER_FILES}:
+            for name in _OWNER_FILES:
                 (folder / name).unlink(missing_ok=True)
             folder.rmdir()
 
 
-def _drop_empty(folder: Path) -> None:
+def _remove_empty_folders(folder: Path) -> None:
     """Folders of attempts and ranks that somebody emptied and did not live to remove."""
     for pattern in ("attempt-*", "rank-*/checkpoints", "rank-*"):
         for place in find_paths(folder, pattern):
@@ -237,7 +237,7 @@ def _drop_empty(folder: Path) -> None:
                 place.rmdir()
 
 
-def drop_unowned(state_dir: Path, job_id: str) -> None:
+def remove_unowned_lock(state_dir: Path, job_id: str) -> None:
     """As forget_job, for those who find a folder that nobody owns."""
     path = lock_path(state_dir, job_id)
     try:
@@ -248,7 +248,7 @@ def drop_unowned(state_dir: Path, job_id: str) -> None:
         return
     try:
         if try_lock(descriptor):
-            forget_job(state_dir, job_id, descriptor)
+            remove_job_lock(state_dir, job_id, descriptor)
     finally:
         os.close(descriptor)
 
@@ -268,7 +268,7 @@ def _acquire(path: Path, job_id: str, patience: float) -> int:
     while True:
         descriptor = _open_lock(path)
         locked = try_lock(descriptor)
-        if locked and _is_file(path, descriptor):
+        if locked and _is_same_file(path, descriptor):
             return descriptor
         os.close(descriptor)
         if not locked and time.monotonic() > deadline:
@@ -282,18 +282,18 @@ def _acquire(path: Path, job_id: str, patience: float) -> int:
 
 def _open_lock(path: Path) -> int:
     while True:
-        make_private(path.parent)
+        ensure_private_folder(path.parent)
         with suppress(FileNotFoundError):  # the last owner took the folder away in between
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _is_file(path: Path, descriptor: int) -> bool:
+def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:
         return False
 
 
-def _inherited_fd(path: Path) -> int | None:
-    given = os.environ.get(INHERITED, "")
-    return int(given) if given.isdigit() and _is_file(path, int(given)) else None
+def _find_inherited_fd(path: Path) -> int | None:
+    given = os.environ.get(OWNER_FD_VARIABLE, "")
+    return int(given) if given.isdigit() and _is_same_file(path, int(given)) else None

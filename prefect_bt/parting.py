@@ -4,46 +4,48 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from prefect_bt.attempts import JobSite, clear_nodes
+from prefect_bt.attempts import JobContext, remove_nodes
 from prefect_bt.errors import NotFoundError
 from prefect_bt.gang import Gang
 from prefect_bt.host.processes import kill_flow_helpers
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import is_here
+from prefect_bt.ownership import is_this_host
 from prefect_bt.records import JobRecord
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 
 
-def leave_to_another(site: JobSite, why: str) -> None:
+def shut_down_local_nodes(site: JobContext, why: str) -> None:
     """End the job's nodes here, and record nothing.
 
     The caller owns the job on this machine. Files that the nodes had not committed stay in their
     checkpoint folders.
     """
-    handles = site.substrate.find(site.job_id)
+    handles = site.substrate.list_nodes(site.job_id)
     for attempt in {handle.attempt for handle in handles}:
         nodes = [handle for handle in handles if handle.attempt == attempt]
         Gang(attempt, nodes, grace=site.settings.grace).shut_down(why)
-    clear_nodes(site)
+    remove_nodes(site)
     kill_flow_helpers(site.job_id)
 
 
-def part(ledger: Ledger, record: JobRecord, *, settings: Settings | None = None) -> None:
-    """End the nodes as `leave_to_another` does, if the job is another machine's or over.
+def shut_down_stale_nodes(
+    ledger: Ledger, record: JobRecord, *, settings: Settings | None = None
+) -> None:
+    """End the nodes as `shut_down_local_nodes` does, if the job is another machine's or over.
 
     If it is over, also release an unused claim that a dead process of this machine left.
     """
     settings = settings or Settings()
-    over = ledger.state(record.id).terminal
-    here = is_here(settings.state_dir, ledger.host(record.id))
+    over = ledger.get_state(record.id).terminal
+    here = is_this_host(settings.state_dir, ledger.get_host(record.id))
     if here and not over:
         return
     substrate = open_substrate(record.substrate, **settings.substrate_options(record.substrate))
     why = "the job is over" if over else "another machine runs the job"
-    leave_to_another(JobSite(ledger, substrate, record, settings=settings), why)
+    shut_down_local_nodes(JobContext(ledger, substrate, record, settings=settings), why)
     with suppress(NotFoundError):
-        epochs = ledger.epochs(record.id)
-        held = epochs.unreleased() if here and over else None
+        epochs = ledger.get_epochs(record.id)
+        held = epochs.find_active() if here and over else None
         if held is not None:
             epochs.release_unused(held.number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from prefect_bt.records import Resources, Retention
+from prefect_bt.records import Resources, RetentionPolicy
 
 
 class VolumeKind(StrEnum):
@@ -59,7 +59,7 @@ class CheckpointPlan:
     directory: str
     settle: float = 1.5
     scan: float = 1.0
-    retention: Retention = field(default_factory=Retention)
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import PurePosixPath
 
-from prefect_bt.allocation import allocate
+from prefect_bt.allocation import allocate_resources
 from prefect_bt.contract import (
     PROJECT_CACHE_NAME,
     SCRATCH_DIR,
     TEAM_CACHE_NAME,
     WORKSPACE_DIR,
-    weights_tree,
+    weights_tree_name,
 )
 from prefect_bt.definitions import (
     SecretReference,
@@ -30,7 +30,7 @@ from prefect_bt.definitions import (
     training_project_from_json,
 )
 from prefect_bt.errors import PlanError
-from prefect_bt.ineffective import find_ineffective
+from prefect_bt.ineffective import iter_ineffective_fields
 from prefect_bt.plan import (
     CheckpointPlan,
     GangPlan,
@@ -44,20 +44,20 @@ from prefect_bt.plan import (
     WorkspacePlan,
 )
 from prefect_bt.reading import (
-    cache_volumes,
     checkpoint_dir,
-    checkpoint_volumes,
-    clean_path,
-    directory_name,
     gpu_count,
     gpu_type,
-    hf_cache_in_base,
-    load_volumes,
+    iter_cache_volumes,
+    iter_checkpoint_volumes,
+    iter_hf_cache_volumes,
+    iter_load_volumes,
+    normalize_path,
+    to_directory_name,
 )
-from prefect_bt.records import Retention
-from prefect_bt.refusals import find_name_problems, find_problems
-from prefect_bt.registries.faults import Trouble
-from prefect_bt.registries.logins import needed_secrets
+from prefect_bt.records import RetentionPolicy
+from prefect_bt.refusals import validate_job, validate_names
+from prefect_bt.registries.faults import PullError
+from prefect_bt.registries.logins import list_login_secrets
 from prefect_bt.registries.reference import parse_reference
 from prefect_bt.substrates.protocol import Capacity
 
@@ -78,15 +78,15 @@ class PlanContext:
     retry_reason: str = ""
     """Why the one before failed, as records.Cause spells it; "" for none, or one that did not."""
     workspace: WorkspacePlan = field(default_factory=lambda: WorkspacePlan(WORKSPACE_DIR))
-    load: tuple[LoadedCheckpoint, ...] = ()
-    missing: tuple[str, ...] = ()
+    loaded_checkpoints: tuple[LoadedCheckpoint, ...] = ()
+    missing_references: tuple[str, ...] = ()
     """Sentences about secrets and checkpoints that were looked for and are not there."""
     grace: float = 30.0
     settle: float = 1.5
-    retention: Retention = field(default_factory=Retention)
-    images: bool = False
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    supports_images: bool = False
     """Whether nodes run in the definition's image (Substrate.images)."""
-    image: str = ""
+    pinned_image: str = ""
     """What the job pinned of it; "" before its first attempt."""
     revisions: Mapping[str, str] = field(default_factory=dict[str, str])
     """Key of a weights source -> the revision that the job mounts; filled once it is mirrored."""
@@ -98,10 +98,10 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
     if project.team_name:
         names["project.team_name"] = project.team_name
     problems = [
-        *find_name_problems(names),
-        *find_problems(project.job, context.capacity, substrate=context.substrate),
-        *(_image_problems(project.job) if context.images else ()),
-        *context.missing,
+        *validate_names(names),
+        *validate_job(project.job, context.capacity, substrate=context.substrate),
+        *(_validate_image(project.job) if context.supports_images else ()),
+        *context.missing_references,
     ]
     if problems:
         raise PlanError(problems)
@@ -119,24 +119,26 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         substrate=context.substrate,
         nodes=nodes,
         weights=weights,
-        image_secrets=image_secrets(project.job) if context.images else (),
-        notes=tuple(_notes(project.job, context)),
+        image_secrets=list_image_secret_names(project.job) if context.supports_images else (),
+        notes=tuple(_iter_notes(project.job, context)),
     )
 
 
-def _image_problems(job: TrainingJob) -> Iterator[str]:
+def _validate_image(job: TrainingJob) -> Iterator[str]:
     try:
         parse_reference(job.image.base_image)
-    except Trouble as trouble:
-        yield f"image.base_image is {job.image.base_image!r}, no name of an image: {trouble.said}."
+    except PullError as trouble:
+        yield (
+            f"image.base_image is {job.image.base_image!r}, no name of an image: {trouble.message}."
+        )
 
 
 def plan_weights(job: TrainingJob) -> tuple[WeightsPlan, ...]:
     """What is to be mirrored before any node exists, in the definition's order."""
-    return tuple(_plan_weights(source) for source in job.weights)
+    return tuple(_plan_weights_source(source) for source in job.weights)
 
 
-def plan_sources(sources: Sequence[str | Mapping[str, object]]) -> tuple[WeightsPlan, ...]:
+def plan_weights_sources(sources: Sequence[str | Mapping[str, object]]) -> tuple[WeightsPlan, ...]:
     """For sources outside of any job, each a URI or an entry of a definition's `weights`.
 
     `mount_location` may be left out. The same source has the same key as in a job. DefinitionError.
@@ -155,7 +157,7 @@ def plan_sources(sources: Sequence[str | Mapping[str, object]]) -> tuple[Weights
     return plan_weights(project.job)
 
 
-def secret_names(job: TrainingJob, *, images: bool = False) -> tuple[str, ...]:
+def list_job_secret_names(job: TrainingJob, *, supports_images: bool = False) -> tuple[str, ...]:
     """Every secret reference that running the job needs, sorted; where it runs in its image, those
     of docker_auth too."""
     names = {
@@ -164,7 +166,7 @@ def secret_names(job: TrainingJob, *, images: bool = False) -> tuple[str, ...]:
         if isinstance(value, SecretReference)
     }
     names |= {source.secret_name for source in job.weights if source.secret_name}
-    names |= set(image_secrets(job)) if images else set()
+    names |= set(list_image_secret_names(job)) if supports_images else set()
     return tuple(sorted(names))
 
 
@@ -174,9 +176,9 @@ def plan_image(job: TrainingJob, pinned: str = "") -> ImagePlan:
     return ImagePlan(pinned or job.image.base_image, auth.model_dump(mode="json") if auth else None)
 
 
-def image_secrets(job: TrainingJob) -> tuple[str, ...]:
+def list_image_secret_names(job: TrainingJob) -> tuple[str, ...]:
     """The references of the job's docker_auth."""
-    return needed_secrets(plan_image(job).auth)
+    return list_login_secrets(plan_image(job).auth)
 
 
 # -- the plan -------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ def _plan_node(
         rank=rank,
         group_size=job.compute.node_count,
         store=context.store,
-        image=plan_image(job, context.image),
+        image=plan_image(job, context.pinned_image),
         commands=tuple(job.runtime.start_commands),
         environment={**literal, **_platform_variables(project, context, rank)},
         secret_environment={
@@ -208,11 +210,11 @@ def _plan_node(
             for name, value in variables.items()
             if isinstance(value, SecretReference)
         },
-        volumes=_volumes(project, context, weights),
-        resources=allocate(job, context.capacity),
+        volumes=_plan_volumes(project, context, weights),
+        resources=allocate_resources(job, context.capacity),
         workspace=replace(context.workspace, in_image=not job.enable_baseten_workdir),
         checkpoints=_plan_checkpoints(job, context),
-        load=context.load,
+        load=context.loaded_checkpoints,
         load_directory=load.download_folder if load and load.enabled else "",
         grace=context.grace,
         epoch=context.epoch,
@@ -227,7 +229,7 @@ def _platform_variables(
     variables = {
         "BT_TRAINING_JOB_ID": context.job_id,
         "BT_TRAINING_PROJECT_ID": context.project_id,
-        "BT_TRAINING_JOB_NAME": directory_name(context.job_name),
+        "BT_TRAINING_JOB_NAME": to_directory_name(context.job_name),
         "BT_TRAINING_PROJECT_NAME": project.name,
         "BT_NUM_GPUS": str(gpu_count(job)),
         "BT_SCRATCH_DIR": SCRATCH_DIR,
@@ -247,32 +249,32 @@ def _platform_variables(
         variables["BT_LOAD_CHECKPOINT_DIR"] = load.download_folder
     cache = job.runtime.cache_config
     if cache and cache.enabled:
-        base = PurePosixPath(clean_path(cache.mount_base_path))
+        base = PurePosixPath(normalize_path(cache.mount_base_path))
         variables["BT_RW_CACHE_DIR"] = str(base)
         variables["BT_PROJECT_CACHE_DIR"] = str(base / PROJECT_CACHE_NAME)
         variables["BT_TEAM_CACHE_DIR"] = str(base / TEAM_CACHE_NAME)
     return variables
 
 
-def _volumes(
+def _plan_volumes(
     project: TrainingProject, context: PlanContext, weights: tuple[WeightsPlan, ...]
 ) -> tuple[Volume, ...]:
     job = project.job
     volumes = (
         Volume(VolumeKind.WORKSPACE, context.workspace.directory),
         Volume(VolumeKind.SCRATCH, SCRATCH_DIR),
-        *checkpoint_volumes(job),
-        *load_volumes(job),
-        *cache_volumes(job, context.project_id, project.team_name or ""),
-        *(_weights_volume(source, context) for source in weights),
+        *iter_checkpoint_volumes(job),
+        *iter_load_volumes(job),
+        *iter_cache_volumes(job, context.project_id, project.team_name or ""),
+        *(_plan_weights_volume(source, context) for source in weights),
     )
     taken = {volume.target for volume in volumes}
-    return (*volumes, *hf_cache_in_base(job, context.project_id, taken))
+    return (*volumes, *iter_hf_cache_volumes(job, context.project_id, taken))
 
 
-def _weights_volume(source: WeightsPlan, context: PlanContext) -> Volume:
+def _plan_weights_volume(source: WeightsPlan, context: PlanContext) -> Volume:
     revision = context.revisions.get(source.key)
-    key = weights_tree(source.key, revision) if revision else source.key
+    key = weights_tree_name(source.key, revision) if revision else source.key
     return Volume(VolumeKind.WEIGHTS, source.mount_location, key, read_only=True)
 
 
@@ -283,14 +285,14 @@ def _plan_checkpoints(job: TrainingJob, context: PlanContext) -> CheckpointPlan 
     return CheckpointPlan(directory, settle=context.settle, retention=context.retention)
 
 
-def _plan_weights(source: WeightsSource) -> WeightsPlan:
+def _plan_weights_source(source: WeightsSource) -> WeightsPlan:
     allow, ignore = source.allow_patterns, source.ignore_patterns
     auth, secret = _plan_auth(source), source.secret_name or ""
     # Everything that decides which bytes may be seen (§6.4); where they are mounted does not.
     identity = json.dumps([source.source, allow, ignore, astuple(auth), secret])
     return WeightsPlan(
         source=source.source,
-        mount_location=clean_path(source.mount_location),
+        mount_location=normalize_path(source.mount_location),
         key=hashlib.sha256(identity.encode()).hexdigest()[:32],
         allow_patterns=tuple(allow) if allow is not None else None,
         ignore_patterns=tuple(ignore) if ignore is not None else None,
@@ -313,19 +315,19 @@ def _plan_auth(source: WeightsSource) -> WeightsAuthPlan:
     )
 
 
-def _notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
-    if not context.images:
-        yield from _mapping_notes(job, context)
-    yield from _crowding_notes(job, context.capacity)
+def _iter_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
+    if not context.supports_images:
+        yield from _iter_mapping_notes(job, context)
+    yield from _iter_crowding_notes(job, context.capacity)
     wanted, have = gpu_type(job), context.capacity.gpu_types
     if wanted and have and wanted not in have:
         yield f"The job asks for {wanted}; this machine has {', '.join(have)} and runs it there."
-    yield from find_ineffective(job, in_image=context.images)
-    if (safe := directory_name(context.job_name)) != context.job_name:
+    yield from iter_ineffective_fields(job, in_image=context.supports_images)
+    if (safe := to_directory_name(context.job_name)) != context.job_name:
         yield f"BT_TRAINING_JOB_NAME is {safe!r}: scripts use it as the name of a folder."
 
 
-def _mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
+def _iter_mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
     """Where the commands run on this machine itself."""
     yield (
         f"The image {job.image.base_image} is not used: the local substrate runs the commands "
@@ -334,13 +336,13 @@ def _mapping_notes(job: TrainingJob, context: PlanContext) -> Iterator[str]:
     if not context.capacity.exact_paths:
         yield (
             "This machine cannot give a job its own view of the file system "
-            f"({context.capacity.why_mapped}): the BT_* variables point at folders of the job."
+            f"({context.capacity.mapped_reason}): the BT_* variables point at folders of the job."
         )
     if not job.enable_baseten_workdir:
         yield f"There is no image WORKDIR here: the commands start in {WORKSPACE_DIR}."
 
 
-def _crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+def _iter_crowding_notes(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     compute = job.compute
     if compute.node_count < 2:
         return

@@ -1,7 +1,7 @@
 """Keep our folders private to their user: they hold logs, checkpoints, workspaces and caches.
 
 New folders are made with mode 0700. Existing folders keep their mode, since somebody may have
-opened them on purpose; `find_open` says which folders others can enter.
+opened them on purpose; `find_exposed` says which folders others can enter.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Final
 
 PRIVATE_MODE: Final = 0o700
-SHARED_STORE: Final = "PREFECT_BT_SHARED_STORE"
+SHARED_STORE_VARIABLE: Final = "PREFECT_BT_SHARED_STORE"
 """Variable to set if several users of a machine or a network disk share the store's folder."""
 _TRUE: Final = frozenset({"1", "true", "yes", "on", "t", "y"})
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-_ENTER: Final = stat.S_IXGRP | stat.S_IXOTH
+_OTHERS_EXECUTE: Final = stat.S_IXGRP | stat.S_IXOTH
 
 
-def make_private(folder: Path) -> None:
+def ensure_private_folder(folder: Path) -> None:
     """Make the folder and the missing ones above it, for their owner alone. Raises OSError."""
-    make_folders(folder, PRIVATE_MODE)
+    ensure_folders(folder, PRIVATE_MODE)
 
 
-def make_folders(folder: Path, mode: int) -> None:
+def ensure_folders(folder: Path, mode: int) -> None:
     """Make the folder and missing ones above it with `mode` (less the umask). Raises OSError."""
     missing: list[Path] = []
     for place in chain((folder,), folder.parents):
@@ -44,15 +44,15 @@ def make_folders(folder: Path, mode: int) -> None:
 
 def is_shared_store(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether the environment declares the store as shared."""
-    return environment.get(SHARED_STORE, "").strip().lower() in _TRUE
+    return environment.get(SHARED_STORE_VARIABLE, "").strip().lower() in _TRUE
 
 
-def make_store_folder(root: Path) -> None:
+def ensure_store_folder(root: Path) -> None:
     """Make the folder of a store: private, or by the umask where it is shared. Raises OSError."""
-    make_folders(root, 0o777 if is_shared_store() else PRIVATE_MODE)
+    ensure_folders(root, 0o777 if is_shared_store() else PRIVATE_MODE)
 
 
-def umask_of_process() -> int:
+def current_umask() -> int:
     """Return this process's umask, without setting it as os.umask does; 0o022 without /proc."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -61,30 +61,30 @@ def umask_of_process() -> int:
     return 0o022
 
 
-def is_open(folder: Path) -> bool:
+def is_exposed(folder: Path) -> bool:
     """Return whether other users of this machine can enter the folder, by modes alone."""
     with suppress(OSError):
         real = folder.resolve()
         modes = [place.stat().st_mode for place in real.parents]
-        return bool(real.stat().st_mode & _OTHERS) and all(mode & _ENTER for mode in modes)
+        return bool(real.stat().st_mode & _OTHERS) and all(mode & _OTHERS_EXECUTE for mode in modes)
     return False
 
 
-def find_open(state_dir: Path, store: Path | None) -> list[str]:
+def find_exposed(state_dir: Path, store: Path | None) -> list[str]:
     """Return a sentence for each folder that other users can enter, with what closes it.
 
     `store`: its folder; None for a bucket, or one that is shared on purpose.
     """
     found: list[str] = []
-    if is_open(state_dir):
-        found.append(_sentence("state folder", state_dir, f"chmod 700 {state_dir}"))
-    if store is not None and is_open(store):
-        cure = f"chmod 700 {store}, or set {SHARED_STORE}=1 if they are meant to"
-        found.append(_sentence("store", store, cure))
+    if is_exposed(state_dir):
+        found.append(_exposure_warning("state folder", state_dir, f"chmod 700 {state_dir}"))
+    if store is not None and is_exposed(store):
+        cure = f"chmod 700 {store}, or set {SHARED_STORE_VARIABLE}=1 if they are meant to"
+        found.append(_exposure_warning("store", store, cure))
     return found
 
 
-def _sentence(what: str, folder: Path, cure: str) -> str:
+def _exposure_warning(what: str, folder: Path, cure: str) -> str:
     mode = stat.S_IMODE(folder.stat().st_mode)
     return (
         f"Other users of this machine can enter the {what} {folder} (mode {mode:04o}), and read "

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-KEPT: Final = (
+DEFAULT_CAPABILITIES: Final = (
     "AUDIT_WRITE",  # PAM: without it `su` and `useradd` of root fail
     "CHOWN",  # package managers; checkpoints that become a plain user's (node.contained)
     "DAC_OVERRIDE",  # root reads and writes files of other users, as everywhere
@@ -33,7 +33,7 @@ MAC_OVERRIDE MKNOD NET_ADMIN NET_BIND_SERVICE NET_BROADCAST NET_RAW PERFMON SETF
 SETPCAP SETUID SYSLOG SYS_ADMIN SYS_BOOT SYS_CHROOT SYS_MODULE SYS_NICE SYS_PACCT SYS_PTRACE
 SYS_RAWIO SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG WAKE_ALARM
 """
-KNOWN: Final = frozenset(_NAMES.split())
+ALL_CAPABILITIES: Final = frozenset(_NAMES.split())
 """Names of all Linux capabilities, without CAP_."""
 
 
@@ -41,14 +41,14 @@ KNOWN: Final = frozenset(_NAMES.split())
 class Privileges:
     """Privileges of a container beyond KEPT.
 
-    `capabilities`: as `parse_capabilities` gives them. `new_privileges`: whether setuid bits and
-    file capabilities take effect. `processes`: maximum number of processes and threads; None:
-    `host.cgroup.process_share`.
+    `capabilities`: as `parse_capabilities` gives them. `allow_new_privileges`: whether setuid bits
+    and file capabilities take effect. `max_processes`: maximum number of processes and threads;
+    None: `host.cgroup.process_limit`.
     """
 
     capabilities: tuple[str, ...] = ()
-    new_privileges: bool = False
-    processes: int | None = None
+    allow_new_privileges: bool = False
+    max_processes: int | None = None
 
 
 def parse_capabilities(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def parse_capabilities(names: str | Iterable[str]) -> tuple[str, ...]:
     """
     words = names.replace(",", " ").split() if isinstance(names, str) else names
     found = {word.strip().upper().removeprefix("CAP_") for word in words}
-    unknown = sorted(found - KNOWN)
+    unknown = sorted(found - ALL_CAPABILITIES)
     if unknown:
         raise ValueError(
             f"{', '.join(unknown)}: no capability of Linux. Name them as in capabilities(7), for "

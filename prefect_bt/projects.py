@@ -18,7 +18,7 @@ from prefect_bt import codec
 from prefect_bt.contract import (
     PROJECTS_INDEX,
     TEAM_PROJECTS_INDEX,
-    new_id,
+    make_id,
     project_index_key,
     project_record_key,
     team_project_index_key,
@@ -44,14 +44,14 @@ class Projects:
         Without a team, that is the only project of the name (§12, "Team resolution at push").
         AmbiguousError if several teams have one.
         """
-        named = self._named(name)
+        named = self._find_by_name(name)
         if team is not None:
-            wanted = canonical_team(team)
+            wanted = normalize_team(team)
             return next((one for one in named if one.team_name == wanted), None)
         if len(named) > 1:
             teams = [one.team_name for one in named]
             choices = [f"--team {shlex.quote(team or DEFAULT_TEAM)}" for team in teams]
-            raise _ambiguous(name, named, f"Choose one: {' or '.join(choices)}.")
+            raise _ambiguous_error(name, named, f"Choose one: {' or '.join(choices)}.")
         return named[0] if named else None
 
     def ensure(self, name: str, *, team: str | None) -> ProjectRecord:
@@ -63,10 +63,10 @@ class Projects:
         known = self.find(name, team=team)
         if known is not None:
             return known
-        made = ProjectRecord(new_id(), name, self._clock(), canonical_team(team or ""))
+        made = ProjectRecord(make_id(), name, self._clock(), normalize_team(team or ""))
         self._store.put(project_record_key(made.id), codec.dumps(made).encode())
         try:
-            return self._index(made)
+            return self._add_to_index(made)
         except BaseException:
             self._store.delete(project_record_key(made.id))
             raise
@@ -79,10 +79,10 @@ class Projects:
         by_id = self._read(name_or_id) if name_or_id.isalnum() else None
         if by_id is not None:
             return by_id
-        named = self._named(name_or_id)
+        named = self._find_by_name(name_or_id)
         preferred = [one for one in named if one.team_name == prefer]
         if len(named) > 1 and not preferred:
-            raise _ambiguous(name_or_id, named, "Give the id instead of the name.")
+            raise _ambiguous_error(name_or_id, named, "Give the id instead of the name.")
         if named:
             return (preferred or named)[0]
         known = ", ".join(f"{p.id} ({p.name})" for p in self.list())
@@ -96,21 +96,21 @@ class Projects:
             for prefix in (PROJECTS_INDEX, TEAM_PROJECTS_INDEX)
             for info in self._store.list(prefix)
         ]
-        return sorted(self._pointed_to(keys), key=lambda p: (p.created_at, p.id))
+        return sorted(self._read_indexed(keys), key=lambda p: (p.created_at, p.id))
 
-    def forget(self, project: ProjectRecord) -> None:
+    def remove_from_index(self, project: ProjectRecord) -> None:
         """Remove the project from the index. Idempotent."""
-        for key in _keys(project):
+        for key in _index_keys(project):
             if self._project_id(key) == project.id:
                 self._store.delete(key)
 
-    def _index(self, made: ProjectRecord) -> ProjectRecord:
+    def _add_to_index(self, made: ProjectRecord) -> ProjectRecord:
         """Put a new project into the index; return the one that a concurrent caller created."""
-        for key in _keys(made):
+        for key in _index_keys(made):
             try:
                 self._store.create(key, json.dumps({"project_id": made.id}).encode())
             except ObjectExists:
-                for other in self._pointed_to([key]):
+                for other in self._read_indexed([key]):
                     if other.team_name == made.team_name:
                         self._store.delete(project_record_key(made.id))
                         return other
@@ -120,12 +120,12 @@ class Projects:
             "project", made.name, next_step="It is being deleted: push again when that is over."
         )
 
-    def _named(self, name: str) -> list[ProjectRecord]:
+    def _find_by_name(self, name: str) -> list[ProjectRecord]:
         further = [info.key for info in self._store.list(team_projects_prefix(name))]
-        found = self._pointed_to([project_index_key(name), *further])
+        found = self._read_indexed([project_index_key(name), *further])
         return sorted(found, key=lambda one: one.team_name)
 
-    def _pointed_to(self, keys: Iterable[str]) -> list[ProjectRecord]:
+    def _read_indexed(self, keys: Iterable[str]) -> list[ProjectRecord]:
         """Return the projects of these index keys, each once; a deleted one is left out."""
         ids = dict.fromkeys(map(self._project_id, keys))
         return [record for one in ids if one and (record := self._read(one)) is not None]
@@ -138,33 +138,33 @@ class Projects:
 
     def _read(self, project_id: str) -> ProjectRecord | None:
         try:
-            return load_project(self._store.get(project_record_key(project_id)))
+            return decode_project(self._store.get(project_record_key(project_id)))
         except ObjectNotFound:
             return None
 
 
-def _keys(project: ProjectRecord) -> tuple[str, str]:
+def _index_keys(project: ProjectRecord) -> tuple[str, str]:
     """Return the places of the index that the project can have, in the order they are tried."""
     own = team_project_index_key(project.name, project.team_name)
     return project_index_key(project.name), own
 
 
-def _ambiguous(name: str, named: Iterable[ProjectRecord], next_step: str) -> AmbiguousError:
-    listed = ", ".join(f"{one.id} ({team_in_words(one.team_name)})" for one in named)
+def _ambiguous_error(name: str, named: Iterable[ProjectRecord], next_step: str) -> AmbiguousError:
+    listed = ", ".join(f"{one.id} ({format_team(one.team_name)})" for one in named)
     return AmbiguousError(f"Several teams have a project {name!r}: {listed}.", next_step=next_step)
 
 
-def load_project(data: bytes) -> ProjectRecord:
+def decode_project(data: bytes) -> ProjectRecord:
     """Return the stored record with its team's canonical name."""
     record = codec.loads(ProjectRecord, data)
-    return replace(record, team_name=canonical_team(record.team_name))
+    return replace(record, team_name=normalize_team(record.team_name))
 
 
-def canonical_team(team: str) -> str:
+def normalize_team(team: str) -> str:
     """Return the name that records have: the default team's is empty."""
     return "" if team == DEFAULT_TEAM else team
 
 
-def team_in_words(team: str) -> str:
+def format_team(team: str) -> str:
     """Return the team for a sentence: `team research`, `the default team`."""
     return f"team {team}" if team else "the default team"

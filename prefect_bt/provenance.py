@@ -51,12 +51,12 @@ def collect_provenance(
     kept = old.provenance if old else None
     return Provenance(
         git=kept.git if kept else find_git_state(folder, seconds=seconds) if folder else None,
-        client_version=_version("prefect-bt"),
+        client_version=_installed_version("prefect-bt"),
         python_version=platform.python_version(),
-        prefect_version=_version("prefect"),
-        pydantic_version=_version("pydantic"),
-        truss_version=_version("truss"),
-        frameworks={name: found for name in FRAMEWORKS if (found := _version(name))},
+        prefect_version=_installed_version("prefect"),
+        pydantic_version=_installed_version("pydantic"),
+        truss_version=_installed_version("truss"),
+        frameworks={name: found for name in FRAMEWORKS if (found := _installed_version(name))},
         user=user,
         host=platform.node(),
     )
@@ -65,15 +65,15 @@ def collect_provenance(
 def find_git_state(folder: Path, *, seconds: float = GIT_SECONDS) -> GitState | None:
     """Return the state of the working tree around `folder`, None where `git` knows of none."""
     git = _Git(folder, time.monotonic() + seconds)
-    commit = git.ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if not commit:
         return None
-    state = GitState(commit, branch=git.ask("symbolic-ref", "--quiet", "--short", "HEAD") or "")
-    described = git.ask("describe", "--tags", "--long", "--abbrev=7") or ""
+    state = GitState(commit, branch=git.run("symbolic-ref", "--quiet", "--short", "HEAD") or "")
+    described = git.run("describe", "--tags", "--long", "--abbrev=7") or ""
     tag, _, rest = described.rpartition("-")[0].rpartition("-")
     if tag and rest.isdecimal():
         state = replace(state, tag=tag, commits_since_tag=int(rest))
-    changes = git.ask("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+    changes = git.run("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
     return state if changes is None else replace(state, dirty=bool(changes))
 
 
@@ -140,7 +140,7 @@ class _Git:
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         self._environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
-    def ask(self, *arguments: str) -> str | None:
+    def run(self, *arguments: str) -> str | None:
         """Return what `git` printed, stripped; None when it failed, is missing or too slow."""
         left = self._deadline - time.monotonic()
         if left <= 0:
@@ -179,7 +179,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def _version(distribution: str) -> str:
+def _installed_version(distribution: str) -> str:
     """Return the installed version, "" for none; nothing is imported."""
     try:
         return metadata.version(distribution) or ""

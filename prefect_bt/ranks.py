@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """`rank 1`, `ranks 0 and 3`, `ranks 0-5, 7`."""
     spelled: list[str] = []
-    for first, last in runs(ranks):
+    for first, last in to_ranges(ranks):
         many = last - first > 1
         spelled += [f"{first}-{last}"] if many else map(str, range(first, last + 1))
     if len(spelled) == 2 and all(word.isdigit() for word in spelled):
@@ -17,15 +17,15 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank{'' if alone else 's'} {', '.join(spelled)}"
 
 
-def ranks_label(ranks: Collection[int]) -> str:
+def format_ranks_label(ranks: Collection[int]) -> str:
     """`rank-3` of one, `ranks 0-2,5` of several."""
     if len(ranks) == 1:
         return f"rank-{next(iter(ranks))}"
-    spelled = (str(a) if a == b else f"{a}-{b}" for a, b in runs(ranks))
+    spelled = (str(a) if a == b else f"{a}-{b}" for a, b in to_ranges(ranks))
     return f"ranks {','.join(spelled)}"
 
 
-def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+def to_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """The unbroken ranges that hold the numbers, ascending, both ends included."""
     found: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):

@@ -19,11 +19,11 @@ from prefect_bt.contract import (
 from prefect_bt.definitions import TrainingJob
 from prefect_bt.plan import Volume, VolumeKind
 
-LONGEST_NAME: Final = 255
+MAX_NAME_BYTES: Final = 255
 """Bytes that Linux takes as the name of a folder."""
 
 
-def clean_path(path: str) -> str:
+def normalize_path(path: str) -> str:
     """One spelling of a path inside a node: no doubled, trailing or `.` parts. `..` stays.
 
     >>> clean_path("//mnt/./ckpts/")
@@ -33,7 +33,7 @@ def clean_path(path: str) -> str:
     return str(PurePosixPath("/" + path.lstrip("/") if absolute else path))
 
 
-def directory_name(name: str) -> str:
+def to_directory_name(name: str) -> str:
     """Return a job's name in a form that is one visible folder; most names are one already.
 
     `/` becomes `-`, a leading dot or blank `_`, blanks at the end go, and of a name that is too
@@ -46,10 +46,10 @@ def directory_name(name: str) -> str:
     bare = safe.lstrip(". ")
     safe = "_" * (len(safe) - len(bare)) + bare
     raw = safe.encode(errors="replace")
-    if len(raw) <= LONGEST_NAME:
+    if len(raw) <= MAX_NAME_BYTES:
         return safe
     digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
-    return f"{raw[: LONGEST_NAME - 17].decode(errors='ignore')}-{digest}"
+    return f"{raw[: MAX_NAME_BYTES - 17].decode(errors='ignore')}-{digest}"
 
 
 def gpu_count(job: TrainingJob) -> int:
@@ -66,21 +66,21 @@ def checkpoint_dir(job: TrainingJob) -> str:
     return job.runtime.checkpointing_config.checkpoint_path or CHECKPOINT_DIR
 
 
-def checkpoint_volumes(job: TrainingJob) -> Iterator[Volume]:
+def iter_checkpoint_volumes(job: TrainingJob) -> Iterator[Volume]:
     if job.runtime.checkpointing_config.enabled:
-        yield Volume(VolumeKind.CHECKPOINTS, clean_path(checkpoint_dir(job)))
+        yield Volume(VolumeKind.CHECKPOINTS, normalize_path(checkpoint_dir(job)))
 
 
-def load_volumes(job: TrainingJob) -> Iterator[Volume]:
+def iter_load_volumes(job: TrainingJob) -> Iterator[Volume]:
     load = job.runtime.load_checkpoint_config
     if load and load.enabled:
-        yield Volume(VolumeKind.LOADED, clean_path(load.download_folder))
+        yield Volume(VolumeKind.LOADED, normalize_path(load.download_folder))
 
 
-def cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volume]:
+def iter_cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volume]:
     cache = job.runtime.cache_config
     if cache and cache.enabled:
-        base = PurePosixPath(clean_path(cache.mount_base_path))
+        base = PurePosixPath(normalize_path(cache.mount_base_path))
         yield Volume(VolumeKind.CACHE_BASE, str(base), project_id)
         yield Volume(VolumeKind.PROJECT_CACHE, str(base / PROJECT_CACHE_NAME), project_id)
         yield Volume(VolumeKind.TEAM_CACHE, str(base / TEAM_CACHE_NAME), _team_key(team))
@@ -88,20 +88,22 @@ def cache_volumes(job: TrainingJob, project_id: str, team: str) -> Iterator[Volu
             yield Volume(VolumeKind.HF_CACHE, HF_CACHE_DIR, project_id)
 
 
-def hf_cache_in_base(job: TrainingJob, project_id: str, taken: Container[str]) -> Iterator[Volume]:
+def iter_hf_cache_volumes(
+    job: TrainingJob, project_id: str, taken: Container[str]
+) -> Iterator[Volume]:
     """Yield the Hugging Face folder in the base, the one of the legacy mount.
 
     It is left out if the definition puts another folder there.
     """
     cache = job.runtime.cache_config
     if cache and cache.enabled:
-        target = str(PurePosixPath(clean_path(cache.mount_base_path)) / HF_CACHE_NAME)
+        target = str(PurePosixPath(normalize_path(cache.mount_base_path)) / HF_CACHE_NAME)
         if target not in taken:
             yield Volume(VolumeKind.HF_CACHE, target, project_id)
 
 
 def _team_key(team: str) -> str:
     """What tells one team's cache from another's, also where the name is too long for a folder."""
-    if len(quote_name(team)) <= LONGEST_NAME:
+    if len(quote_name(team)) <= MAX_NAME_BYTES:
         return team or "default"
     return hashlib.sha256(team.encode()).hexdigest()

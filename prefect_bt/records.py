@@ -23,25 +23,26 @@ class JobState(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        return self in TERMINAL
+        return self in TERMINAL_STATES
 
     @property
-    def short(self) -> str:
+    def short_name(self) -> str:
         """The word without its prefix, lower case: `running`, `deploy_failed`."""
         return self.value.removeprefix("TRAINING_JOB_").lower()
 
 
-TERMINAL: Final = frozenset(
+TERMINAL_STATES: Final = frozenset(
     {JobState.COMPLETED, JobState.DEPLOY_FAILED, JobState.FAILED, JobState.STOPPED}
 )
 
-_ENDS: Final = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED})
+_FAILED_STATES: Final = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED})
 
 TRANSITIONS: Final[dict[JobState, frozenset[JobState]]] = {
-    JobState.PENDING: frozenset({JobState.CREATED}) | _ENDS,
-    JobState.CREATED: frozenset({JobState.DEPLOYING}) | _ENDS,
-    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.CREATED}) | _ENDS,
-    JobState.RUNNING: frozenset({JobState.COMPLETED, JobState.CREATED, JobState.DEPLOYING}) | _ENDS,
+    JobState.PENDING: frozenset({JobState.CREATED}) | _FAILED_STATES,
+    JobState.CREATED: frozenset({JobState.DEPLOYING}) | _FAILED_STATES,
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.CREATED}) | _FAILED_STATES,
+    JobState.RUNNING: frozenset({JobState.COMPLETED, JobState.CREATED, JobState.DEPLOYING})
+    | _FAILED_STATES,
     JobState.COMPLETED: frozenset(),
     JobState.FAILED: frozenset({JobState.CREATED}),
     JobState.DEPLOY_FAILED: frozenset({JobState.CREATED}),
@@ -158,12 +159,12 @@ class NodeStatus:
         return self.phase in {NodePhase.FLUSHING, NodePhase.DONE, NodePhase.LOST}
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.phase in {NodePhase.DONE, NodePhase.LOST}
 
 
 @dataclass(frozen=True)
-class SealedLog:
+class ArchivedLog:
     """A rank's log of one attempt as it was put into the store. `sha256` in hex."""
 
     rank: int
@@ -194,7 +195,7 @@ class Outcome:
     """What to do about it."""
     failed_at: float | None = None
     """When the first failing rank's commands ended."""
-    logs: tuple[SealedLog, ...] = ()
+    logs: tuple[ArchivedLog, ...] = ()
     """What was sealed, in rank order; empty in outcomes older than this field."""
 
 
@@ -237,7 +238,7 @@ class RetryBudget:
 
 
 @dataclass(frozen=True)
-class Retention:
+class RetentionPolicy:
     """What stays of every series of checkpoints; None and None: everything.
 
     A series is what differs in the step alone (`checkpoint-10`, `checkpoint-20`). Both numbers are
@@ -325,7 +326,7 @@ class JobRecord:
     definition: dict[str, Any]
     substrate: str = "local"
     retries: RetryBudget = field(default_factory=RetryBudget)
-    retention: Retention = field(default_factory=Retention)
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     workspace_sha256: str = ""
     workspace_size: int = 0
     user: str = ""
@@ -351,7 +352,7 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class FlowRunRecord:
     """A Prefect run of a job; `url` leads to it in the UI, empty when there is none.
 
     `at`: when it was bound to the job, or taken up by another host.

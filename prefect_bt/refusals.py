@@ -22,12 +22,12 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import DefinitionError
 from prefect_bt.plan import VolumeKind
 from prefect_bt.reading import (
-    cache_volumes,
-    checkpoint_volumes,
-    clean_path,
     gpu_count,
     gpu_type,
-    load_volumes,
+    iter_cache_volumes,
+    iter_checkpoint_volumes,
+    iter_load_volumes,
+    normalize_path,
 )
 from prefect_bt.substrates.protocol import Capacity
 
@@ -51,62 +51,62 @@ WEIGHTS_SCHEMES: Final[Mapping[str, tuple[WeightsAuthMethod, ...]]] = {
     "bt": (),
 }
 """What the mirror can fetch, and how each can be authenticated."""
-LONGEST_TEXT: Final = 128 * 1024 - 1
+MAX_ARGUMENT_BYTES: Final = 128 * 1024 - 1
 """Bytes that Linux takes in one argument or variable, its end included."""
-ONE_MACHINE: Final = frozenset({"local", "docker"})
+SINGLE_MACHINE_SUBSTRATES: Final = frozenset({"local", "docker"})
 """Substrates whose nodes all share the machine that the flow runs on."""
-FEWEST_LOCAL_NODES: Final = 256
+MIN_LOCAL_NODE_LIMIT: Final = 256
 LOCAL_NODES_PER_CPU: Final = 4
 """How many nodes one machine takes at most: each is three processes even when it idles."""
-MOST_NODES: Final = 4096
+MAX_NODES: Final = 4096
 
 
-def find_problems(job: TrainingJob, capacity: Capacity, *, substrate: str) -> list[str]:
+def validate_job(job: TrainingJob, capacity: Capacity, *, substrate: str) -> list[str]:
     """One sentence a reason why the job cannot run there, in the order of its fields."""
     return [
-        *_compute_problems(job, capacity),
-        *_node_problems(job, capacity, substrate),
-        *_command_problems(job),
-        *_environment_problems(job),
-        *_checkpoint_problems(job, capacity),
-        *_session_problems(job, substrate),
-        *_weights_problems(job),
-        *_mount_problems(job, capacity),
+        *_validate_compute(job, capacity),
+        *_validate_node_count(job, capacity, substrate),
+        *_validate_commands(job),
+        *_validate_environment(job),
+        *_validate_checkpointing(job, capacity),
+        *_validate_session(job, substrate),
+        *_validate_weights(job),
+        *_validate_mounts(job, capacity),
     ]
 
 
-def find_weights_problems(job: TrainingJob) -> list[list[str]]:
+def validate_weights(job: TrainingJob) -> list[list[str]]:
     """For each of the job's weights, why no machine could mirror or mount it."""
-    problems = [*_weights_problems(job), *_place_problems(_targets(job))]
+    problems = [*_validate_weights(job), *_validate_targets(_iter_targets(job))]
     fields = [f"weights[{index}]." for index in range(len(job.weights))]
     return [[each for each in problems if each.startswith(field)] for field in fields]
 
 
-def check_source(document: Mapping[str, object]) -> None:
+def validate_weights_source(document: Mapping[str, object]) -> None:
     """DefinitionError when this entry of `weights`, outside of any job, could not be mirrored."""
     try:
         source = WeightsSource.model_validate({"mount_location": "/weights", **document})
     except ValidationError as error:
-        where = _without_secrets(str(document.get("source")))
+        where = _redact_url(str(document.get("source")))
         raise definition_error(error, WeightsSource, where=where) from None
-    for problem in _source_problems(source, ""):
+    for problem in _validate_source(source, ""):
         raise DefinitionError(problem)
 
 
-def find_name_problems(names: Mapping[str, str]) -> list[str]:
+def validate_names(names: Mapping[str, str]) -> list[str]:
     """One sentence a name, by its field, that no variable could hold."""
     return [
         f"{field} is {name!r}; write a name on one line, without control characters."
         for field, name in names.items()
-        if not name.strip() or _has_control(name)
+        if not name.strip() or _has_control_characters(name)
     ]
 
 
-def _has_control(text: str) -> bool:
+def _has_control_characters(text: str) -> bool:
     return any(sign < " " or sign == "\x7f" for sign in text)
 
 
-def _compute_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+def _validate_compute(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     compute = job.compute
     if compute.node_count < 1:
         yield f"compute.node_count is {compute.node_count}; a job needs at least 1 node."
@@ -127,19 +127,19 @@ def _compute_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
                 f"compute.memory asks for {compute.memory} a node; "
                 f"this machine has {capacity.memory / 1024**3:.1f}Gi."
             )
-    yield from _gpu_problems(job, capacity)
+    yield from _validate_gpus(job, capacity)
 
 
-def _node_problems(job: TrainingJob, capacity: Capacity, substrate: str) -> Iterator[str]:
-    most, what = MOST_NODES, "a job can have"
-    if substrate in ONE_MACHINE:
-        most = max(FEWEST_LOCAL_NODES, LOCAL_NODES_PER_CPU * capacity.cpus)
+def _validate_node_count(job: TrainingJob, capacity: Capacity, substrate: str) -> Iterator[str]:
+    most, what = MAX_NODES, "a job can have"
+    if substrate in SINGLE_MACHINE_SUBSTRATES:
+        most = max(MIN_LOCAL_NODE_LIMIT, LOCAL_NODES_PER_CPU * capacity.cpus)
         what = "this one machine takes"
     if job.compute.node_count > most:
         yield f"compute.node_count asks for {job.compute.node_count} nodes; {what} at most {most}."
 
 
-def _gpu_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+def _validate_gpus(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     gpus = gpu_count(job)
     wanted = gpus * max(job.compute.node_count, 1)
     if wanted > capacity.gpus:
@@ -151,7 +151,7 @@ def _gpu_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
         )
 
 
-def _command_problems(job: TrainingJob) -> Iterator[str]:
+def _validate_commands(job: TrainingJob) -> Iterator[str]:
     commands = job.runtime.start_commands
     if not commands:
         yield (
@@ -161,18 +161,18 @@ def _command_problems(job: TrainingJob) -> Iterator[str]:
     for index, command in enumerate(commands):
         if not command.strip() or "\0" in command:
             yield f"runtime.start_commands[{index}] is {command!r}; write a shell command."
-        elif _too_long(command):
+        elif _is_too_long(command):
             yield (
                 f"runtime.start_commands[{index}] has {len(command)} characters, more than Linux "
                 "takes in a command; put it into a script of the workspace."
             )
 
 
-def _too_long(text: str) -> bool:
-    return len(text.encode(errors="replace")) >= LONGEST_TEXT
+def _is_too_long(text: str) -> bool:
+    return len(text.encode(errors="replace")) >= MAX_ARGUMENT_BYTES
 
 
-def _environment_problems(job: TrainingJob) -> Iterator[str]:
+def _validate_environment(job: TrainingJob) -> Iterator[str]:
     for name, value in job.runtime.environment_variables.items():
         if name.startswith(RESERVED_PREFIX):
             yield (
@@ -191,14 +191,14 @@ def _environment_problems(job: TrainingJob) -> Iterator[str]:
                 yield f"runtime.environment_variables[{name!r}] names no secret; name one."
         elif "\0" in value:
             yield f"runtime.environment_variables[{name!r}] holds a zero byte, which none can."
-        elif _too_long(f"{name}={value}"):
+        elif _is_too_long(f"{name}={value}"):
             yield (
                 f"runtime.environment_variables[{name!r}] has {len(value)} characters, more than "
                 "Linux takes in a variable; put it into a file of the workspace."
             )
 
 
-def _checkpoint_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+def _validate_checkpointing(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     config = job.runtime.checkpointing_config
     size = config.volume_size_gib
     if config.enabled and size is not None and size < 1:
@@ -210,7 +210,7 @@ def _checkpoint_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
         )
 
 
-def _session_problems(job: TrainingJob, substrate: str) -> Iterator[str]:
+def _validate_session(job: TrainingJob, substrate: str) -> Iterator[str]:
     session = job.interactive_session
     if session and session.trigger is not InteractiveSessionTrigger.ON_DEMAND:
         yield (
@@ -220,25 +220,25 @@ def _session_problems(job: TrainingJob, substrate: str) -> Iterator[str]:
         )
 
 
-def _weights_problems(job: TrainingJob) -> Iterator[str]:
+def _validate_weights(job: TrainingJob) -> Iterator[str]:
     for index, source in enumerate(job.weights):
-        yield from _source_problems(source, f"weights[{index}].")
+        yield from _validate_source(source, f"weights[{index}].")
 
 
-def _source_problems(source: WeightsSource, within: str) -> Iterator[str]:
+def _validate_source(source: WeightsSource, within: str) -> Iterator[str]:
     scheme, _, rest = source.source.partition("://")
     if scheme not in WEIGHTS_SCHEMES:
         known = ", ".join(f"{name}://" for name in WEIGHTS_SCHEMES)
         yield f"{within}source {source.source!r}: this version mirrors {known}."
         return
-    if why := _impossible_source(scheme, rest):
-        yield f"{within}source {_without_secrets(source.source)!r} {why}"
+    if why := _source_error(scheme, rest):
+        yield f"{within}source {_redact_url(source.source)!r} {why}"
     if source.allow_patterns == []:
         yield f"{within}allow_patterns is [], which no file matches; leave it out for all."
-    yield from _weights_auth_problems(source, scheme, within)
+    yield from _validate_weights_auth(source, scheme, within)
 
 
-def _without_secrets(source: str) -> str:
+def _redact_url(source: str) -> str:
     """Without what may be one in a URL: a password before the host, a signature after the ?."""
     scheme, _, rest = source.partition("?")[0].partition("://")
     host, slash, path = rest.partition("/")
@@ -247,7 +247,7 @@ def _without_secrets(source: str) -> str:
     return f"{scheme}://{host}{slash}{path}"
 
 
-def _impossible_source(scheme: str, rest: str) -> str:
+def _source_error(scheme: str, rest: str) -> str:
     """What is wrong with the part after `://`; "" when nothing is."""
     host, _, path = rest.partition("?")[0].partition("/")
     match scheme:
@@ -272,7 +272,7 @@ def _impossible_source(scheme: str, rest: str) -> str:
     return why
 
 
-def _weights_auth_problems(source: WeightsSource, scheme: str, within: str) -> Iterator[str]:
+def _validate_weights_auth(source: WeightsSource, scheme: str, within: str) -> Iterator[str]:
     possible = WEIGHTS_SCHEMES[scheme]
     if not possible:
         if source.auth or source.auth_secret_name:
@@ -301,27 +301,27 @@ class _Target(NamedTuple):
     kind: VolumeKind
 
 
-def _mount_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    yield from _place_problems(_targets(job))
+def _validate_mounts(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+    yield from _validate_targets(_iter_targets(job))
     if not capacity.exact_paths:
-        yield from _pinned_problems(job, capacity)
+        yield from _validate_pinned_paths(job, capacity)
 
 
-def _place_problems(targets: Iterable[_Target]) -> Iterator[str]:
+def _validate_targets(targets: Iterable[_Target]) -> Iterator[str]:
     possible: list[_Target] = []
     for target in targets:
-        why = _impossible(target.path)
+        why = _path_error(target.path)
         if why:
             yield f"{target.field} is {target.path!r}; {why}"
         else:
             possible.append(target)
-    yield from _clashes(possible)
+    yield from _find_conflicts(possible)
 
 
-def _impossible(path: str) -> str:
+def _path_error(path: str) -> str:
     if not path.startswith("/") or ".." in PurePosixPath(path).parts or path == "/":
         return "write an absolute path below /."
-    if _has_control(path):
+    if _has_control_characters(path):
         return "write a path without control characters."
     if any(_is_below(path, root) for root in FORBIDDEN_ROOTS):
         return "nothing can be mounted under /proc, /sys or /dev."
@@ -330,7 +330,7 @@ def _impossible(path: str) -> str:
     return ""
 
 
-def _clashes(targets: Sequence[_Target]) -> Iterator[str]:
+def _find_conflicts(targets: Sequence[_Target]) -> Iterator[str]:
     """Two folders in one place, or one inside another that cannot hold it."""
     refused: set[int] = set()
     for (_, one), (index, other) in combinations(enumerate(targets), 2):
@@ -360,7 +360,7 @@ def _is_below(path: str, parent: str) -> bool:
     return path == parent or path.startswith(f"{parent}/")
 
 
-def _pinned_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
+def _validate_pinned_paths(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     pinned = [f"weights[{i}].mount_location" for i in range(len(job.weights))]
     config = job.runtime.checkpointing_config
     if config.enabled and config.checkpoint_path:
@@ -368,21 +368,25 @@ def _pinned_problems(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
     for field in pinned:
         yield (
             f"{field} pins an absolute path, and this machine cannot give a job its own view of "
-            f"the file system ({capacity.why_mapped}). Use --substrate docker, or leave it out."
+            f"the file system ({capacity.mapped_reason}). Use --substrate docker, or leave it out."
         )
 
 
-def _targets(job: TrainingJob) -> Iterator[_Target]:
+def _iter_targets(job: TrainingJob) -> Iterator[_Target]:
     yield _Target("the workspace", WORKSPACE_DIR, VolumeKind.WORKSPACE)
     yield _Target("the scratch folder", SCRATCH_DIR, VolumeKind.SCRATCH)
-    for volume in (*checkpoint_volumes(job), *load_volumes(job), *cache_volumes(job, "", "")):
-        yield _Target(_FIELD_OF[volume.kind], volume.target, volume.kind)
+    for volume in (
+        *iter_checkpoint_volumes(job),
+        *iter_load_volumes(job),
+        *iter_cache_volumes(job, "", ""),
+    ):
+        yield _Target(_FIELDS_BY_KIND[volume.kind], volume.target, volume.kind)
     for index, source in enumerate(job.weights):
-        path = clean_path(source.mount_location)
+        path = normalize_path(source.mount_location)
         yield _Target(f"weights[{index}].mount_location", path, VolumeKind.WEIGHTS)
 
 
-_FIELD_OF: Mapping[VolumeKind, str] = {
+_FIELDS_BY_KIND: Mapping[VolumeKind, str] = {
     VolumeKind.CHECKPOINTS: "checkpointing_config.checkpoint_path",
     VolumeKind.LOADED: "load_checkpoint_config.download_folder",
     VolumeKind.CACHE_BASE: "cache_config.mount_base_path",

@@ -5,17 +5,17 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-from prefect_bt.control import machine_away, settle
+from prefect_bt.control import describe_owning_machine, reconcile_job
 from prefect_bt.durations import parse_duration
 from prefect_bt.epochs import ANY_HOST
 from prefect_bt.errors import StateError
 from prefect_bt.jobs import job_document, open_ledger
 from prefect_bt.ledger import Ledger
 from prefect_bt.maxruntime import check_run_time
-from prefect_bt.ownership import host_of
+from prefect_bt.ownership import host_id
 from prefect_bt.records import JobState
 from prefect_bt.settings import Settings
-from prefect_bt.starting import start, starting
+from prefect_bt.starting import open_launcher, start_job
 
 
 def retry(
@@ -31,42 +31,42 @@ def retry(
     if max_run_time is not None:
         limit = parse_duration(max_run_time, field="max_run_time")
     ledger = open_ledger(store)
-    record = ledger.job(job_id)
-    settle(ledger, job_id)
+    record = ledger.get_job(job_id)
+    reconcile_job(ledger, job_id)
     _check_retriable(ledger, job_id)
     check_run_time(ledger, record, limit=limit)
-    with starting() as starter:
-        with starter.claimed(ledger, job_id) if starter else nullcontext():
-            _ask_again(ledger, job_id, limit, starter is None)
-        start(ledger, record, starter=starter)
+    with open_launcher() as starter:
+        with starter.hold_lock(ledger, job_id) if starter else nullcontext():
+            _request_attempt(ledger, job_id, limit, starter is None)
+        start_job(ledger, record, launcher=starter)
     flat = job_document(ledger, record)
     return {**flat, "training_job": flat}
 
 
-def _ask_again(ledger: Ledger, job_id: str, limit: float | None, any_host: bool) -> None:
+def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, any_host: bool) -> None:
     """Claim the job and say that another attempt was asked for. `any_host`: for any worker."""
-    epoch = ledger.claim(job_id, ANY_HOST if any_host else host_of(Settings().state_dir))
+    epoch = ledger.claim(job_id, ANY_HOST if any_host else host_id(Settings().state_dir))
     try:
         _check_retriable(ledger, job_id)  # another process may have been first
         if limit is not None:
             ledger.set_max_run_time(job_id, limit)
-        ledger.clear_stop(job_id)
+        ledger.delete_stop_request(job_id)
         asked = "another attempt was asked for"
-        ledger.append(job_id, JobState.CREATED, message=asked, epoch=epoch)
+        ledger.append_event(job_id, JobState.CREATED, message=asked, epoch=epoch)
     except BaseException:
-        ledger.epochs(job_id).release_unused(epoch)
+        ledger.get_epochs(job_id).release_unused(epoch)
         raise
 
 
 def _check_retriable(ledger: Ledger, job_id: str) -> None:
     """Raise StateError for a job that completed, or is not over; it says which machine runs it."""
-    state = ledger.state(job_id)
+    state = ledger.get_state(job_id)
     if state.terminal and state is not JobState.COMPLETED:
         return
     next_step = f"Stop it first: prefect-bt stop --job-id {job_id}"
     if state is JobState.COMPLETED:
         next_step = f"Run it anew: prefect-bt recreate --job-id {job_id}"
-    elif away := machine_away(Settings().state_dir, ledger, job_id):
+    elif away := describe_owning_machine(Settings().state_dir, ledger, job_id):
         next_step = away
     raise StateError(
         f"Job {job_id} is {state.value}; only a job that failed or was stopped is retried.",

@@ -10,7 +10,7 @@ from prefect_bt.records import RetryBudget
 
 
 @dataclass(frozen=True)
-class RetryChoices:
+class RetryOverrides:
     """The fields of RetryBudget; None leaves a number as it is. Delays in seconds."""
 
     user: int | None = None
@@ -22,7 +22,7 @@ class RetryChoices:
     longest_delay: float | None = None
     jitter: float | None = None
 
-    def over(self, base: RetryBudget) -> RetryBudget:
+    def apply_to(self, base: RetryBudget) -> RetryBudget:
         """The policy with these choices in it; DefinitionError names the number that is wrong.
 
         Whoever allows failures of his own code allows as many of the other classes, unless he
@@ -35,12 +35,12 @@ class RetryChoices:
                 chosen.setdefault(other, max(getattr(base, other), self.user))
         if self.first_delay is not None and self.longest_delay is None:
             chosen["longest_delay"] = max(base.longest_delay, self.first_delay)
-        return checked(replace(base, **chosen))
+        return validate_budget(replace(base, **chosen))
 
 
-NO_CHOICES = RetryChoices()
+NO_OVERRIDES = RetryOverrides()
 
-_NAMES = {
+_OPTION_NAMES = {
     "user": "retries",
     "infrastructure": "infrastructure_retries",
     "out_of_memory": "out_of_memory_retries",
@@ -53,28 +53,28 @@ _NAMES = {
 """Field -> the option's name, with which errors speak."""
 
 
-def checked(budget: RetryBudget) -> RetryBudget:
+def validate_budget(budget: RetryBudget) -> RetryBudget:
     """The policy itself; DefinitionError when a number in it makes no sense."""
     for name in ("user", "infrastructure", "out_of_memory", "without_progress"):
         if getattr(budget, name) < 0:
-            raise _refused(budget, name, "Give 0 or more.")
+            raise _invalid_value_error(budget, name, "Give 0 or more.")
     for name in ("first_delay", "factor", "longest_delay", "jitter"):
         if not math.isfinite(getattr(budget, name)):
-            raise _refused(budget, name, "Give a number.")
+            raise _invalid_value_error(budget, name, "Give a number.")
     for name in ("first_delay", "longest_delay"):
         if getattr(budget, name) < 0:
-            raise _refused(budget, name, "Give seconds, 0 or more.")
+            raise _invalid_value_error(budget, name, "Give seconds, 0 or more.")
     if budget.factor < 1:
-        raise _refused(budget, "factor", "Give 1 or more: delays do not shrink.")
+        raise _invalid_value_error(budget, "factor", "Give 1 or more: delays do not shrink.")
     if not 0 <= budget.jitter <= 1:
-        raise _refused(budget, "jitter", "Give the part of a delay, 0 to 1.")
+        raise _invalid_value_error(budget, "jitter", "Give the part of a delay, 0 to 1.")
     if budget.longest_delay < budget.first_delay:
-        raise _refused(
+        raise _invalid_value_error(
             budget, "longest_delay", f"Give the first delay, {budget.first_delay:g}, or more."
         )
     return budget
 
 
-def _refused(budget: RetryBudget, field: str, next_step: str) -> DefinitionError:
-    name, value = _NAMES[field], getattr(budget, field)
+def _invalid_value_error(budget: RetryBudget, field: str, next_step: str) -> DefinitionError:
+    name, value = _OPTION_NAMES[field], getattr(budget, field)
     return DefinitionError(f"{name} is {value:g}.", next_step=next_step, field=name, value=value)

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from itertools import takewhile
 from urllib.parse import unquote
 
-from prefect_bt.checkpoints.layout import stem_of, step_of_name
+from prefect_bt.checkpoints.layout import parse_step, series_of
 from prefect_bt.records import Cause, FailureClass, JobState, Outcome, RetryBudget
 
-_ENDED_WELL = frozenset({JobState.COMPLETED, JobState.STOPPED})
+_SUCCESS_STATES = frozenset({JobState.COMPLETED, JobState.STOPPED})
 
 
 @dataclass(frozen=True)
 class RetryDecision:
     retry: bool
-    why: str
+    reason: str
 
 
 def decide_retry(
@@ -35,36 +35,36 @@ def decide_retry(
     bounded by its budget alone.
     """
     last = outcomes[-1]
-    if last.state in _ENDED_WELL or last.failure is None:
+    if last.state in _SUCCESS_STATES or last.failure is None:
         return RetryDecision(False, "the attempt did not fail")
     if last.failure is FailureClass.DEPLOY or last.cause is Cause.MAX_RUN_TIME:
         deploy = last.failure is FailureClass.DEPLOY
         why = "a bad configuration is never retried" if deploy else "its run time is used up"
         return RetryDecision(False, why)
-    progress = _progress(outcomes)
+    progress = _made_progress(outcomes)
     word = last.failure.value.replace("_", " ")
     if last.failure is FailureClass.INFRASTRUCTURE and progress[-1]:
         return RetryDecision(True, f"there was progress, so this {word} failure does not count")
-    allowed = _allowed(budget, last.failure)
-    used = _used(outcomes, progress, last.failure)
+    allowed = _allowed_retries(budget, last.failure)
+    used = _count_failures(outcomes, progress, last.failure)
     if used > allowed:
         counted = {0: "no retry", 1: "one retry"}.get(allowed, f"{allowed} retries")
         return RetryDecision(False, f"the policy allows {counted} of {word} failures")
-    stuck = stuck_attempts(outcomes)
+    stuck = list_attempts_without_progress(outcomes)
     limit = budget.without_progress
     if checkpointing and limit and len(stuck) >= limit:
-        return RetryDecision(False, _stuck_sentence(stuck[-limit:]))
+        return RetryDecision(False, _no_progress_message(stuck[-limit:]))
     return RetryDecision(True, f"retry {used} of {allowed} for {word} failures")
 
 
-def stuck_attempts(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def list_attempts_without_progress(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The attempts at the end that failed, one after the other, with no newer checkpoint."""
-    judged = zip(reversed(outcomes), reversed(_progress(outcomes)), strict=True)
+    judged = zip(reversed(outcomes), reversed(_made_progress(outcomes)), strict=True)
     died = takewhile(lambda pair: pair[0].failure is not None and not pair[1], judged)
     return [outcome for outcome, _ in died][::-1]
 
 
-def retry_delay(outcomes: Sequence[Outcome], budget: RetryBudget, *, job_id: str) -> float:
+def compute_retry_delay(outcomes: Sequence[Outcome], budget: RetryBudget, *, job_id: str) -> float:
     """Seconds from the end of the last attempt to the next; 0 before the first.
 
     It grows with every failure in a row without progress, up to the policy's ceiling. Chance only
@@ -72,22 +72,22 @@ def retry_delay(outcomes: Sequence[Outcome], budget: RetryBudget, *, job_id: str
     """
     if not outcomes or outcomes[-1].failure is None:
         return 0.0
-    failures = max(1, len(stuck_attempts(outcomes)))
+    failures = max(1, len(list_attempts_without_progress(outcomes)))
     try:
         grown = budget.first_delay * budget.factor ** (failures - 1)
     except OverflowError:
         grown = budget.longest_delay
-    chance = _chance(job_id, outcomes[-1].attempt + 1)
+    chance = _deterministic_fraction(job_id, outcomes[-1].attempt + 1)
     return min(grown, budget.longest_delay) * (1 - budget.jitter * chance)
 
 
-def checkpoint_name(outcome: Outcome) -> str:
+def parse_checkpoint_name(outcome: Outcome) -> str:
     """The checkpoint that was the newest when the attempt ended; empty when there was none."""
     parts = outcome.newest_checkpoint.split("/")
     return unquote(parts[-2]) if len(parts) > 1 else outcome.newest_checkpoint
 
 
-def _allowed(budget: RetryBudget, failure: FailureClass) -> int:
+def _allowed_retries(budget: RetryBudget, failure: FailureClass) -> int:
     return {
         FailureClass.USER: budget.user,
         FailureClass.INFRASTRUCTURE: budget.infrastructure,
@@ -96,13 +96,15 @@ def _allowed(budget: RetryBudget, failure: FailureClass) -> int:
     }[failure]
 
 
-def _used(outcomes: Sequence[Outcome], progress: Sequence[bool], failure: FailureClass) -> int:
+def _count_failures(
+    outcomes: Sequence[Outcome], progress: Sequence[bool], failure: FailureClass
+) -> int:
     refunds = failure is FailureClass.INFRASTRUCTURE
     pairs = zip(outcomes, progress, strict=True)
     return sum(one.failure is failure and not (refunds and newer) for one, newer in pairs)
 
 
-def _progress(outcomes: Sequence[Outcome]) -> list[bool]:
+def _made_progress(outcomes: Sequence[Outcome]) -> list[bool]:
     """Of every attempt, whether it committed what none before it had.
 
     A name that tells a step must tell a higher one than its siblings did before: a job that begins
@@ -111,8 +113,8 @@ def _progress(outcomes: Sequence[Outcome]) -> list[bool]:
     seen, highest = {""}, dict[str, int]()
     progress: list[bool] = []
     for outcome in outcomes:
-        key, name = outcome.newest_checkpoint, checkpoint_name(outcome)
-        step, stem = step_of_name(name), stem_of(name)
+        key, name = outcome.newest_checkpoint, parse_checkpoint_name(outcome)
+        step, stem = parse_step(name), series_of(name)
         newer = key not in seen and (step is None or step > highest.get(stem, -1))
         seen.add(key)
         if step is not None:
@@ -121,10 +123,10 @@ def _progress(outcomes: Sequence[Outcome]) -> list[bool]:
     return progress
 
 
-def _stuck_sentence(stuck: Sequence[Outcome]) -> str:
+def _no_progress_message(stuck: Sequence[Outcome]) -> str:
     """Completes "No further attempt: "."""
     names = [str(one.attempt) for one in stuck]
-    last = checkpoint_name(stuck[-1])
+    last = parse_checkpoint_name(stuck[-1])
     than = f" than {last}" if last else ": there is none yet"
     if len(names) == 1:
         return f"attempt {names[0]} died with no newer committed checkpoint{than}"
@@ -132,7 +134,7 @@ def _stuck_sentence(stuck: Sequence[Outcome]) -> str:
     return f"attempts {listed} died in a row with no newer committed checkpoint{than}"
 
 
-def _chance(job_id: str, attempt: int) -> float:
+def _deterministic_fraction(job_id: str, attempt: int) -> float:
     """At least 0, less than 1; the same for the same arguments."""
     digest = hashlib.sha256(f"{job_id}/{attempt}".encode()).digest()
     return int.from_bytes(digest[:7]) / 2**56

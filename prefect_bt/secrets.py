@@ -22,7 +22,7 @@ from prefect_bt.contract import SECRET_PREFIX
 from prefect_bt.errors import SecretError
 
 MASK: Final = "********"
-SHORTEST_MASKED: Final = 4
+MIN_MASKED_LENGTH: Final = 4
 """Shorter values are left alone: masking every "1" would destroy a log and protect nothing."""
 
 
@@ -36,7 +36,7 @@ class SecretSource(Protocol):
         """The value, or None when this source does not have it."""
         ...
 
-    def place(self, name: str) -> str:
+    def lookup_name(self, name: str) -> str:
         """Return where this source looks for the name, for messages."""
         ...
 
@@ -67,13 +67,13 @@ class EnvironmentSecrets:
                 return value
         return None
 
-    def place(self, name: str) -> str:
+    def lookup_name(self, name: str) -> str:
         """Return the variable in its usual spelling."""
         return secret_variable(name)
 
 
 @dataclass(frozen=True)
-class GivenSecrets:
+class InMemorySecrets:
     """Values handed over in memory, such as those of a block."""
 
     values: Mapping[str, str] = field(repr=False)
@@ -82,7 +82,7 @@ class GivenSecrets:
     def find(self, name: str) -> str | None:
         return self.values.get(name)
 
-    def place(self, name: str) -> str:
+    def lookup_name(self, name: str) -> str:
         """Return the entry."""
         return f"{self.label} ({name})"
 
@@ -96,21 +96,21 @@ def resolve_secrets(
     the common one: a team's own secret wins (docs/teams.md).
     """
     names = list(dict.fromkeys(names))
-    found = {name: _find(name, sources, team) for name in names}
+    found = {name: _find_value(name, sources, team) for name in names}
     missing = [name for name in names if found[name] is None]
     if missing:
         places = [
-            source.place(spelling)
+            source.lookup_name(spelling)
             for name in missing
-            for spelling in _spelled_for(name, team)
+            for spelling in _candidate_names(name, team)
             for source in sources
         ]
         raise SecretError(missing, list(dict.fromkeys(places)))
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _find(name: str, sources: Sequence[SecretSource], team: str) -> str | None:
-    for spelling in _spelled_for(name, team):
+def _find_value(name: str, sources: Sequence[SecretSource], team: str) -> str | None:
+    for spelling in _candidate_names(name, team):
         for source in sources:
             value = source.find(spelling)
             if value is not None:
@@ -118,7 +118,7 @@ def _find(name: str, sources: Sequence[SecretSource], team: str) -> str | None:
     return None
 
 
-def _spelled_for(name: str, team: str) -> list[str]:
+def _candidate_names(name: str, team: str) -> list[str]:
     """Return what the secret can be called; a block's name has no blanks and no upper case."""
     plain = re.sub(r"[^a-z0-9]+", "-", team.lower()).strip("-")
     own = [f"{prefix}-{name}" for prefix in (team, plain) if prefix]
@@ -137,9 +137,9 @@ class Redactor:
     """
 
     def __init__(self, values: Iterable[str]) -> None:
-        self._spellings = sorted({s for value in values for s in _spellings(value)})
+        self._spellings = sorted({s for value in values for s in _encodings(value)})
         self._samples = _samples(self._spellings)
-        self._beginnings = {s[:SHORTEST_MASKED] for s in self._spellings}
+        self._beginnings = {s[:MIN_MASKED_LENGTH] for s in self._spellings}
         self._longest = max(map(len, self._spellings), default=0)
 
     def __call__(self, text: str) -> str:
@@ -149,13 +149,13 @@ class Redactor:
             done = end
         return "".join((*shown, text[done:])) if shown else text
 
-    def unfinished(self, text: str) -> int:
+    def partial_match_length(self, text: str) -> int:
         """How many characters at the end of `text` may be the beginning of a value.
 
         Whoever cuts `text` there, masks what is before and keeps the rest for later, never lets a
         part of a value through.
         """
-        held = self._begun(text)
+        held = self._partial_suffix_length(text)
         for start, end in self._matches(text, max(0, len(text) - held - self._longest)):
             if start < len(text) - held < end:
                 held = len(text) - start
@@ -176,11 +176,11 @@ class Redactor:
                 done = longest[start]
                 yield start, done
 
-    def _begun(self, text: str) -> int:
+    def _partial_suffix_length(self, text: str) -> int:
         first = max(0, len(text) - self._longest + 1)
         for start in range(first, len(text)):
-            beginning = text[start : start + SHORTEST_MASKED]
-            if len(beginning) == SHORTEST_MASKED and beginning not in self._beginnings:
+            beginning = text[start : start + MIN_MASKED_LENGTH]
+            if len(beginning) == MIN_MASKED_LENGTH and beginning not in self._beginnings:
                 continue
             tail = text[start:]
             after = bisect_right(self._spellings, tail)
@@ -213,7 +213,7 @@ class _Sample:
                     yield start, start + len(spelling)
 
 
-_SIZES: Final = ((8, 8), (4, 4), (SHORTEST_MASKED - 1, 2))
+_SIZES: Final = ((8, 8), (4, 4), (MIN_MASKED_LENGTH - 1, 2))
 """Size and step of samples, for long spellings first; the last is for the shortest there are."""
 
 
@@ -242,40 +242,40 @@ def _rarest(spelling: str, size: int, step: int, taken: Mapping[str, Sequence[An
     return min((last * eighths // 8 for eighths in _PLACES), key=shared)
 
 
-def _spellings(value: str) -> set[str]:
+def _encodings(value: str) -> set[str]:
     spelled: set[str] = set()
-    for piece in _pieces(value):
-        if len(piece.strip()) < SHORTEST_MASKED:
+    for piece in _maskable_parts(value):
+        if len(piece.strip()) < MIN_MASKED_LENGTH:
             continue
         spelled.add(piece)
         for quoted in (quote(piece, safe=""), quote(piece), quote_plus(piece)):
-            spelled |= {quoted, _LOWER.sub(lambda found: found[0].lower(), quoted)}
+            spelled |= {quoted, _PERCENT_ESCAPE.sub(lambda found: found[0].lower(), quoted)}
         for escaped in (json.dumps(piece)[1:-1], json.dumps(piece, ensure_ascii=False)[1:-1]):
             spelled |= {escaped, escaped.replace("/", "\\/")}
-        spelled |= _hex(piece)
+        spelled |= _hex_encodings(piece)
         spelled |= {repr(piece)[1:-1], piece.replace("'", "'\\''")}  # the last as `set -x` shows it
         spelled |= _base64_cores(piece)
-    return {s for s in spelled if len(s) >= SHORTEST_MASKED}
+    return {s for s in spelled if len(s) >= MIN_MASKED_LENGTH}
 
 
-_LOWER: Final = re.compile("%[0-9A-F]{2}")
+_PERCENT_ESCAPE: Final = re.compile("%[0-9A-F]{2}")
 """An encoded byte as `quote` spells it; other encoders write its digits in lower case."""
 
 
-def _hex(value: str) -> set[str]:
+def _hex_encodings(value: str) -> set[str]:
     """Return the value as `xxd -p`, `bytes.hex()` and `od` print it, and as byte-string escapes."""
     raw = value.encode()
     plain = {raw.hex(), raw.hex(" "), raw.hex(":"), "".join(f"\\x{byte:02x}" for byte in raw)}
     return plain | {text.upper().replace("\\X", "\\x") for text in plain}
 
 
-def _pieces(value: str) -> set[str]:
+def _maskable_parts(value: str) -> set[str]:
     """The value, its lines, and the secret fields of a JSON document with theirs."""
-    whole = {value, *_hidden_fields(value)}
-    return {part for text in whole for part in (text, text.strip(), *_lines(text))}
+    whole = {value, *_iter_secret_fields(value)}
+    return {part for text in whole for part in (text, text.strip(), *_iter_stripped_lines(text))}
 
 
-def _lines(text: str) -> Iterator[str]:
+def _iter_stripped_lines(text: str) -> Iterator[str]:
     for line in text.splitlines():
         yield line.strip()
 
@@ -284,7 +284,7 @@ _SECRET_FIELD: Final = re.compile(r"(?i)key|secret|token|passw|pwd|credential|au
 _PUBLIC_FIELD: Final = re.compile(r"(?i)ur[il]$|_type$")
 
 
-def _hidden_fields(value: str) -> Iterator[str]:
+def _iter_secret_fields(value: str) -> Iterator[str]:
     """What a JSON object holds under a name that says it is secret, however deep."""
     if not value.lstrip().startswith("{"):
         return
@@ -313,6 +313,6 @@ def _base64_cores(value: str) -> set[str]:
             first = -(-shift * 8 // 6)
             last = (shift + len(raw)) * 8 // 6
             core = text[first:last]
-            if len(core) > SHORTEST_MASKED:
+            if len(core) > MIN_MASKED_LENGTH:
                 cores.add(core)
     return cores

@@ -22,15 +22,15 @@ from urllib.parse import urlsplit
 import httpx
 
 from prefect_bt.errors import ServerError
-from prefect_bt.servers import daemon_of, read_server
+from prefect_bt.servers import get_daemon, read_server
 
 CLIENT_VARIABLE: Final = "PREFECT_API_AUTH_STRING"
 SERVER_VARIABLE: Final = "PREFECT_SERVER_API_AUTH_STRING"
 _USER: Final = "prefect-bt"
 _RANDOM_BYTES: Final = 32
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-_ASK_SECONDS: Final = 30.0
-_OWN_NAMES: Final = frozenset({"127.0.0.1", "localhost"})
+_GROUP_AND_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_REQUEST_TIMEOUT: Final = 30.0
+_LOOPBACK_HOSTS: Final = frozenset({"127.0.0.1", "localhost"})
 
 
 def auth_file(state_dir: Path) -> Path:
@@ -46,7 +46,7 @@ def read_auth(state_dir: Path) -> str:
         return ""
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
-        private = found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+        private = found.st_uid == os.geteuid() and not found.st_mode & _GROUP_AND_OTHERS
         if not (private and stat.S_ISREG(found.st_mode)):
             return ""
         text = file.read(4096).decode(errors="replace").removesuffix("\n")
@@ -66,13 +66,16 @@ def write_auth(state_dir: Path, string: str) -> None:
         staged.unlink(missing_ok=True)
 
 
-def choose_auth(state_dir: Path, api_url: str, variables: Mapping[str, str], *, own: str) -> str:
+def ensure_auth(
+    state_dir: Path, api_url: str, variables: Mapping[str, str], *, configured: str
+) -> str:
     """Return the string for the server that is about to start at `api_url`, and write the file.
 
-    `own` is the user's, of Prefect's settings (PREFECT_SERVER_API_AUTH_STRING), and wins. Then the
-    file, then what `variables` say about this very server, then a new one. Raises ServerError.
+    `configured` is the user's, of Prefect's settings (PREFECT_SERVER_API_AUTH_STRING), and wins.
+    Then the file, then what `variables` say about this very server, then a new one. Raises
+    ServerError.
     """
-    if own and not _is_usable(own):
+    if configured and not _is_usable(configured):
         raise ServerError(
             f"{SERVER_VARIABLE} is not one line of printable ASCII without spaces.",
             next_step="Set another, or unset it: `prefect-bt up` makes one.",
@@ -81,7 +84,7 @@ def choose_auth(state_dir: Path, api_url: str, variables: Mapping[str, str], *, 
     if not (_is_usable(told) and is_same_server(variables.get("PREFECT_API_URL", ""), api_url)):
         told = ""
     known = read_auth(state_dir)
-    chosen = own or known or told or f"{_USER}:{secrets.token_urlsafe(_RANDOM_BYTES)}"
+    chosen = configured or known or told or f"{_USER}:{secrets.token_urlsafe(_RANDOM_BYTES)}"
     if chosen != known:
         write_auth(state_dir, chosen)
     return chosen
@@ -92,7 +95,7 @@ def find_auth(state_dir: Path, api_url: str) -> str:
     known = read_server(state_dir)
     if known is None or not is_same_server(str(known.get("api_url")), api_url):
         return ""
-    return read_auth(state_dir) if daemon_of(known, "server").alive else ""
+    return read_auth(state_dir) if get_daemon(known, "server").is_alive else ""
 
 
 def auth_variables(state_dir: Path, api_url: str) -> dict[str, str]:
@@ -103,28 +106,28 @@ def auth_variables(state_dir: Path, api_url: str) -> dict[str, str]:
 
 def is_same_server(one: str, other: str) -> bool:
     """Return whether two API URLs name one server; `localhost` is 127.0.0.1, where `up` listens."""
-    return bool(one) and _place(one) == _place(other)
+    return bool(one) and _normalize_url(one) == _normalize_url(other)
 
 
-def _place(api_url: str) -> tuple[str, str, int | None, str] | None:
+def _normalize_url(api_url: str) -> tuple[str, str, int | None, str] | None:
     try:
         parts = urlsplit(api_url)
         port = parts.port
     except ValueError:
         return None
     host = parts.hostname or ""
-    host = "127.0.0.1" if host in _OWN_NAMES else host
+    host = "127.0.0.1" if host in _LOOPBACK_HOSTS else host
     return parts.scheme, host, port, parts.path.rstrip("/")
 
 
-def asks_for_no_password(api_url: str) -> bool:
+def accepts_anonymous(api_url: str) -> bool:
     """Return whether the server asks for no password: a release before this one started it."""
-    return _status(api_url, "") == HTTPStatus.OK
+    return _request_status(api_url, "") == HTTPStatus.OK
 
 
-def refuses(api_url: str, string: str) -> bool:
+def rejects_auth(api_url: str, string: str) -> bool:
     """Return whether the server was started with another string."""
-    return _status(api_url, string) == HTTPStatus.UNAUTHORIZED
+    return _request_status(api_url, string) == HTTPStatus.UNAUTHORIZED
 
 
 def restore_auth(state_dir: Path, server_pid: int) -> str:
@@ -138,10 +141,10 @@ def restore_auth(state_dir: Path, server_pid: int) -> str:
     return ""
 
 
-def _status(api_url: str, string: str) -> int:
+def _request_status(api_url: str, string: str) -> int:
     headers = {"Authorization": f"Basic {b64encode(string.encode()).decode()}"} if string else {}
     try:
-        with httpx.Client(headers=headers, trust_env=False, timeout=_ASK_SECONDS) as client:
+        with httpx.Client(headers=headers, trust_env=False, timeout=_REQUEST_TIMEOUT) as client:
             return client.get(f"{api_url}/admin/version").status_code
     except httpx.HTTPError:
         return 0

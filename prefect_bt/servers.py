@@ -51,7 +51,7 @@ def local_server_url(state_dir: Path) -> str:
     Once it is dead, another user of the machine may have taken its port.
     """
     known = read_server(state_dir)
-    if known is None or not daemon_of(known, "server").alive:
+    if known is None or not get_daemon(known, "server").is_alive:
         return ""
     url = str(known["api_url"])
     address = urlsplit(url)
@@ -62,18 +62,18 @@ def local_server_url(state_dir: Path) -> str:
         return ""
 
 
-def awaited_server_url(state_dir: Path, *, patience: float) -> str:
+def wait_for_server_url(state_dir: Path, *, timeout: float) -> str:
     """As local_server_url, but a server that its caretaker starts again is waited for. Seconds."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not (url := local_server_url(state_dir)):
-        caretaker = daemon_of(read_server(state_dir) or {}, "caretaker")
-        if not caretaker.alive or time.monotonic() > deadline:
+        caretaker = get_daemon(read_server(state_dir) or {}, "caretaker")
+        if not caretaker.is_alive or time.monotonic() > deadline:
             break
         time.sleep(0.5)
     return url
 
 
-_REAPING = 5.0
+_KILL_TIMEOUT = 5.0
 """Seconds the system may take to be done with a process that was killed."""
 
 
@@ -86,28 +86,28 @@ class Daemon:
     """As process_started gave it right after the start."""
 
     @property
-    def alive(self) -> bool:
-        return bool(self.started) and process_started(self.pid) == self.started
+    def is_alive(self) -> bool:
+        return bool(self.started) and read_start_time(self.pid) == self.started
 
-    def stop(self, *, patience: float) -> bool:
-        """SIGTERM, and SIGKILL after `patience` seconds; False when it was not there any more.
+    def stop(self, *, timeout: float) -> bool:
+        """SIGTERM, and SIGKILL after `timeout` seconds; False when it was not there any more.
 
         Only the process itself is signalled: what it started may have to outlive it.
         """
-        if not self.alive:
+        if not self.is_alive:
             return False
-        for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, _REAPING)):
+        for sign, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, _KILL_TIMEOUT)):
             with suppress(ProcessLookupError):
                 os.kill(self.pid, sign)
             deadline = time.monotonic() + seconds
-            while self.alive and time.monotonic() < deadline:
+            while self.is_alive and time.monotonic() < deadline:
                 time.sleep(0.05)
-            if not self.alive:
+            if not self.is_alive:
                 break
         return True
 
 
-def daemon_of(document: Mapping[str, Any], role: str) -> Daemon:
+def get_daemon(document: Mapping[str, Any], role: str) -> Daemon:
     """That "server", "worker" or "caretaker" of a server file; one not there is not alive."""
     pid, started = document.get(f"{role}_pid"), document.get(f"{role}_started")
     return Daemon(int(pid or 0), str(started or ""))
@@ -137,15 +137,15 @@ def start_daemon(
             start_new_session=True,
             pass_fds=pass_fds,
         )
-    return Daemon(process.pid, process_started(process.pid)), process
+    return Daemon(process.pid, read_start_time(process.pid)), process
 
 
-def process_started(pid: int) -> str:
+def read_start_time(pid: int) -> str:
     """When the process began, in the system's own terms; "" when it is gone or a zombie."""
     if pid <= 0:
         return ""
     if not Path("/proc/self/stat").exists():
-        return _started_by_ps(pid)
+        return _read_start_time_from_ps(pid)
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -154,7 +154,7 @@ def process_started(pid: int) -> str:
     return "" if state in {"Z", "X"} else started
 
 
-def _started_by_ps(pid: int) -> str:
+def _read_start_time_from_ps(pid: int) -> str:
     columns = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
     found = subprocess.run(columns, capture_output=True, text=True, check=False).stdout
     state, _, started = found.strip().partition(" ")

@@ -16,10 +16,10 @@ _PREFIX = "PREFECT_BT_"
 
 
 def _default_state_dir() -> Path:
-    return state_dir_of({"HOME": str(Path.home()), **os.environ, "PREFECT_BT_STATE_DIR": ""})
+    return resolve_state_dir({"HOME": str(Path.home()), **os.environ, "PREFECT_BT_STATE_DIR": ""})
 
 
-def state_dir_of(variables: Mapping[str, str]) -> Path:
+def resolve_state_dir(variables: Mapping[str, str]) -> Path:
     """The state folder of a process with these variables."""
     if told := variables.get("PREFECT_BT_STATE_DIR"):
         return Path(told)
@@ -27,7 +27,7 @@ def state_dir_of(variables: Mapping[str, str]) -> Path:
     return Path(base) / "prefect-bt"
 
 
-def _run_time(value: float | str | None) -> float | None:
+def _parse_run_time(value: float | str | None) -> float | None:
     return None if value is None else parse_duration(value, field="PREFECT_BT_MAX_RUN_TIME")
 
 
@@ -74,7 +74,7 @@ class Settings(BaseModel):
     """Checkpoints of a series that stay committed while a job runs; None: all."""
     keep_every: int | None = Field(default=None, ge=1)
     """Those whose step is a multiple of it stay too."""
-    max_run_time: Annotated[float | None, BeforeValidator(_run_time)] = None
+    max_run_time: Annotated[float | None, BeforeValidator(_parse_run_time)] = None
     """Seconds that a job's commands may run, or 12h (PREFECT_BT_MAX_RUN_TIME); None: no limit."""
     r2_endpoint: str = ""
     """Who answers for r2:// stores; empty: the account's address at Cloudflare."""
@@ -104,7 +104,7 @@ class Settings(BaseModel):
     @classmethod
     def _read_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
         found = {name.lower(): value for name, value in os.environ.items() if value}
-        names = {name: variable_of(name).lower() for name in cls.model_fields}
+        names = {name: variable_name(name).lower() for name in cls.model_fields}
         return {n: found[key] for n, key in names.items() if key in found} | given
 
     @property
@@ -127,6 +127,6 @@ class Settings(BaseModel):
         return given
 
 
-def variable_of(field: str) -> str:
+def variable_name(field: str) -> str:
     """Return the name of the environment variable that sets the field."""
     return f"{_PREFIX}{field.upper()}"

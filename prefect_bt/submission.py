@@ -14,28 +14,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prefect_bt.attempts import workspace_plan
+from prefect_bt.attempts import plan_workspace
 from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
-from prefect_bt.definitions.conversion import training_project_of
+from prefect_bt.definitions.conversion import to_training_project
 from prefect_bt.durations import parse_duration
 from prefect_bt.errors import DefinitionError
-from prefect_bt.jobs import job_document, load_definition, open_ledger, who_asks
+from prefect_bt.jobs import current_user, job_document, load_definition, open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.missing import find_missing, in_team
-from prefect_bt.ownership import Claim, host_of
+from prefect_bt.missing import assign_team, find_missing
+from prefect_bt.ownership import JobLock, host_id
 from prefect_bt.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning import PlanContext, plan_gang
 from prefect_bt.provenance import collect_provenance
-from prefect_bt.records import JobRecord, JobState, Retention, RetryBudget, ServingRef
-from prefect_bt.retrychoices import NO_CHOICES, RetryChoices
+from prefect_bt.records import JobRecord, JobState, RetentionPolicy, RetryBudget, ServingRef
+from prefect_bt.retrychoices import NO_OVERRIDES, RetryOverrides
 from prefect_bt.secrets import SecretSource
 from prefect_bt.settings import Settings
-from prefect_bt.starting import Starter, start, starting
+from prefect_bt.starting import JobLauncher, open_launcher, start_job
 from prefect_bt.substrates import open_substrate
-from prefect_bt.workspace.archive import PackedWorkspace, folder_of, pack_workspace
+from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace, packed_folder
 from prefect_bt.workspace.contents import WorkspaceContents, workspace_document
-from prefect_bt.workspace.layout import choose_layout
+from prefect_bt.workspace.layout import plan_layout
 
 DRY_RUN_ID = "dry-run"
 
@@ -59,40 +59,41 @@ class SubmitOptions:
     keep_last: int | None = None
     keep_every: int | None = None
     retry_policy: RetryBudget | None = None
-    retry_choices: RetryChoices = NO_CHOICES
+    retry_choices: RetryOverrides = NO_OVERRIDES
     secret_sources: tuple[SecretSource, ...] | None = None
     serving: ServingRef | None = None
     max_run_time: float | str | None = None
 
 
 @dataclass(frozen=True)
-class Birth:
+class JobOrigin:
     """How a job comes to be: the id it would like, its first state, the job it repeats.
 
-    `claim` is called with the job's id before the job exists; whoever is to run it owns it then.
+    `acquire_lock` is called with the job's id before the job exists; whoever is to run it owns it
+    then.
     """
 
-    wanted_id: str = ""
-    claim: Callable[[str], object] = lambda _: None
-    state: JobState = JobState.CREATED
-    old: JobRecord | None = None
+    preferred_id: str = ""
+    acquire_lock: Callable[[str], object] = lambda _: None
+    initial_state: JobState = JobState.CREATED
+    source_job: JobRecord | None = None
     plan: GangPlan | None = None
     """The plan made on this machine; another machine may plan the job otherwise."""
     state_dir: Path | None = None
     """State folder of the process that runs the job; None: that of the settings."""
 
     @classmethod
-    def under(
+    def for_launcher(
         cls,
-        starter: Starter | None,
+        starter: JobLauncher | None,
         *,
         old: JobRecord | None = None,
         plan: GangPlan | None = None,
-    ) -> Birth:
+    ) -> JobOrigin:
         """With a starter it begins at once; without one it waits for its deployment."""
         if starter is None:
-            return cls(state=JobState.PENDING, old=old, plan=plan)
-        return cls(starter.job_id, starter.claim, old=old, plan=plan)
+            return cls(initial_state=JobState.PENDING, source_job=old, plan=plan)
+        return cls(starter.job_id, starter.acquire_lock, source_job=old, plan=plan)
 
 
 def push(  # noqa: PLR0913 (truss names them)
@@ -108,7 +109,7 @@ def push(  # noqa: PLR0913 (truss names them)
     keep_last: int | None = None,
     keep_every: int | None = None,
     retry_policy: RetryBudget | None = None,
-    retry_choices: RetryChoices = NO_CHOICES,
+    retry_choices: RetryOverrides = NO_OVERRIDES,
     max_run_time: float | str | None = None,
 ) -> dict[str, Any]:
     """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
@@ -135,7 +136,7 @@ def push(  # noqa: PLR0913 (truss names them)
         path = Path(config).absolute()
         project, folder = load_training_project(path), Path(source_dir or path.parent)
     else:
-        project, folder = training_project_of(config), Path(source_dir or Path.cwd())
+        project, folder = to_training_project(config), Path(source_dir or Path.cwd())
     if team_id is not None:
         project = project.model_copy(update={"team_name": team_id})
     document = submit(project, source_dir=folder, options=options)
@@ -149,59 +150,62 @@ def submit(
     *,
     source_dir: Path,
     options: SubmitOptions | None = None,
-    starter: Starter | None = None,
-    written: Callable[[JobRecord], object] = lambda _: None,
+    launcher: JobLauncher | None = None,
+    on_created: Callable[[JobRecord], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Accept the job, start it, and return its document with the plan's notes.
 
-    A caller that has made a `starter` earlier (starting.starting) saves the time it took. `written`
-    is called once the job is there, before it starts.
+    A caller that has made a `launcher` earlier (starting.starting) saves the time it took.
+    `on_created` is called once the job is there, before it starts.
     """
     options = options or SubmitOptions()
-    if starter is not None:
-        return _submit(project, source_dir, options, starter, written)
-    with starting(options.deployment) as made:
-        return _submit(project, source_dir, options, made, written)
+    if launcher is not None:
+        return _submit(project, source_dir, options, launcher, on_created)
+    with open_launcher(options.deployment) as made:
+        return _submit(project, source_dir, options, made, on_created)
 
 
 def _submit(
     project: TrainingProject,
     source_dir: Path,
     options: SubmitOptions,
-    starter: Starter | None,
-    written: Callable[[JobRecord], object],
+    launcher: JobLauncher | None,
+    on_created: Callable[[JobRecord], object],
 ) -> dict[str, Any]:
     ledger = open_ledger(options.store)
     plan = plan_submission(ledger, project, options)
-    with _packed(project, source_dir) as packed:
-        birth = Birth.under(starter, plan=plan)
-        record = write_job(ledger, project, options, packed, birth=birth)
-        start(
+    with _pack_workspace(project, source_dir) as packed:
+        birth = JobOrigin.for_launcher(launcher, plan=plan)
+        record = write_job(ledger, project, options, packed, origin=birth)
+        start_job(
             ledger,
             record,
-            starter=starter,
+            launcher=launcher,
             deployment=options.deployment,
-            first=lambda: written(record),
+            before_start=lambda: on_created(record),
         )
-    return {**document_of(ledger, record, plan), **workspace_document(packed.contents)}
+    return {
+        **build_submission_document(ledger, record, plan),
+        **workspace_document(packed.contents),
+    }
 
 
-def accept(
+def create_job(
     ledger: Ledger,
     project: TrainingProject,
     *,
     source_dir: Path,
     options: SubmitOptions,
-    claim: Claim,
+    lock: JobLock,
 ) -> tuple[JobRecord, GangPlan]:
     """The job as written to the store, for the caller to run.
 
-    `claim` takes the job before it exists. Nothing is left in the store when this raises.
+    `lock` takes the job before it exists. Nothing is left in the store when this raises.
     """
     plan = plan_submission(ledger, project, options)
-    with _packed(project, source_dir) as packed:
-        birth = Birth(claim=claim.take, state_dir=claim.state_dir, plan=plan)
-        return write_job(ledger, project, options, packed, birth=birth), plan
+    with _pack_workspace(project, source_dir) as packed:
+        birth = JobOrigin(acquire_lock=lock.acquire, state_dir=lock.state_dir, plan=plan)
+        return write_job(ledger, project, options, packed, origin=birth), plan
 
 
 def dry_run(
@@ -209,7 +213,7 @@ def dry_run(
 ) -> tuple[GangPlan, WorkspaceContents | None]:
     """The plan that `submit` would run and the files that it would pack; nothing is started."""
     options = options or SubmitOptions()
-    with _packed(project, source_dir) as packed:
+    with _pack_workspace(project, source_dir) as packed:
         plan = plan_submission(open_ledger(options.store), project, options)
     workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
     nodes = tuple(replace(node, workspace=workspace) for node in plan.nodes)
@@ -220,29 +224,29 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
     """A new job from the stored definition and workspace of another (§4.2)."""
     options = options or SubmitOptions()
     ledger = open_ledger(options.store)
-    old = ledger.job(job_id)
-    team = {"team_name": ledger.team_of(old.project_id)}
+    old = ledger.get_job(job_id)
+    team = {"team_name": ledger.get_team(old.project_id)}
     project = load_definition(old).model_copy(update=team)
     plan = plan_submission(ledger, project, replace(options, substrate=old.substrate))
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
         copy = Path(folder) / "workspace.tar"
-        workspace = workspace_plan(old)
+        workspace = plan_workspace(old)
         packed = None
         if workspace.key:
             ledger.store.download(workspace.key, copy)
             packed = PackedWorkspace(copy, workspace.sha256, workspace.size, 0, ())
         chosen = replace(options, substrate=old.substrate)
-        with starting(options.deployment) as starter:
-            birth = Birth.under(starter, old=old, plan=plan)
-            record = write_job(ledger, project, chosen, packed, birth=birth)
-            start(ledger, record, starter=starter, deployment=options.deployment)
-    return document_of(ledger, record, plan)
+        with open_launcher(options.deployment) as starter:
+            birth = JobOrigin.for_launcher(starter, old=old, plan=plan)
+            record = write_job(ledger, project, chosen, packed, origin=birth)
+            start_job(ledger, record, launcher=starter, deployment=options.deployment)
+    return build_submission_document(ledger, record, plan)
 
 
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
     """The plan as it looks before the job has an id; PlanError with every problem."""
-    _budget(options, None)
-    project, settings = in_team(ledger, project), Settings()
+    _resolve_retry_budget(options, None)
+    project, settings = assign_team(ledger, project), Settings()
     substrate = open_substrate(options.substrate, **settings.substrate_options(options.substrate))
     context = PlanContext(
         job_id=DRY_RUN_ID,
@@ -251,19 +255,19 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
         store=ledger.store.url,
         capacity=substrate.capacity(),
         substrate=substrate.name,
-        images=substrate.images,
+        supports_images=substrate.supports_images,
         leader_address=substrate.leader_address(DRY_RUN_ID, 0),
-        missing=tuple(
-            find_missing(ledger, project, options.secret_sources, images=substrate.images)
+        missing_references=tuple(
+            find_missing(ledger, project, options.secret_sources, images=substrate.supports_images)
         ),
         grace=settings.grace,
         settle=settings.settle,
-        retention=_retention(options, None),
+        retention=_resolve_retention(options, None),
     )
-    return replace(plan_gang(project, context), max_run_time=_max_run_time(options, None))
+    return replace(plan_gang(project, context), max_run_time=_resolve_max_run_time(options, None))
 
 
-def document_of(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
+def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
     """What push returns: flat, and nested as the docs of §3.6 claim."""
     flat = job_document(ledger, record)
     return {**flat, "notes": list(plan.notes), "training_job": flat}
@@ -273,42 +277,42 @@ def write_job(
     ledger: Ledger,
     project: TrainingProject,
     options: SubmitOptions,
-    packed: PackedWorkspace | None,
+    workspace: PackedWorkspace | None,
     *,
-    birth: Birth | None = None,
+    origin: JobOrigin | None = None,
 ) -> JobRecord:
     """Project, id, workspace, then the job itself, whose file makes it exist."""
-    birth = birth or Birth()
-    old = birth.old
+    origin = origin or JobOrigin()
+    old = origin.source_job
     known = ledger.ensure_project(project.name, team_name=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
-    job_id = ledger.reserve_job_id(known.id, wanted=birth.wanted_id)
+    job_id = ledger.reserve_job_id(known.id, wanted=origin.preferred_id)
     try:
-        birth.claim(job_id)
+        origin.acquire_lock(job_id)
         record = JobRecord(
             id=job_id,
-            name=project.job.name or ledger.next_job_name(known.id),
+            name=project.job.name or ledger.reserve_job_name(known.id),
             project_id=known.id,
             project_name=known.name,
             created_at=ledger.now(),
             definition=project_document(project),
             substrate=options.substrate,
-            retries=_budget(options, old),
-            retention=_retention(options, old),
-            workspace_sha256=packed.sha256 if packed else "",
-            workspace_size=packed.size_bytes if packed else 0,
-            user=who_asks(),
-            provenance=collect_provenance(folder_of(packed), user=who_asks(), old=old),
+            retries=_resolve_retry_budget(options, old),
+            retention=_resolve_retention(options, old),
+            workspace_sha256=workspace.sha256 if workspace else "",
+            workspace_size=workspace.size_bytes if workspace else 0,
+            user=current_user(),
+            provenance=collect_provenance(packed_folder(workspace), user=current_user(), old=old),
             recreated_from=old.id if old else "",
             serving=options.serving,
-            resources=birth.plan.nodes[0].resources if birth.plan else None,
-            max_run_time=_max_run_time(options, old),
+            resources=origin.plan.nodes[0].resources if origin.plan else None,
+            max_run_time=_resolve_max_run_time(options, old),
         )
-        if packed:
-            ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", packed.path)
-        state_dir = birth.state_dir or Settings().state_dir
-        host = "" if birth.state is JobState.PENDING else host_of(state_dir)
-        ledger.write_job(record, state=birth.state, host=host)
+        if workspace:
+            ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", workspace.path)
+        state_dir = origin.state_dir or Settings().state_dir
+        host = "" if origin.initial_state is JobState.PENDING else host_id(state_dir)
+        ledger.write_job(record, state=origin.initial_state, host=host)
     except BaseException:
         ledger.store.delete(f"{job_prefix(known.id, job_id)}/workspace.tar")
         ledger.release_job_id(job_id)
@@ -317,9 +321,9 @@ def write_job(
 
 
 @contextmanager
-def _packed(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
+def _pack_workspace(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
     chosen = project.job.workspace
-    layout = choose_layout(
+    layout = plan_layout(
         source_dir.absolute(),
         workspace_root=chosen.workspace_root if chosen else None,
         external_dirs=chosen.external_dirs if chosen else (),
@@ -329,16 +333,16 @@ def _packed(project: TrainingProject, source_dir: Path) -> Generator[PackedWorks
         yield pack_workspace(layout, Path(folder) / "workspace.tar")
 
 
-def _budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
+def _resolve_retry_budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
     """DefinitionError for a number that makes no sense."""
     base = options.retry_policy or (old.retries if old else RetryBudget())
     choices = options.retry_choices
     if options.retries is not None:
         choices = replace(choices, user=options.retries)
-    return choices.over(base)
+    return choices.apply_to(base)
 
 
-def _max_run_time(options: SubmitOptions, old: JobRecord | None) -> float | None:
+def _resolve_max_run_time(options: SubmitOptions, old: JobRecord | None) -> float | None:
     """DefinitionError for what is no span of time. A server has no limit."""
     if options.max_run_time is not None:
         return parse_duration(options.max_run_time, field="max_run_time")
@@ -347,14 +351,14 @@ def _max_run_time(options: SubmitOptions, old: JobRecord | None) -> float | None
     return old.max_run_time if old else Settings().max_run_time
 
 
-def _retention(options: SubmitOptions, old: JobRecord | None) -> Retention:
+def _resolve_retention(options: SubmitOptions, old: JobRecord | None) -> RetentionPolicy:
     given = {"keep_last": options.keep_last, "keep_every": options.keep_every}
     for name, value in given.items():
         if value is not None and value < 1:
             raise DefinitionError(f"{name} is {value}.", next_step="Give 1 or more.", field=name)
     if any(value is not None for value in given.values()):
-        return Retention(**given)
+        return RetentionPolicy(**given)
     if old is not None:
         return old.retention
     settings = Settings()
-    return Retention(settings.keep_last, settings.keep_every)
+    return RetentionPolicy(settings.keep_last, settings.keep_every)

@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.checkpoints.announcing import RankUpload, Uploads
+from prefect_bt.checkpoints.announcing import RankUpload, UploadStatusReader
 from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
 from prefect_bt.ledger import Ledger
-from prefect_bt.ranks import ranks_in_words
+from prefect_bt.ranks import format_ranks
 from prefect_bt.records import JobRecord, JobState, NodePhase, NodeStatus, Outcome, UploadStatus
 
 SYNCING: Final = "SYNCING"
-COMPLETED: Final = "COMPLETED"
-COMPLETE: Final = "COMPLETE"
+JOB_COMPLETED: Final = "COMPLETED"
+CHECKPOINT_COMPLETE: Final = "COMPLETE"
 """Status of a checkpoint; the API spells that of a job differently (§22, row 10)."""
-_LISTED: Final = 3
-_Said = Mapping[int, UploadStatus]
+_MAX_LISTED: Final = 3
+_UploadsByRank = Mapping[int, UploadStatus]
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class SyncStatus:
     uploads: tuple[UploadStatus, ...] = ()
     """Return the sync status of an attempt that is not over."""
 
-    def of_checkpoint(self, checkpoint: CommittedCheckpoint) -> tuple[str | None, str]:
+    def checkpoint_status(self, checkpoint: CommittedCheckpoint) -> tuple[str | None, str]:
         """Return the checkpoint's own status, SYNCING, COMPLETE or None, and its error."""
         name, syncing = checkpoint.checkpoint_id, self.status == SYNCING
         if syncing and any(_is_pending(name, upload) for upload in self.uploads):
             return SYNCING, ""
         if not checkpoint.missing_ranks:
-            return COMPLETE, ""
+            return CHECKPOINT_COMPLETE, ""
         if syncing:
             return SYNCING, ""
-        return None, f"{ranks_in_words(checkpoint.missing_ranks)} did not commit a part of it."
+        return None, f"{format_ranks(checkpoint.missing_ranks)} did not commit a part of it."
 
 
 def read_sync_status(
@@ -55,18 +55,18 @@ def read_sync_status(
     """Return how far the uploads of a job in this state are. Raises StoreError."""
     if not checkpointing:
         return SyncStatus()
-    outcomes = {outcome.attempt: outcome for outcome in ledger.outcomes(record.id)}
-    for begun in reversed(ledger.attempts(record.id)):
+    outcomes = {outcome.attempt: outcome for outcome in ledger.list_outcomes(record.id)}
+    for begun in reversed(ledger.list_attempts(record.id)):
         outcome = outcomes.get(begun.attempt)
         if outcome is not None and _has_node_reports(outcome):
-            said: _Said = {}
+            said: _UploadsByRank = {}
         else:
             said = _read_uploads(ledger, record, begun.attempt)
         if outcome is None and not state.terminal:
             if said or state is JobState.RUNNING:
-                return _while_running(said)
+                return _running_status(said)
         elif said or (outcome and any(node.started_at is not None for node in outcome.nodes)):
-            return _after(outcome.nodes if outcome else (), said)
+            return _ended_status(outcome.nodes if outcome else (), said)
     return SyncStatus()
 
 
@@ -76,24 +76,30 @@ def _has_node_reports(outcome: Outcome) -> bool:
 
 
 def _read_uploads(ledger: Ledger, record: JobRecord, attempt: int) -> dict[int, UploadStatus]:
-    found: list[RankUpload] = Uploads(ledger.store, record.project_id, record.id, attempt).look()
+    found: list[RankUpload] = UploadStatusReader(
+        ledger.store, record.project_id, record.id, attempt
+    ).read()
     return {one.rank: one.status for one in found}
 
 
-def _while_running(said: _Said) -> SyncStatus:
-    failed = [f"{_of_rank(rank, one.error)}" for rank, one in said.items() if one.error]
+def _running_status(said: _UploadsByRank) -> SyncStatus:
+    failed = [f"{_with_rank(rank, one.error)}" for rank, one in said.items() if one.error]
     uploads = tuple(said.values())
-    return SyncStatus(None if failed else SYNCING, _in_short(failed), uploads)
+    return SyncStatus(None if failed else SYNCING, _summarize(failed), uploads)
 
 
-def _after(nodes: tuple[NodeStatus, ...], said: _Said) -> SyncStatus:
+def _ended_status(nodes: tuple[NodeStatus, ...], said: _UploadsByRank) -> SyncStatus:
     known = {node.rank: node for node in nodes}
     ranks = sorted({*known, *said})
-    missing = [why for rank in ranks for why in _left(rank, known.get(rank), said.get(rank))]
-    return SyncStatus(error=_in_short(missing)) if missing else SyncStatus(COMPLETED)
+    missing = [
+        why for rank in ranks for why in _iter_uncommitted(rank, known.get(rank), said.get(rank))
+    ]
+    return SyncStatus(error=_summarize(missing)) if missing else SyncStatus(JOB_COMPLETED)
 
 
-def _left(rank: int, node: NodeStatus | None, said: UploadStatus | None) -> Iterator[str]:
+def _iter_uncommitted(
+    rank: int, node: NodeStatus | None, said: UploadStatus | None
+) -> Iterator[str]:
     """Yield what of the rank is not committed, a phrase each."""
     if node is not None and node.phase is NodePhase.DONE:
         error, uncommitted = node.upload_error, node.uncommitted
@@ -107,12 +113,12 @@ def _left(rank: int, node: NodeStatus | None, said: UploadStatus | None) -> Iter
     else:
         return
     if error:
-        yield _of_rank(rank, error)
+        yield _with_rank(rank, error)
     else:
-        yield from (_of_rank(rank, why) for why in uncommitted)
+        yield from (_with_rank(rank, why) for why in uncommitted)
 
 
-def _of_rank(rank: int, why: str) -> str:
+def _with_rank(rank: int, why: str) -> str:
     """Errors of a final flush name their rank already."""
     return why if why.startswith(f"Rank {rank},") else f"rank {rank}: {why}"
 
@@ -122,7 +128,7 @@ def _is_pending(name: str, upload: UploadStatus) -> bool:
     return upload.current == name or waits
 
 
-def _in_short(phrases: list[str]) -> str:
-    listed = "; ".join(phrase.rstrip(".") for phrase in phrases[:_LISTED])
-    more = f"; and {len(phrases) - _LISTED} more" if len(phrases) > _LISTED else ""
+def _summarize(phrases: list[str]) -> str:
+    listed = "; ".join(phrase.rstrip(".") for phrase in phrases[:_MAX_LISTED])
+    more = f"; and {len(phrases) - _MAX_LISTED} more" if len(phrases) > _MAX_LISTED else ""
     return f"{listed}{more}." if phrases else ""

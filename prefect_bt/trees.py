@@ -15,10 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_IDLE: Final = 2
+_MAX_IDLE_PASSES: Final = 2
 """Passes without a change after which the rest stays: a process may rename entries meanwhile."""
-_LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_PLACE: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_PATH_FLAGS: Final = (
+    getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+)
 
 
 def remove_tree(path: Path) -> None:
@@ -28,7 +30,7 @@ def remove_tree(path: Path) -> None:
     a folder of another user) stays, without an error: look whether `path` exists.
     """
     with suppress(OSError):
-        above = os.open(path.parent, _LIST)
+        above = os.open(path.parent, _LIST_FLAGS)
         try:
             _remove(path.name, above)
         finally:
@@ -63,7 +65,7 @@ def _list_folder(place: Path, expected: os.stat_result | None) -> list[tuple[str
     """Return names and facts; none if `place` is no longer the folder that was `expected`."""
     found: list[tuple[str, os.stat_result]] = []
     with suppress(OSError):
-        opened = os.open(place, _LIST | (os.O_NOFOLLOW if expected else 0))
+        opened = os.open(place, _LIST_FLAGS | (os.O_NOFOLLOW if expected else 0))
         try:
             if expected is None or os.path.samestat(expected, os.fstat(opened)):
                 with os.scandir(opened) as entries:
@@ -76,33 +78,33 @@ def _list_folder(place: Path, expected: os.stat_result | None) -> list[tuple[str
 
 
 def _remove(name: str, above: int) -> None:
-    if _unlinked(name, above):
+    if _try_unlink(name, above):
         return
-    top = _open_up(name, above)
+    top = _open_writable(name, above)
     try:
         idle = 0
-        while idle < _IDLE:
+        while idle < _MAX_IDLE_PASSES:
             idle += 1
             for one in os.listdir(top):  # noqa: PTH208 (of a descriptor)
-                idle = 0 if _lift(one, top) else idle
+                idle = 0 if _flatten(one, top) else idle
     finally:
         os.close(top)
     os.rmdir(name, dir_fd=above)
 
 
-def _lift(name: str, top: int) -> bool:
+def _flatten(name: str, top: int) -> bool:
     """Delete the contents of `name`, but move folders into `top`; return whether anything changed.
 
     So no folder is ever more than two levels below `top`, however deep the tree was.
     """
-    if _unlinked(name, top):
+    if _try_unlink(name, top):
         return True
     changed = False
     with suppress(OSError):
-        folder = _open_up(name, top)
+        folder = _open_writable(name, top)
         try:
             for child in os.listdir(folder):  # noqa: PTH208
-                changed = _unlinked(child, folder) or _moved(child, folder, top) or changed
+                changed = _try_unlink(child, folder) or _try_move(child, folder, top) or changed
         finally:
             os.close(folder)
         os.rmdir(name, dir_fd=top)
@@ -110,7 +112,7 @@ def _lift(name: str, top: int) -> bool:
     return changed
 
 
-def _unlinked(name: str, within: int) -> bool:
+def _try_unlink(name: str, within: int) -> bool:
     """Delete an entry that is not a folder, or an empty folder; return whether it is gone."""
     for remove in (os.unlink, os.rmdir):
         with suppress(OSError):
@@ -119,24 +121,24 @@ def _unlinked(name: str, within: int) -> bool:
     return False
 
 
-def _moved(name: str, source: int, target: int) -> bool:
+def _try_move(name: str, source: int, target: int) -> bool:
     """Move a folder to a unique name; it must be writable to get another parent."""
     with suppress(OSError):
-        os.close(_open_up(name, source))
+        os.close(_open_writable(name, source))
         os.rename(name, uuid.uuid4().hex, src_dir_fd=source, dst_dir_fd=target)
         return True
     return False
 
 
-def _open_up(name: str, within: int) -> int:
+def _open_writable(name: str, within: int) -> int:
     """Open a folder for listing, after giving its owner the right; never a link. Raises OSError."""
-    place = os.open(name, _PLACE, dir_fd=within)
+    place = os.open(name, _PATH_FLAGS, dir_fd=within)
     try:
         mode = stat.S_IMODE(os.fstat(place).st_mode)
         if mode & stat.S_IRWXU != stat.S_IRWXU:
             with suppress(OSError):
                 # By its descriptor: a name could lead to another folder by now.
                 os.chmod(f"/proc/self/fd/{place}", mode | stat.S_IRWXU)  # noqa: PTH101
-        return os.open(".", _LIST, dir_fd=place)
+        return os.open(".", _LIST_FLAGS, dir_fd=place)
     finally:
         os.close(place)

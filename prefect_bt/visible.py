@@ -26,17 +26,17 @@ _PICTURES: Final = 0x2400
 _DELETE: Final = 0x7F
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return `text` without any control but line feeds and tabs.
 
     >>> visible("a\\x1b[2Jb\\u202e")
     'a␛[2Jb\\\\u202e'
     """
-    return _UNSAFE.sub(_shown, text) if _UNSAFE.search(text) else text
+    return _UNSAFE.sub(_escape_match, text) if _UNSAFE.search(text) else text
 
 
-def visible_line(text: str) -> str:
-    """Return one line of a log: as `visible`, but its colours stay, and end with it.
+def escape_line_controls(text: str) -> str:
+    """Return one line of a log: as `escape_controls`, but its colours stay, and end with it.
 
     A line feed inside becomes its picture, so that one line stays one.
 
@@ -46,11 +46,11 @@ def visible_line(text: str) -> str:
     text = text.removesuffix("\r")
     if not _UNSAFE.search(text) and "\n" not in text:
         return text
-    shown = _COLOUR_OR_UNSAFE.sub(lambda found: found[1] or _shown(found), text)
+    shown = _COLOUR_OR_UNSAFE.sub(lambda found: found[1] or _escape_match(found), text)
     return f"{shown}{_RESET}" if "\x1b" in shown and not shown.endswith(_RESET) else shown
 
 
-def _shown(found: re.Match[str]) -> str:
+def _escape_match(found: re.Match[str]) -> str:
     number = ord(found[0])
     if number < ord(" "):
         return chr(_PICTURES + number)

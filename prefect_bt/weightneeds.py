@@ -16,27 +16,27 @@ from prefect_bt.jobs import load_definition
 from prefect_bt.ledger import Ledger
 from prefect_bt.planning import plan_weights
 from prefect_bt.records import JobRecord, JobState
-from prefect_bt.serving.deployments import Deployments
+from prefect_bt.serving.deployments import DeploymentLedger
 from prefect_bt.weights.cache import NodeCache
-from prefect_bt.weights.claims import list_held
+from prefect_bt.weights.claims import list_active_claims
 
 RESUMABLE_SECONDS: Final = 7 * 86400.0
 """After its end a job that did not complete is expected to be taken up again for so long."""
 
 
-def find_needs(
+def find_needed_copies(
     ledger: Ledger, cache: NodeCache, names: Collection[str], *, now: float | None = None
 ) -> dict[str, str]:
     """Return the needed of these copies and a sentence why, of each the first. StoreError."""
     now = time.time() if now is None else now
     found: dict[str, str] = {}
-    for why, key, revision in _wanted(ledger, now):
+    for why, key, revision in _iter_needed(ledger, now):
         for name in names:
             if name == f"{key}-{revision}" if revision else name.startswith(f"{key}-"):
                 found.setdefault(name, why)
-    held = list_held(ledger.store, now=now)
+    held = list_active_claims(ledger.store, now=now)
     for name in names:
-        tree = cache.find(name)
+        tree = cache.find_tree(name)
         if tree and tree.leases:
             found.setdefault(name, f"job {', '.join(tree.leases)} uses it")
         elif name in held:
@@ -44,38 +44,38 @@ def find_needs(
     return found
 
 
-def _wanted(ledger: Ledger, now: float) -> Iterator[tuple[str, str, str]]:
+def _iter_needed(ledger: Ledger, now: float) -> Iterator[tuple[str, str, str]]:
     """(why, key of a source, revision), the revision "" where none is pinned yet."""
-    served = {job_id: name for name, job_id in _servers(ledger)}
-    for record in ledger.jobs():
+    served = {job_id: name for name, job_id in _iter_serving_jobs(ledger)}
+    for record in ledger.list_jobs():
         why = f"deployment {served[record.id]} serves it" if record.id in served else ""
-        why = why or _reason(ledger, record, now)
+        why = why or _need_reason(ledger, record, now)
         if not why or not record.definition.get("job", {}).get("weights"):
             continue
-        pins = ledger.pinned_weights(record.id)
+        pins = ledger.read_pinned_weights(record.id)
         for plan in plan_weights(load_definition(record).job):
             pin = pins.get(plan.key)
             yield why, plan.key, pin.revision if pin else ""
 
 
-def _reason(ledger: Ledger, record: JobRecord, now: float) -> str:
+def _need_reason(ledger: Ledger, record: JobRecord, now: float) -> str:
     """Why the job needs its weights; "" when it does not."""
-    events = ledger.events(record.id)
+    events = ledger.list_events(record.id)
     if not events or not events[-1].state.terminal:
         return f"job {record.id} needs it"
     last = events[-1]
     resumable = last.state is not JobState.COMPLETED and now - last.at < RESUMABLE_SECONDS
-    return f"job {record.id} ({last.state.short}) may be taken up again" if resumable else ""
+    return f"job {record.id} ({last.state.short_name}) may be taken up again" if resumable else ""
 
 
-def _servers(ledger: Ledger) -> Iterator[tuple[str, str]]:
+def _iter_serving_jobs(ledger: Ledger) -> Iterator[tuple[str, str]]:
     """(deployment, job) of the revisions of deployments that are to serve: rollbacks, too."""
-    deployments = Deployments(ledger)
-    for deployment in deployments.all():
+    deployments = DeploymentLedger(ledger)
+    for deployment in deployments.list_deployments():
         with suppress(NotFoundError):
-            if not deployments.wanted(deployment.name):
+            if not deployments.get_desired_revision(deployment.name):
                 continue
-            for revision in deployments.revisions(deployment.name):
-                job_id = deployments.job_of(deployment.name, revision.number)
+            for revision in deployments.list_revisions(deployment.name):
+                job_id = deployments.find_job_id(deployment.name, revision.number)
                 if job_id:
                     yield deployment.name, job_id

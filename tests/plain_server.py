@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from prefect_bt.servers import Daemon, process_started
+from prefect_bt.servers import Daemon, read_start_time
 from tests.ports import free_port
 
 PATIENCE = 900.0
@@ -37,7 +37,7 @@ def plain_server(home: Path) -> Generator[tuple[str, Daemon]]:
     try:
         api_url = f"http://127.0.0.1:{port}/api"
         _await(api_url, process, home / "server.log")
-        yield api_url, Daemon(process.pid, process_started(process.pid))
+        yield api_url, Daemon(process.pid, read_start_time(process.pid))
     finally:
         process.kill()
         process.wait()

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from prefect_bt.host.ports import claim_port
+from prefect_bt.host.ports import reserve_port
 
 
 def free_port() -> int:
@@ -14,4 +14,4 @@ def free_port() -> int:
 
     No client gets it either: the kernel hands out none of the range of gangs.
     """
-    return claim_port(f"tests-{os.getpid()}", state_dir=Path(tempfile.gettempdir())).number
+    return reserve_port(f"tests-{os.getpid()}", state_dir=Path(tempfile.gettempdir())).number

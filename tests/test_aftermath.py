@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.aftermath import aftermath, moment, was_asked
+from prefect_bt.aftermath import ended_on_request, format_moment, summarize_other_ranks
 from prefect_bt.records import NodePhase, NodeStatus
 
 FIRST = NodeStatus(0, NodePhase.DONE, exit_code=3, started_at=0.0, ended_at=100.0)
@@ -46,28 +46,30 @@ def node(rank: int, code: int | None = 1, at: float = 101.5, **facts: object) ->
     ],
 )
 def test_the_others(others: list[NodeStatus], said: str) -> None:
-    assert aftermath([FIRST, *others], FIRST, asked={}) == said
+    assert summarize_other_ranks([FIRST, *others], FIRST, requested_at={}) == said
 
 
 def test_the_first_ones_own_upload_is_told_too() -> None:
     first = replace(FIRST, upload_error="the bucket is gone")
-    assert aftermath([first], first, asked={}) == (
+    assert summarize_other_ranks([first], first, requested_at={}) == (
         "What rank 0 had written could not be uploaded: the bucket is gone."
     )
 
 
 def test_who_was_asked() -> None:
     by_us = node(1, 143, reason="rank 0 failed")
-    assert was_asked(by_us)
-    assert was_asked(by_us, asked_at=101.0)
-    assert was_asked(by_us, asked_at=102.0), "the node's clock is behind"
-    assert not was_asked(replace(by_us, exit_code=1), asked_at=102.0), "it had ended before"
-    assert not was_asked(node(1))
-    assert not was_asked(node(1, 143, reason="stopped")), "by a signal to the node itself"
-    assert was_asked(node(1, 143, reason="stopped"), asked_at=101.0)
-    assert not was_asked(node(1, 143, reason="orphaned"))
-    assert not was_asked(node(1, 125, reason="staging failed: x", started_at=None))
-    assert not was_asked(node(1, None, reason="its agent died", phase=NodePhase.LOST))
+    assert ended_on_request(by_us)
+    assert ended_on_request(by_us, requested_at=101.0)
+    assert ended_on_request(by_us, requested_at=102.0), "the node's clock is behind"
+    assert not ended_on_request(replace(by_us, exit_code=1), requested_at=102.0), (
+        "it had ended before"
+    )
+    assert not ended_on_request(node(1))
+    assert not ended_on_request(node(1, 143, reason="stopped")), "by a signal to the node itself"
+    assert ended_on_request(node(1, 143, reason="stopped"), requested_at=101.0)
+    assert not ended_on_request(node(1, 143, reason="orphaned"))
+    assert not ended_on_request(node(1, 125, reason="staging failed: x", started_at=None))
+    assert not ended_on_request(node(1, None, reason="its agent died", phase=NodePhase.LOST))
 
 
 @pytest.mark.parametrize(
@@ -81,4 +83,4 @@ def test_who_was_asked() -> None:
     ],
 )
 def test_moments(at: float | None, began: float | None, said: str) -> None:
-    assert moment(at, began) == said
+    assert format_moment(at, began) == said

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.attempts import JobSite, close_attempt
+from prefect_bt.attempts import JobContext, record_outcome
 from prefect_bt.cachesnapshot import read_snapshots, write_snapshot
-from prefect_bt.cachesummary import Bounds, summarize_cache
+from prefect_bt.cachesummary import ListingLimits, summarize_cache
 from prefect_bt.cli.app import main
 from prefect_bt.definitions import (
     CacheConfig,
@@ -51,12 +51,12 @@ def test_a_bounded_listing_keeps_the_totals(ledger: Ledger, tmp_path: Path):
     fill(tmp_path / "state", project.id)
     whole = summarize_cache(tmp_path / "state", project.id)
     assert (len(whole.entries), whole.total_entries) == (38, 38)
-    few = summarize_cache(tmp_path / "state", project.id, bounds=Bounds(entries=5))
+    few = summarize_cache(tmp_path / "state", project.id, limits=ListingLimits(max_entries=5))
     assert [entry.path for entry in few.entries] == ["d0", "d1", "d2", "link", "top.bin"]
     assert few.entries == [entry for entry in whole.entries if "/" not in entry.path]
     assert (few.total_entries, few.total_size) == (38, whole.total_size)
     assert [entry.size for entry in few.entries[:3]] == [1000, 1000, 1000]
-    none = summarize_cache(tmp_path / "state", project.id, bounds=Bounds(entries=0))
+    none = summarize_cache(tmp_path / "state", project.id, limits=ListingLimits(max_entries=0))
     assert (none.entries, none.total_entries) == ([], 38)
 
 
@@ -65,8 +65,8 @@ def test_a_listing_that_takes_too_long_says_so(
 ):
     project = ledger.ensure_project("p")
     fill(tmp_path / "state", project.id)
-    monkeypatch.setattr("prefect_bt.cachesummary._TICK", 1)
-    found = summarize_cache(tmp_path / "state", project.id, bounds=Bounds(seconds=0.0))
+    monkeypatch.setattr("prefect_bt.cachesummary._PROGRESS_INTERVAL", 1)
+    found = summarize_cache(tmp_path / "state", project.id, limits=ListingLimits(max_seconds=0.0))
     assert not found.complete
     assert 0 < found.total_entries < 38
 
@@ -95,7 +95,7 @@ def test_a_folder_that_becomes_a_link_is_not_followed(
 
     Of what is in a folder that may be listed and not searched (`closed`), only the names are known.
     """
-    monkeypatch.setattr("prefect_bt.cachesummary._TICK", 1)
+    monkeypatch.setattr("prefect_bt.cachesummary._PROGRESS_INTERVAL", 1)
     with folder_of_a_plain_user() as folder:
         top, outside = folder / "state" / "cache" / "projects" / "p", folder / "outside"
         for root in (top, outside):
@@ -111,7 +111,7 @@ def test_a_folder_that_becomes_a_link_is_not_followed(
                 (top / place).rename(folder / "moved")
                 (top / place).symlink_to(outside / place)
 
-        found = summarize_cache(folder / "state", "p", tick=swap)
+        found = summarize_cache(folder / "state", "p", on_progress=swap)
         (top / closed).chmod(0o755)
     assert not [entry.path for entry in found.entries if "secret" in entry.path]
 
@@ -140,7 +140,9 @@ def test_another_machine_shows_the_newest_snapshot(
     write_snapshot(ledger.store, state, project.id, host="beta:2")
     (top / "top.bin").unlink()
     for _ in range(2):  # replaced, not added
-        write_snapshot(ledger.store, state, project.id, host="alpha:1", bounds=Bounds(entries=4))
+        write_snapshot(
+            ledger.store, state, project.id, host="alpha:1", limits=ListingLimits(max_entries=4)
+        )
     ledger.store.put(f"training_projects/{project.id}/cache/bad.json", b"{")
     assert [one.host for one in read_snapshots(ledger.store, project.id)] == ["alpha", "beta"]
 
@@ -165,7 +167,7 @@ def test_another_machine_shows_the_newest_snapshot(
 class NoNodes:
     """A substrate that knows no node any more."""
 
-    def find(self, job_id: str) -> list[object]:
+    def list_nodes(self, job_id: str) -> list[object]:
         _ = job_id
         return []
 
@@ -182,6 +184,6 @@ def test_the_end_of_an_attempt_writes_one(ledger: Ledger, tmp_path: Path, enable
     ledger.write_job(record)
     ledger.begin_attempt(job_id)
     substrate: Any = NoNodes()
-    site = JobSite(ledger, substrate, record, settings=Settings(state_dir=tmp_path / "state"))
-    close_attempt(site, Outcome(0, JobState.FAILED))
+    site = JobContext(ledger, substrate, record, settings=Settings(state_dir=tmp_path / "state"))
+    record_outcome(site, Outcome(0, JobState.FAILED))
     assert [one.total_entries for one in read_snapshots(ledger.store, project.id)] == [38] * enabled

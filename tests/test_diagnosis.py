@@ -13,14 +13,14 @@ import pytest
 
 from prefect_bt import codec
 from prefect_bt.diagnosis import (
-    REMEDIES,
-    SIGNALS,
-    cause_of,
-    diagnose,
+    CAUSES,
+    CAUSES_BY_SIGNAL,
+    determine_cause,
     diagnose_cause,
     diagnose_error,
-    signal_name,
-    signal_of,
+    diagnose_node,
+    find_signal,
+    format_signal,
 )
 from prefect_bt.errors import (
     DefinitionError,
@@ -66,36 +66,40 @@ ENDED = NodeStatus(0, NodePhase.DONE, exit_code=1, command=0, started_at=10.0, e
     ],
 )
 def test_exit_codes(code: int, cause: Cause, failure: FailureClass) -> None:
-    found = diagnose(replace(ENDED, exit_code=code))
-    assert (found.cause, found.failure) == (cause, failure)
-    assert found.what.startswith("start command 1 ")
+    found = diagnose_node(replace(ENDED, exit_code=code))
+    assert (found.cause, found.failure_class) == (cause, failure)
+    assert found.description.startswith("start command 1 ")
 
 
 @pytest.mark.parametrize("number", sorted({s.value for s in signal.Signals}))
 def test_a_signal_and_its_shell_code_are_the_same(number: int) -> None:
     died = replace(ENDED, exit_code=128 + number, signal=number)
     passed_on = replace(ENDED, exit_code=128 + number)
-    assert cause_of(died) is cause_of(passed_on) is SIGNALS.get(number, Cause.SIGNALLED)
-    assert signal.Signals(number).name in diagnose(died).what
+    assert (
+        determine_cause(died)
+        is determine_cause(passed_on)
+        is CAUSES_BY_SIGNAL.get(number, Cause.SIGNALLED)
+    )
+    assert signal.Signals(number).name in diagnose_node(died).description
 
 
 def test_every_exit_code_has_a_sentence() -> None:
     for code in range(256):
-        sentence = diagnose(replace(ENDED, exit_code=code)).sentence
+        sentence = diagnose_node(replace(ENDED, exit_code=code)).message
         assert sentence.endswith((".", "?")), code
         assert ".." not in sentence
 
 
 def test_a_cause_that_a_substrate_tells_needs_no_exit_code() -> None:
     status = NodeStatus(0, NodePhase.DONE, command=1, started_at=1.0, cause=Cause.KILLED)
-    assert diagnose(status).what == "start command 2 left no exit code"
+    assert diagnose_node(status).description == "start command 2 left no exit code"
 
 
 def test_numbers_that_are_no_signals() -> None:
-    assert signal_of(replace(ENDED, exit_code=128)) is None
-    assert signal_of(replace(ENDED, exit_code=255)) is None
-    assert signal_name(9) == "SIGKILL"
-    assert signal_name(99) == "signal 99"
+    assert find_signal(replace(ENDED, exit_code=128)) is None
+    assert find_signal(replace(ENDED, exit_code=255)) is None
+    assert format_signal(9) == "SIGKILL"
+    assert format_signal(99) == "signal 99"
 
 
 @pytest.mark.parametrize(
@@ -115,23 +119,23 @@ def test_numbers_that_are_no_signals() -> None:
     ],
 )
 def test_states(status: NodeStatus, cause: Cause, failure: FailureClass) -> None:
-    found = diagnose(status)
-    assert (found.cause, found.failure) == (cause, failure)
+    found = diagnose_node(status)
+    assert (found.cause, found.failure_class) == (cause, failure)
 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_every_cause_has_a_class_and_a_cure(cause: Cause) -> None:
-    remedy = REMEDIES[cause]
-    assert remedy.cure.endswith((".", "?"))
-    assert not remedy.what.endswith(".")
-    assert remedy.what == remedy.what.strip()
-    assert diagnose_cause(cause, "x").sentence == f"x. {remedy.cure}"
+    remedy = CAUSES[cause]
+    assert remedy.remedy.endswith((".", "?"))
+    assert not remedy.description.endswith(".")
+    assert remedy.description == remedy.description.strip()
+    assert diagnose_cause(cause, "x").message == f"x. {remedy.remedy}"
     if cause is not Cause.OUT_OF_MEMORY:
-        assert diagnose(replace(ENDED, cause=cause)).sentence
+        assert diagnose_node(replace(ENDED, cause=cause)).message
 
 
 def test_which_causes_are_of_the_job_itself_and_never_retried() -> None:
-    assert {cause for cause, remedy in REMEDIES.items() if remedy.failure is DEPLOY} == {
+    assert {cause for cause, remedy in CAUSES.items() if remedy.failure_class is DEPLOY} == {
         Cause.REGISTRY_REFUSED,
         Cause.IMAGE_NOT_FOUND,
         Cause.IMAGE_UNUSABLE,
@@ -155,20 +159,20 @@ def test_what_is_raised_before_a_node_runs(
     error: Exception, cause: Cause, failure: FailureClass
 ) -> None:
     found = diagnose_error(error)
-    assert (found.cause, found.failure) == (cause, failure)
-    assert found.what == str(error).rstrip(".")
+    assert (found.cause, found.failure_class) == (cause, failure)
+    assert found.description == str(error).rstrip(".")
 
 
 def test_the_nodes_own_words_are_kept_when_it_could_not_be_set_up() -> None:
     status = NodeStatus(0, NodePhase.DONE, exit_code=125, reason="staging failed: no space left.")
-    assert diagnose(status).sentence.startswith(
+    assert diagnose_node(status).message.startswith(
         "it could not be set up: staging failed: no space left. "
     )
 
 
 def test_torchruns_exit_code_says_to_look_at_the_worker() -> None:
-    assert "torchrun" in diagnose(ENDED).cure
-    assert "torchrun" not in diagnose(replace(ENDED, exit_code=3)).cure
+    assert "torchrun" in diagnose_node(ENDED).remedy
+    assert "torchrun" not in diagnose_node(replace(ENDED, exit_code=3)).remedy
 
 
 def test_a_real_shell_says_the_codes_of_the_table(tmp_path: Path) -> None:
@@ -187,7 +191,7 @@ def test_a_real_shell_says_the_codes_of_the_table(tmp_path: Path) -> None:
     for command, cause in said.items():
         code = subprocess.run(["/bin/sh", "-c", command], capture_output=True, check=False)
         shown = code.returncode if code.returncode >= 0 else 128 - code.returncode
-        assert cause_of(replace(ENDED, exit_code=shown)) is cause, command
+        assert determine_cause(replace(ENDED, exit_code=shown)) is cause, command
 
 
 def test_records_of_other_releases_load() -> None:

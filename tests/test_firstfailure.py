@@ -9,7 +9,7 @@ import pytest
 from prefect_bt import firstfailure
 from prefect_bt.contract import log_key
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.firstfailure import LINES, FirstFailure, first_failure, last_lines
+from prefect_bt.firstfailure import LINES, FirstFailure, read_first_failure, read_last_lines
 from prefect_bt.ledger import Ledger
 from prefect_bt.logs import format_line
 from prefect_bt.objects import open_store
@@ -43,7 +43,7 @@ class Job:
         return key
 
     def why(self, attempt: int | None = None) -> FirstFailure:
-        return first_failure(self.ledger, self.record, attempt)
+        return read_first_failure(self.ledger, self.record, attempt)
 
 
 @pytest.fixture
@@ -61,19 +61,19 @@ def test_the_last_lines(job: Job, monkeypatch: pytest.MonkeyPatch, count: int, r
     monkeypatch.setattr(firstfailure, "READ_BYTES", read_bytes)
     data = numbered(count)
     key = job.seal(data)
-    found = [line.message for line in last_lines(job.ledger.store, key, size=len(data))]
+    found = [line.message for line in read_last_lines(job.ledger.store, key, size=len(data))]
     assert found == [f"line {at}" for at in range(max(0, count - LINES), count)]
 
 
 def test_of_very_long_lines_fewer(job: Job, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(firstfailure, "MOST_BYTES", 3 << 16)
+    monkeypatch.setattr(firstfailure, "MAX_BYTES", 3 << 16)
     data = numbered(20, "é" * 30_000)
     key = job.seal(data)
-    found = last_lines(job.ledger.store, key, size=len(data))
+    found = read_last_lines(job.ledger.store, key, size=len(data))
     assert [line.timestamp for line in found] == [18, 19, 20]
     whole = "x" * (5 << 16)
     key = job.seal(whole.encode())
-    (line,) = last_lines(job.ledger.store, key, size=len(whole))
+    (line,) = read_last_lines(job.ledger.store, key, size=len(whole))
     assert 0 < len(line.message) < len(whole)
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_bt import folding
-from prefect_bt.folding import FoldedLine, Folder
+from prefect_bt.folding import DeduplicatedLine, LineDeduplicator
 from prefect_bt.joblogs import JobLine
 from prefect_bt.logs import LogLine
-from prefect_bt.ranks import ranks_label
+from prefect_bt.ranks import format_ranks_label
 
 SECOND = 1_000_000_000
 
@@ -21,14 +21,14 @@ def line(rank: int, message: str, at: float = 0.0, attempt: int = 0) -> JobLine:
     return JobLine(attempt, LogLine(int(at * SECOND), message, rank))
 
 
-def fold(lines: Iterable[JobLine], expected: Sequence[int] = ()) -> list[FoldedLine]:
-    folder = Folder(expected)
+def fold(lines: Iterable[JobLine], expected: Sequence[int] = ()) -> list[DeduplicatedLine]:
+    folder = LineDeduplicator(expected)
     shown = [out for found in lines for out in folder.add(found)]
-    return [*shown, *folder.rest()]
+    return [*shown, *folder.flush()]
 
 
-def told(shown: Iterable[FoldedLine]) -> list[str]:
-    return [f"{ranks_label(one.ranks)}: {one.line.message}" for one in shown]
+def told(shown: Iterable[DeduplicatedLine]) -> list[str]:
+    return [f"{format_ranks_label(one.ranks)}: {one.line.message}" for one in shown]
 
 
 def test_equal_lines_of_ranks_are_shown_once():
@@ -61,15 +61,15 @@ def test_attempts_are_never_folded_together():
 
 
 def test_nothing_waits_once_all_ranks_have_it():
-    folder = Folder(range(2))
+    folder = LineDeduplicator(range(2))
     assert list(folder.add(line(0, "a"))) == []
     assert told(folder.add(line(1, "a"))) == ["ranks 0-1: a"]
-    assert list(folder.rest()) == []
+    assert list(folder.flush()) == []
 
 
 def test_nothing_waits_longer_than_the_window():
     now = [10.0]
-    folder = Folder(range(3), clock=lambda: now[0])
+    folder = LineDeduplicator(range(3), clock=lambda: now[0])
     assert list(folder.add(line(0, "a"))) == []
     now[0] += 0.5
     assert list(folder.add(line(1, "b"))) == []
@@ -80,10 +80,10 @@ def test_nothing_waits_longer_than_the_window():
     assert told(folder.expire()) == ["rank-1: b"]
 
 
-@pytest.mark.parametrize("bound", ["MOST_LINES", "MOST_CHARACTERS"])
+@pytest.mark.parametrize("bound", ["MAX_LINES", "MAX_CHARACTERS"])
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: str):
     monkeypatch.setattr(folding, bound, 50)
-    folder = Folder(range(9))
+    folder = LineDeduplicator(range(9))
     shown = [out for number in range(1000) for out in folder.add(line(0, f"{number:05d}"))]
     assert len(shown) >= 950
     assert len(folder._open) == len(folder._alike) <= 50
@@ -103,16 +103,16 @@ def test_nothing_lost_nothing_twice_order_kept(
     drawn: list[tuple[int, str, float]], expected: int, most: int, pauses: list[bool]
 ):
     now, at, given_lines = 0.0, 0.0, list[JobLine]()
-    folder, shown = Folder(range(expected), clock=lambda: now), list[FoldedLine]()
+    folder, shown = LineDeduplicator(range(expected), clock=lambda: now), list[DeduplicatedLine]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folding, "MOST_LINES", most)
+        patch.setattr(folding, "MAX_LINES", most)
         for number, (rank, message, pause) in enumerate(drawn):
             at, now = at + pause, now + pause
             given_lines.append(line(rank, message, at))
             shown += folder.add(given_lines[-1])
             if number < len(pauses) and pauses[number]:
                 shown += folder.expire()
-        shown += folder.rest()
+        shown += folder.flush()
     assert sum(len(one.ranks) for one in shown) == len(given_lines)
     for rank in range(4):
         mine = [one.line.message for one in shown if rank in one.ranks]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from prefect_bt.diagnosis import REMEDIES
+from prefect_bt.diagnosis import CAUSES
 from prefect_bt.errors import SubstrateError
-from prefect_bt.gang import ANSWER_SECONDS, Gang, Pace, launch_gang
+from prefect_bt.gang import RESPONSE_TIMEOUT, Gang, Timing, launch_gang
 from prefect_bt.plan import GangPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
 from prefect_bt.records import Cause, FailureClass, JobState, NodePhase, NodeStatus
 from prefect_bt.substrates.protocol import Capacity, NodeHandle
 
-CURE = REMEDIES[Cause.CUT_SHORT].cure
+CURE = CAUSES[Cause.CUT_SHORT].remedy
 
 
 @dataclass
@@ -70,7 +70,7 @@ class SimulatedNode:
         if self.ended is None and (force or not self.script.ignores_sigterm):
             self._end(137 if force else 143, self.clock.now, reason=reason)
 
-    def give_up(self) -> None:
+    def kill_unresponsive(self) -> None:
         self.given_up += 1
         if self.ended is None:
             self._end(137, self.clock.now, reason=self.stops[-1][0], lost=True)
@@ -128,12 +128,12 @@ class Simulated:
         self.nodes.append(made)
         return made
 
-    def find(self, job_id: str) -> list[NodeHandle]:
+    def list_nodes(self, job_id: str) -> list[NodeHandle]:
         return list(self.nodes)
 
 
-def pace_of(clock: Clock, poll: float = 0.1) -> Pace:
-    return Pace(lambda: clock.now, clock.sleep, poll, steady=lambda: clock.now)
+def pace_of(clock: Clock, poll: float = 0.1) -> Timing:
+    return Timing(lambda: clock.now, clock.sleep, poll, monotonic=lambda: clock.now)
 
 
 def plan(size: int) -> GangPlan:
@@ -164,25 +164,25 @@ def run(*scripts: Script, stop_at: float | None = None) -> tuple[Simulated, Gang
         substrate,
         plan(len(scripts)),
         secrets={},
-        pace=pace_of(clock, 0.5),
+        timing=pace_of(clock, 0.5),
     )
 
     def stop_requested() -> str:
         return "stopped" if stop_at is not None and clock.now >= 1000 + stop_at else ""
 
-    gang.watch(stop_requested=stop_requested, observe=lambda _: None)
-    gang.drain(lambda _: None)
+    gang.watch(stop_requested=stop_requested, on_change=lambda _: None)
+    gang.wait_for_flush(lambda _: None)
     return substrate, gang
 
 
 def test_all_zero_is_completed() -> None:
     _, gang = run(Script(), Script(seconds=5))
-    assert gang.outcome().state is JobState.COMPLETED
+    assert gang.make_outcome().state is JobState.COMPLETED
 
 
 def test_first_failure_stops_the_others_and_is_named() -> None:
     substrate, gang = run(Script(seconds=100), Script(seconds=2, code=3), Script(seconds=100))
-    outcome = gang.outcome()
+    outcome = gang.make_outcome()
     assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, 1)
     assert (outcome.failure, outcome.exit_code) == (FailureClass.USER, 3)
     assert outcome.log_tail == ("line of rank 1",)
@@ -207,8 +207,8 @@ def test_sigterm_ignored_means_sigkill_after_the_shared_grace() -> None:
     )
     assert [n.stops[-1] for n in substrate.nodes if n.rank != 1] == [("rank 1 failed", True)] * 2
     assert 1030 < substrate.clock.now < 1036
-    assert gang.outcome().failed_rank == 1
-    assert gang.outcome().message.endswith("Then ranks 0 and 2 had to be killed.")
+    assert gang.make_outcome().failed_rank == 1
+    assert gang.make_outcome().message.endswith("Then ranks 0 and 2 had to be killed.")
 
 
 def test_a_node_that_answers_no_stop_is_given_up() -> None:
@@ -217,49 +217,49 @@ def test_a_node_that_answers_no_stop_is_given_up() -> None:
     assert (deaf.given_up, other.given_up) == (1, 0)
     assert deaf.ended is not None
     assert deaf.stops == [("stopped", False), ("stopped", True)]
-    assert (deaf.ended.ended_at or 0) >= 1001 + gang.grace + ANSWER_SECONDS
-    assert gang.outcome().state is JobState.STOPPED
+    assert (deaf.ended.ended_at or 0) >= 1001 + gang.grace + RESPONSE_TIMEOUT
+    assert gang.make_outcome().state is JobState.STOPPED
 
 
 def test_a_lost_node_is_infrastructure() -> None:
     _, gang = run(Script(seconds=1, lost=True), Script(seconds=50))
-    assert gang.outcome().failure is FailureClass.INFRASTRUCTURE
+    assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
 
 
 def test_a_node_that_is_found_lost_after_its_commands_ended_is_not_done() -> None:
     _, gang = run(Script())
     gang.statuses[0] = NodeStatus(0, NodePhase.LOST, started_at=1000, ended_at=1001)
-    assert gang.outcome().failure is FailureClass.INFRASTRUCTURE
+    assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
 
 
 @pytest.mark.parametrize("code", [137, 143])
 def test_killed_from_outside_is_infrastructure(code: int) -> None:
     _, gang = run(Script(seconds=1, code=code))
-    assert gang.outcome().failure is FailureClass.INFRASTRUCTURE
+    assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
 
 
 def test_stop_is_not_a_failure() -> None:
     substrate, gang = run(Script(seconds=None), Script(seconds=None), stop_at=3)
-    assert gang.outcome().state is JobState.STOPPED
-    assert gang.outcome().failure is None
+    assert gang.make_outcome().state is JobState.STOPPED
+    assert gang.make_outcome().failure is None
     assert [n.stops for n in substrate.nodes] == [[("stopped", False)]] * 2
 
 
 def test_a_quiet_rank_is_done_a_minute_after_another_succeeded() -> None:
     substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True))
-    assert gang.outcome().state is JobState.COMPLETED
+    assert gang.make_outcome().state is JobState.COMPLETED
     assert 1060 < substrate.clock.now < 1080
 
 
 def test_a_rank_that_never_did_anything_is_quiet_too() -> None:
     substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True, silent=True))
-    assert gang.outcome().state is JobState.COMPLETED
+    assert gang.make_outcome().state is JobState.COMPLETED
     assert substrate.clock.now < 1080
 
 
 def test_a_busy_rank_has_an_hour() -> None:
     substrate, gang = run(Script(seconds=5), Script(seconds=None, ignores_sigterm=True))
-    assert gang.outcome().state is JobState.COMPLETED
+    assert gang.make_outcome().state is JobState.COMPLETED
     assert 4600 < substrate.clock.now < 4660
 
 
@@ -270,10 +270,10 @@ def over(*statuses: NodeStatus) -> Gang:
     gang = Gang(
         0,
         handles,
-        pace=pace_of(clock),
-        began=1000.0,
+        timing=pace_of(clock),
+        started_at=1000.0,
     )
-    gang.watch(stop_requested=lambda: "", observe=lambda _: None)
+    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
     return gang
 
 
@@ -286,13 +286,13 @@ def ended(rank: int, code: int | None, at: float, reason: str = "") -> NodeStatu
 def test_a_rank_that_was_asked_to_stop_is_never_the_first_failure() -> None:
     """Not even where its clock is ahead; the watcher that asked it may be another process."""
     gang = over(ended(0, 143, 1001.0, "rank 1 failed"), ended(1, 3, 1002.0))
-    assert gang.outcome().failed_rank == 1
-    assert gang.outcome().message.endswith("Then rank 0 was stopped.")
+    assert gang.make_outcome().failed_rank == 1
+    assert gang.make_outcome().message.endswith("Then rank 0 was stopped.")
 
 
 def test_a_rank_that_was_sent_a_signal_by_somebody_else_is() -> None:
     gang = over(ended(0, 143, 1001.0, "stopped"), ended(1, 1, 1002.0))
-    outcome = gang.outcome()
+    outcome = gang.make_outcome()
     assert (outcome.failed_rank, outcome.cause) == (0, Cause.TERMINATED)
     assert outcome.message.endswith("Then rank 1 exited with 1 by itself within 1 s.")
 
@@ -301,7 +301,7 @@ def test_ranks_that_were_all_stopped_for_another_reason_are_no_success() -> None
     why = "it could not be watched any more: OSError."
     for code in (143, 0, None):
         gang = over(ended(0, 143, 1001.0, why), ended(1, code, 1001.0, why))
-        outcome = gang.outcome()
+        outcome = gang.make_outcome()
         assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, None)
         assert (outcome.failure, outcome.cause) == (FailureClass.INFRASTRUCTURE, Cause.CUT_SHORT)
         assert outcome.message == (
@@ -313,9 +313,9 @@ def test_a_stop_that_another_process_began_is_a_stop() -> None:
     clock = Clock(now=2000.0)
     done = ended(0, 143, 1001.0, "stopped")
     node = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=done)
-    gang = Gang(0, [node], pace=pace_of(clock), began=1000.0)
-    gang.watch(stop_requested=lambda: "stopped", observe=lambda _: None)
-    assert gang.outcome().state is JobState.STOPPED
+    gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0)
+    gang.watch(stop_requested=lambda: "stopped", on_change=lambda _: None)
+    assert gang.make_outcome().state is JobState.STOPPED
 
 
 def test_a_node_whose_agent_dies_is_noticed_while_its_uploader_flushes() -> None:
@@ -326,11 +326,11 @@ def test_a_node_whose_agent_dies_is_noticed_while_its_uploader_flushes() -> None
     gang = Gang(
         0,
         [first, other],
-        pace=pace_of(clock),
-        began=1000.0,
+        timing=pace_of(clock),
+        started_at=1000.0,
     )
-    gang.watch(stop_requested=lambda: "", observe=lambda _: None)
-    assert gang.first_failed == 0
+    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    assert gang.first_failed_rank == 0
     assert other.stops == [("rank 0 failed", False)]
     assert clock.now < 1010
 
@@ -340,16 +340,16 @@ def test_commands_that_somebody_kills_are_infrastructure_and_the_first_failure()
     nodes = [SimulatedNode(rank, 0, Script(seconds=None), clock, 1000.0) for rank in range(2)]
     clock.sleep(5)
     assert nodes[1].kill_commands()
-    gang = Gang(0, nodes, pace=pace_of(clock), began=1000.0)
-    gang.watch(stop_requested=lambda: "", observe=lambda _: None)
-    outcome = gang.outcome()
+    gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
+    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    outcome = gang.make_outcome()
     assert (outcome.failed_rank, outcome.cause) == (1, Cause.KILLED)
     assert outcome.failure is FailureClass.INFRASTRUCTURE
 
 
 def test_an_attempt_that_nobody_watched_to_its_end_was_cut_short() -> None:
     gang = over(ended(0, 0, 1001.0))
-    outcome = gang.cut_short("the process that ran it died")
+    outcome = gang.interrupted_outcome("the process that ran it died")
     assert (outcome.state, outcome.cause) == (JobState.FAILED, Cause.CUT_SHORT)
     assert outcome.failure is FailureClass.INFRASTRUCTURE
     assert outcome.message == f"The attempt was cut short: the process that ran it died. {CURE}"
@@ -375,7 +375,7 @@ def test_what_a_last_save_needs_is_asked_for_nodes_that_run_and_are_to_stop(
         return 90.0
 
     node = SimulatedNode(0, 0, Script(seconds=seconds), clock, 1000.0)
-    gang = Gang(0, [node], pace=pace_of(clock), began=1000.0, grace_to_save=grace)
+    gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0, save_grace=grace)
     gang.shut_down(reason)
     assert len(questions) == asked
     assert gang.grace == (90.0 if asked else 30.0)
@@ -387,10 +387,10 @@ def test_a_rank_that_failed_before_a_shut_down_is_named() -> None:
         SimulatedNode(0, 0, Script(seconds=None), clock, 1000.0),
         SimulatedNode(1, 0, Script(seconds=5, code=7), clock, 1000.0),
     ]
-    gang = Gang(0, nodes, pace=pace_of(clock), began=1000.0)
+    gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
     clock.sleep(6)
     gang.shut_down("its flow ended unforeseen")
-    assert (gang.outcome().failed_rank, gang.outcome().exit_code) == (1, 7)
+    assert (gang.make_outcome().failed_rank, gang.make_outcome().exit_code) == (1, 7)
 
 
 def test_sixty_four_ranks_fit_into_a_sentence() -> None:
@@ -399,7 +399,7 @@ def test_sixty_four_ranks_fit_into_a_sentence() -> None:
     for rank in (41, 42, 43, 50):
         scripts[rank] = Script(seconds=192, code=1)
     _, gang = run(*scripts)
-    outcome = gang.outcome()
+    outcome = gang.make_outcome()
     assert outcome.failed_rank == 40
     assert "Rank 40 failed first, at 00:19:51 UTC, 03:11 after the start: " in outcome.message
     assert outcome.message.endswith(
@@ -413,7 +413,7 @@ def test_an_upload_that_cannot_finish_fails_the_job() -> None:
     substrate, gang = run(Script())
     assert substrate.nodes[0].ended
     gang.statuses[0] = replace(gang.statuses[0], upload_error="rank 0, a.bin: disk full")
-    outcome = gang.outcome()
+    outcome = gang.make_outcome()
     assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, 0)
     assert "disk full" in outcome.message
 

@@ -28,8 +28,8 @@ from prefect_bt.records import (
     Outcome,
     RetryBudget,
 )
-from prefect_bt.retrychoices import RetryChoices
-from prefect_bt.submission import Birth, SubmitOptions, write_job
+from prefect_bt.retrychoices import RetryOverrides
+from prefect_bt.submission import JobOrigin, SubmitOptions, write_job
 
 PROJECT = TrainingProject(
     name="policies",
@@ -52,8 +52,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def written(options: SubmitOptions, old: JobRecord | None = None) -> RetryBudget:
     """As any other process reads it."""
     ledger = open_ledger()
-    made = write_job(ledger, PROJECT, options, None, birth=Birth(old=old))
-    return ledger.job(made.id).retries
+    made = write_job(ledger, PROJECT, options, None, origin=JobOrigin(source_job=old))
+    return ledger.get_job(made.id).retries
 
 
 def test_a_runs_block_becomes_its_jobs_policy(tmp_path: Path) -> None:
@@ -68,10 +68,10 @@ def test_a_runs_block_becomes_its_jobs_policy(tmp_path: Path) -> None:
         substrate=LocalSubstrate(state_dir=str(tmp_path / "state")),
     )
     site = request.open("11111111-1111-1111-1111-111111111111")
-    site.claim.drop()
+    site.claim.release_and_remove()
     expected = RetryBudget(user=2, infrastructure=20, out_of_memory=2, without_progress=4)
     assert site.record.retries == expected
-    assert open_ledger().job(site.job_id).retries == expected
+    assert open_ledger().get_job(site.job_id).retries == expected
 
 
 def test_options_go_over_the_policy_of_the_job_that_is_repeated() -> None:
@@ -79,21 +79,21 @@ def test_options_go_over_the_policy_of_the_job_that_is_repeated() -> None:
     old = write_job(ledger, PROJECT, SubmitOptions(retry_policy=SPOT), None)
     assert written(SubmitOptions()) == RetryBudget()
     assert written(SubmitOptions(), old) == SPOT
-    fewer = SubmitOptions(retry_choices=RetryChoices(infrastructure=2, first_delay=400.0))
+    fewer = SubmitOptions(retry_choices=RetryOverrides(infrastructure=2, first_delay=400.0))
     assert written(fewer, old) == RetryBudget(1, 2, 0, 4, 400.0, 1.5, 400.0, 0.5)
     assert written(SubmitOptions(retry_policy=RetryBudget()), old) == RetryBudget()
 
 
 def test_nothing_is_written_for_a_policy_that_makes_no_sense(store: str) -> None:
     with pytest.raises(DefinitionError, match="retry_jitter is 2"):
-        written(SubmitOptions(retry_choices=RetryChoices(jitter=2.0)))
-    assert open_ledger(store).jobs() == []
+        written(SubmitOptions(retry_choices=RetryOverrides(jitter=2.0)))
+    assert open_ledger(store).list_jobs() == []
 
 
 def test_causes_and_the_policy_are_in_the_document_and_on_the_card() -> None:
     ledger = open_ledger()
     record = write_job(ledger, PROJECT, SubmitOptions(retry_policy=SPOT), None)
-    ledger.append(record.id, JobState.DEPLOYING, attempt=ledger.begin_attempt(record.id))
+    ledger.append_event(record.id, JobState.DEPLOYING, attempt=ledger.begin_attempt(record.id))
     ended = Outcome(
         0,
         JobState.FAILED,
@@ -106,7 +106,9 @@ def test_causes_and_the_policy_are_in_the_document_and_on_the_card() -> None:
         ended_at=1.0,
     )
     ledger.end_attempt(record.id, ended)
-    ledger.append(record.id, JobState.CREATED, message="Attempt 1 begins in 4.0 s: x.", attempt=0)
+    ledger.append_event(
+        record.id, JobState.CREATED, message="Attempt 1 begins in 4.0 s: x.", attempt=0
+    )
     document = job_document(ledger, record)
     assert document["retries"] == codec.encode(SPOT)
     (attempt,) = document["attempts"]
@@ -120,5 +122,5 @@ def test_causes_and_the_policy_are_in_the_document_and_on_the_card() -> None:
     card = render_card(document, record.definition)
     assert "| infrastructure: node lost | Rank 0 failed first: a\\|b c. |\n" in card
     assert "\n\nAttempt 1 begins in 4.0 s: x.\n" in card
-    ledger.append(record.id, JobState.DEPLOYING, attempt=ledger.begin_attempt(record.id))
+    ledger.append_event(record.id, JobState.DEPLOYING, attempt=ledger.begin_attempt(record.id))
     assert "Attempt 1 begins" not in render_card(job_document(ledger, record), record.definition)

@@ -18,13 +18,13 @@ from prefect_bt.definitions import (
     project_document,
 )
 from prefect_bt.jobhistory import JobHistory
-from prefect_bt.joblogs import FollowPace, JobLine, JobLogs, LineFilter, follow_looks
+from prefect_bt.joblogs import FollowTiming, JobLine, JobLogs, LineFilter, follow_lines
 from prefect_bt.ledger import Ledger
 from prefect_bt.loglevels import LogLevel
 from prefect_bt.objects import open_store
 from prefect_bt.planning import plan_weights
 from prefect_bt.records import FailureClass, JobRecord, JobState, Outcome
-from prefect_bt.weights.claims import Standing
+from prefect_bt.weights.claims import ClaimRecord
 from prefect_bt.weights.holders import Holder
 
 SOURCE = "hf://owner/model"
@@ -58,7 +58,7 @@ def record(ledger: Ledger, job: TrainingJob) -> JobRecord:
 
 
 def waits_for(ledger: Ledger, record: JobRecord) -> str:
-    found = JobHistory(ledger, record).waiting()
+    found = JobHistory(ledger, record).read_waiting_line()
     return found.line.message if found else ""
 
 
@@ -68,11 +68,11 @@ def told(lines: list[JobLine]) -> list[str]:
 
 def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job: TrainingJob):
     assert waits_for(ledger, record) == "Waiting for a Prefect worker to start the job's run."
-    ledger.append(record.id, JobState.CREATED, message="taken up by a Prefect run")
+    ledger.append_event(record.id, JobState.CREATED, message="taken up by a Prefect run")
     assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE}."
     (plan,) = plan_weights(job)
     claim = f"weights/claims/{plan.key}-abc/1.json"
-    held = Standing(Holder("alpha", 1), "t", bytes_done=47, bytes_total=100)
+    held = ClaimRecord(Holder("alpha", 1), "t", bytes_done=47, bytes_total=100)
     ledger.store.put(claim, codec.dumps(held).encode())
     ledger.store.put("weights/claims/other-abc/1.json", b"{}")
     assert waits_for(ledger, record) == f"Mirroring weights: {SOURCE} 40 % of 100 B by host alpha."
@@ -82,13 +82,13 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
     assert waits_for(ledger, record) == "Waiting for the job's flow to begin an attempt."
 
     ledger.begin_attempt(record.id)
-    ledger.append(record.id, JobState.DEPLOYING, attempt=0)
+    ledger.append_event(record.id, JobState.DEPLOYING, attempt=0)
     assert waits_for(ledger, record) == "Attempt 0: waiting for its 2 nodes to start."
     docker = replace(record, substrate="docker")
     assert waits_for(ledger, docker) == "Attempt 0: pulling the image org/image:1."
     ledger.pin_image(record.id, "org/image@sha256:1")
     assert waits_for(ledger, docker) == "Attempt 0: waiting for its 2 nodes to start."
-    ledger.append(record.id, JobState.RUNNING, attempt=0)
+    ledger.append_event(record.id, JobState.RUNNING, attempt=0)
     assert waits_for(ledger, record) == ""
     failed = Outcome(
         0,
@@ -99,14 +99,14 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
     )
     ledger.end_attempt(record.id, failed)
     again = "Attempt 1 begins in 3.0 s: lost nodes are tried again."
-    ledger.append(record.id, JobState.CREATED, message=again, attempt=0)
+    ledger.append_event(record.id, JobState.CREATED, message=again, attempt=0)
     assert waits_for(ledger, record) == ""
     ledger.begin_attempt(record.id)
-    ledger.append(record.id, JobState.DEPLOYING, attempt=1)
+    ledger.append_event(record.id, JobState.DEPLOYING, attempt=1)
     ledger.request_stop(record.id, by="ann")
-    ledger.append(record.id, JobState.STOPPED, message="Stopped as asked.")
+    ledger.append_event(record.id, JobState.STOPPED, message="Stopped as asked.")
 
-    lines = JobHistory(ledger, record).lines()
+    lines = JobHistory(ledger, record).read_lines()
     assert told(lines) == [
         "Job accepted; a Prefect run is to start it.",
         "Job taken up by a Prefect run.",
@@ -128,9 +128,9 @@ def test_a_job_from_the_queue_to_its_end(ledger: Ledger, record: JobRecord, job:
 
 def test_following_a_job_that_never_prints(ledger: Ledger, record: JobRecord):
     steps = [
-        lambda: ledger.append(record.id, JobState.CREATED),
+        lambda: ledger.append_event(record.id, JobState.CREATED),
         lambda: None,
-        lambda: ledger.append(record.id, JobState.DEPLOY_FAILED, message="No GPU here."),
+        lambda: ledger.append_event(record.id, JobState.DEPLOY_FAILED, message="No GPU here."),
     ]
 
     def sleep(_: float) -> None:
@@ -138,7 +138,7 @@ def test_following_a_job_that_never_prints(ledger: Ledger, record: JobRecord):
             steps.pop(0)()
 
     logs = JobLogs(ledger, record, platform=JobHistory(ledger, record))
-    found = [one for one in follow_looks(logs, pace=FollowPace(sleep=sleep)) if one]
+    found = [one for one in follow_lines(logs, timing=FollowTiming(sleep=sleep)) if one]
     assert told(found) == [
         "Job accepted; a Prefect run is to start it.",
         "Waiting for a Prefect worker to start the job's run.",
@@ -148,6 +148,6 @@ def test_following_a_job_that_never_prints(ledger: Ledger, record: JobRecord):
     ]
     ours = JobHistory(ledger, record)
     chosen = LineFilter(min_level=LogLevel.ERROR)
-    assert len(JobLogs(ledger, record, platform=ours).newest(chosen, 9)) == 1
-    assert JobLogs(ledger, record, platform=ours).newest(LineFilter(ranks=[0]), 9) == []
-    assert JobLogs(ledger, record, platform=ours).newest(LineFilter(attempts=[1]), 9) == []
+    assert len(JobLogs(ledger, record, platform=ours).read_newest(chosen, 9)) == 1
+    assert JobLogs(ledger, record, platform=ours).read_newest(LineFilter(ranks=[0]), 9) == []
+    assert JobLogs(ledger, record, platform=ours).read_newest(LineFilter(attempts=[1]), 9) == []

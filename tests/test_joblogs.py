@@ -14,12 +14,12 @@ from prefect_bt.contract import log_key
 from prefect_bt.errors import SubstrateError
 from prefect_bt.joblogs import (
     CHUNK_BYTES,
-    FollowPace,
+    FollowTiming,
     JobLine,
     JobLogs,
     LineFilter,
-    follow_looks,
-    read_lines,
+    follow_lines,
+    iter_lines,
 )
 from prefect_bt.ledger import Ledger
 from prefect_bt.logs import format_line
@@ -49,13 +49,13 @@ class BusyLedger(Ledger):
 
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
 
-    def state(self, job_id: str) -> JobState:
+    def get_state(self, job_id: str) -> JobState:
         self.meanwhile()
-        return super().state(job_id)
+        return super().get_state(job_id)
 
-    def outcomes(self, job_id: str) -> list[Outcome]:
+    def list_outcomes(self, job_id: str) -> list[Outcome]:
         self.meanwhile()
-        return super().outcomes(job_id)
+        return super().list_outcomes(job_id)
 
 
 class World:
@@ -75,7 +75,7 @@ class World:
     def be_busy(self) -> None:
         self.meanwhile()
 
-    def find(self, job_id: str) -> Sequence[Node]:
+    def list_nodes(self, job_id: str) -> Sequence[Node]:
         self.meanwhile()
         if self.unreachable:
             raise SubstrateError("no contact", substrate="fake")
@@ -117,7 +117,7 @@ class World:
         self.ledger.end_attempt(self.record.id, Outcome(attempt, JobState.FAILED))
 
     def end(self, state: JobState = JobState.FAILED) -> None:
-        self.ledger.append(self.record.id, state)
+        self.ledger.append_event(self.record.id, state)
 
     def follow(self, steps: Sequence[Callable[[], object]] = (), **options: object):
         """Follow, with one step of the world at every pause; fails when it goes on too long."""
@@ -131,8 +131,8 @@ class World:
                 todo.pop(0)()
 
         query = options.pop("query", LineFilter())
-        pace = FollowPace(sleep=sleep)
-        looks = follow_looks(self.logs(), query, pace=pace, **options)  # pyright: ignore
+        pace = FollowTiming(sleep=sleep)
+        looks = follow_lines(self.logs(), query, timing=pace, **options)  # pyright: ignore
         return [line for line in looks if line is not None]
 
 
@@ -157,7 +157,7 @@ def test_merges_ranks_by_time_and_keeps_attempts_in_order(world: World):
     world.remove()
     world.begin(ranks=2)
     world.write(5, "clock went back", rank=1, attempt=1)
-    found = list(read_lines(world.logs()))
+    found = list(iter_lines(world.logs()))
     assert texts(found) == ["a", "b", "c", "clock went back"]
     assert [line.attempt for line in found] == [0, 0, 0, 1]
     assert [line.line.replica for line in found] == ["rank-0", "rank-1", "rank-0", "rank-1"]
@@ -182,16 +182,16 @@ def test_filters(world: World, query: LineFilter, expected: list[str]):
             text = f"{attempt}/{rank} {word}"
             world.write(100 * attempt + rank, text, rank=rank, attempt=attempt)
         world.end_attempt(attempt)
-    assert texts(list(read_lines(world.logs(), query))) == expected
+    assert texts(list(iter_lines(world.logs(), query))) == expected
 
 
 def test_lines_without_a_time_keep_their_place(world: World):
     world.begin(ranks=2)
     world.nodes[0, 0].data += b"10 first\nno stamp\n30 last\n"
     world.write(20, "between", rank=1)
-    assert texts(list(read_lines(world.logs()))) == ["first", "no stamp", "between", "last"]
+    assert texts(list(iter_lines(world.logs()))) == ["first", "no stamp", "between", "last"]
     late = LineFilter(since=5)
-    assert "no stamp" in texts(list(read_lines(world.logs(), late)))
+    assert "no stamp" in texts(list(iter_lines(world.logs(), late)))
 
 
 def test_logs_larger_than_a_chunk_with_letters_on_the_border(world: World):
@@ -200,7 +200,7 @@ def test_logs_larger_than_a_chunk_with_letters_on_the_border(world: World):
     for number in range(3 * CHUNK_BYTES // 2000):
         world.write(2 * number, f"{number} {line}", rank=0)
         world.write(2 * number + 1, f"{number} {line}", rank=1)
-    found = list(read_lines(world.logs()))
+    found = list(iter_lines(world.logs()))
     assert len(found) == 2 * (3 * CHUNK_BYTES // 2000)
     stamps = [f.line.timestamp for f in found]
     assert stamps == sorted(stamps)
@@ -210,7 +210,7 @@ def test_logs_larger_than_a_chunk_with_letters_on_the_border(world: World):
 def test_an_unfinished_last_line_is_shown(world: World):
     world.begin()
     world.nodes[0, 0].data += b"1 whole\n2 cut"
-    assert texts(list(read_lines(world.logs()))) == ["whole", "cut"]
+    assert texts(list(iter_lines(world.logs()))) == ["whole", "cut"]
 
 
 def test_a_substrate_out_of_reach_leaves_what_is_sealed(world: World):
@@ -218,8 +218,8 @@ def test_a_substrate_out_of_reach_leaves_what_is_sealed(world: World):
     world.write(1, "kept")
     world.end_attempt()
     world.unreachable = True
-    assert texts(list(read_lines(world.logs()))) == ["kept"]
-    assert texts(list(read_lines(JobLogs(world.ledger, world.record, live=None)))) == ["kept"]
+    assert texts(list(iter_lines(world.logs()))) == ["kept"]
+    assert texts(list(iter_lines(JobLogs(world.ledger, world.record, live=None)))) == ["kept"]
 
 
 # -- following ------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_a_reopened_job_is_followed_on(world: World):
     node.data += b"1 one\n2 not sealed"
 
     def reopen() -> None:
-        world.ledger.append(world.record.id, JobState.CREATED)
+        world.ledger.append_event(world.record.id, JobState.CREATED)
         node.data += b" yet\n"
 
     steps = [world.end, reopen, world.end_attempt, world.end]

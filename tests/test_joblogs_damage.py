@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.contract import log_key
-from prefect_bt.joblogs import JobLogs, LineFilter, follow_looks, read_lines
-from prefect_bt.logtracks import LONGEST_LINE
+from prefect_bt.joblogs import JobLogs, LineFilter, follow_lines, iter_lines
+from prefect_bt.logtracks import MAX_LINE_BYTES
 from prefect_bt.records import JobState, Outcome
-from prefect_bt.sealing import Sealer
+from prefect_bt.sealing import LogArchiver
 from tests.test_joblogs import World, texts
 
 
@@ -23,14 +23,14 @@ class SealedWorld(World):
 
     def end_attempt(self, attempt: int = 0) -> None:
         record = self.record
-        sealer = Sealer(
+        sealer = LogArchiver(
             self.ledger.store,
             project_id=record.project_id,
             job_id=record.id,
             attempt=attempt,
             scratch=self.scratch,
         )
-        logs = sealer.seal(list(self.nodes.values()))
+        logs = sealer.archive(list(self.nodes.values()))
         self.ledger.end_attempt(record.id, Outcome(attempt, JobState.FAILED, logs=logs))
 
     def key(self, rank: int = 0) -> str:
@@ -56,7 +56,7 @@ def ended(world: SealedWorld) -> bytes:
 
 def read(world: SealedWorld, query: LineFilter | None = None) -> tuple[list[str], list[str]]:
     logs = world.logs()
-    return texts(list(read_lines(logs, query or LineFilter()))), logs.damage
+    return texts(list(iter_lines(logs, query or LineFilter()))), logs.damage
 
 
 def test_what_was_sealed_is_not_complained_of(world: SealedWorld):
@@ -66,10 +66,10 @@ def test_what_was_sealed_is_not_complained_of(world: SealedWorld):
 
 def test_read_live_and_then_sealed(world: SealedWorld):
     logs = world.logs()
-    assert texts(list(logs.drain())) == ["one", "two", "of the other"]
+    assert texts(list(logs.read_new())) == ["one", "two", "of the other"]
     world.write(4, "more")
     ended(world)
-    assert texts(list(logs.drain())) == ["more"]
+    assert texts(list(logs.read_new())) == ["more"]
     assert logs.damage == []
 
 
@@ -104,7 +104,7 @@ def test_followed_it_is_named_once(world: SealedWorld):
     data = ended(world)
     world.ledger.store.put(world.key(), data[:6])
     logs = JobLogs(world.ledger, world.record)
-    looks = list(follow_looks(logs))
+    looks = list(follow_lines(logs))
     assert [look.line.message for look in looks if look] == ["one", "of the other"]
     assert None in looks
     assert len(logs.damage) == 1
@@ -119,10 +119,10 @@ def test_an_outcome_of_an_older_version_says_nothing(world: SealedWorld):
 
 
 def test_a_log_without_newlines_is_read_in_pieces(world: SealedWorld):
-    world.nodes[0, 0].data[:] = b"x" * (2 * LONGEST_LINE + 5)
-    found = texts(list(read_lines(world.logs(), LineFilter(ranks=frozenset({0})))))
+    world.nodes[0, 0].data[:] = b"x" * (2 * MAX_LINE_BYTES + 5)
+    found = texts(list(iter_lines(world.logs(), LineFilter(ranks=frozenset({0})))))
     assert len(found) == 2
-    assert sum(map(len, found)) == 2 * LONGEST_LINE + 5
+    assert sum(map(len, found)) == 2 * MAX_LINE_BYTES + 5
 
 
 def test_a_rank_that_prints_without_end_hides_no_other(world: SealedWorld):
@@ -130,7 +130,7 @@ def test_a_rank_that_prints_without_end_hides_no_other(world: SealedWorld):
     endless, other = world.nodes[0, 0], world.nodes[0, 1]
     endless.before = lambda: endless.data.extend(b"5 noise\n" * 1000)
     logs = world.logs()
-    list(logs.drain(seconds=0.2))
+    list(logs.read_new(max_seconds=0.2))
     other.data += b"9 here\n"
     endless.before = lambda: None
-    assert "here" in texts(list(logs.drain()))
+    assert "here" in texts(list(logs.read_new()))

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
-from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest, dump
+from prefect_bt.checkpoints.manifest import FORMAT, Manifest, ManifestEntry, dump_manifest
 from prefect_bt.contract import job_objects_prefix
 from prefect_bt.lastsave import (
-    MOST_GRACE,
-    Before,
+    MAX_GRACE,
+    PriorFiles,
     choose_grace,
-    find_last_save,
-    measure_last_save,
+    estimate_save,
+    find_save_estimate,
 )
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
@@ -27,7 +27,9 @@ OBJECTS = job_objects_prefix("p", "j")
 def part(rank: int, size: int, *seconds: float) -> Manifest:
     """A rank's part whose files were last written at these seconds."""
     entries = tuple(
-        Entry(f"{n}.bin", f"{n}.bin", f"{OBJECTS}/{rank}-{n}", 1, "0" * 64, mtime_ns=int(at * 1e9))
+        ManifestEntry(
+            f"{n}.bin", f"{n}.bin", f"{OBJECTS}/{rank}-{n}", 1, "0" * 64, mtime_ns=int(at * 1e9)
+        )
         for n, at in enumerate(seconds)
     )
     return Manifest(FORMAT, "p", "j", rank, 2, "checkpoint-8", 0, 1, 2000.0, size, entries, step=8)
@@ -44,27 +46,27 @@ def checkpoint(*parts: Manifest) -> CommittedCheckpoint:
 
 def test_the_slowest_rank_counts() -> None:
     parts = part(0, 4_000, 1000.0, 1004.0), part(1, 9_000, 1000.0, 1012.0, 1003.0)
-    found = measure_last_save(checkpoint(*parts), {0: 1_000.0, 1: 3_000.0}, grace=30.0)
+    found = estimate_save(checkpoint(*parts), {0: 1_000.0, 1: 3_000.0}, grace=30.0)
     assert (found.write, found.upload, found.size) == (12.0, 4.0, 9_000)
-    assert found.needed == 16.0
+    assert found.total_seconds == 16.0
     assert found.warning == ""
 
 
 def test_one_file_and_no_rate_tell_nothing() -> None:
-    found = measure_last_save(checkpoint(part(0, 100, 1000.0)), {}, grace=5.0)
+    found = estimate_save(checkpoint(part(0, 100, 1000.0)), {}, grace=5.0)
     assert (found.write, found.upload, found.grace, found.warning) == (0.0, None, 5.0, "")
 
 
 def test_what_stayed_or_was_copied_was_not_written() -> None:
     """An args.json kept beside weights written anew, and a tokenizer copied with its old time."""
     one = checkpoint(part(0, 100, 1500.0, 8200.0, 8203.0, 20.0))
-    before = Before(1000.0, frozenset({(0, "0.bin", 1_500_000_000_000)}))
-    assert measure_last_save(one, {}, grace=30.0, before=before).write == 3.0
+    before = PriorFiles(1000.0, frozenset({(0, "0.bin", 1_500_000_000_000)}))
+    assert estimate_save(one, {}, grace=30.0, prior=before).write == 3.0
 
 
 def written(*files: tuple[str, float], version: int) -> Manifest:
     entries = tuple(
-        Entry(path, path, f"{OBJECTS}/{path}-{at}", 1, "0" * 64, mtime_ns=int(at * 1e9))
+        ManifestEntry(path, path, f"{OBJECTS}/{path}-{at}", 1, "0" * 64, mtime_ns=int(at * 1e9))
         for path, at in files
     )
     one = part(0, 100)
@@ -104,8 +106,8 @@ def test_a_save_is_told_from_the_one_before_it(
         own = f"{job_objects_prefix(project.id, job_id)}/"
         entries = tuple(replace(e, key=e.key.replace(f"{OBJECTS}/", own)) for e in one.entries)
         one = replace(one, entries=entries)
-        ledger.store.put(one.key, dump(one))
-    found = find_last_save(ledger, record, grace=30.0, notice=None)
+        ledger.store.put(one.key, dump_manifest(one))
+    found = find_save_estimate(ledger, record, grace=30.0, notice=None)
     assert found is not None
     assert found.write == took
 
@@ -117,7 +119,7 @@ def test_a_save_is_told_from_the_one_before_it(
         (10.0, 30.0, None, 30.0),
         (40.0, 30.0, None, 60.0),
         (40.0, 30.0, 45.0, 45.0),
-        (5_000.0, 30.0, None, MOST_GRACE),
+        (5_000.0, 30.0, None, MAX_GRACE),
         (0.0, 30.0, 10.0, 10.0),
     ],
 )
@@ -129,12 +131,12 @@ def test_the_grace_is_what_a_checkpoint_needs(
 
 def test_a_notice_that_is_too_short_is_said() -> None:
     one = checkpoint(part(0, 60_000, 1000.0, 1020.0))
-    found = measure_last_save(one, {0: 1_000.0}, grace=30.0, notice=70.0)
+    found = estimate_save(one, {0: 1_000.0}, grace=30.0, notice=70.0)
     assert "took 20 s to write and 60 s to upload" in found.warning
     assert "gives 70 s" in found.warning
-    assert not measure_last_save(one, {0: 1_000.0}, grace=30.0, notice=90.0).warning
+    assert not estimate_save(one, {0: 1_000.0}, grace=30.0, notice=90.0).warning
 
 
 def test_a_write_that_no_grace_covers_is_said() -> None:
     one = checkpoint(part(0, 1, 0.001, 900.0))
-    assert "a stop gives 600 s" in measure_last_save(one, {}, grace=30.0).warning
+    assert "a stop gives 600 s" in estimate_save(one, {}, grace=30.0).warning

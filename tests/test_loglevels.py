@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.loglevels import LevelReader, LogLevel, detect_level, parse_level
+from prefect_bt.loglevels import LevelDetector, LogLevel, detect_level, parse_level
 
 LINES: dict[str, list[str]] = {
     "DEBUG": [
@@ -102,12 +102,12 @@ LINES: dict[str, list[str]] = {
     ("level", "line"), [(level, line) for level, lines in LINES.items() for line in lines]
 )
 def test_lines_of_common_programs(level: str, line: str):
-    found = LevelReader().read(line)
+    found = LevelDetector().detect(line)
     assert (found.name if found else "") == level
 
 
 def test_a_traceback_has_one_level_to_its_end():
-    reader = LevelReader()
+    reader = LevelDetector()
     log = {
         "step 1": None,
         "ERROR:train:failed": LogLevel.ERROR,
@@ -125,7 +125,7 @@ def test_a_traceback_has_one_level_to_its_end():
         "[rank1]: Oops": LogLevel.ERROR,
         "step 4": None,
     }
-    assert {line: reader.read(line) for line in log} == log
+    assert {line: reader.detect(line) for line in log} == log
 
 
 def test_names_of_levels():

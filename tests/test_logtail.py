@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import logtail
-from prefect_bt.joblogs import JobLogs, LineFilter, follow_looks, read_lines
-from prefect_bt.loglevels import LevelReader, LogLevel
+from prefect_bt.joblogs import JobLogs, LineFilter, follow_lines, iter_lines
+from prefect_bt.loglevels import LevelDetector, LogLevel
 from prefect_bt.logs import format_line, parse_lines
-from prefect_bt.logtail import find_line_end, find_size, iter_backwards
+from prefect_bt.logtail import find_line_end, iter_backwards, probe_size
 from prefect_bt.objects import open_store
 from tests.test_joblogs import World, texts
 
@@ -34,7 +34,7 @@ def test_backwards_is_forwards_reversed(seed: int):
     def read(offset: int, length: int) -> bytes:
         return log[offset : offset + min(length, chance.choice([1, 7, 1000]))]
 
-    assert find_size(read) == len(log)
+    assert probe_size(read) == len(log)
     assert find_line_end(read, len(log)) == log.rfind(b"\n") + 1
     found = [one.line for one in iter_backwards(read, len(log), rank=3, levels=False)]
     assert found[::-1] == list(parse_lines(log, rank=3))
@@ -45,8 +45,8 @@ def test_levels_and_times_come_from_the_lines_before():
     log = b"".join(format_line(10**18 + n, text) for n, text in enumerate(said)) + b"unstamped\n"
     read = lambda offset, length: log[offset : offset + length]  # noqa: E731
     found = list(iter_backwards(read, len(log), rank=0, levels=True))[::-1]
-    reader = LevelReader()
-    assert [one.level for one in found] == [reader.read(text) for text in [*said, "unstamped"]]
+    reader = LevelDetector()
+    assert [one.level for one in found] == [reader.detect(text) for text in [*said, "unstamped"]]
     assert found[-1].at == 10**18 + len(said) - 1
     assert found[10].level is LogLevel.ERROR
 
@@ -65,7 +65,7 @@ def test_only_the_end_is_read(tmp_path: Path):
         return data
 
     node.read_log = counted  # pyright: ignore[reportAttributeAccessIssue]
-    found = world.logs().newest(LineFilter(), 3)
+    found = world.logs().read_newest(LineFilter(), 3)
     assert texts(found) == ["line 1997", "line 1998", "line 1999"]
     assert sum(read) < 3000 < len(node.data)
 
@@ -86,9 +86,9 @@ def test_over_ranks_and_attempts_and_with_every_filter(tmp_path: Path):
         LineFilter(min_level=LogLevel.WARNING),
         LineFilter(ranks=[1], attempts=[0, 2], levels=True),
     ):
-        everything = list(read_lines(world.logs(), query))
+        everything = list(iter_lines(world.logs(), query))
         for limit in (1, 5, 59, 61, 500):
-            assert world.logs().newest(query, limit) == everything[-limit:]
+            assert world.logs().read_newest(query, limit) == everything[-limit:]
 
 
 def test_following_goes_on_after_the_newest(tmp_path: Path):
@@ -114,7 +114,7 @@ def test_following_goes_on_after_the_newest(tmp_path: Path):
 def test_an_empty_job_has_no_newest_line(tmp_path: Path):
     world = World(tmp_path / "store")
     logs = JobLogs(world.ledger, world.record)
-    assert logs.newest(LineFilter(), 5) == []
+    assert logs.read_newest(LineFilter(), 5) == []
     world.end()
-    assert list(follow_looks(logs, limit=5)) == []
+    assert list(follow_lines(logs, limit=5)) == []
     assert open_store(str(tmp_path / "store"))

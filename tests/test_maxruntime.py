@@ -10,16 +10,16 @@ import pytest
 
 from prefect_bt import codec, resubmission
 from prefect_bt.aftermath import MAX_RUN_TIME
-from prefect_bt.attempts import adopt, refuse
+from prefect_bt.attempts import adopt_gang, launch_failure_outcome
 from prefect_bt.cli.app import main
-from prefect_bt.control import open_site
+from prefect_bt.control import open_job_context
 from prefect_bt.definitions import Compute, Image, Runtime, TrainingJob, TrainingProject
 from prefect_bt.durations import format_duration, parse_duration
 from prefect_bt.errors import DefinitionError, MaxRunTimeError
 from prefect_bt.gang import Gang, launch_gang
 from prefect_bt.jobs import job_document, open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.maxruntime import RunTime, check_run_time, find_run_time, used_run_time
+from prefect_bt.maxruntime import RunTimeLimit, check_run_time, find_run_time_limit, sum_run_time
 from prefect_bt.records import (
     Cause,
     FailureClass,
@@ -33,23 +33,23 @@ from prefect_bt.records import (
 )
 from prefect_bt.retrying import decide_retry
 from prefect_bt.settings import Settings
-from prefect_bt.submission import Birth, SubmitOptions, write_job
+from prefect_bt.submission import JobOrigin, SubmitOptions, write_job
 from tests.node.rig import JOB, Rig, make_plan, wait_line, with_checkpoints
 
 from .test_gang import Script, Simulated, pace_of, plan
 
 
 def watch(gang: Gang) -> Outcome:
-    gang.watch(stop_requested=lambda: "", observe=lambda _: None)
-    gang.drain(lambda _: None)
-    return gang.outcome()
+    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    gang.wait_for_flush(lambda _: None)
+    return gang.make_outcome()
 
 
 def launched(*scripts: Script, limit: float, used: float = 0.0) -> tuple[Simulated, Gang]:
     substrate = Simulated(list(scripts))
     pace = pace_of(substrate.clock, 0.5)
-    gang = launch_gang(substrate, plan(len(scripts)), secrets={}, pace=pace)
-    gang.run_time = RunTime("abc1234", limit, used)
+    gang = launch_gang(substrate, plan(len(scripts)), secrets={}, timing=pace)
+    gang.run_time_limit = RunTimeLimit("abc1234", limit, used)
     return substrate, gang
 
 
@@ -76,7 +76,7 @@ def test_a_gang_is_stopped_politely_once_all_attempts_together_are_at_the_limit(
     )
     ten = RetryBudget(user=10)
     decision = decide_retry([outcome], ten, checkpointing=True)
-    assert (decision.retry, decision.why) == (False, "its run time is used up")
+    assert (decision.retry, decision.reason) == (False, "its run time is used up")
 
 
 def test_other_ends_stay_what_they_are() -> None:
@@ -84,13 +84,13 @@ def test_other_ends_stay_what_they_are() -> None:
     failed = watch(launched(Script(5, code=3), FOR_EVER, limit=10)[1])
     assert (failed.failed_rank, failed.cause) == (0, Cause.COMMAND_FAILED)
     substrate, gang = launched(FOR_EVER, limit=10)
-    gang.watch(stop_requested=lambda: "stopped", observe=lambda _: None)
-    assert gang.outcome().state is JobState.STOPPED
+    gang.watch(stop_requested=lambda: "stopped", on_change=lambda _: None)
+    assert gang.make_outcome().state is JobState.STOPPED
     # A step of the wall clock is no run time.
     substrate, gang = launched(Script(50), limit=60)
     clock = substrate.clock
     jumps = lambda: clock.now + (7200.0 if clock.now > 1020 else 0.0)  # noqa: E731
-    gang.pace = replace(gang.pace, clock=jumps)
+    gang.timing = replace(gang.timing, wall_clock=jumps)
     assert watch(gang).state is JobState.COMPLETED
 
 
@@ -98,13 +98,17 @@ def test_a_gang_that_is_adopted_has_what_is_left() -> None:
     substrate, first = launched(FOR_EVER, limit=100.0)
     first.statuses = [handle.observe() for handle in first.handles]
     substrate.clock.sleep(60)  # nothing watches it
-    second = Gang(0, first.handles, pace=first.pace, run_time=RunTime("abc1234", 100.0))
+    second = Gang(
+        0, first.handles, timing=first.timing, run_time_limit=RunTimeLimit("abc1234", 100.0)
+    )
     watch(second)
     assert second.statuses[0].ended_at == 1100.0
     # The process that stopped it is gone, too: the nodes themselves say why they ended.
-    third = Gang(0, first.handles, pace=first.pace, run_time=RunTime("abc1234", 100.0))
+    third = Gang(
+        0, first.handles, timing=first.timing, run_time_limit=RunTimeLimit("abc1234", 100.0)
+    )
     assert watch(third).cause is Cause.MAX_RUN_TIME
-    unknown = Gang(0, first.handles, pace=first.pace)
+    unknown = Gang(0, first.handles, timing=first.timing)
     assert "as long as they may" in watch(unknown).message
 
 
@@ -116,8 +120,8 @@ def test_only_the_time_of_commands_counts() -> None:
     gone = Outcome(2, JobState.DEPLOY_FAILED, started_at=0.0, ended_at=900.0)
     noticed_days_later = replace(done, phase=NodePhase.LOST, ended_at=300_000.0, active_at=120.0)
     lost = Outcome(3, JobState.FAILED, nodes=(noticed_days_later,))
-    assert [used_run_time([one]) for one in (ran, never, gone, lost)] == [80.0, 0.0, 0.0, 20.0]
-    assert used_run_time([ran, never, gone, lost]) == 100.0
+    assert [sum_run_time([one]) for one in (ran, never, gone, lost)] == [80.0, 0.0, 0.0, 20.0]
+    assert sum_run_time([ran, never, gone, lost]) == 100.0
 
 
 @pytest.mark.parametrize(
@@ -169,14 +173,14 @@ def test_options_settings_and_repeated_jobs(
 ) -> None:
     plain = write_job(ledger, PROJECT, SubmitOptions(), None)
     assert plain.max_run_time is None
-    assert find_run_time(ledger, plain) is None
+    assert find_run_time_limit(ledger, plain) is None
     old = codec.encode(plain)
     del old["max_run_time"]
     assert codec.loads(JobRecord, json.dumps(old)) == plain
     chosen = write_job(ledger, PROJECT, SubmitOptions(max_run_time="12h"), None)
-    assert ledger.job(chosen.id).max_run_time == 43200.0
+    assert ledger.get_job(chosen.id).max_run_time == 43200.0
     monkeypatch.setenv("PREFECT_BT_MAX_RUN_TIME", "90m")
-    again = write_job(ledger, PROJECT, SubmitOptions(), None, birth=Birth(old=chosen))
+    again = write_job(ledger, PROJECT, SubmitOptions(), None, origin=JobOrigin(source_job=chosen))
     usual = write_job(ledger, PROJECT, SubmitOptions(), None)
     server = write_job(ledger, PROJECT, SubmitOptions(serving=ServingRef("m", 1)), None)
     assert (again.max_run_time, usual.max_run_time, server.max_run_time) == (43200.0, 5400.0, None)
@@ -189,22 +193,22 @@ def test_a_retry_gives_more_or_is_refused(
     ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = write_job(ledger, PROJECT, SubmitOptions(max_run_time=100), None)
-    ledger.append(record.id, JobState.DEPLOYING, attempt=0)
+    ledger.append_event(record.id, JobState.DEPLOYING, attempt=0)
     ended(ledger, record, ran=60.0, cause=Cause.KILLED)
     check_run_time(ledger, record)
-    left = find_run_time(ledger, record)
+    left = find_run_time_limit(ledger, record)
     assert left is not None and (left.limit, left.used) == (100.0, 60.0)
     ended(ledger, record, ran=45.0, cause=Cause.MAX_RUN_TIME)
-    ledger.append(record.id, JobState.FAILED, attempt=1)
+    ledger.append_event(record.id, JobState.FAILED, attempt=1)
     for limit in (None, 105.0):
         with pytest.raises(MaxRunTimeError) as caught:
             resubmission.retry(record.id, max_run_time=limit)
         assert "have run for 1m45s" in str(caught.value)
         assert f"prefect-bt retry --job-id {record.id} --max-run-time 3m30s" in str(caught.value)
     # A retry of the run in Prefect's UI reaches the attempt itself: it launches nothing.
-    outcome = refuse(2, caught.value)
+    outcome = launch_failure_outcome(2, caught.value)
     assert (outcome.state, outcome.cause) == (JobState.FAILED, Cause.MAX_RUN_TIME)
-    assert ledger.state(record.id) is JobState.FAILED
+    assert ledger.get_state(record.id) is JobState.FAILED
 
     check_run_time(ledger, record, limit=200.0)
     ledger.set_max_run_time(record.id, 200.0)
@@ -252,9 +256,11 @@ def test_push_shows_it_and_what_has_no_effect(
 def test_a_real_node_saves_when_its_time_is_up_also_for_the_process_that_adopts_it(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    record = write_job(ledger, PROJECT, SubmitOptions(max_run_time=0.001), None, birth=Birth(JOB))
+    record = write_job(
+        ledger, PROJECT, SubmitOptions(max_run_time=0.001), None, origin=JobOrigin(JOB)
+    )
     assert record.id == JOB
-    site = open_site(ledger, record)
+    site = open_job_context(ledger, record)
     rig = Rig(tmp_path / "state", site.substrate)  # pyright: ignore[reportArgumentType]
     command = (
         "save() { mkdir $BT_CHECKPOINT_DIR/last; echo 1 > $BT_CHECKPOINT_DIR/last/x; exit 0; }; "
@@ -264,7 +270,7 @@ def test_a_real_node_saves_when_its_time_is_up_also_for_the_process_that_adopts_
     plan = with_checkpoints(make_plan(tmp_path / "state", (command,), project_id=record.project_id))
     node = rig.launch_plan(plan)
     wait_line(node, "ready")
-    gang = adopt(site)
+    gang = adopt_gang(site)
     assert gang is not None
     outcome = watch(gang)
     assert (outcome.cause, outcome.nodes[0].exit_code) == (Cause.MAX_RUN_TIME, 0)

@@ -18,9 +18,9 @@ from prefect_bt.cli.terminal import Terminal
 from prefect_bt.host.layout import NodeFolder
 from prefect_bt.host.volumes import ensure_volumes
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.ownership import Claim, host_of
+from prefect_bt.ownership import JobLock, host_id
 from prefect_bt.plan import Volume, VolumeKind
-from prefect_bt.privacy import find_open, make_private
+from prefect_bt.privacy import ensure_private_folder, find_exposed
 from prefect_bt.weights.cache import NodeCache
 from tests.node.rig import make_plan
 
@@ -50,11 +50,11 @@ def test_the_state_folder_is_private_whatever_code_creates_it(tmp_path: Path, fi
     state = tmp_path / "missing" / "state"
     match first:
         case "host_of":
-            host_of(state)
+            host_id(state)
         case "claim":
-            Claim(state).take("abc1234")
+            JobLock(state).acquire("abc1234")
         case "weights":
-            with NodeCache(state / "weights").filling("tree"):
+            with NodeCache(state / "weights").try_lock_staging("tree"):
                 pass
         case _:
             node = NodeFolder(state / "jobs/abc1234/attempt-0/rank-0")
@@ -110,17 +110,17 @@ def test_a_shared_store_is_made_by_the_umask(
 def test_folders_that_others_can_enter_are_named(reachable: Path) -> None:
     state, store = reachable / "state", reachable / "store"
     state.mkdir(mode=0o755)
-    make_private(store)
-    said = find_open(state, store)
+    ensure_private_folder(store)
+    said = find_exposed(state, store)
     assert len(said) == 1
     assert f"chmod 700 {state}." in said[0]
     store.chmod(0o770)
-    assert "PREFECT_BT_SHARED_STORE=1" in find_open(state, store)[1]
-    assert len(find_open(state, None)) == 1
+    assert "PREFECT_BT_SHARED_STORE=1" in find_exposed(state, store)[1]
+    assert len(find_exposed(state, None)) == 1
     closed = reachable / "closed"
     (closed / "state").mkdir(parents=True)
     closed.chmod(0o700)
-    assert find_open(closed / "state", None) == []
+    assert find_exposed(closed / "state", None) == []
 
 
 @dataclass

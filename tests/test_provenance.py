@@ -14,10 +14,10 @@ from prefect_bt.flows.card import render_card
 from prefect_bt.jobs import job_document
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
-from prefect_bt.ownership import Claim
+from prefect_bt.ownership import JobLock
 from prefect_bt.provenance import collect_provenance, find_git_state, format_client, format_git
 from prefect_bt.records import GitState, JobRecord
-from prefect_bt.submission import Birth, SubmitOptions, accept, write_job
+from prefect_bt.submission import JobOrigin, SubmitOptions, create_job, write_job
 
 PROJECT = TrainingProject(
     name="p",
@@ -79,12 +79,12 @@ def test_a_job_knows_its_code_and_its_client(git, tmp_path: Path) -> None:
     git("add", ".")
     git("commit", "-qm", "one")
     ledger, options = Ledger(open_store(str(tmp_path / "store"))), SubmitOptions()
-    claim = Claim(tmp_path / "state")
-    record, _ = accept(ledger, PROJECT, source_dir=git.folder, options=options, claim=claim)
+    claim = JobLock(tmp_path / "state")
+    record, _ = create_job(ledger, PROJECT, source_dir=git.folder, options=options, lock=claim)
     assert record.provenance is not None
     assert record.provenance.git == GitState(git("rev-parse", "HEAD"), "main", dirty=False)
-    assert ledger.job(record.id) == record
-    again = write_job(ledger, PROJECT, options, None, birth=Birth(old=record))
+    assert ledger.get_job(record.id) == record
+    again = write_job(ledger, PROJECT, options, None, origin=JobOrigin(source_job=record))
     assert again.provenance == record.provenance
 
     document = job_document(ledger, record)
@@ -111,7 +111,9 @@ def test_records_of_older_releases(tmp_path: Path) -> None:
     old = codec.decode(JobRecord, stored)
     assert old.provenance is None
     assert job_document(ledger, old)["truss_user_env"] is None
-    assert write_job(ledger, PROJECT, SubmitOptions(), None, birth=Birth(old=old)).provenance
+    assert write_job(
+        ledger, PROJECT, SubmitOptions(), None, origin=JobOrigin(source_job=old)
+    ).provenance
     assert "Git:" not in render_card(job_document(ledger, old), old.definition)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from prefect_bt.flows import ranklog
-from prefect_bt.flows.ranklog import LAST_LINES, RankLog
+from prefect_bt.flows.ranklog import TAIL_LINES, RankLogForwarder
 from prefect_bt.logs import format_line, format_lines
 
 
@@ -35,7 +35,7 @@ class Run:
         handler = logging.Handler()
         handler.emit = lambda record: self.shown.append(record.getMessage())
         logger.addHandler(handler)
-        self.log = RankLog(
+        self.log = RankLogForwarder(
             self.node,  # pyright: ignore[reportArgumentType]
             lines_per_second=lines_per_second,
             logger=logger,
@@ -76,7 +76,7 @@ def test_a_flood_is_counted_and_its_end_is_shown(monkeypatch, read_bytes: int):
     run.log.finish()
     said = [line for line in run.shown if "not shown" in line]
     assert said == ["19850 log lines of rank 3 are not shown here; `prefect-bt logs` has them all."]
-    assert numbers(run.shown)[150:] == list(range(20_001 - LAST_LINES, 20_001))
+    assert numbers(run.shown)[150:] == list(range(20_001 - TAIL_LINES, 20_001))
 
 
 def test_what_was_shown_is_not_shown_again_at_the_end():
@@ -91,19 +91,19 @@ def test_what_was_shown_is_not_shown_again_at_the_end():
 
 
 def test_long_lines_are_cut_and_never_gathered(monkeypatch):
-    monkeypatch.setattr(ranklog, "LONGEST_LINE", 10_000)
+    monkeypatch.setattr(ranklog, "MAX_LINE_BYTES", 10_000)
     monkeypatch.setattr(ranklog, "READ_BYTES", 1000)
     run = Run()
     run.node.data += format_line(1, "x" * 5000) + b"y" * 25_000
     run.log.forward()
     assert run.shown[0] == f"(rank-3) {'x' * 2000}… (3000 more characters)"
-    assert len(run.log._rest) <= 11_000
+    assert len(run.log._partial_line) <= 11_000
     run.log.finish()
     assert len(run.shown) == 4
 
 
 def test_a_look_is_bounded(monkeypatch):
-    monkeypatch.setattr(ranklog, "LOOK_BYTES", 5000)
+    monkeypatch.setattr(ranklog, "MAX_POLL_BYTES", 5000)
     monkeypatch.setattr(ranklog, "READ_BYTES", 1000)
     run = Run()
     run.write(1, 1000)
@@ -119,6 +119,6 @@ def test_the_end_that_is_kept_is_bounded():
     run.write(1, 100)
     run.node.data += format_lines(200, ["z" * 60_000] * 40)
     run.log.forward()
-    assert len(run.log._last) <= ranklog.LAST_BYTES
+    assert len(run.log._skipped_tail) <= ranklog.TAIL_BYTES
     run.log.finish()
     assert run.shown[-1].startswith("(rank-3) zzz")

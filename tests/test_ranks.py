@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_bt.ranks import ranks_in_words, ranks_label, runs
+from prefect_bt.ranks import format_ranks, format_ranks_label, to_ranges
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from prefect_bt.ranks import ranks_in_words, ranks_label, runs
     ],
 )
 def test_in_words(numbers: list[int], said: str) -> None:
-    assert ranks_in_words(numbers) == said
+    assert format_ranks(numbers) == said
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_in_words(numbers: list[int], said: str) -> None:
     [([3], "rank-3"), ([0, 1, 2, 5], "ranks 0-2,5"), ([1, 3], "ranks 1,3"), ([0, 1], "ranks 0-1")],
 )
 def test_labels(ranks: list[int], label: str) -> None:
-    assert ranks_label(ranks) == label
+    assert format_ranks_label(ranks) == label
 
 
 def test_runs() -> None:
-    assert runs([]) == []
-    assert runs([5, 1, 2, 2, 3]) == [(1, 3), (5, 5)]
+    assert to_ranges([]) == []
+    assert to_ranges([5, 1, 2, 2, 3]) == [(1, 3), (5, 5)]
 
 
 def named(words: str) -> list[int]:
@@ -48,6 +48,6 @@ def named(words: str) -> list[int]:
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 200), min_size=2))
 def test_every_rank_is_named_once(numbers: set[int]) -> None:
-    words = ranks_in_words(numbers).removeprefix("ranks ").replace(" and ", ", ")
+    words = format_ranks(numbers).removeprefix("ranks ").replace(" and ", ", ")
     assert named(words) == sorted(numbers)
-    assert named(ranks_label(numbers).removeprefix("ranks ")) == sorted(numbers)
+    assert named(format_ranks_label(numbers).removeprefix("ranks ")) == sorted(numbers)

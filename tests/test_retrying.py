@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from prefect_bt import codec
 from prefect_bt.errors import DefinitionError
 from prefect_bt.records import FailureClass, JobRecord, JobState, Outcome, RetryBudget
-from prefect_bt.retrychoices import RetryChoices, checked
-from prefect_bt.retrying import checkpoint_name, decide_retry, retry_delay, stuck_attempts
+from prefect_bt.retrychoices import RetryOverrides, validate_budget
+from prefect_bt.retrying import (
+    compute_retry_delay,
+    decide_retry,
+    list_attempts_without_progress,
+    parse_checkpoint_name,
+)
 
 USER, INFRA, OOM = FailureClass.USER, FailureClass.INFRASTRUCTURE, FailureClass.OUT_OF_MEMORY
 DEFAULT = RetryBudget()
@@ -69,7 +74,7 @@ def test_decision(
     retry: bool,
 ) -> None:
     decision = decide_retry(history(*ends), budget, checkpointing=checkpointing)
-    assert decision.retry is retry, decision.why
+    assert decision.retry is retry, decision.reason
 
 
 def key(name: str, attempt: int = 0, version: int = 1) -> str:
@@ -78,17 +83,17 @@ def key(name: str, attempt: int = 0, version: int = 1) -> str:
 
 def test_the_sentence_that_ends_a_stuck_job() -> None:
     decision = decide_retry(history((INFRA, ""), (INFRA, "")), DEFAULT, checkpointing=True)
-    assert decision.why == (
+    assert decision.reason == (
         "attempts 0 and 1 died in a row with no newer committed checkpoint: there is none yet"
     )
     ends = [(INFRA, key("v0%2Fcheckpoint-40"))] * 4
     three = decide_retry(history(*ends), RetryBudget(without_progress=3), checkpointing=True)
-    assert three.why == (
+    assert three.reason == (
         "attempts 1, 2 and 3 died in a row with no newer committed checkpoint than v0/checkpoint-40"
     )
     once = RetryBudget(without_progress=1)
     one = decide_retry(history((USER, key("c")), (INFRA, key("c"))), once, checkpointing=True)
-    assert one.why == "attempt 1 died with no newer committed checkpoint than c"
+    assert one.reason == "attempt 1 died with no newer committed checkpoint than c"
 
 
 def test_a_policy_that_says_no_says_how_much_it_allowed() -> None:
@@ -98,7 +103,7 @@ def test_a_policy_that_says_no_says_how_much_it_allowed() -> None:
         (RetryBudget(user=2), "2 retries of user failures"),
     ]:
         ends = [(USER, str(i)) for i in range(budget.user + 1)]
-        why = decide_retry(history(*ends), budget, checkpointing=True).why
+        why = decide_retry(history(*ends), budget, checkpointing=True).reason
         assert why == f"the policy allows {words}"
 
 
@@ -110,7 +115,7 @@ def test_progress_counts_for_more_than_what_is_left_of_the_budget() -> None:
     further = history(*ends, (INFRA, key("checkpoint-2", 5)))
     decision = decide_retry(further, patient, checkpointing=True)
     assert decision.retry
-    assert decision.why == "there was progress, so this infrastructure failure does not count"
+    assert decision.reason == "there was progress, so this infrastructure failure does not count"
 
 
 def test_a_job_that_begins_anew_and_writes_the_same_steps_makes_no_progress() -> None:
@@ -118,25 +123,25 @@ def test_a_job_that_begins_anew_and_writes_the_same_steps_makes_no_progress() ->
     ends = [(INFRA, key("checkpoint-20", attempt)) for attempt in range(3)]
     decision = decide_retry(history(*ends), DEFAULT, checkpointing=True)
     assert not decision.retry
-    assert "attempts 1 and 2" in decision.why
+    assert "attempts 1 and 2" in decision.reason
     patient = RetryBudget(without_progress=0)
     lived = history(*[(INFRA, key("checkpoint-20", attempt)) for attempt in range(5)])
     assert not decide_retry(lived, patient, checkpointing=True).retry, "nor is a budget refunded"
     back = history((INFRA, key("checkpoint-30")), (INFRA, key("checkpoint-10", 1)))
-    assert len(stuck_attempts(back)) == 1
+    assert len(list_attempts_without_progress(back)) == 1
 
 
 def test_names_without_a_step_count_by_their_commits_and_other_series_by_themselves() -> None:
     last = [(INFRA, key("last", attempt)) for attempt in range(5)]
-    assert stuck_attempts(history(*last)) == []
+    assert list_attempts_without_progress(history(*last)) == []
     phases = [(INFRA, key("sft%2Fcheckpoint-100")), (INFRA, key("dpo%2Fcheckpoint-10", 1))]
-    assert stuck_attempts(history(*phases)) == []
+    assert list_attempts_without_progress(history(*phases)) == []
 
 
 def test_the_name_in_a_manifests_key() -> None:
-    assert checkpoint_name(Outcome(0, JobState.FAILED)) == ""
+    assert parse_checkpoint_name(Outcome(0, JobState.FAILED)) == ""
     ended = Outcome(0, JobState.FAILED, newest_checkpoint=key("v0-1%2Fcheckpoint-10"))
-    assert checkpoint_name(ended) == "v0-1/checkpoint-10"
+    assert parse_checkpoint_name(ended) == "v0-1/checkpoint-10"
 
 
 # -- long lives of jobs ------------------------------------------------------------------------
@@ -211,21 +216,21 @@ STEADY = RetryBudget(infrastructure=99, without_progress=0, jitter=0)
 
 def test_delays_grow_to_the_ceiling_and_progress_begins_them_anew() -> None:
     dead = history(*[(INFRA, "")] * 7)
-    delays = [retry_delay(dead[: n + 1], STEADY, job_id="abc1234") for n in range(7)]
+    delays = [compute_retry_delay(dead[: n + 1], STEADY, job_id="abc1234") for n in range(7)]
     assert delays == [1, 2, 4, 8, 16, 30, 30]
     progressed = [*dead, replace(dead[0], attempt=7, newest_checkpoint=key("checkpoint-1"))]
-    assert retry_delay(progressed, STEADY, job_id="abc1234") == 1
-    assert retry_delay([], STEADY, job_id="abc1234") == 0
-    assert retry_delay(history((None, "")), STEADY, job_id="abc1234") == 0
+    assert compute_retry_delay(progressed, STEADY, job_id="abc1234") == 1
+    assert compute_retry_delay([], STEADY, job_id="abc1234") == 0
+    assert compute_retry_delay(history((None, "")), STEADY, job_id="abc1234") == 0
 
 
 def test_a_factor_of_one_and_delays_of_zero() -> None:
     dead = history(*[(INFRA, "")] * 5)
-    assert retry_delay(dead, replace(STEADY, factor=1.0), job_id="x") == 1
+    assert compute_retry_delay(dead, replace(STEADY, factor=1.0), job_id="x") == 1
     none = replace(STEADY, first_delay=0.0, longest_delay=0.0)
-    assert retry_delay(dead, none, job_id="x") == 0
+    assert compute_retry_delay(dead, none, job_id="x") == 0
     long = history(*[(INFRA, "")] * 2000)
-    assert retry_delay(long, replace(STEADY, factor=10.0), job_id="x") == 30
+    assert compute_retry_delay(long, replace(STEADY, factor=10.0), job_id="x") == 30
 
 
 @pytest.mark.slow
@@ -236,16 +241,18 @@ def test_jitter_only_shortens_and_is_the_same_every_time(
 ) -> None:
     dead = history(*[(INFRA, "")] * deaths)
     policy = replace(STEADY, jitter=jitter)
-    full = retry_delay(dead, STEADY, job_id="")
-    delay = retry_delay(dead, policy, job_id=job_id.encode("utf-8", "replace").decode())
+    full = compute_retry_delay(dead, STEADY, job_id="")
+    delay = compute_retry_delay(dead, policy, job_id=job_id.encode("utf-8", "replace").decode())
     assert full * (1 - jitter) <= delay <= full
-    assert delay == retry_delay(dead, policy, job_id=job_id.encode("utf-8", "replace").decode())
+    assert delay == compute_retry_delay(
+        dead, policy, job_id=job_id.encode("utf-8", "replace").decode()
+    )
 
 
 def test_jobs_do_not_come_back_at_once() -> None:
     policy = RetryBudget(first_delay=100, longest_delay=100, jitter=1)
     dead = history((INFRA, ""))
-    delays = [retry_delay(dead, policy, job_id=f"job{n:04d}") for n in range(200)]
+    delays = [compute_retry_delay(dead, policy, job_id=f"job{n:04d}") for n in range(200)]
     assert len(set(delays)) == 200
     assert min(delays) < 10
     assert max(delays) > 90
@@ -256,44 +263,44 @@ def test_jobs_do_not_come_back_at_once() -> None:
 
 def test_choices_go_over_what_is_there() -> None:
     base = RetryBudget()
-    assert RetryChoices().over(base) == base
-    assert RetryChoices(user=2).over(base) == RetryBudget(2, 3, 2)
-    assert RetryChoices(user=5).over(base) == RetryBudget(5, 5, 5)
-    said = RetryChoices(user=5, infrastructure=0, out_of_memory=1)
-    assert said.over(base) == RetryBudget(5, 0, 1)
-    assert RetryChoices(user=0).over(RetryBudget(4, 9, 2)) == RetryBudget(0, 9, 2)
-    assert RetryChoices(first_delay=60.0).over(base).longest_delay == 60
-    assert RetryChoices(first_delay=5.0).over(base).longest_delay == 30
+    assert RetryOverrides().apply_to(base) == base
+    assert RetryOverrides(user=2).apply_to(base) == RetryBudget(2, 3, 2)
+    assert RetryOverrides(user=5).apply_to(base) == RetryBudget(5, 5, 5)
+    said = RetryOverrides(user=5, infrastructure=0, out_of_memory=1)
+    assert said.apply_to(base) == RetryBudget(5, 0, 1)
+    assert RetryOverrides(user=0).apply_to(RetryBudget(4, 9, 2)) == RetryBudget(0, 9, 2)
+    assert RetryOverrides(first_delay=60.0).apply_to(base).longest_delay == 60
+    assert RetryOverrides(first_delay=5.0).apply_to(base).longest_delay == 30
 
 
 @pytest.mark.parametrize(
     ("choices", "said"),
     [
-        (RetryChoices(user=-1), "retries is -1. Give 0 or more."),
-        (RetryChoices(infrastructure=-2), "infrastructure_retries is -2. Give 0 or more."),
-        (RetryChoices(out_of_memory=-1), "out_of_memory_retries is -1. Give 0 or more."),
-        (RetryChoices(without_progress=-1), "without_progress is -1. Give 0 or more."),
-        (RetryChoices(first_delay=-0.5), "retry_delay is -0.5. Give seconds, 0 or more."),
-        (RetryChoices(first_delay=float("nan")), "retry_delay is nan. Give a number."),
-        (RetryChoices(longest_delay=float("inf")), "longest_retry_delay is inf. Give a number."),
-        (RetryChoices(factor=0.5), "retry_factor is 0.5. Give 1 or more: delays do not shrink."),
-        (RetryChoices(jitter=1.5), "retry_jitter is 1.5. Give the part of a delay, 0 to 1."),
+        (RetryOverrides(user=-1), "retries is -1. Give 0 or more."),
+        (RetryOverrides(infrastructure=-2), "infrastructure_retries is -2. Give 0 or more."),
+        (RetryOverrides(out_of_memory=-1), "out_of_memory_retries is -1. Give 0 or more."),
+        (RetryOverrides(without_progress=-1), "without_progress is -1. Give 0 or more."),
+        (RetryOverrides(first_delay=-0.5), "retry_delay is -0.5. Give seconds, 0 or more."),
+        (RetryOverrides(first_delay=float("nan")), "retry_delay is nan. Give a number."),
+        (RetryOverrides(longest_delay=float("inf")), "longest_retry_delay is inf. Give a number."),
+        (RetryOverrides(factor=0.5), "retry_factor is 0.5. Give 1 or more: delays do not shrink."),
+        (RetryOverrides(jitter=1.5), "retry_jitter is 1.5. Give the part of a delay, 0 to 1."),
         (
-            RetryChoices(first_delay=9.0, longest_delay=3.0),
+            RetryOverrides(first_delay=9.0, longest_delay=3.0),
             "longest_retry_delay is 3. Give the first delay, 9, or more.",
         ),
     ],
 )
-def test_a_number_that_makes_no_sense_is_named(choices: RetryChoices, said: str) -> None:
+def test_a_number_that_makes_no_sense_is_named(choices: RetryOverrides, said: str) -> None:
     with pytest.raises(DefinitionError) as refused:
-        choices.over(RetryBudget())
+        choices.apply_to(RetryBudget())
     assert str(refused.value) == said
 
 
 @settings(deadline=None)
 @given(BUDGETS)
 def test_a_sound_policy_is_kept_as_it_is(budget: RetryBudget) -> None:
-    assert checked(budget) is budget
+    assert validate_budget(budget) is budget
     assert codec.decode(RetryBudget, codec.encode(budget)) == budget
 
 

@@ -17,8 +17,8 @@ from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.logs import format_line, parse_lines
 from prefect_bt.objects import open_store
 from prefect_bt.objects.protocols import Store
-from prefect_bt.records import SealedLog
-from prefect_bt.sealing import FORGOTTEN_SECONDS, Sealer
+from prefect_bt.records import ArchivedLog
+from prefect_bt.sealing import STALE_COPY_SECONDS, LogArchiver
 from tests.altered import altered
 
 
@@ -43,11 +43,11 @@ class Place:
         self.store: Store = open_store(str(folder / "store"))
         self.scratch = folder / "scratch"
 
-    def seal(self, *nodes: Node, attempt: int = 0) -> tuple[SealedLog, ...]:
-        sealer = Sealer(
+    def seal(self, *nodes: Node, attempt: int = 0) -> tuple[ArchivedLog, ...]:
+        sealer = LogArchiver(
             self.store, project_id="p", job_id="abc1234", attempt=attempt, scratch=self.scratch
         )
-        return sealer.seal(nodes)
+        return sealer.archive(nodes)
 
     def stored(self, rank: int = 0, attempt: int = 0) -> bytes:
         return self.store.get(log_key("p", "abc1234", attempt, rank))
@@ -58,8 +58,8 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def facts(rank: int, data: bytes, lines: int) -> SealedLog:
-    return SealedLog(rank, len(data), lines, hashlib.sha256(data).hexdigest())
+def facts(rank: int, data: bytes, lines: int) -> ArchivedLog:
+    return ArchivedLog(rank, len(data), lines, hashlib.sha256(data).hexdigest())
 
 
 def test_every_rank_with_length_lines_and_digest(place: Place):
@@ -93,7 +93,7 @@ def test_killed_in_the_middle_the_next_goes_on(place: Place, monkeypatch: pytest
     left.write_bytes(b"1 b")
     assert len(place.seal(Node(0, b"1 a\n"), Node(1, b"1 b\n"))) == 2
     assert left.exists(), "it may be another's, on its way now"
-    old = time.time() - FORGOTTEN_SECONDS - 60
+    old = time.time() - STALE_COPY_SECONDS - 60
     os.utime(left, (old, old))
     other = place.scratch / "another-file"
     other.write_bytes(b"")

@@ -15,9 +15,9 @@ from prefect_bt import secrets
 from prefect_bt.errors import SecretError
 from prefect_bt.secrets import (
     MASK,
-    SHORTEST_MASKED,
+    MIN_MASKED_LENGTH,
     EnvironmentSecrets,
-    GivenSecrets,
+    InMemorySecrets,
     Redactor,
     resolve_secrets,
 )
@@ -26,7 +26,10 @@ VALUE = 's3cr3t "Pä/ss+w0rd"'
 
 
 def test_looks_in_order_and_reports_what_is_missing_everywhere() -> None:
-    sources = [GivenSecrets({"a": "1"}, label="one"), GivenSecrets({"a": "2", "b": "3"}, "two")]
+    sources = [
+        InMemorySecrets({"a": "1"}, label="one"),
+        InMemorySecrets({"a": "2", "b": "3"}, "two"),
+    ]
     assert resolve_secrets(["a", "b", "a"], sources) == {"a": "1", "b": "3"}
     with pytest.raises(SecretError) as caught:
         resolve_secrets(["a", "x", "y"], sources)
@@ -43,7 +46,7 @@ def test_environment_spellings(spelling: str) -> None:
 
 
 def test_reprs_hold_no_values() -> None:
-    shown = repr(GivenSecrets({"a": VALUE})) + repr(EnvironmentSecrets({"x": VALUE}))
+    shown = repr(InMemorySecrets({"a": VALUE})) + repr(EnvironmentSecrets({"x": VALUE}))
     assert VALUE not in shown
 
 
@@ -83,7 +86,7 @@ def test_short_values_are_left_alone() -> None:
 @given(st.text(min_size=6), st.binary(max_size=5), st.binary(max_size=5))
 def test_base64_of_anything_around_a_secret_hides_it(value: str, head: bytes, tail: bytes) -> None:
     encoded = base64.b64encode(head + value.encode() + tail).decode()
-    if len(value.encode()) > 8 and len(value.strip()) >= SHORTEST_MASKED:
+    if len(value.encode()) > 8 and len(value.strip()) >= MIN_MASKED_LENGTH:
         assert Redactor([value])(encoded) != encoded
 
 
@@ -149,17 +152,17 @@ def test_masks_what_a_shell_or_json_prints(spelled: str) -> None:
     ],
 )
 def test_unfinished(text: str, held: int) -> None:
-    assert Redactor(["secret"]).unfinished(text) == held
+    assert Redactor(["secret"]).partial_match_length(text) == held
 
 
 def test_unfinished_without_values() -> None:
-    assert Redactor([]).unfinished("anything") == 0
+    assert Redactor([]).partial_match_length("anything") == 0
 
 
 def test_unfinished_never_cuts_a_whole_value() -> None:
     redact = Redactor(["abab"])
-    assert redact.unfinished("xxabab") in {0, 4}
-    assert redact("xxabab"[: 6 - redact.unfinished("xxabab")]) in {"xx", f"xx{MASK}"}
+    assert redact.partial_match_length("xxabab") in {0, 4}
+    assert redact("xxabab"[: 6 - redact.partial_match_length("xxabab")]) in {"xx", f"xx{MASK}"}
 
 
 @pytest.mark.slow
@@ -172,7 +175,7 @@ def test_text_in_pieces_hides_what_whole_text_hides(values: list[str], noise: li
     redact, shown, rest = Redactor(values), "", ""
     for piece in (text[i : i + 3] for i in range(0, len(text), 3)):
         rest += piece
-        cut = len(rest) - redact.unfinished(rest)
+        cut = len(rest) - redact.partial_match_length(rest)
         shown, rest = shown + redact(rest[:cut]), rest[cut:]
     shown += redact(rest)
     assert not [value for value in values if value.strip() == value and value in shown]
@@ -181,7 +184,7 @@ def test_text_in_pieces_hides_what_whole_text_hides(values: list[str], noise: li
 @pytest.mark.slow
 def test_nothing_is_held_back_for_long_values_that_do_not_begin() -> None:
     redact = Redactor(["".join(chr(97 + i % 23) for i in range(i, i + 3000)) for i in range(20)])
-    assert redact.unfinished("?" * 100_000) == 0
+    assert redact.partial_match_length("?" * 100_000) == 0
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ def test_hex_of_a_short_value_is_not_masked() -> None:
 
 
 def all_spellings(values: list[str]) -> list[str]:
-    found = {s for value in values for s in secrets._spellings(value)}  # pyright: ignore[reportPrivateUsage]
+    found = {s for value in values for s in secrets._encodings(value)}  # pyright: ignore[reportPrivateUsage]
     return sorted(found, key=lambda s: (-len(s), s))
 
 
@@ -271,7 +274,7 @@ def test_masks_exactly_what_one_expression_would_mask(data: st.DataObject) -> No
     text = data.draw(texts(values))
     redact, pattern = Redactor(values), expression(values)
     assert redact(text) == pattern.sub(MASK, text)
-    assert redact.unfinished(text) == held_by(pattern, all_spellings(values), text)
+    assert redact.partial_match_length(text) == held_by(pattern, all_spellings(values), text)
 
 
 @pytest.mark.slow
@@ -286,7 +289,7 @@ def test_text_in_pieces_is_masked_as_one_expression_masks_it(data: st.DataObject
     rest = ""
     for piece in (text[i : i + size] for i in range(0, len(text), size)):
         rest += piece
-        held = redact.unfinished(rest)
+        held = redact.partial_match_length(rest)
         assert held == held_by(pattern, spellings, rest)
         shown, rest = rest[: len(rest) - held], rest[len(rest) - held :]
         assert redact(shown) == pattern.sub(MASK, shown)

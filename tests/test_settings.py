@@ -47,7 +47,9 @@ def test_what_containers_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_BT_DOCKER_NEW_PRIVILEGES", "1")
     monkeypatch.setenv("PREFECT_BT_DOCKER_PROCESSES", "4096")
     given = Settings().substrate_options("docker")["privileges"]
-    assert given == Privileges(("IPC_LOCK", "SYS_PTRACE"), new_privileges=True, processes=4096)
+    assert given == Privileges(
+        ("IPC_LOCK", "SYS_PTRACE"), allow_new_privileges=True, max_processes=4096
+    )
     assert "privileges" not in Settings().substrate_options("local")
 
 

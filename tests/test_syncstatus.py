@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
 from prefect_bt.cli.app import main
 from prefect_bt.contract import uploads_prefix
@@ -48,7 +48,7 @@ class Job:
     def begin(self, *states: JobState) -> None:
         self.attempt = self.ledger.begin_attempt(self.record.id)
         for state in states or (JobState.DEPLOYING, JobState.RUNNING):
-            self.ledger.append(self.record.id, state, attempt=self.attempt)
+            self.ledger.append_event(self.record.id, state, attempt=self.attempt)
 
     def write(self, name: str, files: dict[str, bytes], *, rank: int = 0) -> None:
         folders.write(self.root / str(rank) / name, files)
@@ -57,7 +57,9 @@ class Job:
         """What a rank's uploader does when the commands ended; it says so in the store."""
         store = Counting(self.root / "store")
         store.broken = StoreError("The store is full.") if broken else None
-        origin = Origin(self.record.project_id, self.record.id, rank, self.attempt, self.nodes)
+        origin = UploadOrigin(
+            self.record.project_id, self.record.id, rank, self.attempt, self.nodes
+        )
         ending = threading.Event()
         ending.set()
         folder = self.root / str(rank)
@@ -66,7 +68,7 @@ class Job:
             store,
             directory=folder,
             origin=origin,
-            options=UploadOptions(patience=0.0),
+            options=UploadOptions(stall_timeout=0.0),
             report=lambda status: self.say(rank, status),
         )
         return uploader.run(ending)
@@ -87,7 +89,7 @@ class Job:
             for rank, one in enumerate(said)
         )
         self.ledger.end_attempt(self.record.id, Outcome(self.attempt, state, nodes=nodes))
-        self.ledger.append(self.record.id, state, attempt=self.attempt)
+        self.ledger.append_event(self.record.id, state, attempt=self.attempt)
 
     def read(self) -> tuple[str | None, str | None]:
         """As another machine does: a ledger of its own, and nothing but the store."""
@@ -116,7 +118,7 @@ def test_a_job_that_commits_everything(tmp_path: Path, ledger: Ledger) -> None:
     assert job.read() == NOTHING, "nothing was written yet"
     job.begin(JobState.DEPLOYING)
     assert job.read() == NOTHING, "nodes are being provisioned"
-    ledger.append(job.record.id, JobState.RUNNING, attempt=0)
+    ledger.append_event(job.record.id, JobState.RUNNING, attempt=0)
     assert job.read() == ("SYNCING", None)
     job.write("checkpoint-10", folders.hf_full(10))
     said = job.flush()
@@ -129,7 +131,7 @@ def test_a_job_that_commits_everything(tmp_path: Path, ledger: Ledger) -> None:
     other.begin()
     other.end(JobState.FAILED, said)
     assert other.read() == ("COMPLETED", None)
-    ledger.append(other.record.id, JobState.CREATED)
+    ledger.append_event(other.record.id, JobState.CREATED)
     assert other.read() == ("COMPLETED", None)
     other.begin(JobState.DEPLOYING)
     assert other.read() == ("COMPLETED", None)
@@ -144,7 +146,7 @@ def test_without_checkpointing_and_without_an_attempt(tmp_path: Path, ledger: Le
     plain.end(JobState.COMPLETED, UploadStatus(0.0))
     assert plain.read() == NOTHING
     stopped = Job(tmp_path, ledger)
-    ledger.append(stopped.record.id, JobState.STOPPED)
+    ledger.append_event(stopped.record.id, JobState.STOPPED)
     assert stopped.read() == NOTHING
 
 
@@ -164,7 +166,7 @@ def test_an_upload_that_failed_and_one_that_is_not_whole(
     assert job.read()[0] is None
     assert error.startswith("Rank 0, checkpoint checkpoint-10: ")
     # The next attempt has room; of what it writes, one is cut off.
-    ledger.append(job.record.id, JobState.CREATED)
+    ledger.append_event(job.record.id, JobState.CREATED)
     job.begin()
     assert job.read() == ("SYNCING", None)
     half = folders.hf_full(20)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import submission
-from prefect_bt.attempts import plan_attempt, site_secrets
+from prefect_bt.attempts import plan_attempt, resolve_job_secrets
 from prefect_bt.cachesummary import summarize_cache
 from prefect_bt.cli.app import main
-from prefect_bt.contract import new_id, project_index_key, project_record_key
-from prefect_bt.control import open_site
+from prefect_bt.contract import make_id, project_index_key, project_record_key
+from prefect_bt.control import open_job_context
 from prefect_bt.definitions import (
     CacheConfig,
     Compute,
@@ -28,13 +28,13 @@ from prefect_bt.deletion import delete_project
 from prefect_bt.errors import AmbiguousError, PlanError, WeightsError
 from prefect_bt.jobs import job_document, open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim
+from prefect_bt.ownership import JobLock
 from prefect_bt.plan import GangPlan, VolumeKind
-from prefect_bt.planning import plan_sources
+from prefect_bt.planning import plan_weights_sources
 from prefect_bt.records import JobRecord, JobState, ProjectRecord
-from prefect_bt.secrets import EnvironmentSecrets, GivenSecrets, resolve_secrets
+from prefect_bt.secrets import EnvironmentSecrets, InMemorySecrets, resolve_secrets
 from prefect_bt.settings import Settings
-from prefect_bt.submission import Birth, SubmitOptions
+from prefect_bt.submission import JobOrigin, SubmitOptions
 from prefect_bt.weights.stored import CheckpointSource
 
 
@@ -65,9 +65,9 @@ def pushed(ledger: Ledger, folder: Path, project: TrainingProject) -> tuple[JobR
     work = folder / "work"
     work.mkdir(exist_ok=True)
     (work / "train.py").touch()
-    claim = Claim(Settings().state_dir)
-    accepted = submission.accept(ledger, project, source_dir=work, options=OPTIONS, claim=claim)
-    claim.drop()  # a lock that is left says that a process died with the job
+    claim = JobLock(Settings().state_dir)
+    accepted = submission.create_job(ledger, project, source_dir=work, options=OPTIONS, lock=claim)
+    claim.release_and_remove()  # a lock that is left says that a process died with the job
     return accepted
 
 
@@ -88,9 +88,9 @@ def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path
     assert team_cache(plan) == "default"
     assert pushed(ledger, tmp_path, defined(team="default"))[0].project_id == common.project_id
     assert len({alone.project_id, other.project_id, common.project_id}) == 3
-    assert len(ledger.projects()) == 3
+    assert len(ledger.list_projects()) == 3
     for record, team in ((again, "research"), (other, "sales"), (common, "")):
-        site = open_site(ledger, record)
+        site = open_job_context(ledger, record)
         assert team_cache(plan_attempt(site, 0)) == (team or "default")
         document = job_document(ledger, record)["training_project"]
         assert document == {"id": record.project_id, "name": "llm", "team_name": team or None}
@@ -103,7 +103,7 @@ def test_two_teams_own_a_project_of_the_same_name(ledger: Ledger, tmp_path: Path
         defined(team="sales"),
         OPTIONS,
         None,
-        birth=Birth(old=other),
+        origin=JobOrigin(source_job=other),
     )
     assert copy.project_id == other.project_id
 
@@ -114,7 +114,7 @@ def test_lookups_by_name_say_which_projects_there_are(
 ) -> None:
     one, _ = pushed(ledger, tmp_path, defined(team="research"))
     (tmp_path / "state" / "cache" / "projects" / one.project_id).mkdir(parents=True)
-    assert ledger.project("llm").id == one.project_id
+    assert ledger.get_project("llm").id == one.project_id
     two, _ = pushed(ledger, tmp_path, defined(team=""))
     told = f"{two.project_id} (the default team), {one.project_id} (team research)"
     for words in (
@@ -127,12 +127,12 @@ def test_lookups_by_name_say_which_projects_there_are(
         shown = capsys.readouterr().err.replace("\n", " ")
         assert told in shown
         assert "Give the id instead of the name." in shown
-    (weights,) = plan_sources(["bt://llm"])
+    (weights,) = plan_weights_sources(["bt://llm"])
     with pytest.raises(WeightsError, match="Give the id instead"):
-        CheckpointSource(weights, ledger.store).list()
-    assert ledger.project("llm", prefer="research").id == one.project_id
+        CheckpointSource(weights, ledger.store).list_files()
+    assert ledger.get_project("llm", prefer="research").id == one.project_id
     with pytest.raises(AmbiguousError):
-        ledger.project("llm", prefer="sales")
+        ledger.get_project("llm", prefer="sales")
 
     assert main(["view", "--project", one.project_id, "-o", "json"]) == 0
     (job,) = json.loads(capsys.readouterr().out)["training_jobs"]
@@ -143,11 +143,11 @@ def test_lookups_by_name_say_which_projects_there_are(
     assert "Team" in (shown := capsys.readouterr().out) and "research" in shown
 
     # What is deleted is the one that was named; the other is found by the name alone then.
-    ledger.append(one.id, JobState.STOPPED)
+    ledger.append_event(one.id, JobState.STOPPED)
     delete_project(ledger, one.project_id, settings=Settings())
     assert not summarize_cache(tmp_path / "state", one.project_id).entries
-    assert ledger.project("llm").id == two.project_id
-    assert [project.id for project in ledger.projects()] == [two.project_id]
+    assert ledger.get_project("llm").id == two.project_id
+    assert [project.id for project in ledger.list_projects()] == [two.project_id]
     back, _ = pushed(ledger, tmp_path, defined(team="research"))
     assert back.project_id not in {one.project_id, two.project_id}
 
@@ -155,14 +155,14 @@ def test_lookups_by_name_say_which_projects_there_are(
 def test_a_store_of_a_release_without_teams_is_read_as_it_is(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    old = ProjectRecord(new_id(), "llm", 1.0, "research")
+    old = ProjectRecord(make_id(), "llm", 1.0, "research")
     ledger.store.put(project_record_key(old.id), json.dumps(old.__dict__).encode())
     ledger.store.put(project_index_key("llm"), json.dumps({"project_id": old.id}).encode())
     assert pushed(ledger, tmp_path, defined())[0].project_id == old.id
     # In those releases a job of another team's push got that team's cache.
     record, _ = pushed(ledger, tmp_path, defined())
     strayed = replace(record, definition={**record.definition, "team_name": "sales"})
-    assert team_cache(plan_attempt(open_site(ledger, strayed), 0)) == "research"
+    assert team_cache(plan_attempt(open_job_context(ledger, strayed), 0)) == "research"
     assert pushed(ledger, tmp_path, defined(team=""))[0].project_id != old.id
 
 
@@ -172,7 +172,9 @@ def test_many_pushes_of_many_teams_make_one_project_each(ledger: Ledger) -> None
         made = list(pool.map(lambda team: ledger.ensure_project("llm", team_name=team), teams))
     assert {project.team_name for project in made} == set(teams)
     assert len({project.id for project in made}) == 4
-    assert sorted(ledger.projects(), key=lambda p: p.id) == sorted(set(made), key=lambda p: p.id)
+    assert sorted(ledger.list_projects(), key=lambda p: p.id) == sorted(
+        set(made), key=lambda p: p.id
+    )
     stored = {info.key for info in ledger.store.list("training_projects")}
     assert stored == {project_record_key(project.id) for project in made}
 
@@ -187,15 +189,15 @@ def test_a_teams_secret_wins_over_the_common_one(
         assert place in str(caught.value)
     monkeypatch.setenv("PREFECT_BT_SECRET_HF_TOKEN", "common")
     record, _ = pushed(ledger, tmp_path, project)
-    site = open_site(ledger, record)
+    site = open_job_context(ledger, record)
     site.secret_sources = (EnvironmentSecrets(),)
-    assert site_secrets(site) == {"hf-token": "common"}
+    assert resolve_job_secrets(site) == {"hf-token": "common"}
     monkeypatch.setenv("PREFECT_BT_SECRET_ML_RESEARCH_HF_TOKEN", "theirs")
-    assert site_secrets(site) == {"hf-token": "theirs"}
+    assert resolve_job_secrets(site) == {"hf-token": "theirs"}
     # Also where the common one lies in a source that is asked earlier.
-    blocks = GivenSecrets({"hf-token": "common"}, "blocks")
+    blocks = InMemorySecrets({"hf-token": "common"}, "blocks")
     sources = (blocks, EnvironmentSecrets())
     assert resolve_secrets(["hf-token"], sources, team="ML Research") == {"hf-token": "theirs"}
     assert resolve_secrets(["hf-token"], sources) == {"hf-token": "common"}
-    named = GivenSecrets({"ml-research-hf-token": "block"}, "blocks")
+    named = InMemorySecrets({"ml-research-hf-token": "block"}, "blocks")
     assert resolve_secrets(["hf-token"], [named], team="ML Research") == {"hf-token": "block"}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_bt.visible import visible, visible_line
+from prefect_bt.visible import escape_controls, escape_line_controls
 
 COLOUR = re.compile("\x1b\\[[0-9;:]*m")
 SIGNS = st.sampled_from(
@@ -49,15 +49,15 @@ def turners(text: str) -> list[str]:
 
 @given(TEXTS)
 def test_a_text_has_no_control(text: str) -> None:
-    shown = visible(text)
+    shown = escape_controls(text)
     assert not controls(shown, but="\n\t")
     assert not turners(shown)
-    assert visible(shown) == shown
+    assert escape_controls(shown) == shown
 
 
 @given(TEXTS)
 def test_a_line_has_colours_only_and_ends_them(text: str) -> None:
-    shown = visible_line(text)
+    shown = escape_line_controls(text)
     assert not controls(COLOUR.sub("", shown), but="\t")
     assert not turners(shown)
     colours = COLOUR.findall(shown)
@@ -67,8 +67,8 @@ def test_a_line_has_colours_only_and_ends_them(text: str) -> None:
 
 @given(st.text(st.characters(exclude_categories=("C",))))
 def test_what_prints_stays(text: str) -> None:
-    assert visible(text) == text
-    assert visible_line(text) == text
+    assert escape_controls(text) == text
+    assert escape_line_controls(text) == text
 
 
 @pytest.mark.parametrize(
@@ -90,4 +90,4 @@ def test_what_prints_stays(text: str) -> None:
     ],
 )
 def test_a_line(line: str, shown: str) -> None:
-    assert visible_line(line) == shown
+    assert escape_line_controls(line) == shown

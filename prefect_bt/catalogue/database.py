@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 
 Table = Literal["jobs", "documents"]
 
@@ -32,22 +32,22 @@ BUSY_SECONDS: Final = 0.2
 """Seconds to wait for another process's transaction, once in a process."""
 TABLES: Final[tuple[Table, ...]] = ("jobs", "documents")
 _BATCH: Final = 500
-_OUT_OF_REACH: Final = frozenset({3, 5, 6, 8, 10, 13, 14, 15, 23})
+_INACCESSIBLE_CODES: Final = frozenset({3, 5, 6, 8, 10, 13, 14, 15, 23})
 """SQLite's codes for a file that is busy, read-only, full or not accessible, but not damaged."""
 
 _log = logging.getLogger(__name__)
 
 
-class _Unfit(Exception):
-    """The file is a database, but not this catalogue of this store. `why` is empty for a file of
+class _IncompatibleDatabase(Exception):
+    """The file is a database, but not this catalogue of this store. `reason` is empty for a file of
     another release, which is no fault."""
 
-    def __init__(self, why: str = "") -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
-class CatalogueDatabase:
+class CatalogDatabase:
     """Bodies by table and id. `stamp` names the format; another format is replaced silently.
 
     Nothing is created before the first write.
@@ -67,56 +67,58 @@ class CatalogueDatabase:
     def read(self, table: Table, ids: Collection[str] | None = None) -> dict[str, str]:
         """Return the bodies of these ids, or of all. Rows whose digest is wrong are left out."""
         found: dict[str, str] = {}
-        with self._guarded(), self._opened(create=False) as connection:
+        with self._handle_errors(), self._connect(create=False) as connection:
             for key, body, digest in _select(connection, table, ids) if connection else ():
-                if isinstance(body, str) and digest == _digest(key, body):
+                if isinstance(body, str) and digest == _checksum(key, body):
                     found[key] = body
         return found
 
-    def write(self, table: Table, bodies: Mapping[str, str], *, gone: Collection[str] = ()) -> None:
-        """Replace these bodies, and remove the ids in `gone` from every table: one transaction."""
-        if not bodies and not gone:
+    def write(
+        self, table: Table, bodies: Mapping[str, str], *, deleted: Collection[str] = ()
+    ) -> None:
+        """Replace these bodies and remove the `deleted` ids from every table, in one transaction."""
+        if not bodies and not deleted:
             return
-        rows = [(key, body, _digest(key, body)) for key, body in bodies.items()]
-        with self._guarded(), self._opened(create=True) as connection:
+        rows = [(key, body, _checksum(key, body)) for key, body in bodies.items()]
+        with self._handle_errors(), self._connect(create=True) as connection:
             if connection is None:
                 return
             with _transaction(connection):
                 for one in TABLES:
-                    removed = [(key,) for key in gone]
+                    removed = [(key,) for key in deleted]
                     connection.executemany(f"DELETE FROM {one} WHERE id = ?", removed)  # noqa: S608
                 connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", rows)  # noqa: S608
 
     # -- faults -------------------------------------------------------------------------------
 
     @contextmanager
-    def _guarded(self) -> Generator[None]:
+    def _handle_errors(self) -> Generator[None]:
         """Turn every fault of the file into a catalogue that is empty, or not used."""
         try:
             yield
         except OSError as error:
-            self._give_up(error)
-        except _Unfit as unfit:
-            self._replace(unfit.why)
+            self._disable(error)
+        except _IncompatibleDatabase as unfit:
+            self._delete_file(unfit.reason)
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", None)
-            if code is not None and code & 0xFF in _OUT_OF_REACH:
-                self._give_up(error)
+            if code is not None and code & 0xFF in _INACCESSIBLE_CODES:
+                self._disable(error)
             else:
-                self._replace(f"is damaged ({error})")
+                self._delete_file(f"is damaged ({error})")
 
-    def _give_up(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         _log.info("The catalogue %s is not used: %s", self.path, error)
         self.usable = False
 
-    def _replace(self, why: str) -> None:
+    def _delete_file(self, why: str) -> None:
         """Remove the file, unless another process uses it: then a later one removes it."""
         try:
-            with _held(self._lock, fcntl.LOCK_EX):
+            with _hold_lock(self._lock, fcntl.LOCK_EX):
                 for ending in ("", "-journal", "-wal", "-shm"):
                     self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
         except OSError as error:
-            self._give_up(error)
+            self._disable(error)
         else:
             if why:
                 self._warn(f"The catalogue {self.path} {why}; it is built again from the store.")
@@ -124,13 +126,13 @@ class CatalogueDatabase:
     # -- the file -----------------------------------------------------------------------------
 
     @contextmanager
-    def _opened(self, *, create: bool) -> Generator[sqlite3.Connection | None]:
+    def _connect(self, *, create: bool) -> Generator[sqlite3.Connection | None]:
         """Yield the open database; None where there is none, or none that can be used."""
         if not self.usable or not (create or self.path.exists()):
             yield None
             return
-        make_private(self.path.parent)
-        with _held(self._lock, fcntl.LOCK_SH):
+        ensure_private_folder(self.path.parent)
+        with _hold_lock(self._lock, fcntl.LOCK_SH):
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
             try:
@@ -144,14 +146,14 @@ class CatalogueDatabase:
         """Raise _Unfit for another catalogue; make the tables in an empty file."""
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         if not tables.fetchall():
-            self._make(connection)
+            self._create_tables(connection)
         about = dict(connection.execute("SELECT key, value FROM about").fetchall())
         if about.get("store") != self._about["store"]:
-            raise _Unfit(f"is of another store ({about.get('store')})")
+            raise _IncompatibleDatabase(f"is of another store ({about.get('store')})")
         if about != self._about:
-            raise _Unfit
+            raise _IncompatibleDatabase
 
-    def _make(self, connection: sqlite3.Connection) -> None:
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
         with _transaction(connection):
             connection.execute("CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value)")
             for table in TABLES:
@@ -186,13 +188,13 @@ def _transaction(connection: sqlite3.Connection) -> Generator[None]:
     connection.execute("COMMIT")
 
 
-def _digest(key: str, body: str) -> int:
+def _checksum(key: str, body: str) -> int:
     """Notice bytes that changed inside a row, which SQLite does not."""
     return zlib.crc32(f"{key}\0{body}".encode("utf-8", "surrogatepass"))
 
 
 @contextmanager
-def _held(path: Path, kind: int) -> Generator[None]:
+def _hold_lock(path: Path, kind: int) -> Generator[None]:
     """Hold the lock file. BlockingIOError where another process does."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

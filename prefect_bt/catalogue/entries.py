@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from prefect_bt.catalogue.database import CatalogueDatabase
+from prefect_bt.catalogue.database import CatalogDatabase
 from prefect_bt.contract import (
     INDEX_JOBS,
     INDEX_REOPENED,
@@ -31,11 +31,11 @@ from prefect_bt.contract import (
 )
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.ledger import Ledger
-from prefect_bt.objects.protocols import Adopt, ObjectInfo
+from prefect_bt.objects.protocols import ObjectInfo, SupportsLinks
 from prefect_bt.records import JobState
 from prefect_bt.settings import Settings
 
-FORMAT: Final = 1
+FORMAT_VERSION: Final = 1
 """Of the bodies that are kept; a change of the document's code is noticed without it."""
 _RECORDS: Final = ("attempts", "events", "manifests", "runs", "withdrawn")
 """Folders of a job whose files its document is made of."""
@@ -53,13 +53,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A job in the catalogue. `seen` is its index entry as listed, compared for equality."""
+    """A job in the catalogue. `fingerprint` is its index entry as listed, compared for equality."""
 
     id: str
-    seen: str
+    fingerprint: str
     project_id: str
     created_at: float = 0.0
-    events: int = 0
+    event_count: int = 0
     """Number of its events when it was over; 0: not known to be over."""
 
     @property
@@ -68,18 +68,18 @@ class JobEntry:
         return bool(self.project_id)
 
 
-def open_catalogue(ledger: Ledger, *, warn: Callable[[str], object]) -> Catalogue:
+def open_catalog(ledger: Ledger, *, warn: Callable[[str], object]) -> JobCatalog:
     """Return the catalogue of the ledger's store in this machine's state folder.
 
     `warn` is given a sentence where the file of the catalogue had to be replaced.
     """
     folder = Settings().state_dir / "catalogue"
-    return Catalogue(ledger, folder, stamp=document_stamp(), warn=warn)
+    return JobCatalog(ledger, folder, stamp=document_stamp(), warn=warn)
 
 
 def document_stamp() -> str:
     """Return a digest of the modules that make documents, which differs between releases."""
-    digest = hashlib.sha256(str(FORMAT).encode())
+    digest = hashlib.sha256(str(FORMAT_VERSION).encode())
     for pattern in _SOURCES:
         for path in sorted(_ROOT.glob(pattern)):  # none in a package that is an archive
             with suppress(OSError):
@@ -87,7 +87,7 @@ def document_stamp() -> str:
     return digest.hexdigest()[:16]
 
 
-class Catalogue:
+class JobCatalog:
     """The jobs of one store as this process sees them; consistent for the life of the object."""
 
     def __init__(
@@ -95,36 +95,36 @@ class Catalogue:
     ) -> None:
         """Use the database in `folder`. `stamp` names the code that makes documents."""
         self.ledger = ledger
-        self._local = ledger.store if isinstance(ledger.store, Adopt) else None
-        self._database = CatalogueDatabase(folder, store=ledger.store.url, stamp=stamp, warn=warn)
+        self._local = ledger.store if isinstance(ledger.store, SupportsLinks) else None
+        self._database = CatalogDatabase(folder, store=ledger.store.url, stamp=stamp, warn=warn)
 
-    def entries(self, project_id: str | None = None) -> list[JobEntry]:
+    def list_entries(self, project_id: str | None = None) -> list[JobEntry]:
         """Every job of the project, or of the store, oldest first."""
         found = [one for one in self._entries.values() if one.exists]
         if project_id is not None:
             found = [one for one in found if one.project_id == project_id]
         return sorted(found, key=lambda one: (one.created_at, one.id))
 
-    def unfinished(
-        self, entries: Iterable[JobEntry], settle: Callable[[str], JobState]
+    def list_unfinished(
+        self, entries: Iterable[JobEntry], refresh_state: Callable[[str], JobState]
     ) -> list[JobEntry]:
-        """The entries whose job is not over, after `settle`, which returns a job's state."""
-        asked = [entry for entry in entries if not self._still_over(entry)]
+        """The entries whose job is not over, after `refresh_state`, which returns a job's state."""
+        asked = [entry for entry in entries if not self._is_still_ended(entry)]
         states = self._each(self._state, asked)
         going = {
             entry.id
             for entry, state in zip(asked, states, strict=True)
-            if state is not None and not state.terminal and not settle(entry.id).terminal
+            if state is not None and not state.terminal and not refresh_state(entry.id).terminal
         }
         over = [
             entry
             for entry, state in zip(asked, states, strict=True)
             if state is not None and entry.id not in going
         ]
-        self._keep_ends(over)
+        self._store_event_counts(over)
         return [entry for entry in asked if entry.id in going]
 
-    def documents(
+    def list_documents(
         self, entries: Sequence[JobEntry], read: Callable[[str], Document]
     ) -> list[Document]:
         """The document of each entry; `read` makes one from the store's records.
@@ -141,11 +141,11 @@ class Catalogue:
         )
         found = dict(_valid(kept, signatures))
         missing = [entry for entry in entries if entry.id not in found]
-        over = [entry for entry in missing if self._still_over(entry)]
-        fresh = dict(self._each(lambda one: (one.id, _read(read, one.id)), over))
-        fresh |= {one.id: _read(read, one.id) for one in missing if one.id not in fresh}
+        over = [entry for entry in missing if self._is_still_ended(entry)]
+        fresh = dict(self._each(lambda one: (one.id, _read_or_none(read, one.id)), over))
+        fresh |= {one.id: _read_or_none(read, one.id) for one in missing if one.id not in fresh}
         made = {key: document for key, document in fresh.items() if document is not None}
-        self._keep_documents(made, signatures)
+        self._store_documents(made, signatures)
         found |= made
         return [found[entry.id] for entry in entries if entry.id in found]
 
@@ -154,13 +154,15 @@ class Catalogue:
     @cached_property
     def _entries(self) -> dict[str, JobEntry]:
         """By id, also of deleted jobs."""
-        listed = {_last_part(info.key): _seen(info) for info in self.ledger.store.list(INDEX_JOBS)}
+        listed = {
+            _last_part(info.key): _fingerprint(info) for info in self.ledger.store.list(INDEX_JOBS)
+        }
         kept = {entry.id: entry for entry in _decode(self._database.read("jobs"))}
-        known = {key: one for key, one in kept.items() if listed.get(key) == one.seen}
+        known = {key: one for key, one in kept.items() if listed.get(key) == one.fingerprint}
         unknown = [(key, seen) for key, seen in listed.items() if key not in known]
         found = [entry for entry in self._each(self._read_entry, unknown) if entry is not None]
         self._database.write(
-            "jobs", {one.id: _encode(one) for one in found}, gone=kept.keys() - known.keys()
+            "jobs", {one.id: _encode(one) for one in found}, deleted=kept.keys() - known.keys()
         )
         return known | {one.id: one for one in found}
 
@@ -180,24 +182,27 @@ class Catalogue:
 
     # -- what has changed ---------------------------------------------------------------------
 
-    def _still_over(self, entry: JobEntry) -> bool:
+    def _is_still_ended(self, entry: JobEntry) -> bool:
         """Whether the job is known to be over, and its last event is still its last."""
-        if not entry.events:
+        if not entry.event_count:
             return False
         if self._local is None:
-            return self._reopened.get(entry.id, -1) < entry.events
+            return self._reopened.get(entry.id, -1) < entry.event_count
         last, following = (
             event_key(entry.project_id, entry.id, number)
-            for number in (entry.events - 1, entry.events)
+            for number in (entry.event_count - 1, entry.event_count)
         )
-        return self._local.lend(last) is not None and self._local.lend(following) is None
+        return (
+            self._local.find_local_path(last) is not None
+            and self._local.find_local_path(following) is None
+        )
 
     def _state(self, entry: JobEntry) -> JobState | None:
         """None where the job's records were removed without a mark in the index."""
-        state = self.ledger.state(entry.id)
+        state = self.ledger.get_state(entry.id)
         if state is JobState.PENDING:
             try:
-                self.ledger.job(entry.id)
+                self.ledger.get_job(entry.id)
             except NotFoundError:
                 return None
         return state
@@ -217,19 +222,19 @@ class Catalogue:
         prefix, digest = job_prefix(entry.project_id, entry.id), hashlib.sha256()
         for folder in _RECORDS:
             for info in self.ledger.store.list(f"{prefix}/{folder}"):
-                digest.update(f"{info.key} {_seen(info)}\n".encode("utf-8", "surrogatepass"))
+                digest.update(f"{info.key} {_fingerprint(info)}\n".encode("utf-8", "surrogatepass"))
         with suppress(ObjectNotFound):
             digest.update(self.ledger.store.get(f"{prefix}/drill.json"))
-        return f"{entry.seen} {digest.hexdigest()}"
+        return f"{entry.fingerprint} {digest.hexdigest()}"
 
     # -- what is kept -------------------------------------------------------------------------
 
-    def _keep_ends(self, over: Sequence[JobEntry]) -> None:
+    def _store_event_counts(self, over: Sequence[JobEntry]) -> None:
         """Note the number of events of jobs that are over."""
-        counts = self._each(lambda entry: len(self.ledger.event_keys(entry.id)), over)
-        self._keep({one.id: count for one, count in zip(over, counts, strict=True)})
+        counts = self._each(lambda entry: len(self.ledger.list_event_keys(entry.id)), over)
+        self._update_event_counts({one.id: count for one, count in zip(over, counts, strict=True)})
 
-    def _keep_documents(self, made: Mapping[str, Document], signatures: Mapping[str, str]) -> None:
+    def _store_documents(self, made: Mapping[str, Document], signatures: Mapping[str, str]) -> None:
         """Keep the documents of jobs that are over, with what was listed before they were made."""
         over = {
             key: document
@@ -238,13 +243,13 @@ class Catalogue:
         }
         bodies = {key: json.dumps([signatures[key], body]) for key, body in over.items()}
         self._database.write("documents", bodies)
-        self._keep({key: len(document["events"]) for key, document in over.items()})
+        self._update_event_counts({key: len(document["events"]) for key, document in over.items()})
 
-    def _keep(self, counts: Mapping[str, int]) -> None:
+    def _update_event_counts(self, counts: Mapping[str, int]) -> None:
         changed = {
-            key: replace(self._entries[key], events=count)
+            key: replace(self._entries[key], event_count=count)
             for key, count in counts.items()
-            if self._entries[key].events != count
+            if self._entries[key].event_count != count
         }
         self._entries.update(changed)
         self._database.write("jobs", {key: _encode(entry) for key, entry in changed.items()})
@@ -259,7 +264,7 @@ class Catalogue:
             return list(pool.map(do, items))
 
 
-def _read(read: Callable[[str], Document], job_id: str) -> Document | None:
+def _read_or_none(read: Callable[[str], Document], job_id: str) -> Document | None:
     try:
         return read(job_id)
     except NotFoundError:
@@ -275,7 +280,7 @@ def _valid(
             yield job_id, document
 
 
-def _seen(info: ObjectInfo) -> str:
+def _fingerprint(info: ObjectInfo) -> str:
     return f"{info.size}:{info.modified!r}"
 
 

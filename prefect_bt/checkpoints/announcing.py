@@ -15,33 +15,35 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.contract import uploads_prefix
 from prefect_bt.errors import StoreError
-from prefect_bt.objects.protocols import Get, List, Put
+from prefect_bt.objects.protocols import SupportsGet, SupportsList, SupportsPut
 from prefect_bt.records import UploadStatus
 
-EVERY: Final = 5.0
+PUBLISH_INTERVAL: Final = 5.0
 """Seconds between two words of one rank, while bytes move."""
-_LAST_WORD: Final = 10.0
+_CLOSE_TIMEOUT: Final = 10.0
 """How long a process on its way out waits for its last word to arrive."""
 
 
-class Announcer:
+class StatusPublisher:
     """Puts the newest status into the store, from a thread of its own: a slow store stops nobody.
 
-    `say` may be called at any rate; what is not news is not sent.
+    `publish` may be called at any rate; what is not news is not sent.
     """
 
-    def __init__(self, store: Put, origin: Origin, *, every: float = EVERY) -> None:
+    def __init__(
+        self, store: SupportsPut, origin: UploadOrigin, *, interval: float = PUBLISH_INTERVAL
+    ) -> None:
         folder = uploads_prefix(origin.project_id, origin.job_id, origin.attempt)
-        self._store, self._key, self._every = store, f"{folder}/rank-{origin.rank}.json", every
+        self._store, self._key, self._every = store, f"{folder}/rank-{origin.rank}.json", interval
         self._news, self._status = threading.Condition(), UploadStatus(updated_at=0)
         self._fresh = self._over = False
         self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)
         self._thread.start()
 
-    def say(self, status: UploadStatus) -> None:
+    def publish(self, status: UploadStatus) -> None:
         with self._news:
             self._fresh = self._fresh or status != self._status
             self._status = status
@@ -52,7 +54,7 @@ class Announcer:
         with self._news:
             self._over = True
             self._news.notify()
-        self._thread.join(_LAST_WORD)
+        self._thread.join(_CLOSE_TIMEOUT)
 
     def _run(self) -> None:
         while True:
@@ -63,13 +65,13 @@ class Announcer:
                 status, self._fresh = self._status, False
             with suppress(StoreError):
                 self._store.put(self._key, codec.dumps(status).encode(errors="backslashreplace"))
-            self._pause(status)
+            self._wait_interval(status)
 
-    def _pause(self, sent: UploadStatus) -> None:
+    def _wait_interval(self, sent: UploadStatus) -> None:
         with self._news:
-            self._news.wait_for(lambda: self._over or self._urgent(sent), self._every)
+            self._news.wait_for(lambda: self._over or self._is_urgent(sent), self._every)
 
-    def _urgent(self, sent: UploadStatus) -> bool:
+    def _is_urgent(self, sent: UploadStatus) -> bool:
         """A commit or a fault is told at once, progress in its time."""
         return self._fresh and (self._status.committed, self._status.trouble) != (
             sent.committed,
@@ -79,14 +81,14 @@ class Announcer:
 
 @dataclass(frozen=True)
 class RankUpload:
-    """`told_at` in epoch seconds by the store's clock."""
+    """`updated_at` in epoch seconds by the store's clock."""
 
     rank: int
-    told_at: float
+    updated_at: float
     status: UploadStatus
 
     @property
-    def remaining(self) -> int:
+    def bytes_remaining(self) -> int:
         """Bytes still to go of what is on its way."""
         return max(0, self.status.bytes_total - self.status.bytes_done)
 
@@ -95,21 +97,25 @@ class RankUpload:
         """None while nothing moves, or nobody can tell."""
         if not self.status.current or not self.status.rate:
             return None
-        return self.remaining / self.status.rate
+        return self.bytes_remaining / self.status.rate
 
 
-class Uploads:
+class UploadStatusReader:
     """The uploads of one attempt as last announced; reads again only what was replaced."""
 
     def __init__(self, store: _Readable, project_id: str, job_id: str, attempt: int) -> None:
         self._store, self._prefix = store, uploads_prefix(project_id, job_id, attempt)
         self._known: dict[str, RankUpload] = {}
 
-    def look(self) -> list[RankUpload]:
+    def read(self) -> list[RankUpload]:
         """By rank. Raises StoreError."""
         for info in self._store.list(self._prefix):
             known = self._known.get(info.key)
-            if known is None or known.told_at != info.modified or time.time() - info.modified < 2:
+            if (
+                known is None
+                or known.updated_at != info.modified
+                or time.time() - info.modified < 2
+            ):
                 self._known |= dict(self._read(info.key, info.modified))
         return sorted(self._known.values(), key=lambda one: one.rank)
 
@@ -121,4 +127,4 @@ class Uploads:
             yield key, RankUpload(rank, modified, status)
 
 
-class _Readable(Get, List, Protocol): ...
+class _Readable(SupportsGet, SupportsList, Protocol): ...

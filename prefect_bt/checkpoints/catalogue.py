@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from prefect_bt.checkpoints.committed import newest_refs
-from prefect_bt.checkpoints.layout import join, stem_of, step_of_name
-from prefect_bt.checkpoints.manifest import Manifest, load
+from prefect_bt.checkpoints.committed import find_newest_refs
+from prefect_bt.checkpoints.layout import join_checkpoint_path, parse_step, series_of
+from prefect_bt.checkpoints.manifest import Manifest, load_manifest
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.objects.protocols import Store
 
@@ -27,7 +27,7 @@ class CheckpointFile:
     """One file of a checkpoint. `path` is relative to the rank's checkpoint directory (§8.2)."""
 
     path: str
-    logical: str
+    logical_path: str
     rank: int
     key: str
     size: int
@@ -60,15 +60,15 @@ class CommittedCheckpoint:
     @property
     def newest_manifest(self) -> str:
         """Key of the part that was committed last."""
-        return max(self.manifests, key=_when).key
+        return max(self.manifests, key=_commit_order).key
 
     def files(self) -> Iterator[CheckpointFile]:
         """Every file of every rank, by rank and path."""
         for manifest in self.manifests:
             for entry in manifest.entries:
                 yield CheckpointFile(
-                    path=join(manifest.name, entry.path),
-                    logical=entry.logical,
+                    path=join_checkpoint_path(manifest.name, entry.path),
+                    logical_path=entry.logical,
                     rank=manifest.rank,
                     key=entry.key,
                     size=entry.size,
@@ -85,20 +85,22 @@ def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[Committ
     """
     parts: dict[str, list[Manifest]] = {}
     gone: set[str] = set()
-    for (_, name), ref in sorted(newest_refs(store, project_id, job_id).items()):
+    for (_, name), ref in sorted(find_newest_refs(store, project_id, job_id).items()):
         try:
-            parts.setdefault(name, []).append(load(store.get(ref.key), key=ref.key))
+            parts.setdefault(name, []).append(load_manifest(store.get(ref.key), key=ref.key))
         except ObjectNotFound:
             # Taken away between listing and reading, and so are its other ranks' parts.
             gone.add(name)
     for name in gone:
         del parts[name]
     ranks = {name: {manifest.rank for manifest in found} for name, found in parts.items()}
-    merged = [_merge(found, _missing(name, ranks)) for name, found in parts.items()]
+    merged = [
+        _merge_ranks(found, _find_missing_ranks(name, ranks)) for name, found in parts.items()
+    ]
     return sorted(merged, key=lambda one: (one.attempt, one.created_at, one.step or -1))
 
 
-def newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoint | None:
+def find_newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoint | None:
     """The checkpoint to go on from: the last committed that no rank's part is missing of.
 
     A model, adapter or folder named after a step comes before any other folder (logs, event files);
@@ -109,18 +111,18 @@ def newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoint | 
     return (models or found or [None])[-1]
 
 
-def by_name(job_id: str, there: Collection[str], wanted: Collection[str]) -> list[str]:
-    """The names meant by `wanted`, names or ids; NotFoundError lists those that are `there`."""
-    ids = {id_of(job_id, name): name for name in there}
-    found = [one if one in there else ids.get(one, "") for one in wanted]
+def resolve_names(job_id: str, available: Collection[str], wanted: Collection[str]) -> list[str]:
+    """The names meant by `wanted`, names or ids; NotFoundError lists those that are `available`."""
+    ids = {short_id(job_id, name): name for name in available}
+    found = [one if one in available else ids.get(one, "") for one in wanted]
     for one, name in zip(wanted, found, strict=True):
         if not name:
-            listed = ", ".join(sorted(there)) or "none"
+            listed = ", ".join(sorted(available)) or "none"
             raise NotFoundError("checkpoint", one, next_step=f"Job {job_id} has: {listed}.")
     return found
 
 
-def checkpoint_record(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
+def checkpoint_document(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
     """The JSON record of Baseten Training §8.3, with the step and attempt in addition."""
     return {
         "id": checkpoint.id,
@@ -137,13 +139,13 @@ def checkpoint_record(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
     }
 
 
-def _merge(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCheckpoint:
+def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCheckpoint:
     parts = sorted(parts, key=lambda part: part.rank)
     first = parts[0]
     told = next((part for part in parts if part.type), first)
     steps = [part.step for part in parts if part.step is not None]
     return CommittedCheckpoint(
-        id=id_of(first.job_id, first.name),
+        id=short_id(first.job_id, first.name),
         checkpoint_id=first.name,
         project_id=first.project_id,
         job_id=first.job_id,
@@ -160,26 +162,26 @@ def _merge(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCheckpoi
     )
 
 
-def _missing(name: str, ranks: dict[str, set[int]]) -> tuple[int, ...]:
+def _find_missing_ranks(name: str, ranks: dict[str, set[int]]) -> tuple[int, ...]:
     """The ranks of the nearest lower step that this checkpoint lacks."""
-    step, stem = step_of_name(name), stem_of(name)
+    step, stem = parse_step(name), series_of(name)
     if step is None:
         return ()
     lower = [
         (other_step, other)
         for other in ranks
-        if stem_of(other) == stem
-        and (other_step := step_of_name(other)) is not None
+        if series_of(other) == stem
+        and (other_step := parse_step(other)) is not None
         and other_step < step
     ]
     return tuple(sorted(ranks[max(lower)[1]] - ranks[name])) if lower else ()
 
 
-def id_of(job_id: str, name: str) -> str:
+def short_id(job_id: str, name: str) -> str:
     """The same for every version and attempt of one name in one job."""
     text = f"{job_id}/{name}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:_ID_LENGTH]
 
 
-def _when(manifest: Manifest) -> tuple[int, float]:
+def _commit_order(manifest: Manifest) -> tuple[int, float]:
     return manifest.attempt, manifest.committed_at

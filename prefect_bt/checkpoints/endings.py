@@ -21,31 +21,31 @@ from posixpath import basename
 from typing import Final
 
 from prefect_bt.checkpoints.formats import FileReport
-from prefect_bt.checkpoints.layout import ROOT, FileFact, Found, step_of_name
+from prefect_bt.checkpoints.layout import ROOT, FileStat, LocalCheckpoint, parse_step
 from prefect_bt.checkpoints.processes import (
-    Place,
-    distributed_ranks,
-    optimizer_shards,
-    random_ranks,
+    GangPosition,
+    count_optimizer_shards,
+    find_distcp_ranks,
+    find_rng_ranks,
 )
 from prefect_bt.checkpoints.settling import is_log
 from prefect_bt.checkpoints.wholeness import has_payload
 
-LATEST: Final = "latest"
-ITERATION: Final = "latest_checkpointed_iteration.txt"
-TRACKERS: Final = (LATEST, ITERATION)
+LATEST_FILE: Final = "latest"
+LATEST_ITERATION_FILE: Final = "latest_checkpointed_iteration.txt"
+TRACKERS: Final = (LATEST_FILE, LATEST_ITERATION_FILE)
 _STATE: Final = "trainer_state.json"
 _HF_FOLDER: Final = re.compile(r"checkpoint-\d+")
-_TRACKED: Final = re.compile(r"(?:iter_|global_step_?)\d+")
+_TRACKED_FOLDER: Final = re.compile(r"(?:iter_|global_step_?)\d+")
 _TRACKED_FILES: Final = re.compile(
     r"(?:.*/)?(?:model_optim_rng\.pt|common\.pt|.*\.distcp|.*_world_size_\d+_rank_\d+\.pt|.*_states\.pt)",
     re.DOTALL,
 )
-_TRAINERS: Final = re.compile(r"(?:optimizer|scheduler|scaler)\.pt|rng_state(?:_\d+)?\.pth")
-_ACCELERATES: Final = re.compile(r"(?:optimizer|scheduler|sampler)(?:_\d+)?\.bin")
-_ACCELERATES_FOLDER: Final = re.compile(r"pytorch_model(?:_fsdp)?(?:_\d+)?/.*", re.DOTALL)
-_RANDOM: Final = re.compile(r"random_states_\d+\.pkl")
-_ALIKE: Final = 0.9
+_TRAINER_FILE: Final = re.compile(r"(?:optimizer|scheduler|scaler)\.pt|rng_state(?:_\d+)?\.pth")
+_ACCELERATE_FILE: Final = re.compile(r"(?:optimizer|scheduler|sampler)(?:_\d+)?\.bin")
+_ACCELERATE_FOLDER: Final = re.compile(r"pytorch_model(?:_fsdp)?(?:_\d+)?/.*", re.DOTALL)
+_RANDOM_STATES_FILE: Final = re.compile(r"random_states_\d+\.pkl")
+_MIN_SIZE_RATIO: Final = 0.9
 """Bytes of a sibling that are as good as all: no two states pickle to the same length."""
 
 
@@ -54,57 +54,65 @@ class Tracker:
     """A file that names the newest checkpoint: its text, and what is known of the file."""
 
     text: str
-    fact: FileFact
+    stat: FileStat
 
 
 @dataclass(frozen=True)
-class Example:
+class ReferenceCheckpoint:
     """A committed checkpoint: its files' sizes and modification times."""
 
     name: str
-    files: Mapping[str, FileFact]
+    files: Mapping[str, FileStat]
 
 
 @dataclass(frozen=True)
-class Around:
+class CompletionContext:
     """What is known beside the files: trackers by path in the checkpoint or `../`, and more."""
 
-    examples: Sequence[Example] = ()
+    references: Sequence[ReferenceCheckpoint] = ()
     trackers: Mapping[str, Tracker] = field(default_factory=dict[str, Tracker])
-    place: Place = field(default_factory=Place)
+    position: GangPosition = field(default_factory=GangPosition)
 
 
-def finished(found: Found, around: Around) -> bool:
+def is_finished(checkpoint: LocalCheckpoint, context: CompletionContext) -> bool:
     """Whether the files of a checkpoint without a fault prove that their writer is done."""
-    if found.unfinished:
+    if checkpoint.temporary_files:
         return False
-    core = {path: fact for path, fact in found.files.items() if not is_log(path)}
-    repeated = [_repeats(found.name, core, example) for example in around.examples]
+    core = {path: fact for path, fact in checkpoint.files.items() if not is_log(path)}
+    repeated = [
+        _matches_reference(checkpoint.name, core, example) for example in context.references
+    ]
     if repeated:
         return all(repeated)
-    proofs: tuple[Callable[[Found, Mapping[str, FileFact], Around], bool], ...] = (
-        _trainer_ended,
-        _tracker_names,
-        _distributed_ended,
+    proofs: tuple[
+        Callable[[LocalCheckpoint, Mapping[str, FileStat], CompletionContext], bool], ...
+    ] = (
+        _trainer_finished,
+        _tracker_finished,
+        _distcp_finished,
     )
-    return any(proof(found, core, around) for proof in proofs)
+    return any(proof(checkpoint, core, context) for proof in proofs)
 
 
-def doubt(found: Found, reports: Mapping[str, FileReport], around: Around) -> str:
+def find_unfinished_sign(
+    checkpoint: LocalCheckpoint, reports: Mapping[str, FileReport], context: CompletionContext
+) -> str:
     """What looks unfinished though it may be all there will be; empty if nothing does.
 
     A sibling that was committed settles it: then only what that one had is missing (wholeness.py).
     """
-    if around.examples:
+    if context.references:
         return ""
-    if around.place.is_first:
-        for question in (_accelerate_doubt, _trainer_doubt, _tracker_doubt):
-            if said := question(found, around):
+    if context.position.is_leader:
+        for question in (_accelerate_unfinished, _trainer_unfinished, _tracker_unfinished):
+            if said := question(checkpoint, context):
                 return said
-    return _weights_doubt(found, reports)
+    return _weights_unfinished(checkpoint, reports)
 
 
-def _repeats(name: str, core: Mapping[str, FileFact], example: Example) -> bool:
+def _matches_reference(
+    name: str, core: Mapping[str, FileStat], example: ReferenceCheckpoint
+) -> bool:
     """Whether everything the example had is there, in its size; if it is the same checkpoint's
     former state, written anew."""
     former = {path: fact for path, fact in example.files.items() if not is_log(path)}
@@ -112,18 +120,18 @@ def _repeats(name: str, core: Mapping[str, FileFact], example: Example) -> bool:
         return False
     if example.name == name and any(_same(core.get(p), fact) for p, fact in former.items()):
         return False
-    have, had = _shape(core), _shape(former)
+    have, had = _count_by_role(core), _count_by_role(former)
     return all(
-        role in have and have[role][0] >= count and have[role][1] >= _ALIKE * size
+        role in have and have[role][0] >= count and have[role][1] >= _MIN_SIZE_RATIO * size
         for role, (count, size) in had.items()
     )
 
 
-def _same(fact: FileFact | None, before: FileFact) -> bool:
+def _same(fact: FileStat | None, before: FileStat) -> bool:
     return fact is not None and (fact.size, fact.mtime_ns) == (before.size, before.mtime_ns)
 
 
-def _shape(files: Mapping[str, FileFact]) -> dict[str, tuple[int, int]]:
+def _count_by_role(files: Mapping[str, FileStat]) -> dict[str, tuple[int, int]]:
     """Path without its numbers -> how many there are, bytes in all."""
     counts, sizes = Counter[str](), Counter[str]()
     for path, fact in files.items():
@@ -133,92 +141,100 @@ def _shape(files: Mapping[str, FileFact]) -> dict[str, tuple[int, int]]:
     return {role: (count, sizes[role]) for role, count in counts.items()}
 
 
-def _is_newest(fact: FileFact, files: Iterable[FileFact]) -> bool:
+def _is_newest(fact: FileStat, files: Iterable[FileStat]) -> bool:
     return all(other.mtime_ns <= fact.mtime_ns for other in files)
 
 
-def _trainer_ended(found: Found, core: Mapping[str, FileFact], around: Around) -> bool:
+def _trainer_finished(
+    found: LocalCheckpoint, core: Mapping[str, FileStat], around: CompletionContext
+) -> bool:
     state = core.get(_STATE)
     if state is None or not has_payload(core) or not _is_newest(state, core.values()):
         return False
     # Rank 0 does not wait for the others' random states: only their other files count them.
-    ranks = random_ranks(core)
+    ranks = find_rng_ranks(core)
     if not ranks:
-        return around.place.is_first
-    wrote = set[int]().union(*distributed_ranks(core).values())
-    return around.place.is_alone and (ranks == wrote or optimizer_shards(core) == len(ranks))
+        return around.position.is_leader
+    wrote = set[int]().union(*find_distcp_ranks(core).values())
+    return around.position.is_single_node and (
+        ranks == wrote or count_optimizer_shards(core) == len(ranks)
+    )
 
 
-def _tracker_names(found: Found, core: Mapping[str, FileFact], around: Around) -> bool:
-    own = around.trackers.get(LATEST)
+def _tracker_finished(
+    found: LocalCheckpoint, core: Mapping[str, FileStat], around: CompletionContext
+) -> bool:
+    own = around.trackers.get(LATEST_FILE)
     if own is not None:
         inside = {path for path in core if path.startswith(f"{own.text}/")}
         # Trainer and accelerate go on after it; then there is more, or there will be.
-        is_all = core.keys() - inside <= {LATEST, "zero_to_fp32.py"}
-        theirs = any(map(_ACCELERATES_FOLDER.fullmatch, inside))
-        return bool(inside) and is_all and not theirs and _is_newest(own.fact, core.values())
+        is_all = core.keys() - inside <= {LATEST_FILE, "zero_to_fp32.py"}
+        theirs = any(map(_ACCELERATE_FOLDER.fullmatch, inside))
+        return bool(inside) and is_all and not theirs and _is_newest(own.stat, core.values())
     return any(
-        _names(path, tracker, found.name) and _is_newest(tracker.fact, core.values())
+        _is_named_by(path, tracker, found.name) and _is_newest(tracker.stat, core.values())
         for path, tracker in around.trackers.items()
     )
 
 
-def _names(path: str, tracker: Tracker, name: str) -> bool:
+def _is_named_by(path: str, tracker: Tracker, name: str) -> bool:
     """Whether a tracker beside the checkpoint's folder names it."""
-    if path == f"../{LATEST}":
+    if path == f"../{LATEST_FILE}":
         return tracker.text == basename(name)
-    return _TRACKED.fullmatch(basename(name)) is not None and tracker.text == str(
-        step_of_name(name)
+    return _TRACKED_FOLDER.fullmatch(basename(name)) is not None and tracker.text == str(
+        parse_step(name)
     )
 
 
-def _distributed_ended(found: Found, core: Mapping[str, FileFact], around: Around) -> bool:
+def _distcp_finished(
+    found: LocalCheckpoint, core: Mapping[str, FileStat], around: CompletionContext
+) -> bool:
     """Nothing but one distributed checkpoint: where there is more, more may follow."""
     metadata = core.get(".metadata")
     # Lightning's folder, named like a file, goes on with meta.pt.
-    goes_on = not around.place.is_alone or found.name.endswith(".ckpt")
+    goes_on = not around.position.is_single_node or found.name.endswith(".ckpt")
     if metadata is None or goes_on or not _is_newest(metadata, core.values()):
         return False
     return len(core) > 1 and all(path == ".metadata" or path.endswith(".distcp") for path in core)
 
 
-def _accelerate_doubt(found: Found, around: Around) -> str:
-    has_last = _STATE in found.files or any(map(_RANDOM.fullmatch, found.files))
+def _accelerate_unfinished(found: LocalCheckpoint, around: CompletionContext) -> str:
+    has_last = _STATE in found.files or any(map(_RANDOM_STATES_FILE.fullmatch, found.files))
     if has_last or found.name == ROOT:
         return ""
     for path in found.files:
         # Wronged for a time: save_fsdp_model by hand, or an optimizer.bin of one's own.
-        if _ACCELERATES.fullmatch(path) or _ACCELERATES_FOLDER.fullmatch(path):
+        if _ACCELERATE_FILE.fullmatch(path) or _ACCELERATE_FOLDER.fullmatch(path):
             return f"{path} is there, but no random states"
     return ""
 
 
-def _trainer_doubt(found: Found, around: Around) -> str:
+def _trainer_unfinished(found: LocalCheckpoint, around: CompletionContext) -> str:
     """Wronged for a time: a loop of one's own that uses Trainer's names."""
     if _STATE in found.files or not _HF_FOLDER.fullmatch(basename(found.name)):
         return ""
-    theirs = next((path for path in found.files if _TRAINERS.fullmatch(path)), "")
+    theirs = next((path for path in found.files if _TRAINER_FILE.fullmatch(path)), "")
     return f"{_STATE} is not there beside {theirs}" if theirs else ""
 
 
-def _tracker_doubt(found: Found, around: Around) -> str:
+def _tracker_unfinished(found: LocalCheckpoint, around: CompletionContext) -> str:
     """Wronged for a time: DeepSpeed without `save_latest`, what was copied there by hand."""
     name = basename(found.name)
     tags = {path.partition("/")[0] for path in found.files if path.endswith("_states.pt")}
     if tags and all("/" in path for path in found.files if path.endswith("_states.pt")):
-        own = around.trackers.get(LATEST)
-        return "" if own and own.text in tags else f"{LATEST} does not name {min(tags)}"
-    if not _TRACKED.fullmatch(name) or not any(map(_TRACKED_FILES.fullmatch, found.files)):
+        own = around.trackers.get(LATEST_FILE)
+        return "" if own and own.text in tags else f"{LATEST_FILE} does not name {min(tags)}"
+    if not _TRACKED_FOLDER.fullmatch(name) or not any(map(_TRACKED_FILES.fullmatch, found.files)):
         return ""
-    step = step_of_name(name) or 0
+    step = parse_step(name) or 0
     for path, tracker in around.trackers.items():
         is_later = tracker.text.isdecimal() and int(tracker.text) > step
-        if is_later or _names(path, tracker, found.name):
+        if is_later or _is_named_by(path, tracker, found.name):
             return ""
-    return f"{ITERATION} does not name {name}"
+    return f"{LATEST_ITERATION_FILE} does not name {name}"
 
 
-def _weights_doubt(found: Found, reports: Mapping[str, FileReport]) -> str:
+def _weights_unfinished(found: LocalCheckpoint, reports: Mapping[str, FileReport]) -> str:
     """Wronged for a time: configuration that is put there before training begins (axolotl)."""
     files = found.files
     for path in ("config.json", "adapter_config.json"):

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from posixpath import dirname
 from typing import Any, Final, Protocol, cast
 
-_JSON_WHOLE: Final = 4 * 1024 * 1024
-_INDEX_WHOLE: Final = 32 * 1024 * 1024
-_METADATA_WHOLE: Final = 32 * 1024 * 1024
-_HEADER_WHOLE: Final = 16 * 1024 * 1024
-_HEADER_MOST: Final = 100_000_000
+_MAX_JSON: Final = 4 * 1024 * 1024
+_MAX_INDEX: Final = 32 * 1024 * 1024
+_MAX_METADATA: Final = 32 * 1024 * 1024
+_MAX_PARSED_HEADER: Final = 16 * 1024 * 1024
+_MAX_HEADER: Final = 100_000_000
 _ZIP_TAIL: Final = 65_535 + 22
 _ZIP_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".zip", ".npz", ".pkl")
 _ZIP_START: Final = b"PK\x03\x04"
 _ZIP_END: Final = b"PK\x05\x06"
 _METADATA: Final = re.compile(r"(?:.*/)?(?:__\d+)?\.metadata", re.DOTALL)
 _DISTCP: Final = re.compile(rb"__\d+_\d+\.distcp")
-_STRICT: Final = re.compile(
+_STRICT_JSON: Final = re.compile(
     r"(?:.*/)?(?:(?:\w+_)?config|trainer_state|model_index|modules|tokenizer\w*)\.json", re.DOTALL
 )
 _MODEL_CONFIGS: Final = frozenset({"config.json", "adapter_config.json"})
@@ -40,36 +40,36 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class FileReport:
-    """What one file says: `fault` about itself (a sentence's end), `needs` the paths it names."""
+    """What one file says: `error` about itself, `required_files` the paths it names."""
 
-    fault: str = ""
-    needs: tuple[str, ...] = ()
+    error: str = ""
+    required_files: tuple[str, ...] = ()
     describes_model: bool = False
     """A configuration as Hugging Face or PEFT write it, which means weights."""
 
 
-def inspect(path: str, size: int, *, read: Reader) -> FileReport:
+def inspect_file(path: str, size: int, *, read: Reader) -> FileReport:
     """Judge one file by its own content; reads headers and ends, and small JSON in full."""
     if path.endswith(".safetensors"):
-        return FileReport(_safetensors_fault(path, size, read))
+        return FileReport(_validate_safetensors(path, size, read))
     if path.endswith(_ZIP_SUFFIXES):
-        return FileReport(_zip_fault(path, size, read))
+        return FileReport(_validate_zip(path, size, read))
     if path.endswith((".safetensors.index.json", ".bin.index.json")):
-        return _index_report(path, size, read)
+        return _inspect_index(path, size, read)
     if path.endswith(".json"):
-        return _json_report(path, size, read)
+        return _inspect_json(path, size, read)
     if path.endswith(".metadata") and _METADATA.fullmatch(path):
-        return _metadata_report(path, size, read)
+        return _inspect_metadata(path, size, read)
     return FileReport()
 
 
-def _safetensors_fault(path: str, size: int, read: Reader) -> str:
+def _validate_safetensors(path: str, size: int, read: Reader) -> str:
     if size < 8:
         return "is cut off: shorter than its header's length"
     length = int.from_bytes(read(path, start=0, length=8), "little")
-    if length > _HEADER_MOST or 8 + length > size:
+    if length > _MAX_HEADER or 8 + length > size:
         return "is cut off inside its header"
-    if length > _HEADER_WHOLE:
+    if length > _MAX_PARSED_HEADER:
         return ""
     try:
         end = _end_of_tensors(json.loads(read(path, start=8, length=length)))
@@ -91,7 +91,7 @@ def _end_of_tensors(header: Any) -> int:
     return end
 
 
-def _zip_fault(path: str, size: int, read: Reader) -> str:
+def _validate_zip(path: str, size: int, read: Reader) -> str:
     if size == 0:
         return "is empty"
     if read(path, start=0, length=4) != _ZIP_START:
@@ -101,13 +101,13 @@ def _zip_fault(path: str, size: int, read: Reader) -> str:
     tail = read(path, start=size - length, length=length)
     at = tail.rfind(_ZIP_END)
     while at >= 0:
-        if _ends_zip(tail, at, size - length + at):
+        if _is_end_record(tail, at, size - length + at):
             return ""
         at = tail.rfind(_ZIP_END, 0, at)
     return "is cut off: no end of its zip directory"
 
 
-def _ends_zip(tail: bytes, at: int, position: int) -> bool:
+def _is_end_record(tail: bytes, at: int, position: int) -> bool:
     """Whether the end record at `tail[at:]`, byte `position` of the file, is this archive's."""
     record = tail[at : at + 22]
     if len(record) < 22:
@@ -120,20 +120,20 @@ def _ends_zip(tail: bytes, at: int, position: int) -> bool:
     return int.from_bytes(record[16:20], "little") + directory == position
 
 
-def _json_report(path: str, size: int, read: Reader) -> FileReport:
+def _inspect_json(path: str, size: int, read: Reader) -> FileReport:
     if size == 0:
         return FileReport("is empty")
-    if size > _JSON_WHOLE:
+    if size > _MAX_JSON:
         # Parsing tens of megabytes would cost more memory than the uploader may take.
         first, last = read(path, start=0, length=64), read(path, start=size - 64, length=64)
-        return FileReport(_ends_fault(first, last))
+        return FileReport(_validate_brackets(first, last))
     data = read(path, start=0, length=size)
     try:
         value: Any = json.loads(data)
     except RecursionError:
-        return FileReport(_ends_fault(data, data))
+        return FileReport(_validate_brackets(data, data))
     except ValueError as error:
-        is_whole = _lines_parse(data) or _is_something_else(path, data, error)
+        is_whole = _is_json_lines(data) or _is_other_format(path, data, error)
         return FileReport("" if is_whole else "is not JSON")
     name = path.rpartition("/")[2]
     is_object = name in _MODEL_CONFIGS and isinstance(value, dict)
@@ -141,18 +141,18 @@ def _json_report(path: str, size: int, read: Reader) -> FileReport:
     return FileReport(describes_model=not _MODEL_KEYS.isdisjoint(keys))
 
 
-def _ends_fault(first: bytes, last: bytes) -> str:
+def _validate_brackets(first: bytes, last: bytes) -> str:
     begins, ends = first.lstrip()[:1], last.rstrip()[-1:]
     return "" if ends in {b"}", b"]"} or begins not in {b"{", b"["} else "is cut off"
 
 
-def _lines_parse(data: bytes) -> bool:
+def _is_json_lines(data: bytes) -> bool:
     """One value a line: such files are called `.json` too."""
     lines = [line for line in data.splitlines() if line.strip()]
-    return len(lines) > 1 and all(map(_parses, lines))
+    return len(lines) > 1 and all(map(_is_json, lines))
 
 
-def _parses(data: bytes) -> bool:
+def _is_json(data: bytes) -> bool:
     try:
         json.loads(data)
     except (ValueError, RecursionError):
@@ -160,15 +160,15 @@ def _parses(data: bytes) -> bool:
     return True
 
 
-def _is_something_else(path: str, data: bytes, error: ValueError) -> bool:
+def _is_other_format(path: str, data: bytes, error: ValueError) -> bool:
     """Not JSON at all, rather than JSON that was cut.
 
     Settings with comments and other people's formats are called `.json` as well, and would be held
     back for ever. A cut shows at the end, a lost write as zeros.
     """
-    if _STRICT.fullmatch(path) or not data.rstrip() or b"\0" in data:
+    if _STRICT_JSON.fullmatch(path) or not data.rstrip() or b"\0" in data:
         return False
-    if _parses(data.splitlines()[0]):
+    if _is_json(data.splitlines()[0]):
         # A value a line, of which a later one is cut.
         return False
     if not isinstance(error, json.JSONDecodeError):
@@ -176,8 +176,8 @@ def _is_something_else(path: str, data: bytes, error: ValueError) -> bool:
     return error.pos < len(error.doc.rstrip()) and not error.msg.startswith("Unterminated")
 
 
-def _index_report(path: str, size: int, read: Reader) -> FileReport:
-    if size > _INDEX_WHOLE:
+def _inspect_index(path: str, size: int, read: Reader) -> FileReport:
+    if size > _MAX_INDEX:
         return FileReport()
     try:
         index: Any = json.loads(read(path, start=0, length=size))
@@ -189,16 +189,16 @@ def _index_report(path: str, size: int, read: Reader) -> FileReport:
     if not isinstance(shards, dict):
         return FileReport()
     names = {str(name) for name in cast("dict[str, object]", shards).values()}
-    return FileReport(needs=_beside(path, names))
+    return FileReport(required_files=_sibling_paths(path, names))
 
 
-def _metadata_report(path: str, size: int, read: Reader) -> FileReport:
-    if size > _METADATA_WHOLE:
+def _inspect_metadata(path: str, size: int, read: Reader) -> FileReport:
+    if size > _MAX_METADATA:
         return FileReport()
     names = {name.decode() for name in _DISTCP.findall(read(path, start=0, length=size))}
-    return FileReport(needs=_beside(path, names))
+    return FileReport(required_files=_sibling_paths(path, names))
 
 
-def _beside(path: str, names: set[str]) -> tuple[str, ...]:
+def _sibling_paths(path: str, names: set[str]) -> tuple[str, ...]:
     folder = dirname(path)
     return tuple(f"{folder}/{name}" if folder else name for name in sorted(names))

@@ -9,79 +9,81 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prefect_bt.checkpoints.layout import (
-    FileFact,
-    Found,
-    Tree,
-    can_mark,
-    checkpoints_in,
-    join,
-    marked_folders,
-    owner_of,
+    FileStat,
+    FileTree,
+    LocalCheckpoint,
+    checkpoint_of,
+    find_model_folders,
+    group_by_checkpoint,
+    is_marker_file,
+    join_checkpoint_path,
 )
 
 
-def branch_of(path: str) -> str:
+def top_level_folder(path: str) -> str:
     """The top-level folder; empty for a file directly in the directory."""
     top, slash, _ = path.partition("/")
     return top if slash else ""
 
 
-class Branch:
+class TopLevelFolder:
     """One top-level folder, or the files in none. A Found that did not change stays the same."""
 
-    def __init__(self, files: Tree | None = None) -> None:
-        self.files: dict[str, FileFact] = dict(files or {})
-        self.found: dict[str, Found] = {}
+    def __init__(self, files: FileTree | None = None) -> None:
+        self.files: dict[str, FileStat] = dict(files or {})
+        self.found: dict[str, LocalCheckpoint] = {}
         self._marked: set[str] = set()
-        self._group()
+        self._regroup()
 
-    def replace(self, files: Tree) -> bool:
+    def replace(self, files: FileTree) -> bool:
         """Everything is as in `files` now; whether that is news."""
         if files == self.files:
             return False
         self.files = dict(files)
-        self._group()
+        self._regroup()
         return True
 
-    def update(self, changes: Mapping[str, FileFact | None]) -> bool:
+    def update(self, changes: Mapping[str, FileStat | None]) -> bool:
         """Some files are now as told, None for gone; whether that is news."""
         news = {path: fact for path, fact in changes.items() if self.files.get(path) != fact}
         regroup = False
         for path, fact in news.items():
             came_or_went = fact is None or path not in self.files
-            regroup = regroup or (came_or_went and can_mark(path))
+            regroup = regroup or (came_or_went and is_marker_file(path))
             if fact is None:
                 self.files.pop(path, None)
             else:
                 self.files[path] = fact
         if regroup:
-            self._group()
+            self._regroup()
         elif news:
-            self._amend(news)
+            self._apply(news)
         return bool(news)
 
-    def _amend(self, news: Mapping[str, FileFact | None]) -> None:
-        opened: dict[str, Found] = {}
+    def _apply(self, news: Mapping[str, FileStat | None]) -> None:
+        opened: dict[str, LocalCheckpoint] = {}
         for path, fact in news.items():
-            name, temporary = owner_of(path, self._marked)
+            name, temporary = checkpoint_of(path, self._marked)
             if name not in opened:
-                before = self.found.get(name, Found(name))
-                opened[name] = Found(name, dict(before.files), dict(before.unfinished))
-            mine = opened[name].unfinished if temporary else opened[name].files
-            inner = path[len(join(name, "")) :]
+                before = self.found.get(name, LocalCheckpoint(name))
+                opened[name] = LocalCheckpoint(
+                    name, dict(before.files), dict(before.temporary_files)
+                )
+            mine = opened[name].temporary_files if temporary else opened[name].files
+            inner = path[len(join_checkpoint_path(name, "")) :]
             if fact is None:
                 mine.pop(inner, None)
             else:
                 mine[inner] = fact
         for name, found in opened.items():
-            if found.files or found.unfinished:
+            if found.files or found.temporary_files:
                 self.found[name] = found
             else:
                 self.found.pop(name, None)
 
-    def _group(self) -> None:
-        self._marked = marked_folders(self.files)
-        fresh = checkpoints_in(self.files)
+    def _regroup(self) -> None:
+        self._marked = find_model_folders(self.files)
+        fresh = group_by_checkpoint(self.files)
         # The same object where nothing changed: comparing it again costs nothing.
         kept = {name: old for name, old in self.found.items() if fresh.get(name) == old}
         self.found = fresh | kept

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.withdrawal import withdrawn_manifests
+from prefect_bt.checkpoints.withdrawal import find_tombstoned_manifests
 from prefect_bt.contract import deleting_key, holds_prefix, manifests_prefix, quote_name
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.ledger import Ledger
@@ -35,38 +35,40 @@ class Hold:
     manifests: tuple[str, ...]
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         return f"{self.kind} {self.holder}"
 
 
-def take(
+def acquire_holds(
     ledger: Ledger,
-    wanted: Sequence[LoadedCheckpoint],
+    checkpoints: Sequence[LoadedCheckpoint],
     *,
     holder: str,
     kind: str = JOB,
     name: str = "",
 ) -> tuple[tuple[str, ...], tuple[LoadedCheckpoint, ...]]:
-    """Hold `wanted`, all or nothing: the keys of the holds, and what is gone or going.
+    """Hold `checkpoints`, all or nothing: the keys of the holds, and what is gone or going.
 
     Where something is, nothing is held. `name`: what the holder calls this hold, by default
     itself; a second one of the same name replaces the first.
     """
-    jobs = dict.fromkeys((one.project_id, one.job_id) for one in wanted)
+    jobs = dict.fromkeys((one.project_id, one.job_id) for one in checkpoints)
     taken: list[str] = []
     for project_id, job_id in jobs:
-        mine = [one for one in wanted if one.job_id == job_id]
+        mine = [one for one in checkpoints if one.job_id == job_id]
         manifests = tuple(dict.fromkeys(key for one in mine for key in one.manifests))
         key = hold_key(project_id, job_id, name or holder)
         hold = Hold(holder, kind, ledger.now(), manifests)
         ledger.store.put(key, codec.dumps(hold).encode("utf-8", "surrogatepass"))
         taken.append(key)
-    there = {job: _staying(ledger.store, *job) for job in jobs}
+    there = {job: _list_remaining_manifests(ledger.store, *job) for job in jobs}
     gone = [
-        one for one in wanted if not there[one.project_id, one.job_id].issuperset(one.manifests)
+        one
+        for one in checkpoints
+        if not there[one.project_id, one.job_id].issuperset(one.manifests)
     ]
     if gone:
-        release(ledger.store, taken)
+        release_holds(ledger.store, taken)
         return (), tuple(gone)
     return tuple(taken), ()
 
@@ -76,13 +78,13 @@ def hold_key(project_id: str, job_id: str, name: str) -> str:
     return f"{holds_prefix(project_id, job_id)}/{quote_name(name)}.json"
 
 
-def release(store: Store, keys: Sequence[str]) -> None:
+def release_holds(store: Store, keys: Sequence[str]) -> None:
     """Idempotent."""
     for key in keys:
         store.delete(key)
 
 
-def living(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
+def list_active_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
     """The holds that count, oldest first; those of jobs that are over or gone are removed."""
     found: list[Hold] = []
     for info in ledger.store.list(holds_prefix(project_id, job_id)):
@@ -90,40 +92,40 @@ def living(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
             hold = codec.loads(Hold, ledger.store.get(info.key))
         except ObjectNotFound:
             continue
-        if _counts(ledger, hold):
+        if _is_active(ledger, hold):
             found.append(hold)
         else:
             ledger.store.delete(info.key)
     return sorted(found, key=lambda hold: (hold.at, hold.holder))
 
 
-def left_over(ledger: Ledger) -> Iterator[tuple[str, Hold]]:
+def iter_orphaned_holds(ledger: Ledger) -> Iterator[tuple[str, Hold]]:
     """Holds that count no more, each with its key, of all jobs of the store."""
-    for job in ledger.jobs():
+    for job in ledger.list_jobs():
         for info in ledger.store.list(holds_prefix(job.project_id, job.id)):
             try:
                 hold = codec.loads(Hold, ledger.store.get(info.key))
             except ObjectNotFound:
                 continue
-            if not _counts(ledger, hold):
+            if not _is_active(ledger, hold):
                 yield info.key, hold
 
 
-def _counts(ledger: Ledger, hold: Hold) -> bool:
+def _is_active(ledger: Ledger, hold: Hold) -> bool:
     if hold.kind != JOB:
         return True
     try:
-        ledger.job(hold.holder)
-        return not ledger.state(hold.holder).terminal
+        ledger.get_job(hold.holder)
+        return not ledger.get_state(hold.holder).terminal
     except NotFoundError:
         return False
 
 
-def _staying(store: Store, project_id: str, job_id: str) -> set[str]:
+def _list_remaining_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
     """Keys of the job's manifests that nobody is about to delete."""
     # First what is to go, then what is there: the other way round, a manifest that is deleted in
     # between would be seen, and the withdrawal that took it would not.
-    going = withdrawn_manifests(store, project_id, job_id)
+    going = find_tombstoned_manifests(store, project_id, job_id)
     try:
         store.get(deleting_key(project_id, job_id))
     except ObjectNotFound:

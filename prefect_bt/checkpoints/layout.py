@@ -34,20 +34,20 @@ _TEMPORARY: Final = re.compile(
     r"|.*\.orbax-checkpoint-tmp.*|\.nfs[0-9a-f]+",
     re.DOTALL,
 )
-_UNFINISHED_SUFFIX: Final = re.compile(r"\.(?:tmp|temp|part|partial|incomplete)$")
+_TEMPORARY_SUFFIX: Final = re.compile(r"\.(?:tmp|temp|part|partial|incomplete)$")
 _WEIGHTS: Final = re.compile(r".*\.(?:safetensors|bin)(?:\.index\.json)?", re.DOTALL)
 _NOT_WEIGHTS: Final = frozenset({"training_args.bin", "optimizer.bin", "scheduler.bin"})
-_PIPELINES: Final = frozenset(
+_MODEL_MARKERS: Final = frozenset(
     # The last one lies in each of orbax's folders, whose names are bare numbers.
     {"adapter_config.json", "model_index.json", "modules.json", "_CHECKPOINT_METADATA"}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class FileFact:
+class FileStat:
     """One file as last seen, through links. `size` in bytes, `link` the target of a symbolic link.
 
-    Two equal facts mean: nothing has touched the file in between. `fault`: why it may not be read
+    Two equal facts mean: nothing has touched the file in between. `error`: why it may not be read
     at all, as the end of a sentence (scanning.py); its checkpoint is then incomplete.
     """
 
@@ -57,10 +57,10 @@ class FileFact:
     inode: int = 0
     mode: int = 0o644
     link: str = ""
-    fault: str = ""
+    error: str = ""
 
 
-Tree = Mapping[str, FileFact]
+FileTree = Mapping[str, FileStat]
 """Relative, `/`-separated path -> fact. Every file, no folders."""
 
 ReadJson = Callable[[str], Any]
@@ -68,12 +68,12 @@ ReadJson = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
-class Found:
+class LocalCheckpoint:
     """A checkpoint in the directory. Paths are relative to its own folder."""
 
     name: str
-    files: dict[str, FileFact] = field(default_factory=dict[str, FileFact])
-    unfinished: dict[str, FileFact] = field(default_factory=dict[str, FileFact])
+    files: dict[str, FileStat] = field(default_factory=dict[str, FileStat])
+    temporary_files: dict[str, FileStat] = field(default_factory=dict[str, FileStat])
     """Files under temporary names: a sign of a writer at work, never taken."""
 
     @property
@@ -81,18 +81,18 @@ class Found:
         return sum(fact.size for fact in self.files.values())
 
     @property
-    def written_ns(self) -> int:
+    def mtime_ns(self) -> int:
         """The latest modification, epoch nanoseconds."""
         return max((fact.mtime_ns for fact in self.files.values()), default=0)
 
     @property
-    def changed_ns(self) -> int:
+    def ctime_ns(self) -> int:
         """When the last file came to be as it is: a copy keeps old modification times."""
         return max((fact.ctime_ns for fact in self.files.values()), default=0)
 
 
 @dataclass(frozen=True)
-class Kind:
+class CheckpointMetadata:
     """What §8.3 records of a checkpoint. `type` is empty where nothing is recognised."""
 
     type: str = ""
@@ -107,15 +107,15 @@ class Kind:
         return rank if isinstance(rank, int) and not isinstance(rank, bool) else None
 
 
-def checkpoints_in(tree: Tree) -> dict[str, Found]:
+def group_by_checkpoint(tree: FileTree) -> dict[str, LocalCheckpoint]:
     """Every checkpoint by name, and every temporary folder as one that has no files."""
-    marked = marked_folders(tree)
-    found: dict[str, Found] = {}
+    marked = find_model_folders(tree)
+    found: dict[str, LocalCheckpoint] = {}
     for path, fact in tree.items():
-        name, temporary = owner_of(path, marked)
-        mine = found.setdefault(name, Found(name))
+        name, temporary = checkpoint_of(path, marked)
+        mine = found.setdefault(name, LocalCheckpoint(name))
         inner = path if name == ROOT else path[len(name) + 1 :]
-        (mine.unfinished if temporary else mine.files)[inner] = fact
+        (mine.temporary_files if temporary else mine.files)[inner] = fact
     return found
 
 
@@ -124,77 +124,79 @@ def is_temporary(component: str) -> bool:
     return _TEMPORARY.fullmatch(component) is not None
 
 
-def final_name(path: str) -> str:
+def strip_temporary_suffix(path: str) -> str:
     """What a temporary file will be called; empty when its name does not tell."""
-    stripped = _UNFINISHED_SUFFIX.sub("", path)
+    stripped = _TEMPORARY_SUFFIX.sub("", path)
     return stripped if stripped != path else ""
 
 
-def join(name: str, inner: str) -> str:
+def join_checkpoint_path(name: str, inner: str) -> str:
     """A checkpoint's file relative to the checkpoint directory."""
     return inner if name == ROOT else f"{name}/{inner}"
 
 
-def step_of_name(name: str) -> int | None:
+def parse_step(name: str) -> int | None:
     """The step that a folder name tells: the innermost component that has one."""
     for component in reversed(name.split("/")):
         if match := _STEP.fullmatch(component):
-            return _step(int(match[1]))
+            return _validate_step(int(match[1]))
     return None
 
 
-def _step(told: object) -> int | None:
+def _validate_step(told: object) -> int | None:
     """Return a step that a job names; None for what is none, or exceeds 64 bits."""
     if not isinstance(told, int) or isinstance(told, bool):
         return None
     return told if 0 <= told < 2**63 else None
 
 
-def stem_of(name: str) -> str:
+def series_of(name: str) -> str:
     """What siblings share: `checkpoint-10` -> `checkpoint-#`; the name itself without a step."""
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{re.sub(r'[0-9]+', '#', last)}" if _STEP.fullmatch(last) else name
 
 
-def can_mark(path: str) -> bool:
+def is_marker_file(path: str) -> bool:
     """Whether a file of this name may make its folder a recognised one."""
     name = path.rpartition("/")[2]
-    return name == "config.json" or name in _PIPELINES or _is_weights(name)
+    return name == "config.json" or name in _MODEL_MARKERS or _is_weights(name)
 
 
-def is_recognised(paths: Collection[str]) -> bool:
+def is_model_folder(paths: Collection[str]) -> bool:
     """Whether files directly in a folder mark it as a model or adapter (§8.4)."""
-    if not _PIPELINES.isdisjoint(paths):
+    if not _MODEL_MARKERS.isdisjoint(paths):
         return True
     return "config.json" in paths and any(_is_weights(path) for path in paths)
 
 
-def describe(name: str, paths: Collection[str], read_json: ReadJson) -> Kind:
+def read_metadata(name: str, paths: Collection[str], read_json: ReadJson) -> CheckpointMetadata:
     """§8.4's table, and the step: `trainer_state.json` first, then the name."""
-    state = _object(read_json("trainer_state.json")) if "trainer_state.json" in paths else {}
-    told = _step(state.get("global_step"))
-    step = step_of_name(name) if told is None else told
+    state = _as_dict(read_json("trainer_state.json")) if "trainer_state.json" in paths else {}
+    told = _validate_step(state.get("global_step"))
+    step = parse_step(name) if told is None else told
     if "adapter_config.json" in paths:
-        config = _object(read_json("adapter_config.json"))
-        return Kind(LORA, _text(config.get("base_model_name_or_path")), config or None, step)
+        config = _as_dict(read_json("adapter_config.json"))
+        return CheckpointMetadata(
+            LORA, _as_str(config.get("base_model_name_or_path")), config or None, step
+        )
     if "config.json" in paths and any(_is_weights(path) for path in paths):
-        config = _object(read_json("config.json"))
+        config = _as_dict(read_json("config.json"))
         kind = WHISPER if _is_whisper(config) else FULL
-        return Kind(kind, _text(config.get("_name_or_path")), None, step)
-    return Kind(step=step)
+        return CheckpointMetadata(kind, _as_str(config.get("_name_or_path")), None, step)
+    return CheckpointMetadata(step=step)
 
 
-def owner_of(path: str, marked: Collection[str]) -> tuple[str, bool]:
+def checkpoint_of(path: str, model_folders: Collection[str]) -> tuple[str, bool]:
     """The checkpoint that `path` belongs to, and whether the path is temporary."""
     *folders, name = path.split("/")
-    depth = _depth(folders, marked)
+    depth = _checkpoint_depth(folders, model_folders)
     first = next((i for i, folder in enumerate(folders) if is_temporary(folder)), None)
     if first is not None and first < depth:
         return "/".join(folders[: first + 1]), True
     return "/".join(folders[:depth]) or ROOT, first is not None or is_temporary(name)
 
 
-def _depth(folders: list[str], marked: Collection[str]) -> int:
+def _checkpoint_depth(folders: list[str], marked: Collection[str]) -> int:
     """How many leading folders name the checkpoint; 0 for the root."""
     prefixes = ["/".join(folders[: i + 1]) for i in range(len(folders))]
     for index, folder in enumerate(folders):
@@ -208,14 +210,14 @@ def _depth(folders: list[str], marked: Collection[str]) -> int:
     return min(len(folders), 1)
 
 
-def marked_folders(tree: Iterable[str]) -> set[str]:
+def find_model_folders(tree: Iterable[str]) -> set[str]:
     """The folders that their own files mark as recognised."""
     names: dict[str, set[str]] = {}
     for path in tree:
         folder, _, name = path.rpartition("/")
         if folder:
             names.setdefault(folder, set()).add(name)
-    return {folder for folder, inside in names.items() if is_recognised(inside)}
+    return {folder for folder, inside in names.items() if is_model_folder(inside)}
 
 
 def _is_weights(path: str) -> bool:
@@ -230,9 +232,9 @@ def _is_whisper(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _object(value: object) -> dict[str, Any]:
+def _as_dict(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _text(value: object) -> str | None:
+def _as_str(value: object) -> str | None:
     return value if isinstance(value, str) and value else None

@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.layout import join
+from prefect_bt.checkpoints.layout import join_checkpoint_path
 from prefect_bt.contract import (
     job_objects_prefix,
     job_prefix,
@@ -27,15 +27,15 @@ from prefect_bt.contract import (
 from prefect_bt.errors import CheckpointError
 
 FORMAT: Final = 1
-PERMISSIONS: Final = 0o777
+PERMISSION_MASK: Final = 0o777
 """Bits of a mode that a file gets; set-user-ID and set-group-ID are not among them."""
-_LATEST: Final = 1e11
+_MAX_TIMESTAMP: Final = 1e11
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _KEY: Final = re.compile(r"rank-(\d+)/([^/]+)/(\d{4,})-(\d{4,})\.json")
 
 
 @dataclass(frozen=True)
-class Origin:
+class UploadOrigin:
     """Whose directory is uploaded: one rank in one attempt of a job."""
 
     project_id: str
@@ -46,7 +46,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """One file. `path` is relative to the checkpoint, `size` in bytes, `mode` permission bits."""
 
     path: str
@@ -72,7 +72,7 @@ class Manifest:
     version: int
     committed_at: float
     size: int
-    entries: tuple[Entry, ...]
+    entries: tuple[ManifestEntry, ...]
     type: str = ""
     base_model: str | None = None
     lora_adapter_config: dict[str, Any] | None = None
@@ -83,11 +83,11 @@ class Manifest:
         return manifest_key(self)
 
     @property
-    def content(self) -> dict[str, str]:
+    def digests(self) -> dict[str, str]:
         """Path -> digest."""
         return {entry.path: entry.sha256 for entry in self.entries}
 
-    def next_version(self) -> Manifest:
+    def with_next_version(self) -> Manifest:
         return replace(self, version=self.version + 1)
 
 
@@ -102,7 +102,7 @@ class ManifestRef:
     version: int
 
     @property
-    def order(self) -> tuple[int, int]:
+    def sort_key(self) -> tuple[int, int]:
         return self.attempt, self.version
 
 
@@ -112,7 +112,7 @@ def manifest_key(manifest: Manifest) -> str:
     return f"{folder}/{place}/{manifest.attempt:04d}-{manifest.version:04d}.json"
 
 
-def parse_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
+def parse_manifest_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
     """None for an object that is no manifest of this job."""
     inner = key.removeprefix(f"{manifests_prefix(project_id, job_id)}/")
     match = _KEY.fullmatch(inner)
@@ -121,12 +121,12 @@ def parse_key(key: str, *, project_id: str, job_id: str) -> ManifestRef | None:
     return ManifestRef(key, int(match[1]), unquote(match[2]), int(match[3]), int(match[4]))
 
 
-def rank_prefix(origin: Origin, attempt: int) -> str:
+def rank_objects_prefix(origin: UploadOrigin, attempt: int) -> str:
     """The folder of the objects that this rank stored in an attempt."""
     return f"{objects_prefix(origin.project_id, origin.job_id, attempt)}/rank-{origin.rank}"
 
 
-def is_own(origin: Origin, key: str) -> bool:
+def is_own_object(origin: UploadOrigin, key: str) -> bool:
     """Whether this rank stored the object; without a rank in its key, only one rank can have."""
     if not key.startswith(f"{all_objects_prefix(origin)}/"):
         return False
@@ -136,21 +136,23 @@ def is_own(origin: Origin, key: str) -> bool:
     return origin.group_size == 1
 
 
-def all_objects_prefix(origin: Origin) -> str:
+def all_objects_prefix(origin: UploadOrigin) -> str:
     """The folder over the objects of every attempt."""
     return f"{job_prefix(origin.project_id, origin.job_id)}/objects"
 
 
-def logical(origin: Origin, name: str, path: str) -> str:
-    return logical_path(origin.project_id, origin.job_id, origin.rank, join(name, path))
+def entry_logical_path(origin: UploadOrigin, name: str, path: str) -> str:
+    return logical_path(
+        origin.project_id, origin.job_id, origin.rank, join_checkpoint_path(name, path)
+    )
 
 
-def dump(manifest: Manifest) -> bytes:
+def dump_manifest(manifest: Manifest) -> bytes:
     # File names are bytes; those that are not UTF-8 travel as lone surrogates, as json reads them.
     return codec.dumps(manifest, indent=1).encode("utf-8", "surrogatepass")
 
 
-def load(data: bytes, *, key: str) -> Manifest:
+def load_manifest(data: bytes, *, key: str) -> Manifest:
     """Read the manifest at `key`; its contents are not trusted.
 
     Raises CheckpointError for an object that is not a manifest or is another one's, and for a
@@ -159,7 +161,7 @@ def load(data: bytes, *, key: str) -> Manifest:
     try:
         manifest = codec.decode(Manifest, json.loads(data))
         is_newer = manifest.format > FORMAT
-        fault = "" if is_newer else _manifest_fault(manifest, key)
+        fault = "" if is_newer else _validate_manifest(manifest, key)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{key} is not a checkpoint manifest.", path=key, cause=str(error)
@@ -179,26 +181,26 @@ def load(data: bytes, *, key: str) -> Manifest:
     return manifest
 
 
-def _manifest_fault(manifest: Manifest, key: str) -> str:
+def _validate_manifest(manifest: Manifest, key: str) -> str:
     """Return what is wrong with it. Raises TypeError and the like for a field of the wrong type."""
-    if manifest.name != "." and _escapes(manifest.name):
+    if manifest.name != "." and _is_unsafe_path(manifest.name):
         return f"names a path outside its checkpoint: {manifest.name!r}"
     if manifest.key != key:
         return f"is the manifest of something else: {manifest.key}"
-    if not 0 <= manifest.committed_at < _LATEST:
+    if not 0 <= manifest.committed_at < _MAX_TIMESTAMP:
         return f"was committed at no time that there is: {manifest.committed_at!r}"
     if not _is_count(manifest.size) or not _is_count(manifest.group_size):
         return "names a size or a number of ranks that there is not"
-    if not _is_described(manifest.step, manifest.base_model):
+    if not _has_valid_metadata(manifest.step, manifest.base_model):
         return "names a step that is no number, or a base model that is no text"
     objects = f"{job_objects_prefix(manifest.project_id, manifest.job_id)}/"
-    return next(filter(None, (_entry_fault(entry, objects) for entry in manifest.entries)), "")
+    return next(filter(None, (_validate_entry(entry, objects) for entry in manifest.entries)), "")
 
 
-def _entry_fault(entry: Entry, objects: str) -> str:
-    if _escapes(entry.path):
+def _validate_entry(entry: ManifestEntry, objects: str) -> str:
+    if _is_unsafe_path(entry.path):
         return f"names a path outside its checkpoint: {entry.path!r}"
-    if not entry.key.startswith(objects) or _escapes(entry.key):
+    if not entry.key.startswith(objects) or _is_unsafe_path(entry.key):
         return f"names an object for {entry.path!r} that is none of its job's: {entry.key!r}"
     if not _SHA256.fullmatch(entry.sha256):
         return f"names no SHA-256 for {entry.path!r}: {entry.sha256!r}"
@@ -207,7 +209,7 @@ def _entry_fault(entry: Entry, objects: str) -> str:
     return ""
 
 
-def _is_described(step: object, base_model: object) -> bool:
+def _has_valid_metadata(step: object, base_model: object) -> bool:
     return isinstance(step, int | None) and isinstance(base_model, str | None)
 
 
@@ -215,5 +217,5 @@ def _is_count(number: object) -> bool:
     return type(number) is int and 0 <= number < 2**63
 
 
-def _escapes(path: str) -> bool:
+def _is_unsafe_path(path: str) -> bool:
     return "\0" in path or any(part in {"", ".", ".."} for part in path.split("/"))

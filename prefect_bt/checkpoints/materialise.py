@@ -23,32 +23,32 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from prefect_bt import beneath, trees
-from prefect_bt.checkpoints.manifest import PERMISSIONS, Entry
-from prefect_bt.checkpoints.volumes import Volumes, path_of
+from prefect_bt.checkpoints.manifest import PERMISSION_MASK, ManifestEntry
+from prefect_bt.checkpoints.volumes import Volumes, descriptor_path
 from prefect_bt.errors import CheckpointError, StoreError
-from prefect_bt.objects.protocols import Get, Store, Tick
+from prefect_bt.objects.protocols import ByteCallback, Store, SupportsGet
 
 STAGING: Final = ".prefect-bt-restore.tmp"
 _CHUNK: Final = 4 * 1024 * 1024
 _WORKERS: Final = 4
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_OF_WRITING: Final = _FULL | {errno.EFBIG, errno.EROFS}
+_DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_WRITE_ERRNOS: Final = _DISK_FULL_ERRNOS | {errno.EFBIG, errno.EROFS}
 _SHOWN: Final = 200
 """Characters of a path in a message."""
-_AHEAD: Final = 4
+_READ_AHEAD: Final = 4
 """Ranges of one object that are read before they are asked for."""
 
-Wanted = Mapping[str, Entry]
+DesiredFiles = Mapping[str, ManifestEntry]
 """Path relative to the root -> what shall lie there."""
 
 
-def silent(size: int) -> None:
+def ignore_progress(size: int) -> None:
     """The Tick of those who do not want to hear it."""
     _ = size
 
 
 @contextmanager
-def stoppable(tick: Tick) -> Generator[Tick]:
+def cancellable(on_bytes: ByteCallback) -> Generator[ByteCallback]:
     """A Tick for threads that end with an error at their next one, once the body has failed.
 
     So Ctrl-C does not wait for gigabytes that nobody wants any more.
@@ -58,7 +58,7 @@ def stoppable(tick: Tick) -> Generator[Tick]:
     def told(size: int) -> None:
         if over.is_set():
             raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
-        tick(size)
+        on_bytes(size)
 
     try:
         yield told
@@ -67,18 +67,18 @@ def stoppable(tick: Tick) -> Generator[Tick]:
         raise
 
 
-def chunks(store: Get, key: str, *, size: int) -> Iterator[bytes]:
+def iter_chunks(store: SupportsGet, key: str, *, size: int) -> Iterator[bytes]:
     """The first `size` bytes of an object, in order; fewer where it is shorter. Reads ahead."""
     if size <= _CHUNK:
         yield store.get_range(key, start=0, length=size)
         return
-    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="ahead") as readers:
+    with ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="ahead") as readers:
         starts = iter(range(0, size, _CHUNK))
 
         def read(start: int) -> bytes:
             return store.get_range(key, start=start, length=min(_CHUNK, size - start))
 
-        ahead = deque(readers.submit(read, start) for start in islice(starts, _AHEAD))
+        ahead = deque(readers.submit(read, start) for start in islice(starts, _READ_AHEAD))
         try:
             while ahead:
                 data = ahead.popleft().result()
@@ -91,27 +91,33 @@ def chunks(store: Get, key: str, *, size: int) -> Iterator[bytes]:
                 waiting.cancel()
 
 
-def matches(root: Path | Volumes, path: str, entry: Entry, tick: Tick = silent) -> bool:
+def file_matches(
+    root: Path | Volumes, path: str, entry: ManifestEntry, on_bytes: ByteCallback = ignore_progress
+) -> bool:
     """Return whether the file has exactly the entry's bytes. Follows links; reads the whole file.
 
     `root` is `Volumes`, which restrict links, for a job's folder, and a path for a user's folder.
     """
     try:
-        with _opened(root, path) as descriptor:
-            return _has_bytes(descriptor, entry, tick)
+        with _open_file(root, path) as descriptor:
+            return _content_matches(descriptor, entry, on_bytes)
     except InterruptedError:
         raise
     except OSError:
         return False
 
 
-def matching(root: Path | Volumes, wanted: Wanted, *, tick: Tick = silent) -> set[str]:
+def find_matching(
+    root: Path | Volumes, desired: DesiredFiles, *, on_bytes: ByteCallback = ignore_progress
+) -> set[str]:
     """The paths that are right already, whether or not a link leads to them.
 
-    `tick` hears of the bytes read.
+    `on_bytes` hears of the bytes read.
     """
-    with ThreadPoolExecutor(_WORKERS) as pool, stoppable(tick) as told:
-        jobs = {path: pool.submit(matches, root, path, wanted[path], told) for path in wanted}
+    with ThreadPoolExecutor(_WORKERS) as pool, cancellable(on_bytes) as told:
+        jobs = {
+            path: pool.submit(file_matches, root, path, desired[path], told) for path in desired
+        }
         try:
             return {path for path, job in jobs.items() if job.result()}
         finally:
@@ -144,35 +150,38 @@ def check_lengths(root: Path, paths: Collection[str]) -> None:
         )
 
 
-def fetch(store: Store, wanted: Wanted, *, root: Path, tick: Tick = silent) -> None:
+def download_files(
+    store: Store, desired: DesiredFiles, *, root: Path, on_bytes: ByteCallback = ignore_progress
+) -> None:
     """Put every wanted file below `root`, replacing what is there; no folder on the way is a link.
 
-    `tick` hears of the bytes that arrived and were hashed. Raises StoreError, or CheckpointError
-    for an object whose bytes are not those committed, and for a disk that does not take them.
+    `on_bytes` hears of the bytes that arrived and were hashed. Raises StoreError, or
+    CheckpointError for an object whose bytes are not those committed, and for a disk that does not
+    take them.
     """
-    if not wanted:
+    if not desired:
         return
     try:
-        _fetch(store, wanted, root, tick)
+        _download_files(store, desired, root, on_bytes)
     except OSError as error:
-        raise _not_written(root, error) from error
+        raise _write_error(root, error) from error
 
 
-def _fetch(store: Store, wanted: Wanted, root: Path, tick: Tick) -> None:
+def _download_files(store: Store, wanted: DesiredFiles, root: Path, tick: ByteCallback) -> None:
     root.mkdir(parents=True, exist_ok=True)
     clear_staging(root)
-    with beneath.folder(root) as top:
+    with beneath.folder_fd(root) as top:
         os.mkdir(STAGING, 0o700, dir_fd=top)
     try:
         # By its descriptor from here on: a job that puts a link in its place gains nothing.
-        with beneath.folder(root, STAGING) as descriptor:
-            _fetch_all(_Site(store, root, descriptor), wanted, tick)
+        with beneath.folder_fd(root, STAGING) as descriptor:
+            _download_all(_DownloadContext(store, root, descriptor), wanted, tick)
     finally:
         clear_staging(root)
 
 
 @dataclass(frozen=True)
-class _Site:
+class _DownloadContext:
     """Source and target of a restore. `staging` is the open folder in which files are fetched."""
 
     store: Store
@@ -180,10 +189,10 @@ class _Site:
     staging: int
 
 
-def _fetch_all(site: _Site, wanted: Wanted, tick: Tick) -> None:
-    with ThreadPoolExecutor(_WORKERS) as pool, stoppable(tick) as told:
+def _download_all(site: _DownloadContext, wanted: DesiredFiles, tick: ByteCallback) -> None:
+    with ThreadPoolExecutor(_WORKERS) as pool, cancellable(tick) as told:
         jobs = [
-            pool.submit(_fetch_one, site, path, entry, str(number), told)
+            pool.submit(_download_one, site, path, entry, str(number), told)
             for number, (path, entry) in enumerate(wanted.items())
         ]
         try:
@@ -196,17 +205,17 @@ def _fetch_all(site: _Site, wanted: Wanted, tick: Tick) -> None:
 
 def clear_staging(root: Path) -> None:
     """Remove the staging folder of a killed run, or any other entry of that name."""
-    with beneath.folder(root) as top:
+    with beneath.folder_fd(root) as top:
         trees.remove_entry(STAGING, within=top)
 
 
-def set_facts(descriptor: int, entry: Entry) -> None:
+def apply_metadata(descriptor: int, entry: ManifestEntry) -> None:
     """Permission bits and modification time as committed: resumers sort folders by time."""
-    os.fchmod(descriptor, entry.mode & PERMISSIONS)
+    os.fchmod(descriptor, entry.mode & PERMISSION_MASK)
     os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def date_folders(root: Path, wanted: Wanted) -> None:
+def set_folder_times(root: Path, wanted: DesiredFiles) -> None:
     """Folders as old as their newest file, so that the newest checkpoint looks newest."""
     newest: dict[str, int] = {}
     for path, entry in wanted.items():
@@ -214,12 +223,14 @@ def date_folders(root: Path, wanted: Wanted) -> None:
             newest[str(folder)] = max(newest.get(str(folder), 0), entry.mtime_ns)
     for folder, modified in newest.items():
         # One that a link stands for keeps its time.
-        with suppress(OSError), beneath.folder(root, folder) as descriptor:
+        with suppress(OSError), beneath.folder_fd(root, folder) as descriptor:
             os.utime(descriptor, ns=(modified, modified))
 
 
-def _fetch_one(site: _Site, path: str, entry: Entry, staged: str, tick: Tick) -> None:
-    if not _arrives(site, entry, staged, tick):
+def _download_one(
+    site: _DownloadContext, path: str, entry: ManifestEntry, staged: str, tick: ByteCallback
+) -> None:
+    if not _download_verified(site, entry, staged, tick):
         raise CheckpointError(
             f"{entry.key} does not hold the bytes that were committed for {entry.logical}.",
             next_step="Restore the object from a backup, or let go of this checkpoint "
@@ -229,7 +240,7 @@ def _fetch_one(site: _Site, path: str, entry: Entry, staged: str, tick: Tick) ->
         )
     descriptor = beneath.open_regular(staged, within=site.staging)
     try:
-        set_facts(descriptor, entry)
+        apply_metadata(descriptor, entry)
     finally:
         os.close(descriptor)
     parent, _, name = path.rpartition("/")
@@ -240,26 +251,28 @@ def _fetch_one(site: _Site, path: str, entry: Entry, staged: str, tick: Tick) ->
         os.close(folder)
 
 
-def _arrives(site: _Site, entry: Entry, staged: str, tick: Tick) -> bool:
+def _download_verified(
+    site: _DownloadContext, entry: ManifestEntry, staged: str, tick: ByteCallback
+) -> bool:
     """Download the object to `staged`; return whether it has the committed bytes."""
-    store, staging = site.store, path_of(site.staging) / staged
+    store, staging = site.store, descriptor_path(site.staging) / staged
     if store.url.startswith("file:"):
         # A file system that can do so shares the blocks, and nothing is written.
         try:
             store.download(entry.key, staging)
         except StoreError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _OF_WRITING:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _WRITE_ERRNOS:
                 # The store was only read: it is our own disk that would not take the bytes.
                 raise error.__cause__ from error
             raise
         descriptor = beneath.open_regular(staged, within=site.staging)
         try:
-            return _has_bytes(descriptor, entry, tick)
+            return _content_matches(descriptor, entry, tick)
         finally:
             os.close(descriptor)
     digest = hashlib.sha256()
     with staging.open("xb") as writer:
-        for data in chunks(store, entry.key, size=entry.size):
+        for data in iter_chunks(store, entry.key, size=entry.size):
             writer.write(data)
             digest.update(data)
             tick(len(data))
@@ -267,9 +280,9 @@ def _arrives(site: _Site, entry: Entry, staged: str, tick: Tick) -> bool:
 
 
 @contextmanager
-def _opened(root: Path | Volumes, path: str) -> Generator[int]:
+def _open_file(root: Path | Volumes, path: str) -> Generator[int]:
     if isinstance(root, Volumes):
-        with root.open(path) as file:
+        with root.open_file(path) as file:
             yield file.descriptor
         return
     # A pipe would be waited for.
@@ -281,7 +294,7 @@ def _opened(root: Path | Volumes, path: str) -> Generator[int]:
         os.close(descriptor)
 
 
-def _has_bytes(descriptor: int, entry: Entry, tick: Tick) -> bool:
+def _content_matches(descriptor: int, entry: ManifestEntry, tick: ByteCallback) -> bool:
     seen = os.fstat(descriptor)
     if not stat.S_ISREG(seen.st_mode) or seen.st_size != entry.size:
         return False
@@ -298,9 +311,9 @@ def shorten(path: str) -> str:
     return path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}…{path[-_SHOWN // 2 :]}"
 
 
-def _not_written(root: Path, error: OSError) -> CheckpointError:
+def _write_error(root: Path, error: OSError) -> CheckpointError:
     why, step = (error.strerror or str(error)).lower(), "Take a folder that can be written to."
-    if error.errno in _FULL:
+    if error.errno in _DISK_FULL_ERRNOS:
         why, step = "the disk is full", "Free space there; what has arrived is not fetched again."
     elif error.errno == errno.ENAMETOOLONG:
         step = "Take a folder with a shorter path, on a disk that takes names of 255 bytes."

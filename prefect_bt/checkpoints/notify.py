@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
-_MOVE_SELF, _OVERFLOW, _IGNORED, _FOLDER = 0x800, 0x4000, 0x8000, 0x40000000
-_ONLY_FOLDERS: Final = 0x01000000
-_WATCHED: Final = (
+_MOVE_SELF, _OVERFLOW, _IGNORED, _ISDIR = 0x800, 0x4000, 0x8000, 0x40000000
+_ONLYDIR: Final = 0x01000000
+_WATCH_MASK: Final = (
     _MODIFY
     | _ATTRIB
     | _CLOSE_WRITE
@@ -28,16 +28,16 @@ _WATCHED: Final = (
     | _CREATE
     | _DELETE
     | _MOVE_SELF
-    | _ONLY_FOLDERS
+    | _ONLYDIR
 )
 _FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
 _HEADER: Final = struct.Struct("iIII")
 _BUFFER: Final = 256 * 1024
-MOST_FOLDERS: Final = 20_000
+MAX_WATCHES: Final = 20_000
 """Maximum number of watches. The kernel counts them per user, so a job must not take them all."""
 
 
-class Happened(NamedTuple):
+class FolderEvent(NamedTuple):
     """Something about `name` in `folder`, as `add` was given it, or about the folder itself where
     the name is empty."""
 
@@ -46,10 +46,10 @@ class Happened(NamedTuple):
     is_folder: bool = False
 
 
-EVERYTHING: Final = Happened("", "")
+OVERFLOW_EVENT: Final = FolderEvent("", "")
 
 
-class Notifier:
+class Inotify:
     """Folders under watch. For one thread."""
 
     def __init__(self) -> None:
@@ -63,16 +63,16 @@ class Notifier:
         # One folder may be reached on several ways, through links.
         self._folders: dict[int, set[str]] = {}
 
-    def add(self, folder: str, descriptor: int) -> None:
+    def add_watch(self, folder: str, descriptor: int) -> None:
         """Watch an open folder, without the folders below it; events name it `folder`.
 
         Raises OSError if the folder is gone, or for too many watches (ENOSPC).
         """
-        if len(self._folders) >= MOST_FOLDERS:
+        if len(self._folders) >= MAX_WATCHES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
         # By its path, a link in it would be followed to a folder of this machine (volumes.py).
         opened = f"/proc/self/fd/{descriptor}".encode()
-        watch = self._libc.inotify_add_watch(self._fd, opened, _WATCHED)
+        watch = self._libc.inotify_add_watch(self._fd, opened, _WATCH_MASK)
         if watch < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), folder)
         self._folders.setdefault(watch, set()).add(folder)
@@ -83,20 +83,20 @@ class Notifier:
         poller.register(self._fd, select.POLLIN)
         return bool(poller.poll(max(0.0, seconds) * 1000))
 
-    def happened(self) -> set[Happened]:
+    def read_events(self) -> set[FolderEvent]:
         """What happened since the last call; does not block."""
-        found: set[Happened] = set()
+        found: set[FolderEvent] = set()
         while True:
             try:
                 data = os.read(self._fd, _BUFFER)
             except BlockingIOError:
                 return found
-            found.update(self._events(data))
+            found.update(self._parse_events(data))
 
     def close(self) -> None:
         os.close(self._fd)
 
-    def _events(self, data: bytes) -> Iterator[Happened]:
+    def _parse_events(self, data: bytes) -> Iterator[FolderEvent]:
         at = 0
         while at < len(data):
             watch, mask, _, length = _HEADER.unpack_from(data, at)
@@ -104,11 +104,11 @@ class Notifier:
             name = os.fsdecode(data[at : at + length].rstrip(b"\0"))
             at += length
             if mask & _OVERFLOW:
-                yield EVERYTHING
+                yield OVERFLOW_EVENT
             elif mask & _IGNORED:
                 for folder in self._folders.pop(watch, ()):
-                    yield Happened(folder, "", is_folder=True)
+                    yield FolderEvent(folder, "", is_folder=True)
             else:
-                is_folder = bool(mask & _FOLDER)
+                is_folder = bool(mask & _ISDIR)
                 for folder in self._folders.get(watch, ()):
-                    yield Happened(folder, name, is_folder)
+                    yield FolderEvent(folder, name, is_folder)

@@ -26,31 +26,31 @@ _RNG: Final = re.compile(r"rng_state_(\d+)\.pth")
 
 
 @dataclass(frozen=True)
-class Place:
+class GangPosition:
     """Whose directory it is: the node's rank in a group of `group_size` nodes."""
 
     rank: int = 0
     group_size: int = 1
 
     @property
-    def is_first(self) -> bool:
+    def is_leader(self) -> bool:
         return self.rank == 0
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_node(self) -> bool:
         return self.group_size == 1
 
 
-ALONE: Final = Place()
+SINGLE_NODE: Final = GangPosition()
 
 
-def processes_fault(paths: Collection[str], place: Place) -> str:
+def validate_rank_files(paths: Collection[str], place: GangPosition) -> str:
     """The first thing that another process has written, or will, and that is not there."""
-    rules: tuple[Callable[[Collection[str], Place], str], ...] = (
-        _distributed_fault,
-        _world_fault,
-        _zero_fault,
-        _random_fault,
+    rules: tuple[Callable[[Collection[str], GangPosition], str], ...] = (
+        _validate_distcp,
+        _validate_world_size,
+        _validate_zero,
+        _validate_rng_states,
     )
     for rule in rules:
         if fault := rule(paths, place):
@@ -58,7 +58,7 @@ def processes_fault(paths: Collection[str], place: Place) -> str:
     return ""
 
 
-def distributed_ranks(paths: Collection[str]) -> dict[str, set[int]]:
+def find_distcp_ranks(paths: Collection[str]) -> dict[str, set[int]]:
     """Folder (`x/`, or empty) of a distributed checkpoint -> the ranks that wrote into it."""
     ranks: dict[str, set[int]] = {}
     for path in paths:
@@ -67,32 +67,32 @@ def distributed_ranks(paths: Collection[str]) -> dict[str, set[int]]:
     return ranks
 
 
-def random_ranks(paths: Collection[str]) -> set[int]:
+def find_rng_ranks(paths: Collection[str]) -> set[int]:
     """The ranks whose random state HF Trainer has saved. It has no number in a single process."""
     return {int(match[1]) for path in paths if (match := _RNG.fullmatch(path))}
 
 
-def optimizer_shards(paths: Collection[str]) -> int:
+def count_optimizer_shards(paths: Collection[str]) -> int:
     """How many processes wrote ZeRO's optimizer states."""
     return sum(path.endswith("_optim_states.pt") for path in paths)
 
 
-def _distributed_fault(paths: Collection[str], place: Place) -> str:
+def _validate_distcp(paths: Collection[str], place: GangPosition) -> str:
     own: dict[str, set[int]] = {}
     for path in paths:
         if path.endswith(".metadata") and (match := _METADATA.fullmatch(path)):
             own.setdefault(match[1], set()).add(int(match[2]))
-    for folder, ranks in distributed_ranks(paths).items():
+    for folder, ranks in find_distcp_ranks(paths).items():
         # Where processes save without talking to one another (torchft), each has its own.
         has_all = f"{folder}.metadata" in paths or ranks <= own.get(folder, set())
-        if not has_all and (place.is_alone or 0 in ranks):
+        if not has_all and (place.is_single_node or 0 in ranks):
             return f"{folder}.metadata is missing, which is written after the .distcp files"
     return ""
 
 
-def _world_fault(paths: Collection[str], place: Place) -> str:
+def _validate_world_size(paths: Collection[str], place: GangPosition) -> str:
     # Wronged if applied to one of several nodes: its directory has its own ranks only.
-    if not place.is_alone:
+    if not place.is_single_node:
         return ""
     seen: dict[tuple[str, str], set[int]] = {}
     worlds: dict[tuple[str, str], int] = {}
@@ -107,23 +107,26 @@ def _world_fault(paths: Collection[str], place: Place) -> str:
     return ""
 
 
-def _zero_fault(paths: Collection[str], place: Place) -> str:
+def _validate_zero(paths: Collection[str], place: GangPosition) -> str:
     shards: dict[str, dict[str, dict[str, set[int]]]] = {}
     for path in paths:
         if "zero_pp_rank_" in path and (match := _ZERO.fullmatch(path)):
             kinds = shards.setdefault(match[1], {}).setdefault(match[4], {})
             kinds.setdefault(match[3], set()).add(int(match[2]))
     for folder, kinds in shards.items():
-        fault = _partners_fault(folder, kinds, paths, place) or (
-            _numbers_fault(folder, kinds) if place.is_alone else ""
+        fault = _validate_zero_pairs(folder, kinds, paths, place) or (
+            _validate_zero_ranks(folder, kinds) if place.is_single_node else ""
         )
         if fault:
             return fault
     return ""
 
 
-def _partners_fault(
-    folder: str, kinds: Mapping[str, Mapping[str, set[int]]], paths: Collection[str], place: Place
+def _validate_zero_pairs(
+    folder: str,
+    kinds: Mapping[str, Mapping[str, set[int]]],
+    paths: Collection[str],
+    place: GangPosition,
 ) -> str:
     """Model states come first; in stage 3 each process writes both."""
     optim, model = kinds.get("optim", {}), kinds.get("model", {})
@@ -133,7 +136,7 @@ def _partners_fault(
             return f"{folder} has no optimizer states of data rank {min(missing)} ({part})"
     # The other nodes' processes of stage 1 and 2 write optimizer states only.
     has_first = any(0 in ranks for ranks in optim.values())
-    if has_first and place.is_first and not _has_model_states(folder, paths):
+    if has_first and place.is_leader and not _has_model_states(folder, paths):
         return f"{folder} has optimizer states, but no model states"
     return ""
 
@@ -142,7 +145,7 @@ def _has_model_states(folder: str, paths: Collection[str]) -> bool:
     return any(path.startswith(folder) and path.endswith("model_states.pt") for path in paths)
 
 
-def _numbers_fault(folder: str, kinds: Mapping[str, Mapping[str, set[int]]]) -> str:
+def _validate_zero_ranks(folder: str, kinds: Mapping[str, Mapping[str, set[int]]]) -> str:
     """Every part of the model is spread over the same data ranks, counted from 0."""
     for kind, parts in kinds.items():
         expected = set(range(1 + max(max(ranks) for ranks in parts.values())))
@@ -152,19 +155,19 @@ def _numbers_fault(folder: str, kinds: Mapping[str, Mapping[str, set[int]]]) -> 
     return ""
 
 
-def _random_fault(paths: Collection[str], place: Place) -> str:
-    ranks = random_ranks(paths)
+def _validate_rng_states(paths: Collection[str], place: GangPosition) -> str:
+    ranks = find_rng_ranks(paths)
     if not ranks:
         return ""
     # Wronged if applied to one of several nodes: with cyclic placement it has 1, 3, 5.
-    missing = set(range(max(ranks) + 1)) - ranks if place.is_alone else {0} - ranks
-    if missing and place.is_first:
+    missing = set(range(max(ranks) + 1)) - ranks if place.is_single_node else {0} - ranks
+    if missing and place.is_leader:
         return f"rng_state_{min(missing)}.pth is missing"
     # Rank 0 ends with trainer_state.json and waits for no one; another loop may save one rank's.
     if "trainer_state.json" not in paths:
         return ""
-    if wrote := set[int]().union(*distributed_ranks(paths).values()) - ranks:
+    if wrote := set[int]().union(*find_distcp_ranks(paths).values()) - ranks:
         return f"rng_state_{min(wrote)}.pth is missing, and rank {min(wrote)} wrote other files"
-    if optimizer_shards(paths) > len(ranks):
-        return f"{len(ranks)} of {optimizer_shards(paths)} rng_state files are there"
+    if count_optimizer_shards(paths) > len(ranks):
+        return f"{len(ranks)} of {count_optimizer_shards(paths)} rng_state files are there"
     return ""

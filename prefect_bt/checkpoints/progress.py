@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
-from prefect_bt.checkpoints.transfer import Meter
+from prefect_bt.checkpoints.transfer import TransferMeter
 from prefect_bt.records import UploadStatus
 
-_EVERY: Final = 1.0
+_REPORT_INTERVAL: Final = 1.0
 
 
-class Progress:
+class UploadProgress:
     """Holds the status and hands it on: at every change, and about every second of work."""
 
     def __init__(self, report: Callable[[UploadStatus], None]) -> None:
@@ -24,9 +24,9 @@ class Progress:
         self._before = self.status
         self._work = 0
 
-    def change(self, **values: Any) -> UploadStatus:
+    def update(self, **values: Any) -> UploadStatus:
         """Set fields of the status and report it."""
-        shown = {field: _encodable(value) for field, value in values.items()}
+        shown = {field: _escape_surrogates(value) for field, value in values.items()}
         self.status = replace(self.status, updated_at=time.time(), work=self._work, **shown)
         self._told = time.monotonic()
         self._report(self.status)
@@ -35,9 +35,9 @@ class Progress:
     def begin(self, name: str, size: int) -> None:
         """A checkpoint of `size` bytes is taken up."""
         self._before, self._began = self.status, time.monotonic()
-        self.change(current=name, bytes_total=self.status.bytes_total + size)
+        self.update(current=name, bytes_total=self.status.bytes_total + size)
 
-    def moved(self, meter: Meter) -> None:
+    def update_transfer(self, meter: TransferMeter) -> None:
         """Report the progress; also called when no bytes were moved."""
         size = meter.total
         rate = size / max(time.monotonic() - self._began, 1e-3)
@@ -45,53 +45,55 @@ class Progress:
             self.status,
             bytes_done=self._before.bytes_done + size,
             rate=rate or self.status.rate,
-            file=_encodable(meter.oldest),
+            file=_escape_surrogates(meter.oldest_file),
         )
-        self.worked(meter.take_work())
+        self.add_work(meter.take_work())
 
-    def worked(self, amount: int = 1) -> None:
+    def add_work(self, amount: int = 1) -> None:
         """Count work that may not show in the number of transferred bytes."""
         self._work += amount
-        if time.monotonic() - self._told >= _EVERY:
-            self.change()
+        if time.monotonic() - self._told >= _REPORT_INTERVAL:
+            self.update()
 
-    def rewind(self) -> None:
+    def discard_current(self) -> None:
         """It was not finished: its bytes do not count."""
         before = self._before
-        self.change(
+        self.update(
             current="", file="", bytes_done=before.bytes_done, bytes_total=before.bytes_total
         )
 
-    def committed(self, name: str, *, lag: float) -> None:
+    def mark_committed(self, name: str, *, lag: float) -> None:
         """`lag` in seconds since the last write to it."""
         others = tuple(other for other in self.status.committed if other != name)
-        self.change(current="", file="", committed=(*others, name), lag=max(0.0, lag))
+        self.update(current="", file="", committed=(*others, name), lag=max(0.0, lag))
 
-    def known(self, name: str) -> None:
+    def mark_unchanged(self, name: str) -> None:
         """It turned out to be committed already."""
         others = tuple(other for other in self.status.rewritten if other != name)
-        self.change(current="", file="", rewritten=(*others, name))
+        self.update(current="", file="", rewritten=(*others, name))
 
-    def trouble(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
+    def update_problems(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
         """What is not committed yet and why, and what the store says; reported when it is news."""
         news = {
             "waiting": tuple(f"{name}: {why}" for name, why in sorted(waiting.items())),
-            "trouble": _in_short(sorted(set(failures.values()))),
+            "trouble": _summarize(sorted(set(failures.values()))),
         }
-        if any(getattr(self.status, name) != _encodable(value) for name, value in news.items()):
-            self.change(**news)
+        if any(
+            getattr(self.status, name) != _escape_surrogates(value) for name, value in news.items()
+        ):
+            self.update(**news)
 
 
-def _in_short(sentences: list[str]) -> str:
+def _summarize(sentences: list[str]) -> str:
     """One stands for all: a store that is down is down for every checkpoint."""
     more = f" (and {len(sentences) - 1} more like it)" if len(sentences) > 1 else ""
     return f"{sentences[0]}{more}" if sentences else ""
 
 
-def _encodable(value: Any) -> Any:
+def _escape_surrogates(value: Any) -> Any:
     """Return printable text: in names of files that are not UTF-8, bytes become `\\udcff`."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, tuple):
-        return tuple(map(_encodable, cast("tuple[object, ...]", value)))
+        return tuple(map(_escape_surrogates, cast("tuple[object, ...]", value)))
     return value

@@ -17,17 +17,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from prefect_bt.checkpoints.catalogue import newest
-from prefect_bt.checkpoints.committed import manifest_refs
-from prefect_bt.checkpoints.holds import Hold, living
-from prefect_bt.checkpoints.manifest import Manifest, ManifestRef, Origin, is_own, load
+from prefect_bt.checkpoints.catalogue import find_newest
+from prefect_bt.checkpoints.committed import iter_manifest_refs
+from prefect_bt.checkpoints.holds import Hold, list_active_holds
+from prefect_bt.checkpoints.manifest import (
+    Manifest,
+    ManifestRef,
+    UploadOrigin,
+    is_own_object,
+    load_manifest,
+)
 from prefect_bt.checkpoints.withdrawal import (
     Generation,
-    Withdrawal,
-    announce,
+    Tombstone,
+    create_tombstone,
     drop_outdated,
+    iter_tombstones,
     keep,
-    pending,
 )
 from prefect_bt.contract import job_objects_prefix
 from prefect_bt.epochs import Superseded
@@ -37,21 +43,21 @@ from prefect_bt.objects.protocols import Store
 
 
 @dataclass(frozen=True)
-class Pruned:
-    """What a prune did. `freed` in bytes; names are sorted."""
+class PruneResult:
+    """What a prune did. `freed_bytes` in bytes; names are sorted."""
 
-    names: tuple[str, ...] = ()
+    pruned: tuple[str, ...] = ()
     """Names nobody finds any more."""
     held: Mapping[str, tuple[Hold, ...]] = field(default_factory=dict[str, "tuple[Hold, ...]"])
     """Names that stay, and who needs them."""
     protected: tuple[str, ...] = ()
     """Names that stay because the running job would go on from them."""
-    keys: tuple[str, ...] = ()
+    deleted_keys: tuple[str, ...] = ()
     """Keys of the objects that are gone."""
-    freed: int = 0
-    aborted: int = 0
+    freed_bytes: int = 0
+    aborted_uploads: int = 0
     """Unfinished uploads given up."""
-    unreadable: tuple[str, ...] = ()
+    unreadable_manifests: tuple[str, ...] = ()
     """Manifests that do not parse. Nobody knows what they name, so no object was deleted."""
 
 
@@ -63,9 +69,9 @@ class Inventory:
         self._store, self.project_id, self.job_id = store, project_id, job_id
         self.manifests: dict[ManifestRef, Manifest | None] = {}
         """None: it does not parse."""
-        for ref in manifest_refs(store, project_id, job_id):
+        for ref in iter_manifest_refs(store, project_id, job_id):
             try:
-                self.manifests[ref] = load(store.get(ref.key), key=ref.key)
+                self.manifests[ref] = load_manifest(store.get(ref.key), key=ref.key)
             except ObjectNotFound:
                 continue
             except CheckpointError:
@@ -76,7 +82,7 @@ class Inventory:
         return tuple(sorted({ref.name for ref in self.manifests}))
 
     @property
-    def unreadable(self) -> tuple[str, ...]:
+    def unreadable_manifests(self) -> tuple[str, ...]:
         return tuple(ref.key for ref, manifest in self.manifests.items() if manifest is None)
 
     @cached_property
@@ -85,27 +91,27 @@ class Inventory:
         folder = job_objects_prefix(self.project_id, self.job_id)
         return {info.key: info.size for info in self._store.list(folder)}
 
-    def of_name(self, name: str) -> list[ManifestRef]:
+    def refs_of(self, name: str) -> list[ManifestRef]:
         """Oldest first."""
         refs = [ref for ref in self.manifests if ref.name == name]
-        return sorted(refs, key=lambda ref: (ref.order, ref.rank))
+        return sorted(refs, key=lambda ref: (ref.sort_key, ref.rank))
 
-    def named(self, refs: Iterable[ManifestRef]) -> dict[str, int]:
+    def referenced_objects(self, refs: Iterable[ManifestRef]) -> dict[str, int]:
         """Key -> bytes of the objects that these manifests name."""
         read = (self.manifests[ref] for ref in refs)
         return {e.key: e.size for manifest in read if manifest for e in manifest.entries}
 
-    def only_in(self, names: Collection[str]) -> dict[str, int]:
+    def exclusive_objects(self, names: Collection[str]) -> dict[str, int]:
         """Key -> bytes of what goes with these checkpoints: no other one names it."""
-        going = self.named(ref for ref in self.manifests if ref.name in names)
-        staying = self.named(ref for ref in self.manifests if ref.name not in names)
+        going = self.referenced_objects(ref for ref in self.manifests if ref.name in names)
+        staying = self.referenced_objects(ref for ref in self.manifests if ref.name not in names)
         return {key: size for key, size in going.items() if key not in staying}
 
-    def unnamed(self) -> dict[str, int]:
+    def unreferenced_objects(self) -> dict[str, int]:
         """Key -> bytes of the objects that no manifest names; empty while one is unreadable."""
-        if self.unreadable:
+        if self.unreadable_manifests:
             return {}
-        named = self.named(self.manifests)
+        named = self.referenced_objects(self.manifests)
         # The receipt of a large object (stock.py) is worth as much as the object.
         large = {key.removesuffix(".bytes") for key in named if key.endswith(".bytes")}
         return {
@@ -119,13 +125,13 @@ Fence = Callable[[], object]
 """Function called before each deletion; raises Superseded once another machine may act."""
 
 
-def _open() -> None:
+def _no_fence() -> None:
     """Do nothing; the fence of callers that need none."""
 
 
 def prune_rank(
-    store: Store, origin: Origin, names: Collection[str], *, fence: Fence = _open
-) -> Pruned:
+    store: Store, origin: UploadOrigin, names: Collection[str], *, fence: Fence = _no_fence
+) -> PruneResult:
     """Withdraw `names` as far as this rank committed them; for its own uploader, between uploads.
 
     Deletes manifests and objects of this rank alone, and finishes what an earlier uploader of it or
@@ -134,37 +140,37 @@ def prune_rank(
     """
     place = origin.project_id, origin.job_id
     drop_outdated(store, *place)
-    begun = dict(pending(store, *place))
+    begun = dict(iter_tombstones(store, *place))
     if not (names or begun):
-        return Pruned()
+        return PruneResult()
     now = Generation.of(store, *place)
     inventory = Inventory(store, *place)
     mine = {ref.name for ref in inventory.manifests if ref.rank == origin.rank}
     wanted = mine.intersection(names)
     if not (wanted or begun) or now.attempt > origin.attempt:
-        return Pruned()
-    protected = _protected(store, inventory, wanted)
+        return PruneResult()
+    protected = _find_protected(store, inventory, wanted)
     prune = _Prune(store, inventory, begun, fence, now)
-    prune.announce(wanted.difference(protected), rank=origin.rank)
-    held = prune.lift_held()
+    prune.create_tombstones(wanted.difference(protected), rank=origin.rank)
+    held = prune.cancel_held()
     names_gone = prune.delete_manifests(rank=origin.rank)
     after = Inventory(store, *place)
-    staying = after.named(after.manifests)
+    staying = after.referenced_objects(after.manifests)
     due = {
         key: size
-        for withdrawal in prune.released(after).values()
+        for withdrawal in prune.deletable_tombstones(after).values()
         for key, size in withdrawal.objects.items()
-        if is_own(origin, key) and key not in staying and not after.unreadable
+        if is_own_object(origin, key) and key not in staying and not after.unreadable_manifests
     }
-    _delete(store, due, fence)
-    prune.forget(after, mine=lambda key: is_own(origin, key))
-    return Pruned(
-        names=names_gone,
+    _delete_objects(store, due, fence)
+    prune.remove_tombstones(after, owns=lambda key: is_own_object(origin, key))
+    return PruneResult(
+        pruned=names_gone,
         held=held,
         protected=tuple(sorted(protected)),
-        keys=tuple(sorted(due)),
-        freed=sum(due.values()),
-        unreadable=after.unreadable,
+        deleted_keys=tuple(sorted(due)),
+        freed_bytes=sum(due.values()),
+        unreadable_manifests=after.unreadable_manifests,
     )
 
 
@@ -174,10 +180,11 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     job_id: str,
     names: Collection[str],
     *,
-    live: bool,
-    fence: Fence = _open,
-) -> Pruned:
-    """Withdraw `names` of every rank. `live`: the job still runs, so all its objects stay for now.
+    is_running: bool,
+    fence: Fence = _no_fence,
+) -> PruneResult:
+    """Withdraw `names` of every rank. `is_running`: the job still runs, so all its objects stay for
+    now.
 
     For a job that is over, everything that no manifest names goes too, whoever left it; the caller
     sees to it that nobody starts the job again meanwhile. Raises StoreError; called again, it goes
@@ -188,41 +195,45 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     drop_outdated(store, project_id, job_id)
     inventory = Inventory(store, project_id, job_id)
     wanted = set(inventory.names).intersection(names)
-    protected = _protected(store, inventory, wanted) if live else set[str]()
-    prune = _Prune(store, inventory, dict(pending(store, project_id, job_id)), fence, now)
-    prune.announce(wanted - protected)
-    held = prune.lift_held()
+    protected = _find_protected(store, inventory, wanted) if is_running else set[str]()
+    prune = _Prune(store, inventory, dict(iter_tombstones(store, project_id, job_id)), fence, now)
+    prune.create_tombstones(wanted - protected)
+    held = prune.cancel_held()
     gone = prune.delete_manifests()
-    done = Pruned(names=gone, held=held, protected=tuple(sorted({*protected, *prune.outdated})))
-    if live:
+    done = PruneResult(
+        pruned=gone, held=held, protected=tuple(sorted({*protected, *prune.outdated}))
+    )
+    if is_running:
         return done
-    swept = sweep(store, project_id, job_id, fence=fence)
-    prune.forget(Inventory(store, project_id, job_id))
-    return Pruned(
-        names=gone,
+    swept = delete_unreferenced(store, project_id, job_id, fence=fence)
+    prune.remove_tombstones(Inventory(store, project_id, job_id))
+    return PruneResult(
+        pruned=gone,
         held=held,
-        keys=swept.keys,
-        freed=swept.freed,
-        aborted=swept.aborted,
-        unreadable=swept.unreadable,
+        deleted_keys=swept.deleted_keys,
+        freed_bytes=swept.freed_bytes,
+        aborted_uploads=swept.aborted_uploads,
+        unreadable_manifests=swept.unreadable_manifests,
     )
 
 
-def sweep(store: Store, project_id: str, job_id: str, *, fence: Fence = _open) -> Pruned:
+def delete_unreferenced(
+    store: Store, project_id: str, job_id: str, *, fence: Fence = _no_fence
+) -> PruneResult:
     """Delete what no manifest of the job names, and give up unfinished uploads.
 
     Only for a job that is over: what is being uploaded has no manifest yet.
     """
     inventory = Inventory(store, project_id, job_id)
-    unnamed = inventory.unnamed()
-    _delete(store, unnamed, fence)
+    unnamed = inventory.unreferenced_objects()
+    _delete_objects(store, unnamed, fence)
     fence()
     aborted = store.abort_uploads(job_objects_prefix(project_id, job_id))
-    return Pruned(
-        keys=tuple(sorted(unnamed)),
-        freed=sum(unnamed.values()),
-        aborted=aborted,
-        unreadable=inventory.unreadable,
+    return PruneResult(
+        deleted_keys=tuple(sorted(unnamed)),
+        freed_bytes=sum(unnamed.values()),
+        aborted_uploads=aborted,
+        unreadable_manifests=inventory.unreadable_manifests,
     )
 
 
@@ -233,18 +244,18 @@ class _Prune:
         self,
         store: Store,
         inventory: Inventory,
-        begun: dict[str, Withdrawal],
+        begun: dict[str, Tombstone],
         fence: Fence,
         now: Generation,
     ) -> None:
         self._store, self._inventory, self._begun = store, inventory, begun
         self._fence, self._now = fence, now
-        self._own: dict[str, Withdrawal] = {}
+        self._own: dict[str, Tombstone] = {}
         self.outdated: set[str] = set()
         """Names that stay because the job was started again after they were announced."""
         self._place = (inventory.project_id, inventory.job_id)
 
-    def announce(self, names: Collection[str], *, rank: int | None = None) -> None:
+    def create_tombstones(self, names: Collection[str], *, rank: int | None = None) -> None:
         """Write down what goes, and take over what was begun before (where it is of this rank)."""
         refs = {ref.key: ref for ref in self._inventory.manifests}
         for withdrawal in self._begun.values():
@@ -254,13 +265,13 @@ class _Prune:
             if left and withdrawal.name not in names:
                 self._announce(withdrawal.name, left, withdrawal.objects)
         for name in sorted(names):
-            self._announce(name, self._inventory.of_name(name), {})
+            self._announce(name, self._inventory.refs_of(name), {})
 
-    def lift_held(self) -> dict[str, tuple[Hold, ...]]:
+    def cancel_held(self) -> dict[str, tuple[Hold, ...]]:
         """Look for holds, now that they look for us; take back what somebody needs."""
         if not self._own:
             return {}
-        holds = living(Ledger(self._store), *self._place)
+        holds = list_active_holds(Ledger(self._store), *self._place)
         held: dict[str, tuple[Hold, ...]] = {}
         for key, withdrawal in list(self._own.items()):
             needed = set(withdrawal.manifests)
@@ -280,7 +291,7 @@ class _Prune:
             if going and self._is_outdated(own, withdrawal):
                 continue
             for key in going:
-                self._check(gone)
+                self._check_fence(gone)
                 self._store.delete(key)
                 if withdrawal.name not in gone:
                     gone.add(withdrawal.name)
@@ -289,7 +300,7 @@ class _Prune:
                     keep(self._store, own, withdrawal)
         return tuple(sorted(gone))
 
-    def _is_outdated(self, key: str, withdrawal: Withdrawal) -> bool:
+    def _is_outdated(self, key: str, withdrawal: Tombstone) -> bool:
         """Take the withdrawal back if the job was started again since."""
         if not self._now.has_passed(self._store, *self._place):
             return False
@@ -298,39 +309,39 @@ class _Prune:
         self.outdated.add(withdrawal.name)
         return True
 
-    def released(self, after: Inventory) -> dict[str, Withdrawal]:
+    def deletable_tombstones(self, after: Inventory) -> dict[str, Tombstone]:
         """Key -> withdrawals under which objects may go: ours, and those with no manifest left."""
         there = {ref.key for ref in after.manifests}
         empty = {key: one for key, one in self._begun.items() if there.isdisjoint(one.manifests)}
         return self._own | empty
 
-    def forget(self, after: Inventory, *, mine: Callable[[str], bool] = bool) -> None:
-        """Remove the withdrawals of which nothing is left to be deleted. `mine`: has been."""
-        if after.unreadable:
+    def remove_tombstones(self, after: Inventory, *, owns: Callable[[str], bool] = bool) -> None:
+        """Remove the withdrawals of which nothing is left to be deleted. `owns`: has been."""
+        if after.unreadable_manifests:
             return
         there = {ref.key for ref in after.manifests}
-        named = after.named(after.manifests)
+        named = after.referenced_objects(after.manifests)
         for key, withdrawal in (self._begun | self._own).items():
             if not there.isdisjoint(withdrawal.manifests):
                 continue
-            others = [k for k in withdrawal.objects if not mine(k) and k not in named]
+            others = [k for k in withdrawal.objects if not owns(k) and k not in named]
             if not any(key in after.objects for key in others):
                 self._store.delete(key)
 
     def _announce(self, name: str, refs: list[ManifestRef], objects: Mapping[str, int]) -> None:
-        withdrawal = Withdrawal(
+        withdrawal = Tombstone(
             name=name,
             at=Ledger(self._store).now(),
             manifests=tuple(ref.key for ref in refs),
-            objects=dict(objects) | self._inventory.named(refs),
+            objects=dict(objects) | self._inventory.referenced_objects(refs),
             attempt=self._now.attempt,
             epoch=self._now.epoch,
         )
-        self._check()
-        self._own[announce(self._store, *self._place, withdrawal)] = withdrawal
-        self._check()
+        self._check_fence()
+        self._own[create_tombstone(self._store, *self._place, withdrawal)] = withdrawal
+        self._check_fence()
 
-    def _check(self, begun: Collection[str] = ()) -> None:
+    def _check_fence(self, begun: Collection[str] = ()) -> None:
         """Call the fence. Take back the withdrawals of names not in `begun` when another machine
         has the job: its uploaders would finish them. Raises Superseded."""
         try:
@@ -343,19 +354,19 @@ class _Prune:
             raise
 
 
-def _protected(store: Store, inventory: Inventory, wanted: Collection[str]) -> set[str]:
+def _find_protected(store: Store, inventory: Inventory, wanted: Collection[str]) -> set[str]:
     """Of `wanted`, what a retry of the running job would go on from."""
     if not wanted:
         return set()
     try:
-        best = newest(store, inventory.project_id, inventory.job_id)
+        best = find_newest(store, inventory.project_id, inventory.job_id)
     except CheckpointError:
         # A manifest that does not parse may be the newest one's.
         return set(wanted)
     return {best.checkpoint_id}.intersection(wanted) if best else set(wanted)
 
 
-def _delete(store: Store, keys: Iterable[str], fence: Fence) -> None:
+def _delete_objects(store: Store, keys: Iterable[str], fence: Fence) -> None:
     for key in keys:
         fence()
         store.delete(key)

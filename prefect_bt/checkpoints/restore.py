@@ -17,21 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.beneath import Named, folder, open_file, open_folder, open_regular, walk
+from prefect_bt.beneath import TreeEntry, folder_fd, open_file, open_folder, open_regular, walk_tree
 from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.checkpoints.layout import ROOT, FileFact, checkpoints_in, join
-from prefect_bt.checkpoints.manifest import PERMISSIONS, Entry, Manifest, load
+from prefect_bt.checkpoints.layout import ROOT, FileStat, group_by_checkpoint, join_checkpoint_path
+from prefect_bt.checkpoints.manifest import PERMISSION_MASK, Manifest, ManifestEntry, load_manifest
 from prefect_bt.checkpoints.materialise import (
     STAGING,
+    apply_metadata,
     clear_staging,
-    date_folders,
-    fetch,
-    matches,
-    matching,
-    set_facts,
+    download_files,
+    file_matches,
+    find_matching,
+    set_folder_times,
 )
-from prefect_bt.checkpoints.scanning import DEEPEST
-from prefect_bt.checkpoints.volumes import Targets, Volumes
+from prefect_bt.checkpoints.scanning import MAX_DEPTH
+from prefect_bt.checkpoints.volumes import VolumeMounts, Volumes
 from prefect_bt.errors import CheckpointError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import LoadedCheckpoint
@@ -40,32 +40,32 @@ LOST: Final = "lost+found"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RestoreResult:
     """Checkpoint names, sorted: found in place, brought back (in part or whole), moved away."""
 
-    kept: tuple[str, ...]
+    unchanged: tuple[str, ...]
     restored: tuple[str, ...]
-    set_aside: tuple[str, ...]
+    moved_aside: tuple[str, ...]
     """Names of checkpoints none of which was committed, else paths of single files."""
 
 
-def prepare_directory(  # noqa: PLR0913 (all of them name one place)
+def restore_directory(  # noqa: PLR0913 (all of them name one place)
     store: Store,
     *,
     project_id: str,
     job_id: str,
     rank: int,
     directory: Path,
-    aside: Path,
-    targets: Targets = (),
-) -> Prepared:
+    aside_dir: Path,
+    mounts: VolumeMounts = (),
+) -> RestoreResult:
     """Make `directory` hold exactly the committed checkpoints of this rank.
 
     A checkpoint that lacks another rank's part is left out, so that all ranks go on from the same
     step. Files in place are hashed, since size and time prove nothing after a crash. What does not
-    belong moves to `aside` (outside `directory`), nothing is deleted. Safe to kill and to repeat.
-    `targets` are the node's volumes, which links may lead into; nothing is written through a link.
-    Raises StoreError, CheckpointError for an object that is corrupt, OSError of the disk.
+    belong moves to `aside_dir` (outside `directory`), nothing is deleted. Safe to kill and to
+    repeat. `mounts` are the node's volumes, which links may lead into; nothing is written through a
+    link. Raises StoreError, CheckpointError for an object that is corrupt, OSError of the disk.
     """
     directory.mkdir(parents=True, exist_ok=True)
     clear_staging(directory)
@@ -76,25 +76,25 @@ def prepare_directory(  # noqa: PLR0913 (all of them name one place)
         for manifest in checkpoint.manifests
         if manifest.rank == rank
     ]
-    wanted = _wanted(manifests)
-    volumes = Volumes(directory, targets)
-    links = set(_links(directory))
-    behind = {path for path in wanted if _below(path, links)}
+    wanted = _desired_files(manifests)
+    volumes = Volumes(directory, mounts)
+    links = set(_list_links(directory))
+    behind = {path for path in wanted if _is_below_any(path, links)}
     direct = {path: entry for path, entry in wanted.items() if path not in behind}
-    right = matching(volumes, direct)
-    strays = [path for path in _files(directory) if path not in right]
-    _move(strays, directory, aside)
+    right = find_matching(volumes, direct)
+    strays = [path for path in _list_files(directory) if path not in right]
+    _move_aside(strays, directory, aside_dir)
     for path in right:
-        _set_facts(directory, path, direct[path])
+        _apply_metadata(directory, path, direct[path])
     missing = {path: entry for path, entry in direct.items() if path not in right}
-    fetch(store, missing, root=directory)
+    download_files(store, missing, root=directory)
     # Links last: what they lead to is right by now, or is not going to be.
-    wrong = _wrong_links(volumes, sorted(links), wanted)
-    _move(wrong, directory, aside)
-    lost = {path: wanted[path] for path in behind if _below(path, set(wrong))}
-    fetch(store, lost, root=directory)
-    date_folders(directory, wanted)
-    return _prepared(manifests, {*missing, *lost}, [*strays, *wrong])
+    wrong = _find_wrong_links(volumes, sorted(links), wanted)
+    _move_aside(wrong, directory, aside_dir)
+    lost = {path: wanted[path] for path in behind if _is_below_any(path, set(wrong))}
+    download_files(store, lost, root=directory)
+    set_folder_times(directory, wanted)
+    return _restore_result(manifests, {*missing, *lost}, [*strays, *wrong])
 
 
 def load_checkpoints(
@@ -108,25 +108,25 @@ def load_checkpoints(
     Two checkpoints that claim one path with different bytes are refused. Raises StoreError and
     CheckpointError.
     """
-    wanted: dict[str, Entry] = {}
+    wanted: dict[str, ManifestEntry] = {}
     names: list[str] = []
     for checkpoint in loaded:
         for key in checkpoint.manifests:
-            manifest = load(store.get(key), key=key)
+            manifest = load_manifest(store.get(key), key=key)
             if manifest.rank == 0:
                 names.append(manifest.name)
-            for path, entry in _wanted([manifest]).items():
-                _claim(wanted, f"rank-{manifest.rank}/{path}", entry)
+            for path, entry in _desired_files([manifest]).items():
+                _add_entry(wanted, f"rank-{manifest.rank}/{path}", entry)
     directory.mkdir(parents=True, exist_ok=True)
-    right = matching(Volumes(directory), wanted)
-    fetch(store, {p: e for p, e in wanted.items() if p not in right}, root=directory)
-    date_folders(directory, wanted)
+    right = find_matching(Volumes(directory), wanted)
+    download_files(store, {p: e for p, e in wanted.items() if p not in right}, root=directory)
+    set_folder_times(directory, wanted)
     if group_size == 1:
         for name in names:
-            _link(directory, name)
+            _link_leader_files(directory, name)
 
 
-def _claim(wanted: dict[str, Entry], path: str, entry: Entry) -> None:
+def _add_entry(wanted: dict[str, ManifestEntry], path: str, entry: ManifestEntry) -> None:
     before = wanted.setdefault(path, entry)
     if before.sha256 != entry.sha256:
         raise CheckpointError(
@@ -136,22 +136,22 @@ def _claim(wanted: dict[str, Entry], path: str, entry: Entry) -> None:
         )
 
 
-def _link(directory: Path, name: str) -> None:
+def _link_leader_files(directory: Path, name: str) -> None:
     tops = [name] if name != ROOT else [p.name for p in (directory / "rank-0").iterdir()]
     for top in tops:
         parent, _, last = top.rpartition("/")
         target = os.path.relpath(f"rank-0/{top}", parent or ".")
         # Where something else is already, the documented place has the checkpoint.
-        with _made(directory, parent) as folder, suppress(FileExistsError):
+        with _open_or_create(directory, parent) as folder, suppress(FileExistsError):
             os.symlink(target, last, dir_fd=folder)
 
 
-def _wanted(manifests: Sequence[Manifest]) -> dict[str, Entry]:
+def _desired_files(manifests: Sequence[Manifest]) -> dict[str, ManifestEntry]:
     """Path in the directory -> entry. The manifests come in order of commit: the later wins."""
-    wanted: dict[str, Entry] = {}
+    wanted: dict[str, ManifestEntry] = {}
     for manifest in manifests:
         for entry in manifest.entries:
-            wanted[join(manifest.name, entry.path)] = entry
+            wanted[join_checkpoint_path(manifest.name, entry.path)] = entry
     folders = {folder for path in wanted for folder in _ancestors(path)}
     # A file that has become a folder since: only one of the two can be there.
     return {path: entry for path, entry in wanted.items() if path not in folders}
@@ -163,33 +163,35 @@ def _ancestors(path: str) -> Iterator[str]:
         yield path
 
 
-def _below(path: str, tops: Collection[str]) -> bool:
+def _is_below_any(path: str, tops: Collection[str]) -> bool:
     return path in tops or any(folder in tops for folder in _ancestors(path))
 
 
-def _entries(directory: Path) -> Iterator[Named]:
+def _iter_entries(directory: Path) -> Iterator[TreeEntry]:
     """Yield every path that is not a folder, including links, which are not followed.
 
     A folder deeper than any checkpoint's is yielded in place of its contents.
     """
-    for found in walk(directory, deepest=DEEPEST + 1):
+    for found in walk_tree(directory, max_depth=MAX_DEPTH + 1):
         if found.path.partition("/")[0] in {STAGING, LOST}:
             continue
-        if not found.is_folder or found.path.count("/") >= DEEPEST:
+        if not found.is_folder or found.path.count("/") >= MAX_DEPTH:
             yield found
 
 
-def _files(directory: Path) -> list[str]:
-    return [found.path for found in _entries(directory) if not found.is_link]
+def _list_files(directory: Path) -> list[str]:
+    return [found.path for found in _iter_entries(directory) if not found.is_link]
 
 
-def _links(directory: Path) -> list[str]:
-    return [found.path for found in _entries(directory) if found.is_link]
+def _list_links(directory: Path) -> list[str]:
+    return [found.path for found in _iter_entries(directory) if found.is_link]
 
 
-def _wrong_links(volumes: Volumes, links: Sequence[str], wanted: Mapping[str, Entry]) -> list[str]:
+def _find_wrong_links(
+    volumes: Volumes, links: Sequence[str], wanted: Mapping[str, ManifestEntry]
+) -> list[str]:
     """Links through which not every wanted byte is seen, or that nothing is wanted of."""
-    seen: dict[str, dict[str, Entry]] = {link: {} for link in links}
+    seen: dict[str, dict[str, ManifestEntry]] = {link: {} for link in links}
     for path, entry in wanted.items():
         for place in (path, *_ancestors(path)):
             if place in seen:
@@ -197,29 +199,29 @@ def _wrong_links(volumes: Volumes, links: Sequence[str], wanted: Mapping[str, En
     return [
         link
         for link, behind in seen.items()
-        if not behind or not all(matches(volumes, p, entry) for p, entry in behind.items())
+        if not behind or not all(file_matches(volumes, p, entry) for p, entry in behind.items())
     ]
 
 
-def _set_facts(directory: Path, path: str, entry: Entry) -> None:
+def _apply_metadata(directory: Path, path: str, entry: ManifestEntry) -> None:
     descriptor = open_file(directory, path)
     try:
-        set_facts(descriptor, entry)
+        apply_metadata(descriptor, entry)
     finally:
         os.close(descriptor)
 
 
-def _move(paths: Sequence[str], directory: Path, aside: Path) -> None:
+def _move_aside(paths: Sequence[str], directory: Path, aside: Path) -> None:
     for path in paths:
         parent, _, name = path.rpartition("/")
         aside.mkdir(parents=True, exist_ok=True)
-        with folder(directory, parent) as source, _made(aside, parent) as target:
+        with folder_fd(directory, parent) as source, _open_or_create(aside, parent) as target:
             _rename(name, source, target)
-    _remove_empty(directory)
+    _remove_empty_folders(directory)
 
 
 @contextmanager
-def _made(root: Path, relative: str) -> Generator[int]:
+def _open_or_create(root: Path, relative: str) -> Generator[int]:
     """Open a folder below `root`, and create it if it is missing; never through a link."""
     descriptor = open_folder(root, relative, create=True, mode=0o777)
     try:
@@ -228,7 +230,7 @@ def _made(root: Path, relative: str) -> Generator[int]:
         os.close(descriptor)
 
 
-def _free(name: str, within: int) -> str:
+def _unused_name(name: str, within: int) -> str:
     """Return a name that no entry of the folder has."""
     number, free = 0, name
     while True:
@@ -242,7 +244,7 @@ def _free(name: str, within: int) -> str:
 
 def _rename(name: str, source: int, target: int) -> None:
     """Move the entry `name` from one open folder to another."""
-    free = _free(name, target)
+    free = _unused_name(name, target)
     try:
         os.rename(name, free, src_dir_fd=source, dst_dir_fd=target)
     except OSError as error:
@@ -266,35 +268,43 @@ def _copy(name: str, source: int, free: str, target: int) -> None:
         ):
             shutil.copyfileobj(reader, writer)
             writer.flush()
-            os.fchmod(writer.fileno(), facts.st_mode & PERMISSIONS)
+            os.fchmod(writer.fileno(), facts.st_mode & PERMISSION_MASK)
             os.utime(writer.fileno(), ns=(facts.st_atime_ns, facts.st_mtime_ns))
         os.rename(partial, free, src_dir_fd=target, dst_dir_fd=target)
 
 
-def _remove_empty(directory: Path) -> None:
+def _remove_empty_folders(directory: Path) -> None:
     """Empty folders are no checkpoints; a rotated folder would else look like one."""
-    folders = [found.path for found in walk(directory, deepest=DEEPEST + 1) if found.is_folder]
+    folders = [
+        found.path for found in walk_tree(directory, max_depth=MAX_DEPTH + 1) if found.is_folder
+    ]
     for path in reversed(folders):
         parent, _, name = path.rpartition("/")
         if path not in {STAGING, LOST}:
-            with suppress(OSError), folder(directory, parent) as within:
+            with suppress(OSError), folder_fd(directory, parent) as within:
                 os.rmdir(name, dir_fd=within)
 
 
-def _prepared(manifests: Sequence[Manifest], fetched: set[str], moved: list[str]) -> Prepared:
+def _restore_result(
+    manifests: Sequence[Manifest], fetched: set[str], moved: list[str]
+) -> RestoreResult:
     names = {manifest.name for manifest in manifests}
     restored = {
         manifest.name
         for manifest in manifests
-        if any(join(manifest.name, entry.path) in fetched for entry in manifest.entries)
+        if any(
+            join_checkpoint_path(manifest.name, entry.path) in fetched for entry in manifest.entries
+        )
     }
-    strays = checkpoints_in(dict.fromkeys(moved, FileFact(0, 0)))
+    strays = group_by_checkpoint(dict.fromkeys(moved, FileStat(0, 0)))
     aside = {name for name in strays if name not in names and name != ROOT}
     for name in strays.keys() - aside:
         found = strays[name]
-        aside.update(join(name, inner) for inner in (*found.files, *found.unfinished))
-    return Prepared(
-        kept=tuple(sorted(names - restored)),
+        aside.update(
+            join_checkpoint_path(name, inner) for inner in (*found.files, *found.temporary_files)
+        )
+    return RestoreResult(
+        unchanged=tuple(sorted(names - restored)),
         restored=tuple(sorted(restored)),
-        set_aside=tuple(sorted(aside)),
+        moved_aside=tuple(sorted(aside)),
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from prefect_bt.checkpoints.layout import stem_of, step_of_name
-from prefect_bt.records import Retention
+from prefect_bt.checkpoints.layout import parse_step, series_of
+from prefect_bt.records import RetentionPolicy
 
 
-def expendable(names: Collection[str], policy: Retention) -> tuple[str, ...]:
+def select_prunable(names: Collection[str], policy: RetentionPolicy) -> tuple[str, ...]:
     """Those of `names`, the committed checkpoints of a job, that the policy lets go; sorted.
 
     A name that tells no step is in no series and stays.
@@ -17,13 +17,15 @@ def expendable(names: Collection[str], policy: Retention) -> tuple[str, ...]:
         return ()
     series: dict[str, list[tuple[int, str]]] = {}
     for name in set(names):
-        step = step_of_name(name)
+        step = parse_step(name)
         if step is not None:
-            series.setdefault(stem_of(name), []).append((step, name))
-    gone = [name for steps in series.values() for name in _beyond(sorted(steps), policy)]
+            series.setdefault(series_of(name), []).append((step, name))
+    gone = [
+        name for steps in series.values() for name in _select_prunable_steps(sorted(steps), policy)
+    ]
     return tuple(sorted(gone))
 
 
-def _beyond(steps: list[tuple[int, str]], policy: Retention) -> list[str]:
+def _select_prunable_steps(steps: list[tuple[int, str]], policy: RetentionPolicy) -> list[str]:
     last, every = max(policy.keep_last or 1, 1), policy.keep_every
     return [name for step, name in steps[:-last] if not every or every < 1 or step % every]

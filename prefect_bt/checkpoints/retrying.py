@@ -11,56 +11,58 @@ from typing import Final
 
 from prefect_bt.errors import CheckpointError, StoreError
 
-_LONGEST: Final = 30.0
+_MAX_DELAY: Final = 30.0
 
 
 @dataclass
-class _Failed:
+class _Failure:
     error: StoreError | CheckpointError
-    at: float
-    pause: float
-    tries: int
+    retry_at: float
+    delay: float
+    count: int
 
 
-class Retries:
+class RetrySchedule:
     """By name; times in seconds of a monotonic clock."""
 
-    def __init__(self, first: float) -> None:
-        """`first`: the pause after the first failure; it doubles up to half a minute."""
-        self._first = first
-        self._failed: dict[str, _Failed] = {}
+    def __init__(self, first_delay: float) -> None:
+        """`first_delay`: the pause after the first failure; it doubles up to half a minute."""
+        self._first = first_delay
+        self._failed: dict[str, _Failure] = {}
 
     @property
     def errors(self) -> dict[str, StoreError | CheckpointError]:
         return {name: one.error for name, one in self._failed.items()}
 
-    def failed(
-        self, name: str, error: StoreError | CheckpointError, *, now: float, tried: bool = True
+    def record_failure(
+        self, name: str, error: StoreError | CheckpointError, *, now: float, counted: bool = True
     ) -> None:
-        """`tried` is false where others' failures said enough."""
+        """`counted` is false where others' failures said enough."""
         before = self._failed.get(name)
-        pause, tries = (2 * before.pause, before.tries) if before else (self._first, 0)
-        pause = min(pause, _LONGEST)
-        self._failed[name] = _Failed(error, now + pause, pause, tries + tried)
+        pause, tries = (2 * before.delay, before.count) if before else (self._first, 0)
+        pause = min(pause, _MAX_DELAY)
+        self._failed[name] = _Failure(error, now + pause, pause, tries + counted)
 
-    def succeeded(self, name: str) -> None:
+    def record_success(self, name: str) -> None:
         self._failed.pop(name, None)
 
-    def hurry(self) -> None:
+    def reset_delays(self) -> None:
         """The store takes something again: no reason to wait any longer."""
         for one in self._failed.values():
             if isinstance(one.error, StoreError):
-                one.at = 0.0
+                one.retry_at = 0.0
 
-    def keep_only(self, names: Container[str]) -> None:
+    def retain(self, names: Container[str]) -> None:
         self._failed = {name: one for name, one in self._failed.items() if name in names}
 
-    def may(self, name: str, *, now: float) -> bool:
-        return name not in self._failed or now >= self._failed[name].at
+    def is_due(self, name: str, *, now: float) -> bool:
+        return name not in self._failed or now >= self._failed[name].retry_at
 
-    def tries(self, name: str) -> int:
-        return self._failed[name].tries if name in self._failed else 0
+    def failure_count(self, name: str) -> int:
+        return self._failed[name].count if name in self._failed else 0
 
-    def next_due(self, *, now: float) -> float:
+    def seconds_until_due(self, *, now: float) -> float:
         """Seconds until one may be tried again; infinite if none waits."""
-        return max(0.0, min((one.at for one in self._failed.values()), default=float("inf")) - now)
+        return max(
+            0.0, min((one.retry_at for one in self._failed.values()), default=float("inf")) - now
+        )

@@ -14,81 +14,81 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prefect_bt.checkpoints.layout import FileFact
-from prefect_bt.checkpoints.volumes import Folder, OutsideVolumes, Reached, Volumes
+from prefect_bt.checkpoints.layout import FileStat
+from prefect_bt.checkpoints.volumes import OpenFolder, OutsideVolumes, ResolvedPath, Volumes
 
-MOST_FILES: Final = 1_000_000
-MOST_FOLDERS: Final = 200_000
+MAX_FILES: Final = 1_000_000
+MAX_FOLDERS: Final = 200_000
 """A folder counts as often as links lead to it: a hundred links can make 10^12 out of twelve."""
-DEEPEST: Final = 400
-LONGEST: Final = 3000
+MAX_DEPTH: Final = 400
+MAX_PATH_BYTES: Final = 3000
 """Longest path of a folder, in bytes: files in it must have a path on the downloading machine."""
-_SPARSE: Final = 64 * 1024**3
-_HOLES: Final = 64
-"""A file of `_SPARSE` bytes or more has at least one part in so many on the disk."""
+_SPARSE_CHECK_BYTES: Final = 64 * 1024**3
+_MAX_SPARSE_RATIO: Final = 64
+"""A file of `_SPARSE_CHECK_BYTES` bytes or more has at least one part in so many on the disk."""
 
-_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_GONE_ERRNOS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 _Identity = tuple[int, int]
 
-Entering = Callable[[str, int], object]
+FolderCallback = Callable[[str, int], object]
 """Function called with the path and the descriptor of every folder before it is listed."""
 
 
-class Look(NamedTuple):
+class PathStat(NamedTuple):
     """Result for one path: a file's fact, or a folder; neither for an entry that does not count."""
 
-    fact: FileFact | None = None
+    stat: FileStat | None = None
     is_folder: bool = False
 
 
-def scan(volumes: Volumes, entering: Entering | None = None) -> dict[str, FileFact]:
+def scan(volumes: Volumes, on_folder: FolderCallback | None = None) -> dict[str, FileStat]:
     """Return every regular file below the directory, through symbolic links, by relative path.
 
     What vanishes meanwhile is left out, as are dangling links, pipes, sockets, devices. A link to
     a folder is followed, unless it leads back to a folder on its own path or to one that holds the
     directory itself. A folder that may not be listed stands as a file that cannot be read. A
     missing directory has no files; PermissionError for one that may not be listed, OSError where
-    there are more files than `MOST_FILES` or more folders than `MOST_FOLDERS`.
+    there are more files than `MAX_FILES` or more folders than `MAX_FOLDERS`.
     """
-    walk = _Walk(volumes, entering)
+    walk = _TreeWalker(volumes, on_folder)
     try:
-        above = _above(volumes.directory)
-        with volumes.folder() as folder:
-            walk.go(Folder(os.dup(folder.descriptor), folder.place), "", above)
+        above = _ancestor_identities(volumes.directory)
+        with volumes.open_folder() as folder:
+            walk.walk(OpenFolder(os.dup(folder.descriptor), folder.node_path), "", above)
     except FileNotFoundError:
         return {}
     return walk.files
 
 
-def scan_path(
-    volumes: Volumes, path: str, entering: Entering | None = None
-) -> dict[str, FileFact] | None:
+def scan_subtree(
+    volumes: Volumes, path: str, on_folder: FolderCallback | None = None
+) -> dict[str, FileStat] | None:
     """What `scan` says of `path` and of all below it; None when nothing is there (any more)."""
-    walk = _Walk(volumes, entering)
+    walk = _TreeWalker(volumes, on_folder)
     parent, _, name = path.rpartition("/")
     try:
-        above = _above(volumes.directory) | set(_identities(volumes, parent))
-        with volumes.folder(parent) as folder:
+        above = _ancestor_identities(volumes.directory) | set(_path_identities(volumes, parent))
+        with volumes.open_folder(parent) as folder:
             facts = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
             prefix = f"{parent}/" if parent else ""
             level = _Level(folder, prefix, frozenset(above), iter(()))
-            deeper = walk.take(level, name, facts)
+            deeper = walk.visit(level, name, facts)
             if deeper is not None:
-                walk.go(*deeper)
+                walk.walk(*deeper)
     except OSError:
         return None
     return walk.files
 
 
-def look_at(volumes: Volumes, path: str) -> Look:
+def stat_path(volumes: Volumes, path: str) -> PathStat:
     """Return the result of `scan` for one path."""
-    return next(look_at_all(volumes, [path]))
+    return next(stat_paths(volumes, [path]))
 
 
-def look_at_all(volumes: Volumes, paths: Iterable[str]) -> Iterator[Look]:
+def stat_paths(volumes: Volumes, paths: Iterable[str]) -> Iterator[PathStat]:
     """Yield the result for each path; neighbours of one folder cost no more than in a scan."""
-    opened: Folder | None = None
+    opened: OpenFolder | None = None
     parent = ""
     try:
         for path in paths:
@@ -96,47 +96,47 @@ def look_at_all(volumes: Volumes, paths: Iterable[str]) -> Iterator[Look]:
             if opened is None or above != parent:
                 if opened is not None:
                     os.close(opened.descriptor)
-                opened, parent = _opened(volumes, above), above
-            yield Look() if opened is None else _look(volumes, opened, path, name)
+                opened, parent = _open_folder(volumes, above), above
+            yield PathStat() if opened is None else _stat_entry(volumes, opened, path, name)
     finally:
         if opened is not None:
             os.close(opened.descriptor)
 
 
-def fact_of(seen: os.stat_result, *, link: str = "") -> FileFact:
-    return FileFact(
+def to_file_stat(seen: os.stat_result, *, link: str = "") -> FileStat:
+    return FileStat(
         size=seen.st_size,
         mtime_ns=seen.st_mtime_ns,
         ctime_ns=seen.st_ctime_ns,
         inode=seen.st_ino,
         mode=stat.S_IMODE(seen.st_mode) & 0o777,
         link=link,
-        fault=_holes(seen) if seen.st_size >= _SPARSE else "",
+        error=_sparse_error(seen) if seen.st_size >= _SPARSE_CHECK_BYTES else "",
     )
 
 
 class _Level(NamedTuple):
     """A folder on the way down, with the entries that are still to be scanned."""
 
-    folder: Folder
+    folder: OpenFolder
     prefix: str
-    above: frozenset[_Identity]
+    ancestors: frozenset[_Identity]
     entries: Iterator[os.DirEntry[str]]
 
 
-class _Walk:
+class _TreeWalker:
     """Walk of a tree without recursion, since the job chooses how deep its folders are."""
 
-    def __init__(self, volumes: Volumes, entering: Entering | None) -> None:
-        self.files: dict[str, FileFact] = {}
+    def __init__(self, volumes: Volumes, entering: FolderCallback | None) -> None:
+        self.files: dict[str, FileStat] = {}
         self._folders = 0
         self._volumes, self._entering = volumes, entering
 
-    def go(self, folder: Folder, prefix: str, above: frozenset[_Identity]) -> None:
+    def walk(self, folder: OpenFolder, prefix: str, above: frozenset[_Identity]) -> None:
         """Collect all files below the folder, and close it at the end."""
         levels: list[_Level] = []
         try:
-            self._list(levels, folder, prefix, above)
+            self._list_folder(levels, folder, prefix, above)
             while levels:
                 entry = next(levels[-1].entries, None)
                 if entry is None:
@@ -146,33 +146,33 @@ class _Walk:
                     seen = entry.stat(follow_symlinks=False)
                 except OSError:
                     continue
-                deeper = self.take(levels[-1], entry.name, seen)
+                deeper = self.visit(levels[-1], entry.name, seen)
                 if deeper is not None:
-                    self._list(levels, *deeper)
+                    self._list_folder(levels, *deeper)
         finally:
             for level in levels:
                 os.close(level.folder.descriptor)
 
-    def take(
+    def visit(
         self, level: _Level, name: str, seen: os.stat_result
-    ) -> tuple[Folder, str, frozenset[_Identity]] | None:
+    ) -> tuple[OpenFolder, str, frozenset[_Identity]] | None:
         """Note a file; return an open folder that is to be entered."""
         path = f"{level.prefix}{name}"
         if stat.S_ISREG(seen.st_mode):
-            self._note(path, fact_of(seen))
+            self._add_file(path, to_file_stat(seen))
         elif stat.S_ISLNK(seen.st_mode):
-            return self._follow(level, name, path, seen)
+            return self._follow_link(level, name, path, seen)
         elif stat.S_ISDIR(seen.st_mode) and path != "lost+found":
-            fault = _depth_fault(path)
+            fault = _depth_error(path)
             if fault:
-                self._note(path, _faulty(seen, fault))
+                self._add_file(path, _error_stat(seen, fault))
                 return None
-            return self._deeper(level, path, name)
+            return self._open_child(level, path, name)
         return None
 
-    def _deeper(
+    def _open_child(
         self, level: _Level, path: str, name: str
-    ) -> tuple[Folder, str, frozenset[_Identity]] | None:
+    ) -> tuple[OpenFolder, str, frozenset[_Identity]] | None:
         try:
             descriptor = os.open(
                 name,
@@ -180,35 +180,37 @@ class _Walk:
                 dir_fd=level.folder.descriptor,
             )
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in _GONE_ERRNOS:
                 with suppress(FileNotFoundError):
                     seen = os.stat(name, dir_fd=level.folder.descriptor, follow_symlinks=False)
-                    self._note(path, fact_of(seen))
+                    self._add_file(path, to_file_stat(seen))
             return None
-        return self._entered(level, path, Folder(descriptor, f"{level.folder.place}/{name}"))
+        return self._enter_unless_loop(
+            level, path, OpenFolder(descriptor, f"{level.folder.node_path}/{name}")
+        )
 
-    def _follow(
+    def _follow_link(
         self, level: _Level, name: str, path: str, seen: os.stat_result
-    ) -> tuple[Folder, str, frozenset[_Identity]] | None:
-        found = _followed(self._volumes, level.folder, name, path, seen)
-        if isinstance(found, FileFact):
-            self._note(path, found)
+    ) -> tuple[OpenFolder, str, frozenset[_Identity]] | None:
+        found = _resolve_link(self._volumes, level.folder, name, path, seen)
+        if isinstance(found, FileStat):
+            self._add_file(path, found)
         elif found is not None:
-            return self._entered(level, path, found.folder)
+            return self._enter_unless_loop(level, path, found.folder)
         return None
 
-    def _entered(
-        self, level: _Level, path: str, folder: Folder
-    ) -> tuple[Folder, str, frozenset[_Identity]] | None:
+    def _enter_unless_loop(
+        self, level: _Level, path: str, folder: OpenFolder
+    ) -> tuple[OpenFolder, str, frozenset[_Identity]] | None:
         seen = os.fstat(folder.descriptor)
         identity = (seen.st_dev, seen.st_ino)
-        if identity in level.above:
+        if identity in level.ancestors:
             os.close(folder.descriptor)
             return None
-        return folder, f"{path}/", level.above | {identity}
+        return folder, f"{path}/", level.ancestors | {identity}
 
-    def _list(
-        self, levels: list[_Level], folder: Folder, prefix: str, above: frozenset[_Identity]
+    def _list_folder(
+        self, levels: list[_Level], folder: OpenFolder, prefix: str, above: frozenset[_Identity]
     ) -> None:
         try:
             if self._entering is not None:
@@ -222,70 +224,70 @@ class _Walk:
                 raise
             return
         self._folders += 1
-        if self._folders > MOST_FOLDERS:
+        if self._folders > MAX_FOLDERS:
             os.close(folder.descriptor)
-            raise OSError(errno.EFBIG, f"there are more than {MOST_FOLDERS:,} folders")
+            raise OSError(errno.EFBIG, f"there are more than {MAX_FOLDERS:,} folders")
         levels.append(_Level(folder, prefix, above, iter(entries)))
 
-    def _note(self, path: str, fact: FileFact) -> None:
-        if len(self.files) >= MOST_FILES:
-            raise OSError(errno.EFBIG, f"there are more than {MOST_FILES:,} files")
+    def _add_file(self, path: str, fact: FileStat) -> None:
+        if len(self.files) >= MAX_FILES:
+            raise OSError(errno.EFBIG, f"there are more than {MAX_FILES:,} files")
         self.files[path] = fact
 
 
-def _opened(volumes: Volumes, path: str) -> Folder | None:
+def _open_folder(volumes: Volumes, path: str) -> OpenFolder | None:
     try:
-        with volumes.folder(path) as folder:
-            return Folder(os.dup(folder.descriptor), folder.place)
+        with volumes.open_folder(path) as folder:
+            return OpenFolder(os.dup(folder.descriptor), folder.node_path)
     except OSError:
         return None
 
 
-def _look(volumes: Volumes, folder: Folder, path: str, name: str) -> Look:
+def _stat_entry(volumes: Volumes, folder: OpenFolder, path: str, name: str) -> PathStat:
     try:
         seen = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
     except OSError:
-        return Look()
+        return PathStat()
     if stat.S_ISREG(seen.st_mode):
-        return Look(fact_of(seen))
+        return PathStat(to_file_stat(seen))
     if stat.S_ISDIR(seen.st_mode):
-        fault = _depth_fault(path)
-        return Look(_faulty(seen, fault) if fault else None, is_folder=True)
+        fault = _depth_error(path)
+        return PathStat(_error_stat(seen, fault) if fault else None, is_folder=True)
     if not stat.S_ISLNK(seen.st_mode):
-        return Look()
-    found = _followed(volumes, folder, name, path, seen)
-    if isinstance(found, Reached):
+        return PathStat()
+    found = _resolve_link(volumes, folder, name, path, seen)
+    if isinstance(found, ResolvedPath):
         os.close(found.folder.descriptor)
-        return Look(is_folder=True)
-    return Look(found)
+        return PathStat(is_folder=True)
+    return PathStat(found)
 
 
-def _followed(
-    volumes: Volumes, folder: Folder, name: str, path: str, seen: os.stat_result
-) -> FileFact | Reached | None:
+def _resolve_link(
+    volumes: Volumes, folder: OpenFolder, name: str, path: str, seen: os.stat_result
+) -> FileStat | ResolvedPath | None:
     """Return a link's target: a file's fact, an open folder, None for one that does not count."""
     link = ""
     try:
         link = os.readlink(name, dir_fd=folder.descriptor)
         reached = volumes.follow(name, within=folder)
     except OutsideVolumes as error:
-        return _faulty(seen, _outside_fault(volumes, error.place), link=link)
+        return _error_stat(seen, _outside_error(volumes, error.place), link=link)
     except OSError:
         return None
-    fault = "" if reached.name else _depth_fault(path)
+    fault = "" if reached.name else _depth_error(path)
     if not reached.name and not fault:
         return reached
     os.close(reached.folder.descriptor)
     if fault:
-        return _faulty(seen, fault, link=link)
-    return fact_of(reached.facts, link=link) if stat.S_ISREG(reached.facts.st_mode) else None
+        return _error_stat(seen, fault, link=link)
+    return to_file_stat(reached.stat, link=link) if stat.S_ISREG(reached.stat.st_mode) else None
 
 
-def _faulty(seen: os.stat_result, fault: str, *, link: str = "") -> FileFact:
-    return FileFact(0, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, link=link, fault=fault)
+def _error_stat(seen: os.stat_result, fault: str, *, link: str = "") -> FileStat:
+    return FileStat(0, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, link=link, error=fault)
 
 
-def _outside_fault(volumes: Volumes, place: str) -> str:
+def _outside_error(volumes: Volumes, place: str) -> str:
     known = ", ".join(sorted(volumes.sources))
     return (
         f"is a link to {place}, which is in none of the job's volumes ({known}); "
@@ -293,18 +295,18 @@ def _outside_fault(volumes: Volumes, place: str) -> str:
     )
 
 
-def _depth_fault(path: str) -> str:
-    if path.count("/") >= DEEPEST:
-        return f"is more than {DEEPEST} folders deep; keep checkpoints flatter"
-    if len(path) > LONGEST // 4 and len(os.fsencode(path)) > LONGEST:
-        return f"has a path of more than {LONGEST} bytes; use shorter names"
+def _depth_error(path: str) -> str:
+    if path.count("/") >= MAX_DEPTH:
+        return f"is more than {MAX_DEPTH} folders deep; keep checkpoints flatter"
+    if len(path) > MAX_PATH_BYTES // 4 and len(os.fsencode(path)) > MAX_PATH_BYTES:
+        return f"has a path of more than {MAX_PATH_BYTES} bytes; use shorter names"
     return ""
 
 
-def _holes(seen: os.stat_result) -> str:
+def _sparse_error(seen: os.stat_result) -> str:
     """Return the fault of a sparse file, else "": holes would be sent, and stored, as zeros."""
     on_disk = seen.st_blocks * 512
-    if on_disk * _HOLES >= seen.st_size:
+    if on_disk * _MAX_SPARSE_RATIO >= seen.st_size:
         return ""
     return (
         f"has {seen.st_size} bytes, of which {on_disk} are on the disk; "
@@ -312,15 +314,15 @@ def _holes(seen: os.stat_result) -> str:
     )
 
 
-def _above(folder: Path) -> frozenset[_Identity]:
+def _ancestor_identities(folder: Path) -> frozenset[_Identity]:
     return frozenset(_identity(parent.stat()) for parent in (folder.absolute(), *_parents(folder)))
 
 
-def _identities(volumes: Volumes, path: str) -> Iterator[_Identity]:
+def _path_identities(volumes: Volumes, path: str) -> Iterator[_Identity]:
     """Yield the identity of every folder on the way to `path`, and of `path`."""
     names = path.split("/") if path else []
     for count in range(1, len(names) + 1):
-        with volumes.folder("/".join(names[:count])) as folder:
+        with volumes.open_folder("/".join(names[:count])) as folder:
             yield _identity(os.fstat(folder.descriptor))
 
 

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from prefect_bt.checkpoints.layout import Found, stem_of
+from prefect_bt.checkpoints.layout import LocalCheckpoint, series_of
 
-_LONGEST: Final = 30.0
+_MAX_PAUSE: Final = 30.0
 """A pause longer than this lies between two checkpoints under one name, not inside one."""
-_QUICK: Final = 0.5
-_DOUBT: Final = 20.0
+_FINISHED_WAIT: Final = 0.5
+_UNFINISHED_WAIT: Final = 20.0
 """How long a beginning that a finished writer might also leave is waited for."""
-_STARVED: Final = 120.0
+_STARVATION_LIMIT: Final = 120.0
 """After so long without a rest of the length hoped for, an ordinary one has to do: else a writer
 that saves every half minute under one name is never taken."""
 _STATE: Final = re.compile(
@@ -35,31 +35,31 @@ _LOGS: Final = re.compile(
 )
 
 
-class Questions(Protocol):
+class CompletionProbe(Protocol):
     """What is asked of a checkpoint's files (endings), only once they have been quiet a while."""
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether they prove that their writer is done."""
         ...
 
-    def doubt(self) -> bool:
+    def has_unfinished_sign(self) -> bool:
         """Whether they look like a beginning."""
         ...
 
 
 @dataclass
-class _Seen:
-    found: Found
-    since: float
-    core_since: float
+class _Observation:
+    checkpoint: LocalCheckpoint
+    stable_since: float
+    core_stable_since: float
     """The same without what looks like a log."""
-    waits_since: float
+    pending_since: float
     """The first change after it was last taken; infinite where nothing has changed since."""
-    burst: frozenset[str] = frozenset()
+    last_changes: frozenset[str] = frozenset()
     """What changed between the last two times it was taken, or since the last."""
 
 
-class Settling:
+class StabilityTracker:
     """Remembers since when each checkpoint looks as it does.
 
     Only the clock handed in counts, never a file's own times, so a jump of the wall clock or an old
@@ -68,19 +68,21 @@ class Settling:
 
     def __init__(self, settle: float) -> None:
         """`settle` in seconds."""
-        self._settle, self._quick = settle, min(settle, _QUICK)
-        self._seen: dict[str, _Seen] = {}
+        self._settle, self._quick = settle, min(settle, _FINISHED_WAIT)
+        self._seen: dict[str, _Observation] = {}
         self._pauses: dict[str, float] = {}
         """Stem -> the longest pause inside one of its checkpoints."""
 
-    def observe(self, found: Mapping[str, Found], *, now: float) -> None:
+    def observe(self, found: Mapping[str, LocalCheckpoint], *, now: float) -> None:
         """Take note, `now` in seconds of a monotonic clock. What is gone is forgotten.
 
         A temporary file in a checkpoint counts as change.
         """
-        self._seen = {name: self._saw(one, now) for name, one in found.items()}
+        self._seen = {name: self._observe_one(one, now) for name, one in found.items()}
 
-    def settled(self, name: str, *, now: float, ask: Questions) -> Found | None:
+    def find_stable(
+        self, name: str, *, now: float, probe: CompletionProbe
+    ) -> LocalCheckpoint | None:
         """What is to be taken of this checkpoint, None while it is being written.
 
         Logs that never rest do not hold back the files beside them: then these come without them.
@@ -88,89 +90,95 @@ class Settling:
         seen = self._seen.get(name)
         if seen is None:
             return None
-        taken = self._quiet_part(seen, now=now, ask=ask)
+        taken = self._stable_part(seen, now=now, ask=probe)
         if taken is not None:
-            seen.waits_since = float("inf")
+            seen.pending_since = float("inf")
         return taken
 
-    def _quiet_part(self, seen: _Seen, *, now: float, ask: Questions) -> Found | None:
-        needed = self._needed(seen, now)
-        quiet = now - seen.since
-        if quiet >= self._quick and ask.finished():
-            return seen.found
-        if quiet >= needed and (quiet >= _DOUBT or not ask.doubt()):
-            return seen.found
-        core_quiet = now - seen.core_since
+    def _stable_part(
+        self, seen: _Observation, *, now: float, ask: CompletionProbe
+    ) -> LocalCheckpoint | None:
+        needed = self._required_quiet(seen, now)
+        quiet = now - seen.stable_since
+        if quiet >= self._quick and ask.is_finished():
+            return seen.checkpoint
+        if quiet >= needed and (quiet >= _UNFINISHED_WAIT or not ask.has_unfinished_sign()):
+            return seen.checkpoint
+        core_quiet = now - seen.core_stable_since
         if quiet < core_quiet >= max(2 * needed, 3 * self._settle):
-            core = {path: fact for path, fact in seen.found.files.items() if not is_log(path)}
-            if core and (core_quiet >= _DOUBT or not ask.doubt()):
-                return replace(seen.found, files=core)
+            core = {path: fact for path, fact in seen.checkpoint.files.items() if not is_log(path)}
+            if core and (core_quiet >= _UNFINISHED_WAIT or not ask.has_unfinished_sign()):
+                return replace(seen.checkpoint, files=core)
         return None
 
-    def next_due(self, *, now: float) -> float:
+    def seconds_until_due(self, *, now: float) -> float:
         """Seconds until something may be settled that is not yet; infinite if nothing may."""
         dues = [
             due
             for seen in self._seen.values()
-            for due in (seen.since + wait for wait in self._waits(seen, now))
+            for due in (seen.stable_since + wait for wait in self._wait_times(seen, now))
             if due > now
         ]
         return min(dues, default=float("inf")) - now
 
-    def forget(self, name: str) -> None:
+    def reset(self, name: str) -> None:
         """Start over for a checkpoint that changed while it was read."""
         self._seen.pop(name, None)
 
-    def _waits(self, seen: _Seen, now: float) -> tuple[float, ...]:
-        needed = self._needed(seen, now)
-        return self._quick, needed, max(needed, _DOUBT)
+    def _wait_times(self, seen: _Observation, now: float) -> tuple[float, ...]:
+        needed = self._required_quiet(seen, now)
+        return self._quick, needed, max(needed, _UNFINISHED_WAIT)
 
-    def _needed(self, seen: _Seen, now: float) -> float:
-        if now - seen.waits_since >= _STARVED:
+    def _required_quiet(self, seen: _Observation, now: float) -> float:
+        if now - seen.pending_since >= _STARVATION_LIMIT:
             return self._settle
-        return max(self._settle, 1.5 * self._pauses.get(stem_of(seen.found.name), 0.0))
+        return max(self._settle, 1.5 * self._pauses.get(series_of(seen.checkpoint.name), 0.0))
 
-    def _saw(self, found: Found, now: float) -> _Seen:
+    def _observe_one(self, found: LocalCheckpoint, now: float) -> _Observation:
         seen = self._seen.get(found.name)
-        if seen is None or seen.since > now:
-            return _Seen(found, now, now, now, frozenset(found.files))
-        if seen.found is found:
+        if seen is None or seen.stable_since > now:
+            return _Observation(found, now, now, now, frozenset(found.files))
+        if seen.checkpoint is found:
             return seen
-        changed = _changed(seen.found, found)
+        changed = _changed_paths(seen.checkpoint, found)
         if not changed:
             return seen
         if all(map(is_log, changed)):
-            return _Seen(found, now, seen.core_since, seen.waits_since, seen.burst)
-        if _begins_anew(seen, found, changed):
-            return _Seen(found, now, now, now, frozenset(changed))
-        self._learn(found.name, now - seen.core_since)
-        return _Seen(found, now, now, min(seen.waits_since, now), seen.burst.union(changed))
+            return _Observation(
+                found, now, seen.core_stable_since, seen.pending_since, seen.last_changes
+            )
+        if _is_rewrite(seen, found, changed):
+            return _Observation(found, now, now, now, frozenset(changed))
+        self._record_pause(found.name, now - seen.core_stable_since)
+        return _Observation(
+            found, now, now, min(seen.pending_since, now), seen.last_changes.union(changed)
+        )
 
-    def _learn(self, name: str, pause: float) -> None:
-        if pause <= _LONGEST:
-            stem = stem_of(name)
+    def _record_pause(self, name: str, pause: float) -> None:
+        if pause <= _MAX_PAUSE:
+            stem = series_of(name)
             self._pauses[stem] = max(pause, self._pauses.get(stem, 0.0))
 
 
-def _begins_anew(seen: _Seen, found: Found, changed: list[str]) -> bool:
+def _is_rewrite(seen: _Observation, found: LocalCheckpoint, changed: list[str]) -> bool:
     """Whether a writer writes what it had written once more: no pause lay in between, but a rest.
 
     A file that only grows may be the same one, taken too early.
     """
-    if seen.waits_since != float("inf"):
+    if seen.pending_since != float("inf"):
         return False
-    for path in seen.burst.intersection(changed):
-        before, after = seen.found.files.get(path), found.files.get(path)
+    for path in seen.last_changes.intersection(changed):
+        before, after = seen.checkpoint.files.get(path), found.files.get(path)
         grew = before and after and before.inode == after.inode and before.size < after.size
         if not grew:
             return True
     return False
 
 
-def _changed(before: Found, after: Found) -> list[str]:
+def _changed_paths(before: LocalCheckpoint, after: LocalCheckpoint) -> list[str]:
     """Paths that came, went or changed. Facts that did not change are mostly the same objects."""
     changed: list[str] = []
-    for old, new in ((before.files, after.files), (before.unfinished, after.unfinished)):
+    for old, new in ((before.files, after.files), (before.temporary_files, after.temporary_files)):
         for path, fact in new.items():
             known = old.get(path)
             if known is not fact and known != fact:
@@ -184,7 +192,7 @@ def is_log(path: str) -> bool:
     return _LOGS.fullmatch(path) is not None
 
 
-def has_new_state(found: Found, *, since: Found | None) -> bool:
+def has_new_state(found: LocalCheckpoint, *, since: LocalCheckpoint | None) -> bool:
     """Whether a file that looks like a state of training came or changed."""
     before = since.files if since is not None else {}
     return any(

@@ -21,34 +21,39 @@ from typing import Final
 
 from prefect_bt.checkpoints.manifest import (
     Manifest,
-    Origin,
+    UploadOrigin,
     all_objects_prefix,
-    is_own,
-    rank_prefix,
+    is_own_object,
+    rank_objects_prefix,
 )
-from prefect_bt.objects.protocols import List, ObjectInfo
+from prefect_bt.objects.protocols import ObjectInfo, SupportsList
 
 _SMALL: Final = re.compile(r"[0-9a-f]{64}")
 _LARGE: Final = re.compile(r"([0-9a-f]{64})(?:-\d+)?\.(bytes|[0-9a-f]{64})")
 
 
-def small_key(origin: Origin, sha256: str) -> str:
+def small_object_key(origin: UploadOrigin, sha256: str) -> str:
     """Where a small file's bytes lie."""
     # A folder a rank: whose unfinished upload it is must be plain. Two digits more: servers that
     # keep folders get slow with ten thousand names in one.
-    return f"{rank_prefix(origin, origin.attempt)}/{sha256[:2]}/{sha256}"
+    return f"{rank_objects_prefix(origin, origin.attempt)}/{sha256[:2]}/{sha256}"
 
 
-class Stock:
+class StoredObjects:
     """Digest -> where these bytes lie already. Any thread of one uploader."""
 
     def __init__(
-        self, store: List, origin: Origin, manifests: Iterable[Manifest], *, own: bool
+        self,
+        store: SupportsList,
+        origin: UploadOrigin,
+        manifests: Iterable[Manifest],
+        *,
+        own_only: bool,
     ) -> None:
         """Lists the job's objects: raises StoreError.
 
-        `own`: count on no object that another rank stored, because its uploader may take it away
-        when it lets a checkpoint go.
+        `own_only`: count on no object that another rank stored, because its uploader may take it
+        away when it lets a checkpoint go.
         """
         self._origin, self._lock = origin, threading.Condition()
         self._known: dict[str, tuple[str, int]] = {}
@@ -59,31 +64,31 @@ class Stock:
         found = {
             info.key: info
             for info in store.list(all_objects_prefix(origin))
-            if not own or is_own(origin, info.key)
+            if not own_only or is_own_object(origin, info.key)
         }
         # An object is there only when all its bytes were verified, so its name can be trusted:
         # what an uploader that was killed had sent is not sent again.
         for info in found.values():
-            self._read(info, found)
+            self._add_listed(info, found)
         for manifest in manifests:
             for entry in manifest.entries:
                 there = found.get(entry.key)
                 if there is not None:
-                    self.remember(entry.sha256, key=entry.key, size=there.size)
+                    self.add(entry.sha256, key=entry.key, size=there.size)
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def key_of(self, sha256: str, size: int) -> str:
+    def find_key(self, sha256: str, size: int) -> str:
         """The key under which this content lies already; empty when it has to be sent."""
         key, stored = self._known.get(sha256, ("", -1))
         return key if stored == size else ""
 
-    def is_like(self, mark: str) -> bool:
+    def has_fingerprint(self, fingerprint: str) -> bool:
         """Whether a large object may have the same bytes: then the digest must be known first."""
-        return mark in self._marks
+        return fingerprint in self._marks
 
-    def remember(self, sha256: str, *, key: str, size: int) -> None:
+    def add(self, sha256: str, *, key: str, size: int) -> None:
         with self._lock:
             self._known[sha256] = (key, size)
             self._taken.add(key)
@@ -91,14 +96,14 @@ class Stock:
             if match:
                 self._marks.setdefault(match[1], set()).add(sha256)
 
-    def forget(self, keys: Iterable[str]) -> None:
+    def discard(self, keys: Iterable[str]) -> None:
         """These objects are gone."""
         gone = set(keys)
         with self._lock:
             self._known = {d: place for d, place in self._known.items() if place[0] not in gone}
 
     @contextmanager
-    def alone(self, sha256: str) -> Generator[None]:
+    def single_flight(self, sha256: str) -> Generator[None]:
         """Nobody else of this process sends these bytes meanwhile."""
         with self._lock:
             self._lock.wait_for(lambda: sha256 not in self._sending)
@@ -111,17 +116,17 @@ class Stock:
                 self._lock.notify_all()
 
     @contextmanager
-    def key_for(self, mark: str) -> Generator[str]:
+    def reserve_key(self, fingerprint: str) -> Generator[str]:
         """A key for a large file that nothing lies under, and nobody else of this process gets.
 
         The same one again for the same file, where the block ends with an exception.
         """
-        folder = f"{rank_prefix(self._origin, self._origin.attempt)}/{mark[:2]}"
+        folder = f"{rank_objects_prefix(self._origin, self._origin.attempt)}/{fingerprint[:2]}"
         with self._lock:
-            number, key = 1, f"{folder}/{mark}.bytes"
+            number, key = 1, f"{folder}/{fingerprint}.bytes"
             while key in self._taken:
                 number += 1
-                key = f"{folder}/{mark}-{number}.bytes"
+                key = f"{folder}/{fingerprint}-{number}.bytes"
             self._taken.add(key)
         try:
             yield key
@@ -130,10 +135,10 @@ class Stock:
                 self._taken.discard(key)
             raise
 
-    def _read(self, info: ObjectInfo, found: dict[str, ObjectInfo]) -> None:
+    def _add_listed(self, info: ObjectInfo, found: dict[str, ObjectInfo]) -> None:
         folder, _, name = info.key.rpartition("/")
         if _SMALL.fullmatch(name):
-            self.remember(name, key=info.key, size=info.size)
+            self.add(name, key=info.key, size=info.size)
             return
         match = _LARGE.fullmatch(name)
         if match is None:
@@ -142,9 +147,9 @@ class Stock:
         self._taken.add(large_key)
         large = found.get(large_key)
         if large is not None and match[2] != "bytes":
-            self.remember(match[2], key=large.key, size=large.size)
+            self.add(match[2], key=large.key, size=large.size)
 
 
-def receipt_key(key: str, sha256: str) -> str:
+def digest_marker_key(key: str, sha256: str) -> str:
     """The empty object that tells the digest of the large one at `key`."""
     return f"{key.removesuffix('.bytes')}.{sha256}"

@@ -8,26 +8,37 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.checkpoints.committed import Committed
-from prefect_bt.checkpoints.judging import Judge
-from prefect_bt.checkpoints.layout import Found, Kind
-from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest, Origin, rank_prefix
-from prefect_bt.checkpoints.processes import Place
-from prefect_bt.checkpoints.progress import Progress
+from prefect_bt.checkpoints.committed import CommitIndex
+from prefect_bt.checkpoints.judging import Validator
+from prefect_bt.checkpoints.layout import CheckpointMetadata, LocalCheckpoint
+from prefect_bt.checkpoints.manifest import (
+    FORMAT,
+    Manifest,
+    ManifestEntry,
+    UploadOrigin,
+    rank_objects_prefix,
+)
+from prefect_bt.checkpoints.processes import GangPosition
+from prefect_bt.checkpoints.progress import UploadProgress
 from prefect_bt.checkpoints.pruning import prune_rank
-from prefect_bt.checkpoints.retention import expendable
-from prefect_bt.checkpoints.settling import Questions
-from prefect_bt.checkpoints.transfer import Digests, Lanes, Workshop, transfer
+from prefect_bt.checkpoints.retention import select_prunable
+from prefect_bt.checkpoints.settling import CompletionProbe
+from prefect_bt.checkpoints.transfer import (
+    DigestCache,
+    TransferContext,
+    UploadPools,
+    upload_checkpoint,
+)
 from prefect_bt.checkpoints.volumes import RecentFolders, Volumes
 from prefect_bt.checkpoints.withdrawal import drop_outdated
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
-from prefect_bt.records import Retention
+from prefect_bt.records import RetentionPolicy
 
-CHANGING: Final = "it is still being written"
+STILL_WRITING: Final = "it is still being written"
 
 
-class Taker:
+class CheckpointCommitter:
     """For one rank, in one thread. Every verb raises StoreError and CheckpointError."""
 
     def __init__(  # noqa: PLR0913 (all of them are one uploader's)
@@ -35,136 +46,145 @@ class Taker:
         store: Store,
         *,
         volumes: Volumes,
-        origin: Origin,
-        still: Callable[[Found], bool],
-        progress: Progress,
-        retention: Retention,
+        origin: UploadOrigin,
+        is_unchanged: Callable[[LocalCheckpoint], bool],
+        progress: UploadProgress,
+        retention: RetentionPolicy,
         fence: Callable[[], object] = lambda: None,
     ) -> None:
-        """Set up. `still`: whether a checkpoint is unchanged; `fence`: as in UploadOptions."""
+        """Set up.
+
+        `is_unchanged`: whether a checkpoint is unchanged; `fence`: as in UploadOptions.
+        """
         self._fence = fence
         self._store, self._volumes, self._origin = store, volumes, origin
-        self._still, self._progress, self._retention = still, progress, retention
-        place = Place(origin.rank, origin.group_size)
-        self._judge = Judge(volumes, place=place, worked=progress.worked)
-        self._digests, self._lanes = Digests(), Lanes()
-        self._committed: Committed | None = None
+        self._still, self._progress, self._retention = is_unchanged, progress, retention
+        place = GangPosition(origin.rank, origin.group_size)
+        self._judge = Validator(volumes, position=place, on_work=progress.add_work)
+        self._digests, self._lanes = DigestCache(), UploadPools()
+        self._committed: CommitIndex | None = None
         self._most: dict[str, int] = {}
         """Name -> the most bytes of it that were ever safe."""
 
     @property
-    def moved(self) -> int:
+    def progress_counter(self) -> int:
         """Grows while anything new gets into the store; not when the same is sent again."""
         return (self._committed.count if self._committed else 0) + sum(self._most.values())
 
-    def ask(self, found: Found) -> Questions:
+    def completion_probe(self, checkpoint: LocalCheckpoint) -> CompletionProbe:
         """What its files tell of their writer."""
-        examples = self._committed.examples(found.name) if self._committed else []
-        return _Asked(self._judge, found, examples)
+        examples = self._committed.find_references(checkpoint.name) if self._committed else []
+        return _ValidatorProbe(self._judge, checkpoint, examples)
 
-    def take(self, found: Found, *, seen: Found | None) -> tuple[str, Manifest | None]:
+    def commit(
+        self, checkpoint: LocalCheckpoint, *, previous: LocalCheckpoint | None
+    ) -> tuple[str, Manifest | None]:
         """Commit it; returns why not (empty when the store has it), and the manifest if it is new.
 
-        `seen` is what this uploader took under that name before.
+        `previous` is what this uploader took under that name before.
         """
         if self._committed is None:
-            self._committed = self._begin()
+            self._committed = self._open_index()
         committed = self._committed
-        if found.files and _is_known(found, committed, seen):
+        if checkpoint.files and _is_committed(checkpoint, committed, previous):
             return "", None
-        if found.name in expendable([*committed.names, found.name], self._retention):
+        if checkpoint.name in select_prunable([*committed.names, checkpoint.name], self._retention):
             return "", None
-        fault = self._fault(found, committed)
+        fault = self._validate(checkpoint, committed)
         if fault:
             return fault, None
-        self._progress.begin(found.name, found.size)
-        shop, finished = self._workshop(committed), False
+        self._progress.begin(checkpoint.name, checkpoint.size)
+        shop, finished = self._transfer_context(committed), False
         try:
-            entries = transfer(shop, found)
-            kind = self._kind(found) if entries is not None else None
-            if entries is None or kind is None or not self._still(found):
-                return CHANGING, None
-            manifest = self._commit(committed, found, entries, kind)
+            entries = upload_checkpoint(shop, checkpoint)
+            kind = self._read_metadata(checkpoint) if entries is not None else None
+            if entries is None or kind is None or not self._still(checkpoint):
+                return STILL_WRITING, None
+            manifest = self._write_manifest(committed, checkpoint, entries, kind)
             finished = True
         finally:
-            self._most[found.name] = max(self._most.get(found.name, 0), shop.meter.total)
+            self._most[checkpoint.name] = max(self._most.get(checkpoint.name, 0), shop.meter.total)
             if not finished:
-                self._progress.rewind()
+                self._progress.discard_current()
         if manifest is None:
-            self._progress.known(found.name)
+            self._progress.mark_unchanged(checkpoint.name)
             return "", None
-        self._progress.committed(found.name, lag=time.time() - found.changed_ns / 1e9)
-        self._retain(committed)
+        self._progress.mark_committed(checkpoint.name, lag=time.time() - checkpoint.ctime_ns / 1e9)
+        self._apply_retention(committed)
         return "", manifest
 
-    def keep_only(self, paths: Mapping[str, object]) -> None:
+    def retain(self, paths: Mapping[str, object]) -> None:
         """Forget what was learned of files that are gone."""
-        self._digests.keep_only(paths)
-        self._judge.keep_only(paths)
+        self._digests.retain(paths)
+        self._judge.retain(paths)
 
-    def abort_rest(self) -> None:
+    def abort_unfinished_uploads(self) -> None:
         """Uploads that were begun and will not be finished leave nothing behind."""
-        self._abort([self._origin.attempt])
+        self._abort_uploads([self._origin.attempt])
 
-    def hurry(self) -> None:
+    def raise_priority(self) -> None:
         """The training is over, and its end waits for this."""
         self._lanes.close()
-        self._lanes = Lanes(hurry=True)
+        self._lanes = UploadPools(urgent=True)
 
     def close(self) -> None:
         self._lanes.close()
 
-    def _begin(self) -> Committed:
+    def _open_index(self) -> CommitIndex:
         lets_go = not self._retention.keeps_all
         self._fence()
         # Nobody goes on with those: an object's key tells the attempt.
-        self._abort(range(self._origin.attempt))
+        self._abort_uploads(range(self._origin.attempt))
         if lets_go:
             # What a kill left half let go.
             prune_rank(self._store, self._origin, (), fence=self._fence)
         else:
             drop_outdated(self._store, self._origin.project_id, self._origin.job_id)
         # Read last: no object that went just now is counted on.
-        return Committed(self._store, self._origin, own_objects=lets_go)
+        return CommitIndex(self._store, self._origin, own_objects_only=lets_go)
 
-    def _abort(self, attempts: Iterable[int]) -> None:
+    def _abort_uploads(self, attempts: Iterable[int]) -> None:
         # Tidying: no reason to keep a job from its end.
         with contextlib.suppress(StoreError):
             for attempt in attempts:
-                self._store.abort_uploads(rank_prefix(self._origin, attempt))
+                self._store.abort_uploads(rank_objects_prefix(self._origin, attempt))
 
-    def _workshop(self, committed: Committed) -> Workshop:
-        return Workshop(
+    def _transfer_context(self, committed: CommitIndex) -> TransferContext:
+        return TransferContext(
             store=self._store,
             origin=self._origin,
             folders=RecentFolders(self._volumes),
-            lanes=self._lanes,
+            pools=self._lanes,
             digests=self._digests,
-            committed=committed,
-            tick=self._progress.moved,
+            index=committed,
+            on_progress=self._progress.update_transfer,
         )
 
-    def _fault(self, found: Found, committed: Committed) -> str:
+    def _validate(self, found: LocalCheckpoint, committed: CommitIndex) -> str:
         try:
-            return self._judge.fault(found, committed.examples(found.name))
+            return self._judge.validate(found, committed.find_references(found.name))
         except (FileNotFoundError, NotADirectoryError):
-            return CHANGING
+            return STILL_WRITING
         except OSError as error:
             raise CheckpointError(
                 f"a file cannot be read: {error}", rank=self._origin.rank, cause=str(error)
             ) from error
 
-    def _kind(self, found: Found) -> Kind | None:
+    def _read_metadata(self, found: LocalCheckpoint) -> CheckpointMetadata | None:
         try:
-            return self._judge.kind(found)
+            return self._judge.read_metadata(found)
         except OSError:
             return None
 
-    def _commit(
-        self, committed: Committed, found: Found, entries: tuple[Entry, ...], kind: Kind
+    def _write_manifest(
+        self,
+        committed: CommitIndex,
+        found: LocalCheckpoint,
+        entries: tuple[ManifestEntry, ...],
+        kind: CheckpointMetadata,
     ) -> Manifest | None:
         """None when the newest commit says all of it already."""
-        if committed.holds_content(found.name, {entry.path: entry.sha256 for entry in entries}):
+        if committed.has_content(found.name, {entry.path: entry.sha256 for entry in entries}):
             return None
         origin = self._origin
         self._fence()
@@ -188,9 +208,9 @@ class Taker:
             )
         )
 
-    def _retain(self, committed: Committed) -> None:
+    def _apply_retention(self, committed: CommitIndex) -> None:
         """Let go what the retention policy lets go; another time, if the store has trouble."""
-        names = expendable(committed.names, self._retention)
+        names = select_prunable(committed.names, self._retention)
         if not names:
             return
         try:
@@ -200,31 +220,33 @@ class Taker:
             # Nobody knows what is gone: the next checkpoint reads it from the store.
             self._committed = None
             return
-        committed.forget(names=pruned.names, keys=pruned.keys)
-        self._progress.change(pruned=(*self._progress.status.pruned, *pruned.names))
+        committed.discard(names=pruned.pruned, keys=pruned.deleted_keys)
+        self._progress.update(pruned=(*self._progress.status.pruned, *pruned.pruned))
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ValidatorProbe:
     """Files that cannot be read now prove nothing, and leave no doubt."""
 
-    judge: Judge
-    found: Found
-    examples: list[Manifest]
+    validator: Validator
+    checkpoint: LocalCheckpoint
+    references: list[Manifest]
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         with contextlib.suppress(OSError):
-            return self.judge.finished(self.found, self.examples)
+            return self.validator.is_finished(self.checkpoint, self.references)
         return False
 
-    def doubt(self) -> bool:
+    def has_unfinished_sign(self) -> bool:
         with contextlib.suppress(OSError):
-            return bool(self.judge.doubt(self.found, self.examples))
+            return bool(self.validator.find_unfinished_sign(self.checkpoint, self.references))
         return False
 
 
-def _is_known(found: Found, committed: Committed, seen: Found | None) -> bool:
+def _is_committed(
+    found: LocalCheckpoint, committed: CommitIndex, seen: LocalCheckpoint | None
+) -> bool:
     """By times for what an earlier uploader committed, exactly for what this one saw."""
-    return committed.holds(found) and (
+    return committed.is_committed(found) and (
         seen is None or found is seen or found.files.items() <= seen.files.items()
     )

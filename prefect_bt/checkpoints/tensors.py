@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from prefect_bt.errors import CheckpointError
-from prefect_bt.objects.protocols import Get
+from prefect_bt.objects.protocols import SupportsGet
 
-MOST_HEADER: Final = 10_000_000
+MAX_HEADER_BYTES: Final = 10_000_000
 """Bytes; a longer header is refused (§8.5)."""
 
 
@@ -51,7 +51,7 @@ class TensorTable:
         return sum(tensor.size for tensor in self.tensors)
 
 
-def read_tensors(store: Get, key: str, *, path: str, size: int) -> TensorTable:
+def read_tensors(store: SupportsGet, key: str, *, path: str, size: int) -> TensorTable:
     """The table of the object `key` of `size` bytes, which people know as `path`.
 
     Two reads. Raises CheckpointError for what is no safetensors file or has too long a header, and
@@ -60,9 +60,9 @@ def read_tensors(store: Get, key: str, *, path: str, size: int) -> TensorTable:
     if size < 8:
         raise CheckpointError(f"{path} is shorter than a header of safetensors.", path=path)
     length = int.from_bytes(store.get_range(key, start=0, length=8), "little")
-    if length > MOST_HEADER:
+    if length > MAX_HEADER_BYTES:
         raise CheckpointError(
-            f"{path} has a header of {length} bytes; up to {MOST_HEADER} are read.",
+            f"{path} has a header of {length} bytes; up to {MAX_HEADER_BYTES} are read.",
             path=path,
             next_step="Is it a safetensors file? Download it to look into it.",
         )
@@ -88,21 +88,23 @@ def _parse(data: bytes) -> TensorTable:
         raise TypeError("no JSON object")
     named = cast("dict[str, Any]", header)
     noted: Any = named.pop("__metadata__", None)
-    placed = sorted((_place(name, told) for name, told in named.items()), key=lambda one: one[0])
-    return TensorTable(tuple(tensor for _, tensor in placed), _texts(noted))
+    placed = sorted(
+        (_parse_tensor(name, told) for name, told in named.items()), key=lambda one: one[0]
+    )
+    return TensorTable(tuple(tensor for _, tensor in placed), _parse_metadata(noted))
 
 
-def _place(name: str, told: Any) -> tuple[tuple[int, int], Tensor]:
+def _parse_tensor(name: str, told: Any) -> tuple[tuple[int, int], Tensor]:
     """Where the tensor begins and ends, and the tensor."""
-    begin, end = _counts(told["data_offsets"])
+    begin, end = _parse_counts(told["data_offsets"])
     if end < begin:
         raise ValueError(f"{name} ends before it begins")
     if not isinstance(told["dtype"], str):
         raise TypeError(f"{name} has no type")
-    return (begin, end), Tensor(name, told["dtype"], _counts(told["shape"]), end - begin)
+    return (begin, end), Tensor(name, told["dtype"], _parse_counts(told["shape"]), end - begin)
 
 
-def _counts(told: Any) -> tuple[int, ...]:
+def _parse_counts(told: Any) -> tuple[int, ...]:
     if not isinstance(told, list):
         raise TypeError("no list of numbers")
     numbers = cast("list[Any]", told)
@@ -111,7 +113,7 @@ def _counts(told: Any) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _texts(told: Any) -> dict[str, str]:
+def _parse_metadata(told: Any) -> dict[str, str]:
     if not isinstance(told, dict):
         return {}
     pairs = cast("dict[str, Any]", told).items()

@@ -20,54 +20,54 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from prefect_bt.beneath import NotRegularFile
-from prefect_bt.checkpoints.committed import Committed
-from prefect_bt.checkpoints.layout import FileFact, Found, join
-from prefect_bt.checkpoints.manifest import Entry, Origin, logical
-from prefect_bt.checkpoints.scanning import fact_of
-from prefect_bt.checkpoints.stock import receipt_key, small_key
+from prefect_bt.checkpoints.committed import CommitIndex
+from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint, join_checkpoint_path
+from prefect_bt.checkpoints.manifest import ManifestEntry, UploadOrigin, entry_logical_path
+from prefect_bt.checkpoints.scanning import to_file_stat
+from prefect_bt.checkpoints.stock import digest_marker_key, small_object_key
 from prefect_bt.checkpoints.volumes import OpenFile, OutsideVolumes, RecentFolders
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
 
 _CHUNK: Final = 1024 * 1024
-_TICK: Final = 0.5
+_REPORT_INTERVAL: Final = 0.5
 _SMALL: Final = 8 * 1024 * 1024
 """A file up to this size travels whole, through memory, once read."""
-_SMALL_BYTES: Final = 32 * 1024 * 1024
-_SMALL_LANES: Final = 32
+_SMALL_FILES_MEMORY: Final = 32 * 1024 * 1024
+_SMALL_FILE_THREADS: Final = 32
 _HUGE: Final = 64 * 1024 * 1024
 """More than this is seconds of work, which the training's steps would feel."""
 _SAMPLES, _SAMPLE = 64, 4096
-_REPLACED: Final = (FileNotFoundError, NotADirectoryError, NotRegularFile, OutsideVolumes)
+_REPLACED_ERRORS: Final = (FileNotFoundError, NotADirectoryError, NotRegularFile, OutsideVolumes)
 
 
 class _Resized(Exception):
     """Error: the file's size changed while it was sent. No OSError, which stores wrap."""
 
 
-class Lanes:
+class UploadPools:
     """Threads that files travel on: many for small ones, few for large, which go in parts anyway.
 
-    Small files take memory: all of them together at most `_SMALL_BYTES`.
+    Small files take memory: all of them together at most `_SMALL_FILES_MEMORY`.
     """
 
-    def __init__(self, *, hurry: bool = False) -> None:
-        """In no `hurry`, huge files get a core only when no other thread wants it."""
-        self._small = ThreadPoolExecutor(_SMALL_LANES, "small")
-        if hurry:
+    def __init__(self, *, urgent: bool = False) -> None:
+        """In no `urgent`, huge files get a core only when no other thread wants it."""
+        self._small = ThreadPoolExecutor(_SMALL_FILE_THREADS, "small")
+        if urgent:
             self._huge = self._large = ThreadPoolExecutor(2, "large")
         else:
             self._large = ThreadPoolExecutor(1, "large")
-            self._huge = ThreadPoolExecutor(1, "huge", initializer=_stand_back)
-        self._room, self._free = threading.Condition(), _SMALL_BYTES
+            self._huge = ThreadPoolExecutor(1, "huge", initializer=_set_idle_priority)
+        self._room, self._free = threading.Condition(), _SMALL_FILES_MEMORY
 
-    def pool(self, size: int) -> ThreadPoolExecutor:
+    def pool_for(self, size: int) -> ThreadPoolExecutor:
         if size <= _SMALL:
             return self._small
         return self._large if size <= _HUGE else self._huge
 
     @contextmanager
-    def memory(self, size: int) -> Generator[None]:
+    def reserve_memory(self, size: int) -> Generator[None]:
         """Room for a small file."""
         with self._room:
             self._room.wait_for(lambda: self._free >= size)
@@ -85,13 +85,13 @@ class Lanes:
         self._huge.shutdown(cancel_futures=True)
 
 
-def _stand_back() -> None:
+def _set_idle_priority() -> None:
     """Linux's idle class, for this thread and those that it starts. Elsewhere niceness must do."""
     with suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-class Meter:
+class TransferMeter:
     """Counter of a checkpoint's safe bytes, and of files in transfer. Any thread adds."""
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class Meter:
         self._work = self._total = 0
         self._under_way = dict[str, None]()
 
-    def add(self, path: str, size: int, *, most: int) -> None:
+    def add(self, path: str, size: int, *, limit: int) -> None:
         with self._lock:
             before = self._sent.get(path, 0)
-            self._sent[path] = min(before + size, most)
+            self._sent[path] = min(before + size, limit)
             self._total += self._sent[path] - before
             self._work += size + 1
 
-    def worked(self, size: int) -> None:
+    def add_work(self, size: int) -> None:
         """Count bytes that were read and not sent."""
         with self._lock:
             self._work += size
@@ -118,7 +118,7 @@ class Meter:
             return work
 
     @contextmanager
-    def under_way(self, path: str) -> Generator[None]:
+    def track_file(self, path: str) -> Generator[None]:
         """Mark a file as being read and sent until the end of the block."""
         self._under_way[path] = None  # without the lock, for which many small files would queue
         try:
@@ -127,7 +127,7 @@ class Meter:
             self._under_way.pop(path, None)
 
     @property
-    def oldest(self) -> str:
+    def oldest_file(self) -> str:
         """Return the file that has been in transfer for the longest time; empty for none."""
         return next(iter(list(self._under_way)), "")
 
@@ -136,78 +136,82 @@ class Meter:
         return self._total
 
 
-class Digests:
+class DigestCache:
     """Remembered digests: (path, fact) -> sha256, so that nothing unchanged is read twice."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[FileFact, str]] = {}
+        self._known: dict[str, tuple[FileStat, str]] = {}
 
-    def get(self, path: str, fact: FileFact) -> str:
+    def get(self, path: str, fact: FileStat) -> str:
         known, sha256 = self._known.get(path, (None, ""))
         return sha256 if known == fact else ""
 
-    def put(self, path: str, fact: FileFact, sha256: str) -> None:
+    def put(self, path: str, fact: FileStat, sha256: str) -> None:
         self._known[path] = (fact, sha256)
 
-    def keep_only(self, paths: Mapping[str, object]) -> None:
+    def retain(self, paths: Mapping[str, object]) -> None:
         for gone in self._known.keys() - paths.keys():
             del self._known[gone]
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """Resources of a transfer. `tick` is called about twice a second."""
+class TransferContext:
+    """Resources of a transfer. `on_progress` is called about twice a second."""
 
     store: Store
-    origin: Origin
+    origin: UploadOrigin
     folders: RecentFolders
-    lanes: Lanes
-    digests: Digests
-    committed: Committed
-    tick: Callable[[Meter], None]
-    meter: Meter = field(default_factory=Meter)
+    pools: UploadPools
+    digests: DigestCache
+    index: CommitIndex
+    on_progress: Callable[[TransferMeter], None]
+    meter: TransferMeter = field(default_factory=TransferMeter)
 
-    def moved(self, relative: str, fact: FileFact, size: int) -> None:
-        self.meter.add(relative, size, most=fact.size)
+    def add_transferred(self, relative: str, fact: FileStat, size: int) -> None:
+        self.meter.add(relative, size, limit=fact.size)
 
 
-def transfer(shop: Workshop, found: Found) -> tuple[Entry, ...] | None:
-    """Every file of `found` into the store; None when one changed or vanished meanwhile.
+def upload_checkpoint(
+    context: TransferContext, checkpoint: LocalCheckpoint
+) -> tuple[ManifestEntry, ...] | None:
+    """Every file of `checkpoint` into the store; None when one changed or vanished meanwhile.
 
     Raises StoreError, or CheckpointError for a file that cannot be read.
     """
-    pending: set[Future[Entry | None]] = {
-        shop.lanes.pool(fact.size).submit(_send, shop, found.name, path, fact)
-        for path, fact in sorted(found.files.items())
+    pending: set[Future[ManifestEntry | None]] = {
+        context.pools.pool_for(fact.size).submit(_upload_file, context, checkpoint.name, path, fact)
+        for path, fact in sorted(checkpoint.files.items())
     }
-    entries: list[Entry] = []
+    entries: list[ManifestEntry] = []
     try:
         while pending:
-            done, pending = wait(pending, timeout=_TICK, return_when=FIRST_EXCEPTION)
+            done, pending = wait(pending, timeout=_REPORT_INTERVAL, return_when=FIRST_EXCEPTION)
             for future in done:
                 entry = future.result()
                 if entry is None:
                     return None
                 entries.append(entry)
-            shop.tick(shop.meter)
+            context.on_progress(context.meter)
     finally:
         for future in pending:
             future.cancel()
         while pending:
-            _, pending = wait(pending, timeout=_TICK)
-            shop.tick(shop.meter)
-        shop.folders.close()
+            _, pending = wait(pending, timeout=_REPORT_INTERVAL)
+            context.on_progress(context.meter)
+        context.folders.close()
     return tuple(sorted(entries, key=lambda entry: entry.path))
 
 
-def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
-    relative = join(name, path)
+def _upload_file(
+    shop: TransferContext, name: str, path: str, fact: FileStat
+) -> ManifestEntry | None:
+    relative = join_checkpoint_path(name, path)
     try:
-        with shop.meter.under_way(relative):
-            sent = _stored(shop, relative, fact)
+        with shop.meter.track_file(relative):
+            sent = _ensure_stored(shop, relative, fact)
     except OSError as error:
         # By a folder, a link or a pipe: what it is now is for the next look to say.
-        if isinstance(error, _REPLACED) or error.errno == errno.ELOOP:
+        if isinstance(error, _REPLACED_ERRORS) or error.errno == errno.ELOOP:
             return None
         raise CheckpointError(
             f"{relative} cannot be read: {error.strerror}.",
@@ -218,10 +222,10 @@ def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
     if sent is None:
         return None
     sha256, key = sent
-    shop.moved(relative, fact, fact.size)
-    return Entry(
+    shop.add_transferred(relative, fact, fact.size)
+    return ManifestEntry(
         path=path,
-        logical=logical(shop.origin, name, path),
+        logical=entry_logical_path(shop.origin, name, path),
         key=key,
         size=fact.size,
         sha256=sha256,
@@ -230,60 +234,60 @@ def _send(shop: Workshop, name: str, path: str, fact: FileFact) -> Entry | None:
     )
 
 
-def _stored(shop: Workshop, relative: str, fact: FileFact) -> tuple[str, str] | None:
+def _ensure_stored(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
     """Digest and key of the file's bytes in the store; None when it changed."""
     known = shop.digests.get(relative, fact)
-    if key := known and shop.committed.stock.key_of(known, fact.size):
+    if key := known and shop.index.stock.find_key(known, fact.size):
         return known, key
     if fact.size <= _SMALL:
-        return _store_small(shop, relative, fact)
+        return _upload_small(shop, relative, fact)
     with shop.folders.open(relative) as source:
-        return _store_large(shop, relative, source, fact)
+        return _upload_large(shop, relative, source, fact)
 
 
-def _store_large(
-    shop: Workshop, relative: str, source: OpenFile, fact: FileFact
+def _upload_large(
+    shop: TransferContext, relative: str, source: OpenFile, fact: FileStat
 ) -> tuple[str, str] | None:
     """Read once, hashed on the way; twice only where the store may have the same bytes."""
-    stock = shop.committed.stock
-    mark = read_mark(source, fact)
+    stock = shop.index.stock
+    mark = read_fingerprint(source, fact)
     if not mark:
         return None
     sha256 = shop.digests.get(relative, fact)
-    if not sha256 and stock.is_like(mark):
-        sha256 = read_digest(source, fact, shop.meter.worked)
+    if not sha256 and stock.has_fingerprint(mark):
+        sha256 = read_digest(source, fact, shop.meter.add_work)
         if not sha256:
             return None
         shop.digests.put(relative, fact, sha256)
-    key = sha256 and stock.key_of(sha256, fact.size)
+    key = sha256 and stock.find_key(sha256, fact.size)
     if key:
         return sha256, key
 
     def tick(size: int) -> None:
-        shop.moved(relative, fact, size)
-        if source.facts().st_size != fact.size:
+        shop.add_transferred(relative, fact, size)
+        if source.fstat().st_size != fact.size:
             raise _Resized  # a file of holes can grow faster than it is sent
 
     try:
-        with stock.key_for(mark) as key, _naming(shop, relative, key):
-            sha256 = shop.store.upload_exact(key, source.path, sha256=sha256, tick=tick)
+        with stock.reserve_key(mark) as key, _with_path_in_errors(shop, relative, key):
+            sha256 = shop.store.upload_verified(key, source.path, sha256=sha256, on_bytes=tick)
     except _Resized:
         return None
-    if not _is(fact, source.facts_by_name()):
+    if not _matches(fact, source.stat_by_name()):
         with contextlib.suppress(StoreError):
             shop.store.delete(key)  # nobody will ever name it
         return None
     # Only for an uploader after this one, if no manifest tells it: no reason to send all again.
     with contextlib.suppress(StoreError):
-        shop.store.put(receipt_key(key, sha256), b"")
+        shop.store.put(digest_marker_key(key, sha256), b"")
     shop.digests.put(relative, fact, sha256)
-    stock.remember(sha256, key=key, size=fact.size)
+    stock.add(sha256, key=key, size=fact.size)
     return sha256, key
 
 
-def _store_small(shop: Workshop, relative: str, fact: FileFact) -> tuple[str, str] | None:
-    stock = shop.committed.stock
-    with shop.lanes.memory(fact.size):
+def _upload_small(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
+    stock = shop.index.stock
+    with shop.pools.reserve_memory(fact.size):
         with shop.folders.open(relative) as source:
             data = read_unchanged(source, fact)
         if data is None:
@@ -291,24 +295,24 @@ def _store_small(shop: Workshop, relative: str, fact: FileFact) -> tuple[str, st
         sha256 = hashlib.sha256(data).hexdigest()
         shop.digests.put(relative, fact, sha256)
         # A store takes back what did not arrive as it was: no two may send the same object.
-        with stock.alone(sha256):
-            key = stock.key_of(sha256, fact.size)
+        with stock.single_flight(sha256):
+            key = stock.find_key(sha256, fact.size)
             if not key:
-                key = small_key(shop.origin, sha256)
-                with _naming(shop, relative, key):
+                key = small_object_key(shop.origin, sha256)
+                with _with_path_in_errors(shop, relative, key):
                     shop.store.put(key, data)
-                stock.remember(sha256, key=key, size=fact.size)
+                stock.add(sha256, key=key, size=fact.size)
     return sha256, key
 
 
 @contextmanager
-def _naming(shop: Workshop, relative: str, key: str) -> Generator[None]:
+def _with_path_in_errors(shop: TransferContext, relative: str, key: str) -> Generator[None]:
     """A fault of the store names the file."""
     try:
         yield
     except StoreError as error:
         # The digest may be what is wrong: read again at the next try.
-        shop.digests.put(relative, FileFact(-1, 0), "")
+        shop.digests.put(relative, FileStat(-1, 0), "")
         raise StoreError(
             f"{relative} cannot be stored: {error.what}",
             url=error.url,
@@ -317,42 +321,43 @@ def _naming(shop: Workshop, relative: str, key: str) -> Generator[None]:
         ) from error
 
 
-def read_unchanged(source: OpenFile, fact: FileFact) -> bytes | None:
-    """Return the file's bytes if it matches `fact` before and after reading, else None."""
-    if not _is(fact, source.facts()):
+def read_unchanged(source: OpenFile, expected: FileStat) -> bytes | None:
+    """Return the file's bytes if it matches `expected` before and after reading, else None."""
+    if not _matches(expected, source.fstat()):
         return None
-    data = os.pread(source.descriptor, fact.size + 1, 0)
-    unchanged = len(data) == fact.size and _is(fact, source.facts())
-    return data if unchanged and _is(fact, source.facts_by_name()) else None
+    data = os.pread(source.descriptor, expected.size + 1, 0)
+    unchanged = len(data) == expected.size and _matches(expected, source.fstat())
+    return data if unchanged and _matches(expected, source.stat_by_name()) else None
 
 
-def _is(fact: FileFact, seen: os.stat_result) -> bool:
-    return fact_of(seen) == replace(fact, link="")
+def _matches(fact: FileStat, seen: os.stat_result) -> bool:
+    return to_file_stat(seen) == replace(fact, link="")
 
 
-def read_mark(source: OpenFile, fact: FileFact) -> str:
-    """64 hex digits of the file's size and a sample of its bytes; empty if it is not `fact`."""
-    if not _is(fact, source.facts()):
+def read_fingerprint(source: OpenFile, expected: FileStat) -> str:
+    """64 hex digits of the file's size and a sample of its bytes; empty if it is not `expected`."""
+    if not _matches(expected, source.fstat()):
         return ""
-    digest = hashlib.sha256(str(fact.size).encode())
+    digest = hashlib.sha256(str(expected.size).encode())
     for number in range(_SAMPLES + 1):
-        start = (fact.size - _SAMPLE) * number // _SAMPLES
+        start = (expected.size - _SAMPLE) * number // _SAMPLES
         digest.update(os.pread(source.descriptor, _SAMPLE, start))
     return digest.hexdigest()
 
 
-def read_digest(source: OpenFile, fact: FileFact, tick: Callable[[int], None]) -> str:
-    """Return the sha256 of the file if it matches `fact` before and after reading, else empty.
+def read_digest(source: OpenFile, expected: FileStat, on_bytes: Callable[[int], None]) -> str:
+    """Return the sha256 of the file if it matches `expected` before and after reading, else empty.
 
-    `tick` receives the number of bytes read. Of a growing file, only the size in `fact` is read.
+    `on_bytes` receives the number of bytes read. Of a growing file, only the size in `expected` is
+    read.
     """
-    if not _is(fact, source.facts()):
+    if not _matches(expected, source.fstat()):
         return ""
     digest, at = hashlib.sha256(), 0
     buffer = memoryview(bytearray(_CHUNK))
-    while at < fact.size and (count := os.preadv(source.descriptor, [buffer], at)):
+    while at < expected.size and (count := os.preadv(source.descriptor, [buffer], at)):
         digest.update(buffer[:count])
         at += count
-        tick(count)
-    unchanged = at == fact.size and _is(fact, source.facts())
-    return digest.hexdigest() if unchanged and _is(fact, source.facts_by_name()) else ""
+        on_bytes(count)
+    unchanged = at == expected.size and _matches(expected, source.fstat())
+    return digest.hexdigest() if unchanged and _matches(expected, source.stat_by_name()) else ""

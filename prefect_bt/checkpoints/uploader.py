@@ -19,28 +19,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.checkpoints.layout import Found
-from prefect_bt.checkpoints.manifest import Origin
-from prefect_bt.checkpoints.progress import Progress
-from prefect_bt.checkpoints.retrying import Retries
-from prefect_bt.checkpoints.settling import Settling, has_new_state, is_log
-from prefect_bt.checkpoints.taking import CHANGING, Taker
-from prefect_bt.checkpoints.volumes import Targets, Volumes
-from prefect_bt.checkpoints.watching import Directory
+from prefect_bt.checkpoints.layout import LocalCheckpoint
+from prefect_bt.checkpoints.manifest import UploadOrigin
+from prefect_bt.checkpoints.progress import UploadProgress
+from prefect_bt.checkpoints.retrying import RetrySchedule
+from prefect_bt.checkpoints.settling import StabilityTracker, has_new_state, is_log
+from prefect_bt.checkpoints.taking import STILL_WRITING, CheckpointCommitter
+from prefect_bt.checkpoints.volumes import VolumeMounts, Volumes
+from prefect_bt.checkpoints.watching import DirectoryWatcher
 from prefect_bt.epochs import Superseded
 from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.objects.protocols import Store
-from prefect_bt.records import Retention, UploadStatus
+from prefect_bt.records import RetentionPolicy, UploadStatus
 
-_LONGEST_PAUSE: Final = 30.0
-_AWAKE: Final = 0.25
+_MAX_WAIT: Final = 30.0
+_STOP_POLL_INTERVAL: Final = 0.25
 """How often the loop sees whether the end was asked for."""
-_ROUNDS: Final = 10
+_MAX_FLUSH_ROUNDS: Final = 10
 """How often the final flush looks again at what changes or cannot be read."""
-_ENOUGH: Final = 3
+_MAX_FAILURES_IN_A_ROW: Final = 3
 """Checkpoints in a row that the store refuses before the others are spared the waiting."""
 
-_Left = dict[str, str]
+_Uncommitted = dict[str, str]
 _Failures = dict[str, StoreError | CheckpointError]
 
 
@@ -51,16 +51,16 @@ class UploadOptions:
     settle: float = 1.5
     scan: float = 1.0
     """Pause between two looks where the kernel does not tell what changed."""
-    patience: float = 120.0
+    stall_timeout: float = 120.0
     """How long the final flush goes on without progress."""
-    again: float = 60.0
+    recommit_interval: float = 60.0
     """Least time between two versions of a folder in which no state changed (logs, results)."""
-    retention: Retention = field(default_factory=Retention)
-    hints: bool = True
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    use_inotify: bool = True
     """Let the kernel tell where something changed."""
     fence: Callable[[], object] = lambda: None
     """Function that raises Superseded once another machine commits the job's checkpoints."""
-    targets: Targets = ()
+    mounts: VolumeMounts = ()
     """The node's volumes, which links may lead into."""
 
 
@@ -72,143 +72,149 @@ class Uploader:
         store: Store,
         *,
         directory: Path,
-        origin: Origin,
+        origin: UploadOrigin,
         options: UploadOptions,
         report: Callable[[UploadStatus], None],
     ) -> None:
         self._root, self._origin, self._options = directory, origin, options
-        volumes = Volumes(directory, options.targets)
-        self._progress = Progress(report)
-        self._settling = Settling(options.settle)
-        self._directory = Directory(volumes, poll=options.scan, hints=options.hints)
-        self._taker = Taker(
+        volumes = Volumes(directory, options.mounts)
+        self._progress = UploadProgress(report)
+        self._settling = StabilityTracker(options.settle)
+        self._directory = DirectoryWatcher(
+            volumes, poll_interval=options.scan, use_inotify=options.use_inotify
+        )
+        self._taker = CheckpointCommitter(
             store,
             volumes=volumes,
             origin=origin,
-            still=self._is_still,
+            is_unchanged=self._is_unchanged,
             progress=self._progress,
             retention=options.retention,
             fence=options.fence,
         )
-        self._done: dict[str, Found] = {}
+        self._done: dict[str, LocalCheckpoint] = {}
         """What needs no look before it changes: committed, or judged not to be whole."""
         self._waiting: dict[str, str] = {}
         self._not_before: dict[str, float] = {}
         """When the next version may be taken where only logs and the like have changed."""
-        self._retries = Retries(options.scan)
+        self._retries = RetrySchedule(options.scan)
         self._looked_aside, self._looked_at = False, 0.0
 
-    def run(self, ending: threading.Event) -> UploadStatus:
-        """Commit until `ending` is set, then flush: everything whole, settled or not.
+    def run(self, stop: threading.Event) -> UploadStatus:
+        """Commit until `stop` is set, then flush: everything whole, settled or not.
 
         Never raises for what the directory or the store does; the returned status (also reported)
         tells what was left behind and why, and has `error` set when something could not be stored.
         """
         try:
-            self._progress.change()
-            while not ending.is_set():
-                if not self._look_once():
-                    ending.wait(self._options.scan)
+            self._progress.update()
+            while not stop.is_set():
+                if not self._scan_once():
+                    stop.wait(self._options.scan)
                 elif not self._looked_aside:
-                    self._rest(ending)
+                    self._wait_for_change(stop)
             return self._flush()
         except Superseded as error:
-            return self._progress.change(flushed=True, waiting=(), error=str(error))
+            return self._progress.update(flushed=True, waiting=(), error=str(error))
         finally:
             self._taker.close()
             self._directory.close()
 
-    def _look_once(self) -> bool:
+    def _scan_once(self) -> bool:
         """Whether the directory could be read."""
         try:
-            found = self._directory.look()
+            found = self._directory.refresh()
         except OSError as error:
-            self._tell({".": self._unreadable(error)})
+            self._report_problems({".": self._unreadable(error)})
             return False
         now, spent = time.monotonic(), time.thread_time()
         self._looked_at = now
         self._settling.observe(found, now=now)
-        self._directory.rest(time.thread_time() - spent)
-        self._forget_gone(found)
-        quiet: dict[str, Found] = {}
+        self._directory.throttle(time.thread_time() - spent)
+        self._forget_removed(found)
+        quiet: dict[str, LocalCheckpoint] = {}
         for name, one in found.items():
-            if self._may_take(one, now=now):
-                taken = self._settling.settled(name, now=now, ask=self._taker.ask(one))
-                if taken is not None and not self._is_done(taken, part=taken is not one):
+            if self._may_commit(one, now=now):
+                taken = self._settling.find_stable(
+                    name, now=now, probe=self._taker.completion_probe(one)
+                )
+                if taken is not None and not self._is_handled(taken, part=taken is not one):
                     quiet[name] = taken
         # Taking looks for itself, so what happened meanwhile will not be told again.
         self._looked_aside = bool(quiet)
-        self._take_all(quiet)
-        self._tell(self._retries.errors)
+        self._commit_all(quiet)
+        self._report_problems(self._retries.errors)
         return True
 
-    def _may_take(self, one: Found, *, now: float) -> bool:
+    def _may_commit(self, one: LocalCheckpoint, *, now: float) -> bool:
         done = self._done.get(one.name)
-        if done is one or not self._retries.may(one.name, now=now):
+        if done is one or not self._retries.is_due(one.name, now=now):
             return False
         return now >= self._not_before.get(one.name, 0.0) or has_new_state(one, since=done)
 
-    def _is_done(self, taken: Found, *, part: bool) -> bool:
+    def _is_handled(self, taken: LocalCheckpoint, *, part: bool) -> bool:
         """A part, without its logs, is never the same object."""
         done = self._done.get(taken.name)
         return part and done is not None and done.files == taken.files
 
-    def _forget_gone(self, found: Mapping[str, Found]) -> None:
-        self._retries.keep_only(found)
+    def _forget_removed(self, found: Mapping[str, LocalCheckpoint]) -> None:
+        self._retries.retain(found)
         for memory in (self._waiting, self._not_before):
             for gone in memory.keys() - found.keys():
                 del memory[gone]
         for gone in self._done.keys() - found.keys():
             # Without files: what comes back under the name is not what was seen, and is read.
-            self._done[gone] = Found(gone)
+            self._done[gone] = LocalCheckpoint(gone)
 
-    def _tell(self, failures: _Failures) -> None:
-        self._progress.trouble(self._waiting, {n: str(error) for n, error in failures.items()})
+    def _report_problems(self, failures: _Failures) -> None:
+        self._progress.update_problems(
+            self._waiting, {n: str(error) for n, error in failures.items()}
+        )
 
-    def _rest(self, ending: threading.Event) -> None:
+    def _wait_for_change(self, ending: threading.Event) -> None:
         """Until something happens or is due, or the end is near."""
         # Not from now: what came due while many files were looked into would be passed over.
         began = self._looked_at
         due = began + min(
-            self._settling.next_due(now=began),
-            self._retries.next_due(now=began),
-            self._later(began),
-            _LONGEST_PAUSE,
+            self._settling.seconds_until_due(now=began),
+            self._retries.seconds_until_due(now=began),
+            self._next_recommit(began),
+            _MAX_WAIT,
         )
         while not ending.is_set():
             now = time.monotonic()
-            if now >= due or self._directory.wait(min(_AWAKE, due - now)):
+            if now >= due or self._directory.wait_for_change(min(_STOP_POLL_INTERVAL, due - now)):
                 return
 
-    def _later(self, now: float) -> float:
+    def _next_recommit(self, now: float) -> float:
         """Seconds until a folder that must wait for its next version may be taken."""
-        return min(
-            (at - now for at in self._not_before.values() if at > now), default=_LONGEST_PAUSE
-        )
+        return min((at - now for at in self._not_before.values() if at > now), default=_MAX_WAIT)
 
     def _flush(self) -> UploadStatus:
-        self._taker.hurry()
+        self._taker.raise_priority()
         deadline, moved, pause, rounds = 0.0, -1, 0.1, 0
         while True:
             left, failures = self._flush_once()
             now, rounds = time.monotonic(), rounds + 1
-            if self._taker.moved > moved:
-                deadline, moved = now + self._options.patience, self._taker.moved
-            again = rounds < _ROUNDS and (bool(failures) or CHANGING in left.values())
+            if self._taker.progress_counter > moved:
+                deadline, moved = now + self._options.stall_timeout, self._taker.progress_counter
+            again = rounds < _MAX_FLUSH_ROUNDS and (
+                bool(failures) or STILL_WRITING in left.values()
+            )
             if any(isinstance(error, StoreError) for error in failures.values()):
                 again = now < deadline
             if not again:
                 break
-            self._tell(failures)
+            self._report_problems(failures)
             time.sleep(pause)
             pause = min(pause * 2, 5.0)
-        self._taker.abort_rest()
+        self._taker.abort_unfinished_uploads()
         errors = [
             f"Rank {self._origin.rank}, checkpoint {name}: {error}"
             for name, error in failures.items()
         ]
         why = left | {name: error.what for name, error in failures.items()}
-        return self._progress.change(
+        return self._progress.update(
             flushed=True,
             waiting=(),
             trouble="",
@@ -216,61 +222,63 @@ class Uploader:
             error="; ".join(errors),
         )
 
-    def _flush_once(self) -> tuple[_Left, _Failures]:
+    def _flush_once(self) -> tuple[_Uncommitted, _Failures]:
         try:
-            return self._take_all(self._directory.look(everything=True))
+            return self._commit_all(self._directory.refresh(full=True))
         except OSError as error:
             return {}, {".": self._unreadable(error)}
 
-    def _take_all(self, wanted: Mapping[str, Found]) -> tuple[_Left, _Failures]:
+    def _commit_all(self, wanted: Mapping[str, LocalCheckpoint]) -> tuple[_Uncommitted, _Failures]:
         """Returns name -> why it is not committed, and name -> what went wrong."""
-        left: _Left = {}
+        left: _Uncommitted = {}
         failures: _Failures = {}
-        if wanted and self._directory.lost_files():
-            self._taker.keep_only(self._directory.files)
+        if wanted and self._directory.has_removed_files():
+            self._taker.retain(self._directory.files)
         refused, spared = 0, None
-        for name, found in sorted(wanted.items(), key=self._in_turn):
+        for name, found in sorted(wanted.items(), key=self._commit_order):
             if spared is not None:
                 failures[name] = spared
-                self._retries.failed(name, spared, now=time.monotonic(), tried=False)
+                self._retries.record_failure(name, spared, now=time.monotonic(), counted=False)
                 continue
-            before = self._taker.moved
-            self._progress.worked()
-            why, error = self._try(found)
+            before = self._taker.progress_counter
+            self._progress.add_work()
+            why, error = self._try_commit(found)
             if error is not None:
                 failures[name] = error
-                self._retries.failed(name, error, now=time.monotonic())
-                is_stuck = isinstance(error, StoreError) and self._taker.moved == before
+                self._retries.record_failure(name, error, now=time.monotonic())
+                is_stuck = isinstance(error, StoreError) and self._taker.progress_counter == before
                 refused = refused + 1 if is_stuck else 0
-                spared = error if refused >= _ENOUGH else None
+                spared = error if refused >= _MAX_FAILURES_IN_A_ROW else None
                 continue
             refused = 0
-            self._retries.succeeded(name)
+            self._retries.record_success(name)
             self._waiting.pop(name, None)
             if why:
                 left[name] = self._waiting[name] = why
-            if why == CHANGING:
-                self._settling.forget(name)
+            if why == STILL_WRITING:
+                self._settling.reset(name)
             else:
                 self._done[name] = found
         return left, failures
 
-    def _in_turn(self, item: tuple[str, Found]) -> tuple[int, int]:
+    def _commit_order(self, item: tuple[str, LocalCheckpoint]) -> tuple[int, int]:
         """Oldest first; what failed lets the others pass."""
         name, found = item
-        return self._retries.tries(name), found.written_ns
+        return self._retries.failure_count(name), found.mtime_ns
 
-    def _try(self, found: Found) -> tuple[str, StoreError | CheckpointError | None]:
+    def _try_commit(
+        self, found: LocalCheckpoint
+    ) -> tuple[str, StoreError | CheckpointError | None]:
         """Why it is not committed, and what went wrong."""
         try:
-            return self._named(found), None
+            return self._commit_isolated(found), None
         except (StoreError, CheckpointError) as error:
             return "", error
 
-    def _named(self, found: Found) -> str:
+    def _commit_isolated(self, found: LocalCheckpoint) -> str:
         """What is odd about one checkpoint is a fault of that one, and costs no other."""
         try:
-            return self._take(found)
+            return self._commit(found)
         except (StoreError, CheckpointError, Superseded):
             raise
         except Exception as error:
@@ -278,24 +286,24 @@ class Uploader:
             what = f"it cannot be taken: {type(error).__name__}: {error}"
             raise CheckpointError(what, rank=self._origin.rank, cause=str(error)) from error
 
-    def _take(self, found: Found) -> str:
-        if not self._directory.confirm(found):
-            return CHANGING
-        why, version = self._taker.take(found, seen=self._done.get(found.name))
+    def _commit(self, found: LocalCheckpoint) -> str:
+        if not self._directory.is_unchanged(found):
+            return STILL_WRITING
+        why, version = self._taker.commit(found, previous=self._done.get(found.name))
         if version is not None:
-            self._retries.hurry()
-        is_part = found is not self._directory.found.get(found.name)
+            self._retries.reset_delays()
+        is_part = found is not self._directory.checkpoints.get(found.name)
         is_model = version is None or bool(version.type) or version.step is not None
         if not why and (is_part or not is_model):
-            self._not_before[found.name] = time.monotonic() + self._options.again
+            self._not_before[found.name] = time.monotonic() + self._options.recommit_interval
         return why
 
-    def _is_still(self, found: Found) -> bool:
+    def _is_unchanged(self, found: LocalCheckpoint) -> bool:
         """Nothing of it changed, and nothing came to it but logs."""
-        if not self._directory.confirm(found):
+        if not self._directory.is_unchanged(found):
             return False
-        now = self._directory.look().get(found.name)
-        if now is None or now.unfinished != found.unfinished:
+        now = self._directory.refresh().get(found.name)
+        if now is None or now.temporary_files != found.temporary_files:
             return False
         return all(is_log(path) for path in now.files.keys() - found.files.keys())
 

@@ -25,17 +25,17 @@ from prefect_bt.contract import (
     job_objects_prefix,
     job_prefix,
     manifests_prefix,
-    withdrawn_prefix,
+    tombstones_prefix,
 )
 from prefect_bt.epochs import Epochs
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.objects.protocols import Store
 
-_DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_DECODE_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
-class Withdrawal:
+class Tombstone:
     """`objects`: key -> bytes of what the manifests name, also where others name it too.
 
     `attempt` and `epoch`: the job's `Generation` when this was written.
@@ -49,14 +49,14 @@ class Withdrawal:
     epoch: int = 0
 
 
-def announce(store: Store, project_id: str, job_id: str, withdrawal: Withdrawal) -> str:
+def create_tombstone(store: Store, project_id: str, job_id: str, tombstone: Tombstone) -> str:
     """Write it down; returns its key."""
-    key = f"{withdrawn_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
-    store.create(key, _dump(withdrawal))
+    key = f"{tombstones_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
+    store.create(key, _dump(tombstone))
     return key
 
 
-def keep(store: Store, key: str, withdrawal: Withdrawal) -> None:
+def keep(store: Store, key: str, withdrawal: Tombstone) -> None:
     """Write a withdrawal at its key again, if another process dropped it."""
     try:
         store.get_range(key, start=0, length=1)
@@ -64,11 +64,11 @@ def keep(store: Store, key: str, withdrawal: Withdrawal) -> None:
         store.put(key, _dump(withdrawal))
 
 
-def _dump(withdrawal: Withdrawal) -> bytes:
+def _dump(withdrawal: Tombstone) -> bytes:
     return codec.dumps(withdrawal).encode("utf-8", "surrogatepass")
 
 
-def pending(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Withdrawal]]:
+def iter_tombstones(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Tombstone]]:
     """Yield every unfinished withdrawal with its key, including those in progress.
 
     Names in a withdrawal that are not of its job are left out: they must not be deleted. One that
@@ -76,17 +76,17 @@ def pending(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, W
     """
     manifests = f"{manifests_prefix(project_id, job_id)}/"
     objects = f"{job_objects_prefix(project_id, job_id)}/"
-    for info in store.list(withdrawn_prefix(project_id, job_id)):
+    for info in store.list(tombstones_prefix(project_id, job_id)):
         try:
             found = _load(store.get(info.key), manifests=manifests, objects=objects)
-        except (ObjectNotFound, *_DAMAGED):
+        except (ObjectNotFound, *_DECODE_ERRORS):
             continue
         yield info.key, found
 
 
-def _load(data: bytes, *, manifests: str, objects: str) -> Withdrawal:
+def _load(data: bytes, *, manifests: str, objects: str) -> Tombstone:
     """Return the withdrawal without names outside the two folders. Raises any of _DAMAGED."""
-    found = codec.decode(Withdrawal, json.loads(data))
+    found = codec.decode(Tombstone, json.loads(data))
     return replace(
         found,
         manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
@@ -98,23 +98,25 @@ def _is_below(key: str, folder: str) -> bool:
     return key.startswith(folder) and {"", ".", ".."}.isdisjoint(key.split("/"))
 
 
-def half_withdrawn(
-    store: Store, project_id: str, job_id: str, *, there: Collection[str]
+def find_half_deleted(
+    store: Store, project_id: str, job_id: str, *, present: Collection[str]
 ) -> set[str]:
-    """Of the manifests that are `there`, those whose companions have gone already.
+    """Of the manifests that are `present`, those whose companions have gone already.
 
     A withdrawal of which nothing has gone yet may still be taken back: somebody may hold it.
     """
     going: set[str] = set()
-    for _, found in pending(store, project_id, job_id):
-        if not set(there).issuperset(found.manifests):
+    for _, found in iter_tombstones(store, project_id, job_id):
+        if not set(present).issuperset(found.manifests):
             going.update(found.manifests)
     return going
 
 
-def withdrawn_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
+def find_tombstoned_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
     """Keys of manifests that are on their way out."""
-    return {key for _, found in pending(store, project_id, job_id) for key in found.manifests}
+    return {
+        key for _, found in iter_tombstones(store, project_id, job_id) for key in found.manifests
+    }
 
 
 @dataclass(frozen=True)
@@ -143,15 +145,15 @@ class Generation:
             return Epochs(store, job_id, prefix, clock=time.time).newest_run() > self.epoch
         return True
 
-    def is_after(self, withdrawal: Withdrawal) -> bool:
+    def is_after(self, withdrawal: Tombstone) -> bool:
         """Return whether the job was started again since the withdrawal was written."""
         return withdrawal.epoch < self.epoch or withdrawal.attempt < self.attempt
 
 
-def outdated(store: Store, project_id: str, job_id: str) -> dict[str, Withdrawal]:
+def outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]:
     """Return withdrawals, by key, of which nothing is carried out and after which the job was
     started again. Raises StoreError."""
-    begun = dict(pending(store, project_id, job_id))
+    begun = dict(iter_tombstones(store, project_id, job_id))
     if not begun:
         return {}
     now = Generation.of(store, project_id, job_id)

@@ -20,7 +20,7 @@ def parse_age(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 
-def older_than(text: str) -> float:
+def parse_older_than(text: str) -> float:
     """Of --older-than, in seconds. PrefectBtError for what is no age."""
     try:
         return parse_age(text)

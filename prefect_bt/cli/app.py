@@ -43,7 +43,7 @@ def _version() -> str:
         return "0+unknown"
 
 
-class CommandList(App):
+class LazyHelpApp(App):
     """An app that prints its list of commands without importing their modules."""
 
     def command(self, obj: Any = None, name: Any = None, **options: Any) -> Any:
@@ -61,7 +61,7 @@ def _make_app(kind: type[App] = App) -> App:
         help_format="markdown" if kind is App else "rich",
         version=_version,
         version_flags=["--version"],
-        default_parameter=Parameter(negative="", show_default=_worth_showing),
+        default_parameter=Parameter(negative="", show_default=_format_default),
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
@@ -119,26 +119,26 @@ def _make_app(kind: type[App] = App) -> App:
     return app
 
 
-def lists_commands(tokens: Sequence[str]) -> bool:
+def is_command_list(tokens: Sequence[str]) -> bool:
     """Whether the output is a list of commands: of all of them, or of one group."""
     words = [token for token in tokens if token not in _HELP]
     return not words or (len(words) == 1 and words[0] in _GROUPS)
 
 
-def _worth_showing(value: object) -> str | None:
+def _format_default(value: object) -> str | None:
     return str(value) if isinstance(value, (int, str)) and value and value is not True else None
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     given = list(sys.argv[1:] if tokens is None else tokens)
-    terminal = open_terminal(interactive=True, debug=_asks_for_debug(given))
-    app = _make_app(CommandList if lists_commands(given) else App)
+    terminal = open_terminal(interactive=True, debug=_is_debug_requested(given))
+    app = _make_app(LazyHelpApp if is_command_list(given) else App)
     try:
         code = app.meta(given, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        return _reader_left()
+        return _handle_broken_pipe()
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # one of the few places where anything may arrive: it must be told
@@ -180,7 +180,7 @@ def _set_up_logging(level: LogLevel) -> None:
     )
 
 
-def _asks_for_debug(tokens: Sequence[str]) -> bool:
+def _is_debug_requested(tokens: Sequence[str]) -> bool:
     """Known before the tokens are parsed, because parsing may be what fails."""
     debug = {"d", "debug"}
     levels = [b for a, b in pairwise(tokens) if a == "--log"]
@@ -210,12 +210,12 @@ def _settings_error(error: Exception) -> str:
     """What is wrong with PREFECT_BT_* variables, if that is the error."""
     from pydantic import ValidationError
 
-    from prefect_bt.settings import Settings, variable_of
+    from prefect_bt.settings import Settings, variable_name
 
     if not isinstance(error, ValidationError) or error.title != Settings.__name__:
         return ""
     return "; ".join(
-        f"{variable_of('_'.join(map(str, e['loc'])))} is {e['input']!r}: {e['msg']}."
+        f"{variable_name('_'.join(map(str, e['loc'])))} is {e['input']!r}: {e['msg']}."
         for e in error.errors()
     )
 
@@ -224,7 +224,7 @@ def _help_for(error: CycloptsError) -> str:
     return " ".join(["prefect-bt", *(error.command_chain or ()), "--help"])
 
 
-def _reader_left() -> int:
+def _handle_broken_pipe() -> int:
     """Whoever read our output (`| head`) has gone; what is still buffered has no reader."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())

@@ -11,39 +11,39 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, write
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, write_stdout
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.records import JobRecord, JobState
 
 if TYPE_CHECKING:
-    from prefect_bt.folding import Folder
+    from prefect_bt.folding import LineDeduplicator
     from prefect_bt.joblogs import JobLine, JobLogs, LineFilter
     from prefect_bt.ledger import Ledger
 
-Put = Callable[[str], object]
+TextWriter = Callable[[str], object]
 
-SETTLE_SECONDS = 5.0
+RECONCILE_INTERVAL = 5.0
 
-LAST_WORDS = {
+END_MESSAGES = {
     JobState.COMPLETED: ("Training job {id} completed successfully.", "green"),
     JobState.FAILED: ("Training job {id} failed.", "red"),
     JobState.DEPLOY_FAILED: ("Training job {id} could not be deployed.", "red"),
     JobState.STOPPED: ("Training job {id} was stopped.", "yellow"),
 }
 
-FAILURES = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
+FAILED_STATES = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
 
 
 @dataclass(frozen=True)
-class Shown:
+class LogDisplayOptions:
     """Options for showing lines.
 
     `limit`: only so many lines, the newest. `raw`: keep the controls that steer a terminal.
     """
 
-    folder: Folder | None = None
+    deduplicator: LineDeduplicator | None = None
     as_json: bool = False
-    coloured: bool = False
+    use_color: bool = False
     raw: bool = False
     platform: bool = True
     limit: int | None = None
@@ -71,69 +71,78 @@ def open_logs(
 
 
 def follow(
-    terminal: Terminal, ledger: Ledger, record: JobRecord, query: LineFilter, shown: Shown
+    terminal: Terminal,
+    ledger: Ledger,
+    record: JobRecord,
+    query: LineFilter,
+    shown: LogDisplayOptions,
 ) -> Iterator[JobLine | None]:
     """Lines until the job is over; a spinner until there is a first one, a None when none comes.
 
     Says which logs are not what was sealed.
     """
-    from prefect_bt.joblogs import follow_looks
+    from prefect_bt.joblogs import follow_lines
 
     logs = open_logs(ledger, record, terminal, platform=shown.platform)
-    settle = _settler(terminal, ledger, record.id)
-    looks = follow_looks(logs, query, limit=shown.limit, refresh=settle)
-    with terminal.working(f"Waiting for the first log line of job {record.id}"):
+    settle = _make_reconciler(terminal, ledger, record.id)
+    looks = follow_lines(logs, query, limit=shown.limit, refresh=settle)
+    with terminal.spinner(f"Waiting for the first log line of job {record.id}"):
         first = next((line for line in looks if line is not None), None)
     yield first
     yield from looks
-    say_damage(terminal, logs)
+    warn_corrupt_logs(terminal, logs)
 
 
-def say_damage(terminal: Terminal, logs: JobLogs) -> None:
+def warn_corrupt_logs(terminal: Terminal, logs: JobLogs) -> None:
     """One sentence a log that was read and is not what was sealed."""
     for sentence in logs.damage:
         terminal.warn(f"{sentence} What is there is shown.")
 
 
-def tail(
+def tail_logs(
     terminal: Terminal,
     ledger: Ledger,
     record: JobRecord,
     query: LineFilter,
-    shown: Shown,
+    shown: LogDisplayOptions,
     *,
-    put: Put = write,
+    writer: TextWriter = write_stdout,
 ) -> JobState:
     """Print the job's lines until the job is over, then how it ended."""
-    from prefect_bt.cli.loglines import folded, write_lines
+    from prefect_bt.cli.loglines import deduplicate, write_lines
 
-    with staying(terminal, record.id):
-        looks = folded(follow(terminal, ledger, record, query, shown), shown.folder)
-        how = {"as_json": shown.as_json, "coloured": shown.coloured, "raw": shown.raw}
-        write_lines(looks, **how, put=put)
-        return say_end(terminal, ledger, record.id)
+    with detach_on_interrupt(terminal, record.id):
+        looks = deduplicate(follow(terminal, ledger, record, query, shown), shown.deduplicator)
+        write_lines(
+            looks,
+            as_json=shown.as_json,
+            use_color=shown.use_color,
+            raw=shown.raw,
+            writer=writer,
+        )
+        return print_job_end(terminal, ledger, record.id)
 
 
-def wait(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
+def wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
     """Until the job is over; says how it ended."""
     from prefect_bt import control
 
-    with staying(terminal, record.id):
-        with terminal.working(f"Waiting for job {record.id} to end"):
-            control.wait_terminal(ledger, record.id)
-        state = say_end(terminal, ledger, record.id)
-    if state in FAILURES:
-        terminal.note(f"  Logs:    prefect-bt logs --job-id {record.id}")
+    with detach_on_interrupt(terminal, record.id):
+        with terminal.spinner(f"Waiting for job {record.id} to end"):
+            control.wait_for_end(ledger, record.id)
+        state = print_job_end(terminal, ledger, record.id)
+    if state in FAILED_STATES:
+        terminal.info(f"  Logs:    prefect-bt logs --job-id {record.id}")
     return state
 
 
-def say_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
+def print_job_end(terminal: Terminal, ledger: Ledger, job_id: str) -> JobState:
     """One line about a job that is over, and its error if it has one."""
-    last = ledger.events(job_id)[-1]
-    words, style = LAST_WORDS.get(last.state, ("Training job {id} goes on.", ""))
-    terminal.note(words.format(id=job_id), style=style)
-    if last.message and last.state in FAILURES:
-        terminal.note(last.message)
+    last = ledger.list_events(job_id)[-1]
+    words, style = END_MESSAGES.get(last.state, ("Training job {id} goes on.", ""))
+    terminal.info(words.format(id=job_id), style=style)
+    if last.message and last.state in FAILED_STATES:
+        terminal.info(last.message)
     return last.state
 
 
@@ -143,30 +152,30 @@ def exit_code(state: JobState) -> int:
 
 
 @contextmanager
-def staying(terminal: Terminal, job_id: str) -> Generator[None]:
+def detach_on_interrupt(terminal: Terminal, job_id: str) -> Generator[None]:
     """Ctrl-C inside leaves the job running and says so."""
     try:
         yield
     except KeyboardInterrupt:
-        terminal.note("")
+        terminal.info("")
         terminal.warn(f"Training job {job_id} goes on without you.")
-        terminal.note(f"  Follow it again:  prefect-bt logs --job-id {job_id} --tail")
-        terminal.note(f"  Stop it:          prefect-bt stop --job-id {job_id}")
+        terminal.info(f"  Follow it again:  prefect-bt logs --job-id {job_id} --tail")
+        terminal.info(f"  Stop it:          prefect-bt stop --job-id {job_id}")
         raise
 
 
-def _settler(terminal: Terminal, ledger: Ledger, job_id: str) -> Callable[[], None]:
+def _make_reconciler(terminal: Terminal, ledger: Ledger, job_id: str) -> Callable[[], None]:
     from prefect_bt import control
 
     checked, warned = time.monotonic(), False
 
     def settle() -> None:
         nonlocal checked, warned
-        if time.monotonic() - checked < SETTLE_SECONDS:
+        if time.monotonic() - checked < RECONCILE_INTERVAL:
             return
         checked = time.monotonic()
         try:
-            control.settle(ledger, job_id)
+            control.reconcile_job(ledger, job_id)
         except PrefectBtError as error:
             # Following must not end because the nodes cannot be seen from here.
             if not warned:

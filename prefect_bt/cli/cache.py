@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, Remote
-from prefect_bt.cli.printable import printable
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, data_cell, status_text, write
+from prefect_bt.cli.options import InjectedTerminal, Remote
+from prefect_bt.cli.printable import replace_unprintable
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, csv_cell, status_text, write_stdout
 
 if TYPE_CHECKING:
     from prefect_bt.cachesummary import CacheEntry, CacheSummary
@@ -47,10 +47,10 @@ _TABLE_COLUMNS: Final = {
 }
 _UNITS: Final = ((1000**4, "TB"), (1000**3, "GB"), (1000**2, "MB"), (1000, "KB"))
 _LONG_PATH: Final = 60
-_MOST_BOXED: Final = 2000
+_MAX_BOXED_ROWS: Final = 2000
 """Rows of a table that is fitted to the terminal; a longer one comes as plain columns, at once."""
-_FEW: Final = 5
-_LONG_NAME: Final = 200
+_MAX_LISTED_PATHS: Final = 5
+_MAX_PATH_LENGTH: Final = 200
 """Longest path in a sentence, in characters."""
 
 
@@ -65,7 +65,7 @@ def summarize(
         Parameter(name=["--output-format", "-o", "--output"], help="How to print the list."),
     ] = "cli-table",
     remote: Remote = None,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """List the files in a project's training cache, with their sizes.
 
@@ -80,19 +80,19 @@ def summarize(
     from prefect_bt.settings import Settings
 
     _ = remote
-    beside = terminal.beside(output)
+    beside = terminal.for_output(output)
     ledger = open_ledger()
-    known = ledger.project(project)
-    with _counting(beside) as tick:
-        summary = summarize_cache(Settings().state_dir, known.id, tick=tick)
+    known = ledger.get_project(project)
+    with _counting_spinner(beside) as tick:
+        summary = summarize_cache(Settings().state_dir, known.id, on_progress=tick)
     if not summary.timestamp:
         summary = _find_snapshot(beside, ledger.store, known.id) or summary
     summary.entries.sort(key=_SORT_KEYS[sort], reverse=order == "desc")
     rows = [_row(entry) for entry in summary.entries]
     if output == "csv":
-        write(_csv(rows))
+        write_stdout(_csv(rows))
     elif output == "json":
-        beside.document(_document(summary, rows))
+        beside.print_json(_document(summary, rows))
     else:
         _show(beside, summary, rows)
     return _report_uncounted(beside, summary)
@@ -106,18 +106,18 @@ def _find_snapshot(terminal: Terminal, store: Store, project_id: str) -> CacheSu
     if not found:
         return None
     newest, *others = found
-    terminal.note(
+    terminal.info(
         f"This machine has no cache of the project; this is a snapshot of host {newest.host}, "
         f"captured at {newest.timestamp}."
     )
     left_out = newest.total_entries - len(newest.entries)
     if left_out:
-        terminal.note(f"{left_out} entries further down are left out; the totals count them.")
+        terminal.info(f"{left_out} entries further down are left out; the totals count them.")
     if not newest.complete:
         terminal.warn("The cache was too large to be listed in time: the totals are too small.")
     hosts = ", ".join(sorted({one.host for one in others}))
     if hosts:
-        terminal.note(f"Older snapshots are there of host {hosts}.")
+        terminal.info(f"Older snapshots are there of host {hosts}.")
     return newest
 
 
@@ -169,29 +169,29 @@ def _csv(rows: list[Row]) -> str:
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(_CSV_COLUMNS)
-    lines.writerows([data_cell(row[name]) for name in _CSV_COLUMNS.values()] for row in rows)
+    lines.writerows([csv_cell(row[name]) for name in _CSV_COLUMNS.values()] for row in rows)
     return text.getvalue()
 
 
 def _show(terminal: Terminal, summary: CacheSummary, rows: list[Row]) -> None:
     if not rows:
-        terminal.say("No cache summary found for this project.", style="yellow")
+        terminal.echo("No cache summary found for this project.", style="yellow")
         return
-    terminal.say(f"Cache captured at: {summary.timestamp}", style="bold blue")
-    terminal.say(f"Project ID: {summary.project_id}", style="bold blue")
+    terminal.echo(f"Cache captured at: {summary.timestamp}", style="bold blue")
+    terminal.echo(f"Project ID: {summary.project_id}", style="bold blue")
     if summary.host:
-        terminal.say(f"Host: {summary.host}", style="bold blue")
-    terminal.say()
-    terminal.say(f"Total files: {summary.total_entries}", style="bold green")
-    terminal.say(f"Total size: {format_size(summary.total_size)}", style="bold green")
-    terminal.say()
+        terminal.echo(f"Host: {summary.host}", style="bold blue")
+    terminal.echo()
+    terminal.echo(f"Total files: {summary.total_entries}", style="bold green")
+    terminal.echo(f"Total size: {format_size(summary.total_size)}", style="bold green")
+    terminal.echo()
     if any(len(row["path"]) > _LONG_PATH for row in rows):
         words = "Tip: -o csv and -o json have every path on one line, to copy it from."
-        terminal.say(words, style="dim")
-        terminal.say()
+        terminal.echo(words, style="dim")
+        terminal.echo()
     title = f"Cache summary for project: {summary.project_id}"
-    shown = [{**row, "path": printable(row["path"])} for row in rows]
-    if len(rows) > _MOST_BOXED:
+    shown = [{**row, "path": replace_unprintable(row["path"])} for row in rows]
+    if len(rows) > _MAX_BOXED_ROWS:
         _show_plain(title, shown)
     else:
         _show_table(terminal, title, shown)
@@ -201,10 +201,10 @@ def _show_table(terminal: Terminal, title: str, rows: list[Row]) -> None:
     from prefect_bt.cli.tables import Column, show_table
 
     columns = [
-        Column(name, lambda row, key=key: row[key], solid=key != "path")
+        Column(name, lambda row, key=key: row[key], no_wrap=key != "path")
         for name, key in _TABLE_COLUMNS.items()
     ]
-    show_table(terminal, title, columns, rows, spare=["Permissions", "Type", "Modified"])
+    show_table(terminal, title, columns, rows, optional=["Permissions", "Type", "Modified"])
 
 
 def _show_plain(title: str, rows: list[Row]) -> None:
@@ -220,35 +220,41 @@ def _show_plain(title: str, rows: list[Row]) -> None:
         ).rstrip()
         for row in table
     )
-    write("\n".join([title, *lines]) + "\n")
+    write_stdout("\n".join([title, *lines]) + "\n")
 
 
 def _report_uncounted(terminal: Terminal, summary: CacheSummary) -> int:
     """Print an error for each kind of folder that is not counted; return the exit code."""
     if summary.unreadable:
         terminal.error(
-            f"What is in {_few(summary.unreadable)} may not be read, so it is not counted. "
+            f"What is in {_format_paths(summary.unreadable)} may not be read, "
+            "so it is not counted. "
             "Ask whoever wrote it, or run this as the user who did."
         )
     if summary.too_deep:
         terminal.error(
-            f"What is in {_few(summary.too_deep)} is not counted: the path is too long for this "
+            f"What is in {_format_paths(summary.too_deep)} is not counted: "
+            "the path is too long for this "
             "machine. Remove the outermost of these folders in a job that mounts the cache."
         )
     return FAILED if summary.unreadable or summary.too_deep else OK
 
 
-def _few(places: list[str]) -> str:
-    first = ", ".join(repr(_shortened(place)) for place in sorted(places)[:_FEW])
-    return first + (f" and {len(places) - _FEW} more" if len(places) > _FEW else "")
+def _format_paths(places: list[str]) -> str:
+    first = ", ".join(repr(_truncate_path(place)) for place in sorted(places)[:_MAX_LISTED_PATHS])
+    return first + (
+        f" and {len(places) - _MAX_LISTED_PATHS} more" if len(places) > _MAX_LISTED_PATHS else ""
+    )
 
 
-def _shortened(path: str) -> str:
-    return path if len(path) <= _LONG_NAME else f"{path[: _LONG_NAME // 2]} … {path[-20:]}"
+def _truncate_path(path: str) -> str:
+    return (
+        path if len(path) <= _MAX_PATH_LENGTH else f"{path[: _MAX_PATH_LENGTH // 2]} … {path[-20:]}"
+    )
 
 
 @contextmanager
-def _counting(terminal: Terminal) -> Generator[Callable[[int], None] | None]:
+def _counting_spinner(terminal: Terminal) -> Generator[Callable[[int], None] | None]:
     """A line that counts on a terminal, nothing elsewhere."""
     text = "Listing the cache"
     if not sys.stderr.isatty():

@@ -19,95 +19,95 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 
 from prefect_bt.cli import server
-from prefect_bt.reviving import revive_all
+from prefect_bt.reviving import recover_jobs
 from prefect_bt.servers import read_server
 from prefect_bt.settings import Settings
 
 T = TypeVar("T")
-LOOK_SECONDS: Final = 5.0
-BEGIN_SECONDS: Final = 45.0
+POLL_INTERVAL: Final = 5.0
+STARTUP_GRACE_SECONDS: Final = 45.0
 """In which a process that the dead worker had just started must have begun its run."""
-RESCHEDULE_SECONDS: Final = 120.0
-MOST_SECONDS: Final = 60.0
+RESCHEDULE_TIMEOUT: Final = 120.0
+MAX_BACKOFF_SECONDS: Final = 60.0
 """Between two looks while something cannot be mended."""
 
 
 def main(listening: socket.socket | None = None) -> int:
     """Until `down` ends it, or removed what it looks after."""
-    signal.signal(signal.SIGTERM, _leave)
-    jobs, runs = _Jobs(), _Runs()
-    pause, due = LOOK_SECONDS, 0.0
+    signal.signal(signal.SIGTERM, _handle_sigterm)
+    jobs, runs = _JobRecovery(), _RunRescheduler()
+    pause, due = POLL_INTERVAL, 0.0
     while True:
-        time.sleep(LOOK_SECONDS)
-        _try(jobs.look)
+        time.sleep(POLL_INTERVAL)
+        _call_logging_errors(jobs.poll)
         if time.monotonic() < due:
             continue
-        wanted = _try(lambda: server.mend(listening, say=_say))
+        wanted = _call_logging_errors(lambda: server.restart_dead_processes(listening, echo=_log))
         if wanted is False:
             return 0
-        _try(runs.look)
+        _call_logging_errors(runs.poll)
         # What cannot be mended is tried less often; jobs are looked at all the same.
-        pause = LOOK_SECONDS if wanted else min(2 * pause, MOST_SECONDS)
+        pause = POLL_INTERVAL if wanted else min(2 * pause, MAX_BACKOFF_SECONDS)
         due = time.monotonic() + pause
 
 
-def _try(step: Callable[[], T]) -> T | None:
+def _call_logging_errors(step: Callable[[], T]) -> T | None:
     """None when it failed, in whatever way: nobody looks after the caretaker."""
     try:
         return step()
     except Exception as error:  # told, and tried again
-        _say(f"{type(error).__name__}: {error}")
+        _log(f"{type(error).__name__}: {error}")
         return None
 
 
-class _Jobs:
+class _JobRecovery:
     """Jobs that were left behind."""
 
     def __init__(self) -> None:
-        self._told, self._over = set[str](), set[str]()
+        self._reported, self._finished = set[str](), set[str]()
 
-    def look(self) -> None:
-        taken = revive_all(Settings().state_dir, self._over)
+    def poll(self) -> None:
+        taken = recover_jobs(Settings().state_dir, self._finished)
         found = {f"job {job}: {what}" for job, what in taken}
-        for news in sorted(found - self._told):
-            _say(news)
-        self._told = found
+        for news in sorted(found - self._reported):
+            _log(news)
+        self._reported = found
 
 
-class _Runs:
+class _RunRescheduler:
     """Sees to the runs that were being started when their worker or the server died."""
 
     def __init__(self) -> None:
-        known = self._known()
-        self._worker, self._server = known.get("worker_pid"), known.get("server_pid")
-        self._began = time.time()
-        self._due = self._began + BEGIN_SECONDS
+        known = self._read_server()
+        self._worker_pid, self._server_pid = known.get("worker_pid"), known.get("server_pid")
+        self._started_at = time.time()
+        self._due_at = self._started_at + STARTUP_GRACE_SECONDS
 
-    def look(self) -> None:
-        known, now = self._known(), time.time()
-        if known.get("server_pid") != self._server:
-            self._server = known.get("server_pid")
-            self._due = self._due or now + BEGIN_SECONDS
-        if known.get("worker_pid") != self._worker:
-            self._worker = known.get("worker_pid")
-            self._began, self._due = now, now + BEGIN_SECONDS
-        if self._due and now > self._due:
-            self._due = now + BEGIN_SECONDS  # again, should this one fail
+    def poll(self) -> None:
+        known, now = self._read_server(), time.time()
+        if known.get("server_pid") != self._server_pid:
+            self._server_pid = known.get("server_pid")
+            self._due_at = self._due_at or now + STARTUP_GRACE_SECONDS
+        if known.get("worker_pid") != self._worker_pid:
+            self._worker_pid = known.get("worker_pid")
+            self._started_at, self._due_at = now, now + STARTUP_GRACE_SECONDS
+        if self._due_at and now > self._due_at:
+            self._due_at = now + STARTUP_GRACE_SECONDS  # again, should this one fail
             module = [sys.executable, "-m", "prefect_bt.cli.rescheduling"]
-            arguments = [str(known.get("api_url")), str(self._began)]
-            done = subprocess.run([*module, *arguments], check=False, timeout=RESCHEDULE_SECONDS)
-            self._due = self._due if done.returncode else 0.0
+            arguments = [str(known.get("api_url")), str(self._started_at)]
+            done = subprocess.run([*module, *arguments], check=False, timeout=RESCHEDULE_TIMEOUT)
+            self._due_at = self._due_at if done.returncode else 0.0
 
-    def _known(self) -> dict[str, Any]:
+    def _read_server(self) -> dict[str, Any]:
         return read_server(Settings().state_dir) or {}
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _handle_sigterm(number: int, frame: FrameType | None) -> None:
     _ = number, frame
     sys.exit(0)
 
 
-def _say(what: str) -> None:
+def _log(what: str) -> None:
     sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {what}\n")
     sys.stdout.flush()
 

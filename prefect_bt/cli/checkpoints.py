@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.addresses import Addresses, open_addresses, plain_addresses
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Remote
-from prefect_bt.cli.selection import newest_job
-from prefect_bt.cli.terminal import OK, Terminal, write
+from prefect_bt.cli.addresses import FileUrls, signed_urls, unsigned_urls
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Remote
+from prefect_bt.cli.selection import select_job
+from prefect_bt.cli.terminal import OK, Terminal, write_stdout
 from prefect_bt.errors import NotFoundError, PrefectBtError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def list_checkpoints(
         Literal["cli-table", "csv", "json"],
         Parameter(name=["--output", "-o", "--output-format"], help="How to print the list."),
     ] = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """List the committed checkpoints of a job, by default of the newest one.
 
@@ -58,24 +58,25 @@ def list_checkpoints(
     from prefect_bt.checkpoints import catalogue
     from prefect_bt.jobs import open_ledger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
-    record = newest_job(ledger, which, beside)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    record = select_job(ledger, which, beside)
     committed = catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
-    chosen = find_checkpoint(committed, checkpoint_name, record.id) if checkpoint_name else None
+    chosen = get_checkpoint(committed, checkpoint_name, record.id) if checkpoint_name else None
     committed.sort(
-        key=lambda one: _SORT_KEYS[sort](catalogue.checkpoint_record(one)), reverse=order == "desc"
+        key=lambda one: _SORT_KEYS[sort](catalogue.checkpoint_document(one)),
+        reverse=order == "desc",
     )
     if committed and output == "cli-table" and _can_explore(terminal):
         from prefect_bt.cli.explore_terminal import explore
 
         return explore(terminal, ledger.store, record.id, committed, start=chosen)
     shown = committed if chosen is None else [chosen]
-    found = [catalogue.checkpoint_record(one) for one in shown]
-    files = _files(shown, plain_addresses(ledger.store)) if chosen else []
+    found = [catalogue.checkpoint_document(one) for one in shown]
+    files = _file_documents(shown, unsigned_urls(ledger.store)) if chosen else []
     _print(beside, record.id, found, files, output)
     if found and output == "cli-table":
-        beside.say(f"They are in {_place(ledger, record)}")
-        beside.say(f"As folders: prefect-bt checkpoints download --job-id {record.id}")
+        beside.echo(f"They are in {_checkpoint_location(ledger, record)}")
+        beside.echo(f"As folders: prefect-bt checkpoints download --job-id {record.id}")
     return OK
 
 
@@ -88,7 +89,7 @@ def _can_explore(terminal: Terminal) -> bool:
     )
 
 
-def _place(ledger: Ledger, record: JobRecord) -> str:
+def _checkpoint_location(ledger: Ledger, record: JobRecord) -> str:
     """What can be opened: a folder of this machine as a path, anything else as its address."""
     from prefect_bt.contract import job_prefix
 
@@ -102,10 +103,10 @@ def _print(
     from prefect_bt.cli import render_checkpoints as render
 
     if output == "csv":
-        write(render.checkpoints_csv(job_id, found))
+        write_stdout(render.checkpoints_csv(job_id, found))
     elif output == "json":
         document = render.checkpoints_document(job_id, found)
-        terminal.document({**document, "files": files} if files else document)
+        terminal.print_json({**document, "files": files} if files else document)
     elif not found:
         terminal.warn(f"No checkpoints found for training job {job_id}.")
     else:
@@ -118,10 +119,10 @@ def get_checkpoint_urls(
     *,
     job_id: Annotated[str | None, Parameter(help="The job; the newest when left out.")] = None,
     unsigned: Annotated[
-        bool, Parameter(help="Addresses as the store has them (file://, s3://).")
+        bool, Parameter(help="FileUrls as the store has them (file://, s3://).")
     ] = False,
     remote: Remote = None,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Write `<project>_<job>_checkpoints.json` with an address for every checkpoint file.
 
@@ -134,17 +135,17 @@ def get_checkpoint_urls(
 
     _ = remote
     ledger = open_ledger()
-    record = newest_job(ledger, JobFilter(job_id=job_id), terminal)
-    with terminal.working("Reading the manifests"):
+    record = select_job(ledger, JobFilter(job_id=job_id), terminal)
+    with terminal.spinner("Reading the manifests"):
         found = catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
     if not found:
         raise PrefectBtError(
             f"No checkpoints found for training job {record.id}.",
             next_step=f"How far its upload is: prefect-bt view --job-id {record.id}",
         )
-    with terminal.working("Signing addresses"):
-        addresses = (plain_addresses if unsigned else open_addresses)(ledger.store)
-        files = _files(found, addresses)
+    with terminal.spinner("Signing addresses"):
+        addresses = (unsigned_urls if unsigned else signed_urls)(ledger.store)
+        files = _file_documents(found, addresses)
     document = {
         "timestamp": datetime.now(UTC).isoformat(),
         "job": job_document(ledger, record),
@@ -153,12 +154,12 @@ def get_checkpoint_urls(
     target = Path.cwd() / f"{folder_name(record)}_checkpoints.json"
     target.write_text(json.dumps(document, indent=2) + "\n")
     count = "1 checkpoint file" if len(files) == 1 else f"{len(files)} checkpoint files"
-    terminal.say(f"Addresses of {count} written to {target}", style="green")
-    terminal.say(addresses.note)
+    terminal.echo(f"Addresses of {count} written to {target}", style="green")
+    terminal.echo(addresses.note)
     return OK
 
 
-def find_checkpoint(
+def get_checkpoint(
     found: Sequence[CommittedCheckpoint], name: str, job_id: str
 ) -> CommittedCheckpoint:
     """The one with this name or id; NotFoundError lists those there are."""
@@ -169,17 +170,17 @@ def find_checkpoint(
     raise NotFoundError("checkpoint", name, next_step=f"Job {job_id} has: {listed}.")
 
 
-def _files(found: Sequence[CommittedCheckpoint], addresses: Addresses) -> list[Document]:
+def _file_documents(found: Sequence[CommittedCheckpoint], addresses: FileUrls) -> list[Document]:
     """File records of §8.2."""
-    from prefect_bt.jobs import iso
+    from prefect_bt.jobs import format_iso
 
     return [
         {
-            "url": addresses.of(file.key),
+            "url": addresses.url_for(file.key),
             "relative_file_name": file.path,
             "node_rank": file.rank,
             "size_bytes": file.size,
-            "last_modified": iso(file.modified or checkpoint.created_at),
+            "last_modified": format_iso(file.modified or checkpoint.created_at),
         }
         for checkpoint in found
         for file in checkpoint.files()

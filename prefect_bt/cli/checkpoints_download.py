@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter
-from prefect_bt.cli.selection import newest_job
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter
+from prefect_bt.cli.selection import select_job
 from prefect_bt.cli.terminal import OK
 from prefect_bt.errors import NotFoundError, PrefectBtError, WorkspaceError
 
 if TYPE_CHECKING:
     from prefect_bt.checkpoints.catalogue import CommittedCheckpoint
-    from prefect_bt.checkpoints.materialise import Wanted
+    from prefect_bt.checkpoints.materialise import DesiredFiles
 
 
 def download_checkpoints(
@@ -27,7 +27,7 @@ def download_checkpoints(
         Path | None,
         Parameter(help="Folder to put them in; `<project>_<job>_checkpoints` when left out."),
     ] = None,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Get committed checkpoints as folders, by default all of the newest job.
 
@@ -41,9 +41,9 @@ def download_checkpoints(
     from prefect_bt.jobs import open_ledger
 
     ledger = open_ledger()
-    record = newest_job(ledger, which, terminal)
+    record = select_job(ledger, which, terminal)
     found = catalogue.list_checkpoints(ledger.store, record.project_id, record.id)
-    wanted = _wanted(_chosen(found, checkpoint_name, record.id))
+    wanted = _map_target_paths(_select_checkpoints(found, checkpoint_name, record.id))
     target = (target_directory or Path(f"{folder_name(record)}_checkpoints")).absolute()
     materialise.check_lengths(target, wanted)
     if target.exists() and not target.is_dir():
@@ -53,19 +53,21 @@ def download_checkpoints(
             path=str(target),
         )
     here = {path: entry for path, entry in wanted.items() if (target / path).exists()}
-    with terminal.moving("Comparing", sum(entry.size for entry in here.values())) as tick:
-        right = materialise.matching(target, here, tick=tick)
+    with terminal.progress_bar("Comparing", sum(entry.size for entry in here.values())) as tick:
+        right = materialise.find_matching(target, here, on_bytes=tick)
     missing = {path: entry for path, entry in wanted.items() if path not in right}
-    with terminal.moving("Downloading", sum(entry.size for entry in missing.values())) as tick:
-        materialise.fetch(ledger.store, missing, root=target, tick=tick)
-    materialise.date_folders(target, wanted)
+    with terminal.progress_bar(
+        "Downloading", sum(entry.size for entry in missing.values())
+    ) as tick:
+        materialise.download_files(ledger.store, missing, root=target, on_bytes=tick)
+    materialise.set_folder_times(target, wanted)
     already = f" ({len(right)} were there already)" if right else ""
     files = "1 checkpoint file is" if len(wanted) == 1 else f"{len(wanted)} checkpoint files are"
-    terminal.say(f"{files} in {target}{already}", style="green")
+    terminal.echo(f"{files} in {target}{already}", style="green")
     return OK
 
 
-def _chosen(
+def _select_checkpoints(
     found: list[CommittedCheckpoint], names: tuple[str, ...], job_id: str
 ) -> list[CommittedCheckpoint]:
     if not found:
@@ -80,14 +82,15 @@ def _chosen(
     return [one for one in found if not names or one.checkpoint_id in names or one.id in names]
 
 
-def _wanted(chosen: list[CommittedCheckpoint]) -> Wanted:
+def _map_target_paths(chosen: list[CommittedCheckpoint]) -> DesiredFiles:
     """Path below the target -> what lies there; with a folder a rank if not only rank 0 wrote."""
-    from prefect_bt.checkpoints.layout import join
+    from prefect_bt.checkpoints.layout import join_checkpoint_path
 
     manifests = [manifest for checkpoint in chosen for manifest in checkpoint.manifests]
     alone = {manifest.rank for manifest in manifests} == {0}
+    folders = {manifest.rank: "" if alone else f"rank-{manifest.rank}/" for manifest in manifests}
     return {
-        f"{'' if alone else f'rank-{manifest.rank}/'}{join(manifest.name, entry.path)}": entry
+        folders[manifest.rank] + join_checkpoint_path(manifest.name, entry.path): entry
         for manifest in manifests
         for entry in manifest.entries
     }

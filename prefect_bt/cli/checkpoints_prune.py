@@ -8,49 +8,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output, Yes
-from prefect_bt.cli.selection import find_jobs, no_jobs, settled_state
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Output, Yes
+from prefect_bt.cli.selection import get_reconciled_state, no_jobs_error, select_jobs
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.errors import NotFoundError, PrefectBtError
 
 if TYPE_CHECKING:
-    from prefect_bt.checkpoints.pruning import Inventory, Pruned
+    from prefect_bt.checkpoints.pruning import Inventory, PruneResult
     from prefect_bt.ledger import Ledger
-    from prefect_bt.records import JobRecord, Retention
+    from prefect_bt.records import JobRecord, RetentionPolicy
 
-Count = Annotated[int | None, Parameter(validator=Number(gte=1))]
+PositiveCount = Annotated[int | None, Parameter(validator=Number(gte=1))]
 
 
 @dataclass
-class _Plan:
+class _PrunePlan:
     """What is to happen to one job's checkpoints. Sizes in bytes, with nothing else freed by it."""
 
     record: JobRecord
-    live: bool
-    going: dict[str, int] = field(default_factory=dict[str, int])
-    staying: dict[str, str] = field(default_factory=dict[str, str])
+    is_running: bool
+    to_delete: dict[str, int] = field(default_factory=dict[str, int])
+    to_keep: dict[str, str] = field(default_factory=dict[str, str])
     """Name -> why."""
-    freed: int = 0
-    leftovers: int = 0
+    freed_bytes: int = 0
+    orphan_objects: int = 0
     """Objects that no checkpoint names, of a job that is over."""
 
     @property
     def names(self) -> set[str]:
-        return {*self.going, *self.staying}
+        return {*self.to_delete, *self.to_keep}
 
     @property
-    def empty(self) -> bool:
-        return not self.going and not self.leftovers
+    def is_empty(self) -> bool:
+        return not self.to_delete and not self.orphan_objects
 
 
 def prune_checkpoints(
     *,
     which: JobFilter = NO_FILTER,
     keep_last: Annotated[
-        Count, Parameter(help="Keep so many of every series (those with the highest steps).")
+        PositiveCount,
+        Parameter(help="Keep so many of every series (those with the highest steps)."),
     ] = None,
     keep_every: Annotated[
-        Count, Parameter(help="Keep those whose step is a multiple of it as well.")
+        PositiveCount, Parameter(help="Keep those whose step is a multiple of it as well.")
     ] = None,
     checkpoint_name: Annotated[
         tuple[str, ...], Parameter(help="Delete this one (name or id); may be given several times.")
@@ -58,7 +59,7 @@ def prune_checkpoints(
     dry_run: Annotated[bool, Parameter(help="Only show what would go.")] = False,
     yes: Yes = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Delete committed checkpoints: those named, and those that a policy lets go.
 
@@ -68,88 +69,93 @@ def prune_checkpoints(
     `prefect-bt checkpoints prune --job-id abc1234 --keep-last 3 --dry-run`
     """
     from prefect_bt.jobs import open_ledger
-    from prefect_bt.records import Retention
+    from prefect_bt.records import RetentionPolicy
 
     if which.job_id is None and which.wanted_project is None:
         raise PrefectBtError("Nothing to prune was named.", next_step="Give --job-id or --project.")
-    ledger, beside = open_ledger(), terminal.beside(output)
-    records = find_jobs(ledger, which, beside)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    records = select_jobs(ledger, which, beside)
     if not records:
-        raise no_jobs(ledger, which)
-    policy = Retention(keep_last, keep_every)
-    with beside.working("Reading the manifests"):
+        raise no_jobs_error(ledger, which)
+    policy = RetentionPolicy(keep_last, keep_every)
+    with beside.spinner("Reading the manifests"):
         plans = [_plan(ledger, record, policy, checkpoint_name, beside) for record in records]
     _check_names(plans, checkpoint_name)
     _show(beside, plans)
-    going = [plan for plan in plans if not plan.empty]
+    going = [plan for plan in plans if not plan.is_empty]
     if policy.keeps_all and not checkpoint_name:
-        beside.note("Which ones may go: --keep-last, --keep-every or --checkpoint-name.")
+        beside.info("Which ones may go: --keep-last, --keep-every or --checkpoint-name.")
     if dry_run or not going:
-        return _close(beside, plans, [], dry_run, output)
-    goes = counted(sum(len(plan.going) for plan in going), "checkpoint")
+        return _report_result(beside, plans, [], dry_run, output)
+    goes = format_count(sum(len(plan.to_delete) for plan in going), "checkpoint")
     question = f"Delete {goes} and what is left of others, for good?"
     if not (yes or beside.confirm(question)):
         terminal.error("Nothing was deleted.")
         return FAILED
-    with beside.working("Deleting"):
-        done = [(plan, _prune(ledger, plan)) for plan in going]
-    return _close(beside, plans, done, dry_run, output)
+    with beside.spinner("Deleting"):
+        done = [(plan, _execute_plan(ledger, plan)) for plan in going]
+    return _report_result(beside, plans, done, dry_run, output)
 
 
 def _plan(
     ledger: Ledger,
     record: JobRecord,
-    policy: Retention,
+    policy: RetentionPolicy,
     named: tuple[str, ...],
     terminal: Terminal,
-) -> _Plan:
-    from prefect_bt.checkpoints.catalogue import id_of
+) -> _PrunePlan:
+    from prefect_bt.checkpoints.catalogue import short_id
     from prefect_bt.checkpoints.pruning import Inventory
-    from prefect_bt.checkpoints.retention import expendable
-    from prefect_bt.checkpoints.withdrawal import outdated, pending
+    from prefect_bt.checkpoints.retention import select_prunable
+    from prefect_bt.checkpoints.withdrawal import iter_tombstones, outdated
 
-    live = not settled_state(ledger, record.id, terminal).terminal
+    live = not get_reconciled_state(ledger, record.id, terminal).terminal
     inventory = Inventory(ledger.store, record.project_id, record.id)
     # What an earlier prune had begun with when it was killed is finished by this one.
     place = record.project_id, record.id
     dropped = outdated(ledger.store, *place)
-    begun = {one.name for key, one in pending(ledger.store, *place) if key not in dropped}
-    asked = {name for name in inventory.names if {name, id_of(record.id, name)} & {*named}}
-    wanted = {*asked, *begun, *expendable(inventory.names, policy)}
-    kept = _needed(ledger, inventory, live=live)
-    plan = _Plan(record, live)
+    begun = {one.name for key, one in iter_tombstones(ledger.store, *place) if key not in dropped}
+    asked = {name for name in inventory.names if {name, short_id(record.id, name)} & {*named}}
+    wanted = {*asked, *begun, *select_prunable(inventory.names, policy)}
+    kept = _find_protected(ledger, inventory, live=live)
+    plan = _PrunePlan(record, live)
     for name in inventory.names:
         if name in wanted and name not in kept:
-            plan.going[name] = sum(inventory.named(inventory.of_name(name)).values())
+            plan.to_delete[name] = sum(
+                inventory.referenced_objects(inventory.refs_of(name)).values()
+            )
         else:
-            plan.staying[name] = kept.get(name) or _why(name, policy)
-    plan.freed = sum(inventory.only_in(plan.going).values())
+            plan.to_keep[name] = kept.get(name) or _explain_kept(name, policy)
+    plan.freed_bytes = sum(inventory.exclusive_objects(plan.to_delete).values())
     if not live:
-        unnamed = inventory.unnamed()
-        plan.leftovers, plan.freed = len(unnamed), plan.freed + sum(unnamed.values())
+        unnamed = inventory.unreferenced_objects()
+        plan.orphan_objects, plan.freed_bytes = (
+            len(unnamed),
+            plan.freed_bytes + sum(unnamed.values()),
+        )
     return plan
 
 
-def _needed(ledger: Ledger, inventory: Inventory, *, live: bool) -> dict[str, str]:
+def _find_protected(ledger: Ledger, inventory: Inventory, *, live: bool) -> dict[str, str]:
     """Name -> why it stays, whatever was asked for."""
-    from prefect_bt.checkpoints.catalogue import newest
-    from prefect_bt.deletion import settled_holds
+    from prefect_bt.checkpoints.catalogue import find_newest
+    from prefect_bt.deletion import list_reconciled_holds
 
     place = inventory.project_id, inventory.job_id
     kept: dict[str, str] = {}
-    if live and (best := newest(ledger.store, *place)):
+    if live and (best := find_newest(ledger.store, *place)):
         kept[best.checkpoint_id] = "the running job would go on from it"
-    for hold in settled_holds(ledger, *place):
+    for hold in list_reconciled_holds(ledger, *place):
         for ref in inventory.manifests:
             if ref.key in hold.manifests:
-                kept[ref.name] = f"needed by {hold.who}"
+                kept[ref.name] = f"needed by {hold.label}"
     return kept
 
 
-def _why(name: str, policy: Retention) -> str:
-    from prefect_bt.checkpoints.layout import step_of_name
+def _explain_kept(name: str, policy: RetentionPolicy) -> str:
+    from prefect_bt.checkpoints.layout import parse_step
 
-    step = step_of_name(name)
+    step = parse_step(name)
     if policy.keeps_all:
         return "not named"
     if step is None:
@@ -160,11 +166,11 @@ def _why(name: str, policy: Retention) -> str:
     return "the newest of its series" if last == 1 else f"one of the last {last} of its series"
 
 
-def _check_names(plans: list[_Plan], named: tuple[str, ...]) -> None:
-    from prefect_bt.checkpoints.catalogue import id_of
+def _check_names(plans: list[_PrunePlan], named: tuple[str, ...]) -> None:
+    from prefect_bt.checkpoints.catalogue import short_id
 
     there = {name for plan in plans for name in plan.names}
-    ids = {id_of(plan.record.id, name) for plan in plans for name in plan.names}
+    ids = {short_id(plan.record.id, name) for plan in plans for name in plan.names}
     for name in named:
         if name not in there | ids:
             which = ", ".join(plan.record.id for plan in plans)
@@ -172,95 +178,100 @@ def _check_names(plans: list[_Plan], named: tuple[str, ...]) -> None:
             raise NotFoundError("checkpoint", name, next_step=f"Job {which} has: {listed}.")
 
 
-def _prune(ledger: Ledger, plan: _Plan) -> Pruned:
+def _execute_plan(ledger: Ledger, plan: _PrunePlan) -> PruneResult:
     from prefect_bt.checkpoints.pruning import prune_job
-    from prefect_bt.deletion import owning_ended_job
+    from prefect_bt.deletion import own_finished_job
     from prefect_bt.epochs import PRUNE
     from prefect_bt.settings import Settings
 
     place = plan.record.project_id, plan.record.id
-    if plan.live:
-        return prune_job(ledger.store, *place, plan.going, live=True)
-    owning = owning_ended_job(ledger, plan.record.id, settings=Settings(), purpose=PRUNE)
+    if plan.is_running:
+        return prune_job(ledger.store, *place, plan.to_delete, is_running=True)
+    owning = own_finished_job(ledger, plan.record.id, settings=Settings(), purpose=PRUNE)
     with owning as fence:
-        return prune_job(ledger.store, *place, plan.going, live=False, fence=fence)
+        return prune_job(ledger.store, *place, plan.to_delete, is_running=False, fence=fence)
 
 
-def _show(terminal: Terminal, plans: list[_Plan]) -> None:
+def _show(terminal: Terminal, plans: list[_PrunePlan]) -> None:
     from prefect_bt.cli.tables import Column, show_table
     from prefect_bt.workspace.limits import format_bytes
 
     for plan in plans:
-        if terminal.documents:
+        if terminal.machine_readable:
             continue
-        rows = [{"name": n, "size": format_bytes(s), "what": "goes"} for n, s in plan.going.items()]
-        rows += [{"name": n, "size": "", "what": f"stays: {w}"} for n, w in plan.staying.items()]
+        rows = [
+            {"name": n, "size": format_bytes(s), "what": "goes"} for n, s in plan.to_delete.items()
+        ]
+        rows += [{"name": n, "size": "", "what": f"stays: {w}"} for n, w in plan.to_keep.items()]
         if rows:
             columns = [
                 Column("Checkpoint Name", lambda row: row["name"]),
-                Column("Size", lambda row: row["size"], solid=True),
-                Column("What Happens", lambda row: row["what"], least=20),
+                Column("Size", lambda row: row["size"], no_wrap=True),
+                Column("What Happens", lambda row: row["what"], min_width=20),
             ]
             show_table(terminal, f"Checkpoints for job: {plan.record.id}", columns, rows)
-        if plan.leftovers:
-            terminal.say(f"As well: {counted(plan.leftovers, 'object')} that no checkpoint names.")
-        terminal.say(_freed(plan, plan.freed, "Would free"))
+        if plan.orphan_objects:
+            terminal.echo(
+                f"As well: {format_count(plan.orphan_objects, 'object')} that no checkpoint names."
+            )
+        terminal.echo(_format_freed(plan, plan.freed_bytes, "Would free"))
 
 
-def _freed(plan: _Plan, size: int, verb: str) -> str:
+def _format_freed(plan: _PrunePlan, size: int, verb: str) -> str:
     from prefect_bt.workspace.limits import format_bytes
 
     text = f"{verb} {format_bytes(size)}"
-    if plan.live and size:
+    if plan.is_running and size:
         return f"{text}, once job {plan.record.id} is over and pruned again."
     return f"{text}."
 
 
-def _close(
+def _report_result(
     terminal: Terminal,
-    plans: list[_Plan],
-    done: list[tuple[_Plan, Pruned]],
+    plans: list[_PrunePlan],
+    done: list[tuple[_PrunePlan, PruneResult]],
     dry_run: bool,
     output: str,
 ) -> int:
     """Tell what was done, with what others needed in the last moment."""
     for plan, pruned in done:
         for name, holders in pruned.held.items():
-            if name in plan.going:
-                del plan.going[name]
-                plan.staying[name] = f"needed by {holders[0].who}"
+            if name in plan.to_delete:
+                del plan.to_delete[name]
+                plan.to_keep[name] = f"needed by {holders[0].label}"
         for name in pruned.protected:
-            plan.going.pop(name, None)
-            plan.staying[name] = "the running job would go on from it"
-        for key in pruned.unreadable:
+            plan.to_delete.pop(name, None)
+            plan.to_keep[name] = "the running job would go on from it"
+        for key in pruned.unreadable_manifests:
             terminal.warn(
                 f"{key} is no manifest, so nobody knows which objects it needs and none were "
                 "deleted. Restore it, or prune that checkpoint."
             )
-        plan.freed = pruned.freed
-        text = f"Job {plan.record.id}: {counted(len(pruned.names), 'checkpoint')} deleted. "
-        terminal.say(text + _freed(plan, pruned.freed, "Freed"), style="green")
+        plan.freed_bytes = pruned.freed_bytes
+        text = f"Job {plan.record.id}: {format_count(len(pruned.pruned), 'checkpoint')} deleted. "
+        terminal.echo(text + _format_freed(plan, pruned.freed_bytes, "Freed"), style="green")
     if output == "json":
-        terminal.document(_document(plans, dry_run))
+        terminal.print_json(_document(plans, dry_run))
     elif not done:
-        terminal.say("Nothing was deleted." if dry_run else "Nothing is to be deleted.")
+        terminal.echo("Nothing was deleted." if dry_run else "Nothing is to be deleted.")
     return OK
 
 
-def _document(plans: list[_Plan], dry_run: bool) -> dict[str, Any]:
+def _document(plans: list[_PrunePlan], dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "freed_bytes": sum(plan.freed for plan in plans),
+        "freed_bytes": sum(plan.freed_bytes for plan in plans),
         "jobs": [
             {
                 "job_id": plan.record.id,
-                "running": plan.live,
+                "running": plan.is_running,
                 "deleted": [
-                    {"checkpoint_id": name, "size_bytes": size} for name, size in plan.going.items()
+                    {"checkpoint_id": name, "size_bytes": size}
+                    for name, size in plan.to_delete.items()
                 ],
-                "kept": [{"checkpoint_id": name, "why": why} for name, why in plan.staying.items()],
-                "leftover_objects": plan.leftovers,
-                "freed_bytes": plan.freed,
+                "kept": [{"checkpoint_id": name, "why": why} for name, why in plan.to_keep.items()],
+                "leftover_objects": plan.orphan_objects,
+                "freed_bytes": plan.freed_bytes,
             }
             for plan in plans
         ],

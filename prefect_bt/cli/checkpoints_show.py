@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.checkpoints import find_checkpoint
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output
-from prefect_bt.cli.selection import newest_job
+from prefect_bt.cli.checkpoints import get_checkpoint
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Output
+from prefect_bt.cli.selection import select_job
 from prefect_bt.cli.terminal import OK
 from prefect_bt.errors import NotFoundError, PrefectBtError
 
@@ -27,7 +27,7 @@ def show_checkpoint(
         int | None, Parameter(help="Of which node; the first that has the file if left out.")
     ] = None,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Show the tensors of a .safetensors file: names, types, shapes, sizes. Reads its header only.
 
@@ -38,20 +38,24 @@ def show_checkpoint(
     from prefect_bt.cli import render_tensors as render
     from prefect_bt.jobs import open_ledger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
-    record = newest_job(ledger, which, beside)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    record = select_job(ledger, which, beside)
     found = list_checkpoints(ledger.store, record.project_id, record.id)
-    checkpoint = find_checkpoint(found, checkpoint_name, record.id)
-    chosen = _chosen(checkpoint, file, rank)
+    checkpoint = get_checkpoint(found, checkpoint_name, record.id)
+    chosen = _select_file(checkpoint, file, rank)
     table = read_tensors(ledger.store, chosen.key, path=chosen.path, size=chosen.size)
-    if beside.documents:
-        beside.document(render.tensors_document(record.id, checkpoint.checkpoint_id, chosen, table))
+    if beside.machine_readable:
+        beside.print_json(
+            render.tensors_document(record.id, checkpoint.checkpoint_id, chosen, table)
+        )
     else:
         render.show_tensors(beside, chosen, table)
     return OK
 
 
-def _chosen(checkpoint: CommittedCheckpoint, name: str | None, rank: int | None) -> CheckpointFile:
+def _select_file(
+    checkpoint: CommittedCheckpoint, name: str | None, rank: int | None
+) -> CheckpointFile:
     """The file meant: by its path in the checkpoint, or with the checkpoint's name before it."""
     inside = "" if checkpoint.checkpoint_id == "." else f"{checkpoint.checkpoint_id}/"
     here = [one for one in checkpoint.files() if rank is None or one.rank == rank]

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output
-from prefect_bt.cli.selection import newest_job
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Output
+from prefect_bt.cli.selection import select_job
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, format_count
 
 if TYPE_CHECKING:
-    from prefect_bt.checkpoints.integrity import Report
+    from prefect_bt.checkpoints.integrity import VerificationReport
     from prefect_bt.ledger import Ledger
     from prefect_bt.records import JobRecord
 
@@ -23,7 +23,7 @@ def verify_checkpoints(
         tuple[str, ...], Parameter(help="Only this one; may be given several times.")
     ] = (),
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Re-hash all committed files of a job, by default of the newest one.
 
@@ -31,51 +31,51 @@ def verify_checkpoints(
 
     `prefect-bt checkpoints verify --job-id abc1234`
     """
-    from prefect_bt.checkpoints.integrity import Promises
+    from prefect_bt.checkpoints.integrity import ExpectedObjects
     from prefect_bt.jobs import open_ledger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
-    record = newest_job(ledger, which, beside)
-    names = _names(ledger, record, checkpoint_name)
-    promises = Promises(ledger.store, record.project_id, record.id, names=names)
-    with beside.moving("Verifying", promises.size) as tick:
-        report = promises.check(tick=tick)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    record = select_job(ledger, which, beside)
+    names = _resolve_names(ledger, record, checkpoint_name)
+    promises = ExpectedObjects(ledger.store, record.project_id, record.id, names=names)
+    with beside.progress_bar("Verifying", promises.size) as tick:
+        report = promises.verify(on_bytes=tick)
     if output == "json":
-        beside.document(_document(record.id, report))
+        beside.print_json(_document(record.id, report))
     else:
-        _tell(beside, record.id, report)
-    return FAILED if report.faults else OK
+        _print_report(beside, record.id, report)
+    return FAILED if report.failures else OK
 
 
-def _names(ledger: Ledger, record: JobRecord, wanted: tuple[str, ...]) -> set[str]:
+def _resolve_names(ledger: Ledger, record: JobRecord, wanted: tuple[str, ...]) -> set[str]:
     """Names of the wanted, which may be given by id; from keys, so that a broken one is found."""
     if not wanted:
         return set()
-    from prefect_bt.checkpoints.catalogue import by_name
-    from prefect_bt.checkpoints.committed import manifest_refs
+    from prefect_bt.checkpoints.catalogue import resolve_names
+    from prefect_bt.checkpoints.committed import iter_manifest_refs
 
-    refs = manifest_refs(ledger.store, record.project_id, record.id)
-    return set(by_name(record.id, {ref.name for ref in refs}, wanted))
+    refs = iter_manifest_refs(ledger.store, record.project_id, record.id)
+    return set(resolve_names(record.id, {ref.name for ref in refs}, wanted))
 
 
-def _tell(terminal: Terminal, job_id: str, report: Report) -> None:
+def _print_report(terminal: Terminal, job_id: str, report: VerificationReport) -> None:
     from prefect_bt.workspace.limits import format_bytes
 
-    for fault in report.faults:
-        terminal.error(fault.sentence)
-    checkpoints = counted(report.checkpoints, "checkpoint")
-    read = f"{checkpoints}, {counted(report.objects, 'object')}, {format_bytes(report.size)}"
+    for fault in report.failures:
+        terminal.error(fault.message)
+    checkpoints = format_count(report.checkpoints, "checkpoint")
+    read = f"{checkpoints}, {format_count(report.objects, 'object')}, {format_bytes(report.size)}"
     if not report.checkpoints:
         terminal.warn(f"No checkpoints found for training job {job_id}.")
-    elif report.faults:
-        bad = {(fault.manifest, fault.path) for fault in report.faults}
+    elif report.failures:
+        bad = {(fault.manifest, fault.path) for fault in report.failures}
         word = "1 file is" if len(bad) == 1 else f"{len(bad)} files are"
-        terminal.say(f"Job {job_id}: {word} not what was committed, of {read}.", style="red")
+        terminal.echo(f"Job {job_id}: {word} not what was committed, of {read}.", style="red")
     else:
-        terminal.say(f"Job {job_id}: {read}: all as committed.", style="green")
+        terminal.echo(f"Job {job_id}: {read}: all as committed.", style="green")
 
 
-def _document(job_id: str, report: Report) -> dict[str, Any]:
+def _document(job_id: str, report: VerificationReport) -> dict[str, Any]:
     return {
         "job_id": job_id,
         "checkpoints": report.checkpoints,
@@ -88,8 +88,8 @@ def _document(job_id: str, report: Report) -> dict[str, Any]:
                 "rank": fault.rank,
                 "path": fault.path,
                 "key": fault.key,
-                "what": fault.what,
+                "what": fault.problem,
             }
-            for fault in report.faults
+            for fault in report.failures
         ],
     }

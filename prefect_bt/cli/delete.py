@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output, Yes
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Output, Yes
 from prefect_bt.cli.terminal import FAILED, OK, Terminal
 from prefect_bt.errors import NotFoundError, PrefectBtError
 
@@ -17,7 +17,7 @@ def delete(
     which: JobFilter = NO_FILTER,
     yes: Yes = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Delete a job with its checkpoints and logs, or a project with all its jobs and its cache.
 
@@ -28,7 +28,7 @@ def delete(
     """
     from prefect_bt.jobs import open_ledger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
+    ledger, beside = open_ledger(), terminal.for_output(output)
     if which.job_id is not None:
         done = _delete_job(beside, ledger, which, yes)
     elif which.wanted_project:
@@ -41,7 +41,7 @@ def delete(
         terminal.error("Nothing was deleted.")
         return FAILED
     if output == "json":
-        beside.document(done)
+        beside.print_json(done)
     return OK
 
 
@@ -52,17 +52,17 @@ def _delete_job(
     from prefect_bt.settings import Settings
 
     job_id = which.job_id or ""
-    project_id = deletion.find_job(ledger, job_id)
-    if which.wanted_project and ledger.project(which.wanted_project).id != project_id:
+    project_id = deletion.get_project_id(ledger, job_id)
+    if which.wanted_project and ledger.get_project(which.wanted_project).id != project_id:
         step = f"It belongs to project {project_id}, not {which.wanted_project!r}."
         raise NotFoundError("job", job_id, next_step=step)
-    deletion.check_job(ledger, project_id, job_id)
+    deletion.check_deletable(ledger, project_id, job_id)
     question = f"Delete job {job_id} with its checkpoints and logs, for good?"
     if not (yes or terminal.confirm(question)):
         return None
-    with terminal.working(f"Deleting job {job_id}"):
+    with terminal.spinner(f"Deleting job {job_id}"):
         done = deletion.delete_job(ledger, job_id, settings=Settings())
-    terminal.say(f"Job {job_id} is deleted.", style="green")
+    terminal.echo(f"Job {job_id} is deleted.", style="green")
     return done
 
 
@@ -72,15 +72,15 @@ def _delete_project(
     from prefect_bt import deletion
     from prefect_bt.settings import Settings
 
-    project = ledger.project(name)
-    jobs = deletion.jobs_of_project(ledger, project.id)
+    project = ledger.get_project(name)
+    jobs = deletion.list_project_jobs(ledger, project.id)
     for job_id in jobs:
-        deletion.check_job(ledger, project.id, job_id)
+        deletion.check_deletable(ledger, project.id, job_id)
     count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
     question = f"Delete project {project.name!r} with {count} and its cache, for good?"
     if not (yes or terminal.confirm(question)):
         return None
-    with terminal.working(f"Deleting project {project.name!r}"):
+    with terminal.spinner(f"Deleting project {project.name!r}"):
         done = deletion.delete_project(ledger, project.id, settings=Settings())
-    terminal.say(f"Project {project.name!r} is deleted, with {count}.", style="green")
+    terminal.echo(f"Project {project.name!r} is deleted, with {count}.", style="green")
     return done

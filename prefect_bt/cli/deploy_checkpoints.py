@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.deploy_options import NO_CHOICES, ServingChoices
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output
+from prefect_bt.cli.deploy_options import NO_SERVING_OPTIONS, ServingOptions
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Output
 from prefect_bt.cli.terminal import OK, Terminal
 from prefect_bt.errors import DefinitionError, ServingError
 
 if TYPE_CHECKING:
     from prefect_bt.definitions import Compute, DeployCheckpointsConfig
-    from prefect_bt.deploying import Deployed, DeployOptions
+    from prefect_bt.deploying import DeployedRevision, DeployOptions
     from prefect_bt.ledger import Ledger
-    from prefect_bt.serving.deployments import Verdict
+    from prefect_bt.serving.deployments import ReadinessVerdict
     from prefect_bt.serving.project import ServingJob
 
 _VERB = "deploy_checkpoints"
@@ -29,7 +29,7 @@ def deploy_checkpoints(
     config: Annotated[
         Path | None, Parameter(help="Python file with one DeployCheckpointsConfig.")
     ] = None,
-    given: ServingChoices = NO_CHOICES,
+    given: ServingOptions = NO_SERVING_OPTIONS,
     dry_run: Annotated[
         bool, Parameter(help="Show what would run, write its truss config; start nothing.")
     ] = False,
@@ -40,7 +40,7 @@ def deploy_checkpoints(
         bool, Parameter(negative="--no-wait", help="Stay until it answers, or is known not to.")
     ] = True,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Serve checkpoints of a job behind an address with OpenAI's API.
 
@@ -54,26 +54,26 @@ def deploy_checkpoints(
 
     `prefect-bt deploy_checkpoints --config deploy.py --dry-run`
     """
-    from prefect_bt.cli.deploy_choosing import Desk, decide
+    from prefect_bt.cli.deploy_choosing import DeployInputs, resolve_deployment
     from prefect_bt.cli.deploy_show import show_choice
     from prefect_bt.cli.deploy_wizard import Wizard
     from prefect_bt.deploying import plan_serving
     from prefect_bt.jobs import open_ledger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
-    desk = Desk(ledger, _load(config), which, given, Wizard(beside, _VERB))
-    choice, options = decide(desk)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    desk = DeployInputs(ledger, _load(config), which, given, Wizard(beside, _VERB))
+    choice, options = resolve_deployment(desk)
     serving, filled = plan_serving(choice, options)
-    beside.say(f"Deployment {options.model_name}", style="bold")
+    beside.echo(f"Deployment {options.model_name}", style="bold")
     show_choice(beside, serving, filled)
     path = None
     if dry_run or truss_config_output_dir:
         compute = options.server.compute  # as it was asked for, not as this machine has it
         path = _write_config(beside, serving, filled, compute, truss_config_output_dir)
     if dry_run:
-        return _end_dry_run(beside, serving, filled, path)
+        return _print_dry_run(beside, serving, filled, path)
     if path:
-        _say_config(beside, path)
+        _print_config_path(beside, path)
     return _deploy(beside, ledger, serving, options, path, wait=wait)
 
 
@@ -83,21 +83,21 @@ def _load(config: Path | None) -> DeployCheckpointsConfig:
     return load_deploy_checkpoints_config(config) if config else DeployCheckpointsConfig()
 
 
-def _end_dry_run(
+def _print_dry_run(
     terminal: Terminal, serving: ServingJob, options: DeployOptions, path: Path | None
 ) -> int:
     from prefect_bt.cli.deploy_show import dry_run_document, show_dry_run
 
-    if terminal.documents:
-        terminal.document(dry_run_document(serving, options, path))
+    if terminal.machine_readable:
+        terminal.print_json(dry_run_document(serving, options, path))
         return OK
     show_dry_run(terminal, serving, options)
     if path:
-        terminal.say()
-        terminal.say(path.read_text("utf-8").rstrip(), style="dim")
-        terminal.say()
-        _say_config(terminal, path, dry_run=True)
-    terminal.say("This was a dry run: nothing was deployed.", style="yellow")
+        terminal.echo()
+        terminal.echo(path.read_text("utf-8").rstrip(), style="dim")
+        terminal.echo()
+        _print_config_path(terminal, path, dry_run=True)
+    terminal.echo("This was a dry run: nothing was deployed.", style="yellow")
     return OK
 
 
@@ -116,7 +116,7 @@ def _write_config(
 
     environment = options.server.environment
     try:
-        text = truss_config_text(serving.choice, options.model_name, compute, environment)
+        text = truss_config_text(serving.selection, options.model_name, compute, environment)
     except DefinitionError as error:
         if folder:
             raise
@@ -134,10 +134,10 @@ def _write_config(
     return target / FILE_NAME
 
 
-def _say_config(terminal: Terminal, path: Path, *, dry_run: bool = False) -> None:
-    from prefect_bt.cli.deploy_show import say_config
+def _print_config_path(terminal: Terminal, path: Path, *, dry_run: bool = False) -> None:
+    from prefect_bt.cli.deploy_show import print_config_path
 
-    say_config(terminal, path, dry_run=dry_run)
+    print_config_path(terminal, path, dry_run=dry_run)
 
 
 # -- deploying --------------------------------------------------------------------------------
@@ -152,57 +152,64 @@ def _deploy(
     *,
     wait: bool,
 ) -> int:
-    from prefect_bt.cli.deploy_show import say_deployed, say_how_to_ask
-    from prefect_bt.cli.deployments_wait import say_failure
+    from prefect_bt.cli.deploy_show import print_curl_example, print_deployed
+    from prefect_bt.cli.deployments_wait import print_failure
     from prefect_bt.deploying import deploy
 
-    with terminal.working("Starting the deployment"):
-        deployed = deploy(serving.choice, options)
-    for note in deployed.notes[len(serving.choice.notes) :]:
-        terminal.note(f"note: {note}", style="dim")
+    with terminal.spinner("Starting the deployment"):
+        deployed = deploy(serving.selection, options)
+    for note in deployed.notes[len(serving.selection.notes) :]:
+        terminal.info(f"note: {note}", style="dim")
     verdict = None
     if wait:
         try:
-            verdict = _await(terminal, ledger, deployed, hold=options.hold)
+            verdict = _wait_until_ready(terminal, ledger, deployed, hold=options.hold)
         except ServingError as error:
-            return say_failure(terminal, error)
-    if terminal.documents:
-        terminal.document(_document(ledger, deployed, path))
+            return print_failure(terminal, error)
+    if terminal.machine_readable:
+        terminal.print_json(_document(ledger, deployed, path))
         return OK
-    say_deployed(terminal, ledger, deployed, serving)
-    _say_state(terminal, deployed, options, waited=wait)
+    print_deployed(terminal, ledger, deployed, serving)
+    _print_state(terminal, deployed, options, waited=wait)
     key = bool(deployed.revision.key_secret)
-    say_how_to_ask(terminal, deployed, key=key, verdict=verdict)
+    print_curl_example(terminal, deployed, key=key, verdict=verdict)
     return OK
 
 
-def _await(terminal: Terminal, ledger: Ledger, deployed: Deployed, *, hold: bool) -> Verdict:
-    from prefect_bt.cli.deployments_wait import Awaited, await_serving, leaving, telling
-    from prefect_bt.deploying import await_ready
+def _wait_until_ready(
+    terminal: Terminal, ledger: Ledger, deployed: DeployedRevision, *, hold: bool
+) -> ReadinessVerdict:
+    from prefect_bt.cli.deployments_wait import (
+        AwaitedRevision,
+        detach_on_interrupt,
+        progress_status,
+        wait_for_serving,
+    )
+    from prefect_bt.deploying import wait_for_ready
 
-    awaited = Awaited(deployed.name, deployed.revision.number, deployed.job_id)
-    with leaving(terminal, awaited), telling(terminal, awaited.label) as tell:
-        verdict = await_ready(ledger, deployed, tell)
+    awaited = AwaitedRevision(deployed.name, deployed.revision.number, deployed.job_id)
+    with detach_on_interrupt(terminal, awaited), progress_status(terminal, awaited.label) as tell:
+        verdict = wait_for_ready(ledger, deployed, tell)
         if not hold:
-            await_serving(ledger, awaited, tell)
+            wait_for_serving(ledger, awaited, tell)
     return verdict
 
 
-def _say_state(
-    terminal: Terminal, deployed: Deployed, options: DeployOptions, *, waited: bool
+def _print_state(
+    terminal: Terminal, deployed: DeployedRevision, options: DeployOptions, *, waited: bool
 ) -> None:
     name, number = deployed.name, deployed.revision.number
     if options.hold:
-        terminal.say(
+        terminal.echo(
             f"Revision {number} stands by. Have it serve: "
             f"prefect-bt deployments promote {name} --revision {number}",
             style="yellow",
         )
     elif not waited:
-        terminal.say(f"Revision {number} is starting; it serves once it answers.", style="yellow")
+        terminal.echo(f"Revision {number} is starting; it serves once it answers.", style="yellow")
 
 
-def _document(ledger: Ledger, deployed: Deployed, path: Path | None) -> dict[str, Any]:
+def _document(ledger: Ledger, deployed: DeployedRevision, path: Path | None) -> dict[str, Any]:
     from prefect_bt.deployed import deployment_document
 
     return {

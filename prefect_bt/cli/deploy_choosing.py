@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from prefect_bt.cli.deploy_options import (
-    ServingChoices,
-    read_accelerator,
-    read_gate_file,
-    served_names,
+    ServingOptions,
+    load_gate_file,
+    parse_accelerator_option,
+    parse_served_names,
 )
 from prefect_bt.cli.deploy_wizard import Wizard
 from prefect_bt.cli.options import JobFilter
-from prefect_bt.cli.selection import find_jobs
+from prefect_bt.cli.selection import select_jobs
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.errors import DefinitionError
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from prefect_bt.definitions.variables import EnvironmentVariables
     from prefect_bt.deploying import DeployOptions
     from prefect_bt.ledger import Ledger
-    from prefect_bt.serving.choosing import Wish
-    from prefect_bt.serving.served import Choice
-    from prefect_bt.serving.shelves import Shelf
+    from prefect_bt.serving.choosing import CheckpointRequest
+    from prefect_bt.serving.served import ModelSelection
+    from prefect_bt.serving.shelves import ServableCheckpoints
     from prefect_bt.substrates.protocol import Capacity
 
-_BASE: Final = "checkpoint_details.base_model_id"
+_BASE_MODEL_FIELD: Final = "checkpoint_details.base_model_id"
 _HF_TOKEN: Final = "HF_TOKEN"
 
 
 @dataclass(frozen=True)
-class Desk:
+class DeployInputs:
     """What somebody gave, and whom to ask for the rest."""
 
     ledger: Ledger
     config: DeployCheckpointsConfig
     which: JobFilter
-    given: ServingChoices
+    options: ServingOptions
     wizard: Wizard
 
     @property
@@ -50,37 +50,37 @@ class Desk:
         return self.wizard.terminal
 
 
-def decide(desk: Desk) -> tuple[Choice, DeployOptions]:
+def resolve_deployment(desk: DeployInputs) -> tuple[ModelSelection, DeployOptions]:
     """What is served, and how. Errors as choose's; CycloptsError for what a script left out."""
-    options = _options(desk)
-    choice = _choice(desk)
-    name = options.model_name or _model_name(desk, choice)
+    options = _build_options(desk)
+    choice = _select_models(desk)
+    name = options.model_name or _resolve_model_name(desk, choice)
     server = replace(
         options.server,
-        compute=_compute(desk, options.substrate),
-        environment=_environment(desk, choice),
+        compute=_resolve_compute(desk, options.substrate),
+        environment=_build_environment(desk, choice),
     )
     return choice, replace(options, model_name=name, server=server)
 
 
-def _options(desk: Desk) -> DeployOptions:
+def _build_options(desk: DeployInputs) -> DeployOptions:
     """All that needs no answer."""
     from prefect_bt.definitions import Image
     from prefect_bt.deploying import DeployOptions
-    from prefect_bt.jobs import who_asks
+    from prefect_bt.jobs import current_user
     from prefect_bt.serving.choosing import check_model_name
-    from prefect_bt.serving.engines import find_engine
+    from prefect_bt.serving.engines import get_engine
     from prefect_bt.serving.project import ServerOptions
     from prefect_bt.settings import Settings
 
-    given, name = desk.given, desk.given.model_name
+    given, name = desk.options, desk.options.model_name
     told = name if name is not None else desk.config.model_name or ""
     if told or name is not None:
         check_model_name(told)
     if given.engine is not None:
-        find_engine(given.engine)
+        get_engine(given.engine)
     if given.accelerator is not None:
-        read_accelerator(given.accelerator)
+        parse_accelerator_option(given.accelerator)
     return DeployOptions(
         model_name=told,
         server=ServerOptions(
@@ -91,79 +91,83 @@ def _options(desk: Desk) -> DeployOptions:
         host=given.host or "",
         port=given.port,
         key_secret=given.api_key_secret or "",
-        patience=given.patience,
-        gate=read_gate_file(given.gate) if given.gate else None,
+        ready_timeout=given.patience,
+        gate=load_gate_file(given.gate) if given.gate else None,
         hold=given.hold,
-        by=who_asks(),
+        by=current_user(),
     )
 
 
 # -- which checkpoints ------------------------------------------------------------------------
 
 
-def _choice(desk: Desk) -> Choice:
+def _select_models(desk: DeployInputs) -> ModelSelection:
     from prefect_bt.definitions import CheckpointList
-    from prefect_bt.serving.choosing import choose
-    from prefect_bt.serving.questions import ask_base_model
+    from prefect_bt.serving.choosing import select_models
+    from prefect_bt.serving.questions import base_model_question
 
     details = desk.config.checkpoint_details or CheckpointList()
-    wanted, told = _wanted(desk), desk.given.base_model or details.base_model_id or ""
+    wanted, told = _resolve_requests(desk), desk.options.base_model or details.base_model_id or ""
 
-    def chosen(base: str) -> Choice:
-        with desk.terminal.working("Looking at the checkpoints"):
-            return choose(
+    def chosen(base: str) -> ModelSelection:
+        with desk.terminal.spinner("Looking at the checkpoints"):
+            return select_models(
                 desk.ledger,
                 wanted,
                 base_model=base,
-                served_names=served_names(desk.given.served_name),
+                served_names=parse_served_names(desk.options.served_name),
                 download_folder=details.download_folder,
             )
 
     try:
         choice = chosen(told)
     except DefinitionError as error:
-        if error.field != _BASE:
+        if error.field != _BASE_MODEL_FIELD:
             raise
-        if not desk.wizard.can_ask:
-            raise _naming_the_option(error) from error
+        if not desk.wizard.can_prompt:
+            raise _add_option_hint(error) from error
         desk.terminal.warn(error.what)
-        return chosen(desk.wizard.one(ask_base_model(), "--base-model", check=_check_base))
+        return chosen(
+            desk.wizard.ask_one(base_model_question(), "--base-model", check=_validate_base_model)
+        )
     if choice.base and not told:
         what = "tokenizer is that of" if choice.base.tokenizer_only else "base model is"
-        desk.terminal.note(f"The {what} {choice.base.model}, as the checkpoint tells.")
+        desk.terminal.info(f"The {what} {choice.base.model}, as the checkpoint tells.")
     return choice
 
 
-def _wanted(desk: Desk) -> Sequence[Wish]:
+def _resolve_requests(desk: DeployInputs) -> Sequence[CheckpointRequest]:
     """Options win over the config."""
-    from prefect_bt.serving.choosing import Wish, wishes_of
-    from prefect_bt.serving.questions import ask_checkpoints
+    from prefect_bt.serving.choosing import CheckpointRequest, requests_from_config
+    from prefect_bt.serving.questions import checkpoints_question
     from prefect_bt.serving.shelves import LATEST
 
-    which, names = desk.which, desk.given.checkpoint
-    told = wishes_of(desk.config.checkpoint_details)
+    which, names = desk.which, desk.options.checkpoint
+    told = requests_from_config(desk.config.checkpoint_details)
     if told and not (names or which.job_id or which.wanted_project):
         return told
-    shelf = _shelf(desk)
+    shelf = _load_servable(desk)
     if not names and not shelf.servable:  # the newest one says why
-        names = (shelf.items[-1].name if shelf.items else LATEST,)
+        names = (shelf.candidates[-1].name if shelf.candidates else LATEST,)
     if not names:
-        names = desk.wizard.many(ask_checkpoints(shelf), f"--checkpoint {LATEST}, or by name")
-    return tuple(Wish(shelf.job.id, name) for name in names)
+        names = desk.wizard.ask_many(
+            checkpoints_question(shelf), f"--checkpoint {LATEST}, or by name"
+        )
+    return tuple(CheckpointRequest(shelf.job.id, name) for name in names)
 
 
-def _shelf(desk: Desk) -> Shelf:
+def _load_servable(desk: DeployInputs) -> ServableCheckpoints:
     """Of the job that was named, else of the newest with something to serve."""
-    from prefect_bt.serving.shelves import look, newest_shelf
+    from prefect_bt.serving.shelves import get_newest_servable, list_servable
 
     which = desk.which
-    with desk.terminal.working("Fetching the job's checkpoints"):
+    with desk.terminal.spinner("Fetching the job's checkpoints"):
         if which.job_id is not None:
-            shelf = look(desk.ledger, which.job_id)
-            find_jobs(desk.ledger, which, desk.terminal)  # it is of the project that was named
+            shelf = list_servable(desk.ledger, which.job_id)
+            select_jobs(desk.ledger, which, desk.terminal)  # it is of the project that was named
             return shelf
-        jobs = find_jobs(desk.ledger, which, desk.terminal)
-        shelf = newest_shelf(desk.ledger, which.wanted_project or "")
+        jobs = select_jobs(desk.ledger, which, desk.terminal)
+        shelf = get_newest_servable(desk.ledger, which.wanted_project or "")
     if len(jobs) > 1:
         desk.terminal.warn(
             f"{len(jobs)} jobs match; this is the newest with something to serve: {shelf.job.id}."
@@ -171,53 +175,55 @@ def _shelf(desk: Desk) -> Shelf:
     return shelf
 
 
-def _naming_the_option(error: DefinitionError) -> DefinitionError:
+def _add_option_hint(error: DefinitionError) -> DefinitionError:
     step = f"{error.next_step} Here that is --base-model."
     return DefinitionError(error.what, next_step=step, field=error.field)
 
 
-def _check_base(answer: str) -> None:
-    from prefect_bt.serving.bases import told_base
+def _validate_base_model(answer: str) -> None:
+    from prefect_bt.serving.bases import parse_base_model
 
-    told_base(answer)
+    parse_base_model(answer)
 
 
 # -- how they are served ----------------------------------------------------------------------
 
 
-def _model_name(desk: Desk, choice: Choice) -> str:
+def _resolve_model_name(desk: DeployInputs, choice: ModelSelection) -> str:
     from prefect_bt.serving.choosing import check_model_name
-    from prefect_bt.serving.questions import ask_model_name
+    from prefect_bt.serving.questions import model_name_question
 
-    return desk.wizard.one(ask_model_name(choice), "--model-name", check=check_model_name)
+    return desk.wizard.ask_one(model_name_question(choice), "--model-name", check=check_model_name)
 
 
-def _compute(desk: Desk, substrate: str) -> Compute:
+def _resolve_compute(desk: DeployInputs, substrate: str) -> Compute:
     """The config's, with the accelerator that was told or answered."""
     from prefect_bt.definitions import Compute
 
-    given, old = desk.given.accelerator, desk.config.compute
-    if given is None and old is not None and (old.accelerator or not desk.wizard.can_ask):
+    given, old = desk.options.accelerator, desk.config.compute
+    if given is None and old is not None and (old.accelerator or not desk.wizard.can_prompt):
         return old
-    spec = read_accelerator(given) if given is not None else _asked_accelerator(desk, substrate)
+    spec = (
+        parse_accelerator_option(given) if given is not None else _ask_accelerator(desk, substrate)
+    )
     compute = old or Compute(cpu_count=0, memory="0Mi")  # all there is (§11.1)
     return compute.model_copy(update={"accelerator": spec})
 
 
-def _asked_accelerator(desk: Desk, substrate: str) -> AcceleratorSpec | None:
+def _ask_accelerator(desk: DeployInputs, substrate: str) -> AcceleratorSpec | None:
     from prefect_bt.serving.questions import (
-        NONE,
-        answered_compute,
-        ask_accelerator,
-        ask_count,
+        NONE_OPTION,
+        accelerator_count_question,
+        accelerator_question,
+        compute_from_answers,
     )
 
     capacity = _capacity(substrate)
-    kind = desk.wizard.one(ask_accelerator(capacity), "--accelerator")
-    if kind == NONE:
+    kind = desk.wizard.ask_one(accelerator_question(capacity), "--accelerator")
+    if kind == NONE_OPTION:
         return None
-    count = desk.wizard.one(ask_count(capacity), "--accelerator TYPE:N")
-    return answered_compute(kind, int(count)).accelerator
+    count = desk.wizard.ask_one(accelerator_count_question(capacity), "--accelerator TYPE:N")
+    return compute_from_answers(kind, int(count)).accelerator
 
 
 def _capacity(substrate: str) -> Capacity:
@@ -227,20 +233,20 @@ def _capacity(substrate: str) -> Capacity:
     return open_substrate(substrate, **Settings().substrate_options(substrate)).capacity()
 
 
-def _environment(desk: Desk, choice: Choice) -> EnvironmentVariables:
+def _build_environment(desk: DeployInputs, choice: ModelSelection) -> EnvironmentVariables:
     """The config's, and the token that the Hub is asked for the base model with.
 
     A script that names none has none: most models need no token.
     """
     from prefect_bt.definitions import SecretReference
-    from prefect_bt.serving.questions import NONE, ask_hf_secret
+    from prefect_bt.serving.questions import NONE_OPTION, hf_secret_question
 
     runtime = desk.config.runtime
     environment = dict(runtime.environment_variables) if runtime else {}
-    secret = desk.given.hf_secret
+    secret = desk.options.hf_secret
     from_hub = choice.base is not None and choice.base.source.startswith("hf://")
-    if secret is None and from_hub and not environment and desk.wizard.can_ask:
-        secret = desk.wizard.one(ask_hf_secret(), "--hf-secret")
-    if secret and secret != NONE:
+    if secret is None and from_hub and not environment and desk.wizard.can_prompt:
+        secret = desk.wizard.ask_one(hf_secret_question(), "--hf-secret")
+    if secret and secret != NONE_OPTION:
         environment[_HF_TOKEN] = SecretReference(name=secret)
     return environment

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class ServingChoices:
+class ServingOptions:
     """They win over the config; what is left out is asked for on a terminal."""
 
     checkpoint: Annotated[
@@ -78,10 +78,10 @@ class ServingChoices:
     ] = False
 
 
-NO_CHOICES = ServingChoices()
+NO_SERVING_OPTIONS = ServingOptions()
 
 
-def served_names(given: tuple[str, ...]) -> dict[str, str]:
+def parse_served_names(given: tuple[str, ...]) -> dict[str, str]:
     """Checkpoint -> name; the last `=` parts them. DefinitionError for what is no such pair."""
     names: dict[str, str] = {}
     for text in given:
@@ -95,7 +95,7 @@ def served_names(given: tuple[str, ...]) -> dict[str, str]:
     return names
 
 
-def read_accelerator(text: str) -> AcceleratorSpec | None:
+def parse_accelerator_option(text: str) -> AcceleratorSpec | None:
     """None for `none`. DefinitionError."""
     from prefect_bt.definitions import AcceleratorSpec, parse_accelerator
 
@@ -113,22 +113,22 @@ def read_accelerator(text: str) -> AcceleratorSpec | None:
     return AcceleratorSpec(accelerator=kind, count=count)
 
 
-def read_gate_file(path: Path) -> dict[str, Any]:
+def load_gate_file(path: Path) -> dict[str, Any]:
     """As a document that serving.gate takes. DefinitionError."""
-    from prefect_bt.serving.gate import read_gate
+    from prefect_bt.serving.gate import parse_gate
 
     try:
         document: Any = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise _no_gate(path, getattr(error, "strerror", "") or f"no JSON: {error}") from error
+        raise _gate_error(path, getattr(error, "strerror", "") or f"no JSON: {error}") from error
     if not isinstance(document, (dict, list)):
-        raise _no_gate(path, "it holds no object, and no list of prompts")
+        raise _gate_error(path, "it holds no object, and no list of prompts")
     gate = cast("dict[str, Any]", {"prompts": document} if isinstance(document, list) else document)
-    read_gate(gate)
+    parse_gate(gate)
     return gate
 
 
-def _no_gate(path: Path, why: str) -> DefinitionError:
+def _gate_error(path: Path, why: str) -> DefinitionError:
     return DefinitionError(
         f"The gate {path} cannot be read: {why}.",
         next_step='Write {"prompts": [{"prompt": "Once", "contains": "upon"}]}.',

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cyclopts import CycloptsError
 
-from prefect_bt.cli.printable import printable
+from prefect_bt.cli.printable import replace_unprintable
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.errors import PrefectBtError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Check = Callable[[str], object]
 """Raises PrefectBtError for an answer that will not do."""
 
-_ANOTHER: Final = "another …"
+_OTHER_OPTION: Final = "another …"
 
 
 @dataclass(frozen=True)
@@ -34,41 +34,41 @@ class Wizard:
     command: str
 
     @property
-    def can_ask(self) -> bool:
+    def can_prompt(self) -> bool:
         """Whether somebody sits at a terminal that can be drawn on."""
         drawn = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in {"", "dumb"}
         return self.terminal.interactive and drawn
 
-    def one(self, question: Question, option: str, *, check: Check = lambda _: None) -> str:
+    def ask_one(self, question: Question, option: str, *, check: Check = lambda _: None) -> str:
         """One answer. `option`: how a script gives it; CycloptsError where nobody can be asked."""
-        if question.only_answer:
-            return question.only_answer
-        self._must_ask(question, option)
+        if question.only_option:
+            return question.only_option
+        self._check_can_prompt(question, option)
         if not question.options:
             return self._text(question, check)
         chosen = self._select(question)
-        return self._text(question, check) if chosen == _ANOTHER else chosen
+        return self._text(question, check) if chosen == _OTHER_OPTION else chosen
 
-    def many(self, question: Question, option: str) -> tuple[str, ...]:
+    def ask_many(self, question: Question, option: str) -> tuple[str, ...]:
         """One answer at least, in the order of the options."""
-        if question.only_answer:
-            return (question.only_answer,)
-        self._must_ask(question, option)
+        if question.only_option:
+            return (question.only_option,)
+        self._check_can_prompt(question, option)
         import questionary
 
         return tuple(
-            self._asked(
+            self._run_prompt(
                 questionary.checkbox,
                 question,
                 choices=_choices(question),
                 initial_choice=question.default or None,
                 instruction="(space chooses, enter goes on)",
-                validate=_some,
+                validate=_validate_nonempty,
             )
         )
 
-    def _must_ask(self, question: Question, option: str) -> None:
-        if self.can_ask:
+    def _check_can_prompt(self, question: Question, option: str) -> None:
+        if self.can_prompt:
             return
         values = ", ".join(one.value for one in question.options)
         error = CycloptsError(
@@ -81,8 +81,8 @@ class Wizard:
     def _select(self, question: Question) -> str:
         import questionary
 
-        more = [questionary.Choice(_ANOTHER)] if question.free else []
-        return self._asked(
+        more = [questionary.Choice(_OTHER_OPTION)] if question.allows_free_text else []
+        return self._run_prompt(
             questionary.select,
             question,
             choices=[*_choices(question), *more],
@@ -103,9 +103,11 @@ class Wizard:
             return True
 
         default = "" if question.options else question.default
-        return self._asked(questionary.text, question, default=default, validate=problem).strip()
+        return self._run_prompt(
+            questionary.text, question, default=default, validate=problem
+        ).strip()
 
-    def _asked(self, ask: Callable[..., Any], question: Question, **how: Any) -> Any:
+    def _run_prompt(self, ask: Callable[..., Any], question: Question, **how: Any) -> Any:
         """Ctrl-C, and Ctrl-D, which says that nothing more comes, raise KeyboardInterrupt."""
         from prompt_toolkit.output import create_output
 
@@ -116,11 +118,13 @@ class Wizard:
             raise KeyboardInterrupt from None
 
 
-def _some(chosen: list[str]) -> bool | str:
+def _validate_nonempty(chosen: list[str]) -> bool | str:
     return bool(chosen) or "Choose one at least, with space."
 
 
 def _choices(question: Question) -> list[Any]:
     import questionary
 
-    return [questionary.Choice(printable(one.label), one.value) for one in question.options]
+    return [
+        questionary.Choice(replace_unprintable(one.label), one.value) for one in question.options
+    ]

@@ -8,27 +8,27 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from prefect_bt.cli.deployments_wait import (
-    Awaited,
-    await_serving,
-    leaving,
-    say_failure,
-    telling,
+    AwaitedRevision,
+    detach_on_interrupt,
+    print_failure,
+    progress_status,
+    wait_for_serving,
 )
-from prefect_bt.cli.options import Here, JobFilter, Output, Tail, Yes
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
+from prefect_bt.cli.options import InjectedTerminal, JobFilter, Output, Tail, Yes
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.errors import ServingError
 
 if TYPE_CHECKING:
     from prefect_bt.ledger import Ledger
 
-Name = Annotated[str, Parameter(help="The deployment.")]
-Number1 = Annotated[int | None, Parameter(validator=Number(gte=1))]
+DeploymentName = Annotated[str, Parameter(help="The deployment.")]
+RevisionNumber = Annotated[int | None, Parameter(validator=Number(gte=1))]
 Wait = Annotated[
     bool, Parameter(negative="--no-wait", help="Stay until it serves, or is known not to.")
 ]
 
 
-def list_deployments(*, output: Output = "cli-table", terminal: Here) -> int:
+def list_deployments(*, output: Output = "cli-table", terminal: InjectedTerminal) -> int:
     """List the serving deployments of the store.
 
     `prefect-bt deployments list -o json`
@@ -36,19 +36,24 @@ def list_deployments(*, output: Output = "cli-table", terminal: Here) -> int:
     from prefect_bt.cli.deployments_show import show_deployments
     from prefect_bt.deployed import deployment_document
     from prefect_bt.jobs import open_ledger
-    from prefect_bt.serving.deployments import Deployments
+    from prefect_bt.serving.deployments import DeploymentLedger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
-    with beside.working("Looking at the deployments"):
-        found = [deployment_document(ledger, one.name) for one in Deployments(ledger).all()]
-    if beside.documents:
-        beside.document({"deployments": found})
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    with beside.spinner("Looking at the deployments"):
+        found = [
+            deployment_document(ledger, one.name)
+            for one in DeploymentLedger(ledger).list_deployments()
+        ]
+    if beside.machine_readable:
+        beside.print_json({"deployments": found})
     else:
         show_deployments(beside, found)
     return OK
 
 
-def view_deployment(name: Name, /, *, output: Output = "cli-table", terminal: Here) -> int:
+def view_deployment(
+    name: DeploymentName, /, *, output: Output = "cli-table", terminal: InjectedTerminal
+) -> int:
     """Show a deployment: where it answers, its revisions, what happened.
 
     `prefect-bt deployments view stories`
@@ -57,25 +62,25 @@ def view_deployment(name: Name, /, *, output: Output = "cli-table", terminal: He
     from prefect_bt.deployed import deployment_document
     from prefect_bt.jobs import open_ledger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
+    ledger, beside = open_ledger(), terminal.for_output(output)
     found = deployment_document(ledger, name)
-    if beside.documents:
-        beside.document(found)
+    if beside.machine_readable:
+        beside.print_json(found)
     else:
         show_deployment(beside, found)
     return OK
 
 
 def show_logs(
-    name: Name,
+    name: DeploymentName,
     /,
     *,
     revision: Annotated[
-        Number1, Parameter(help="Of this one; of the one that serves when left out.")
+        RevisionNumber, Parameter(help="Of this one; of the one that serves when left out.")
     ] = None,
     tail: Tail = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Print the log of a revision's server.
 
@@ -84,15 +89,20 @@ def show_logs(
     `prefect-bt deployments logs stories --tail`
     """
     from prefect_bt.cli.logs import logs
-    from prefect_bt.deployed import serving_job_of
+    from prefect_bt.deployed import get_serving_job_id
     from prefect_bt.jobs import open_ledger
 
-    job_id = serving_job_of(open_ledger(), name, revision)
+    job_id = get_serving_job_id(open_ledger(), name, revision)
     return logs(which=JobFilter(job_id=job_id), tail=tail, output=output, terminal=terminal)
 
 
 def stop_deployment(
-    name: Name, /, *, yes: Yes = False, output: Output = "cli-table", terminal: Here
+    name: DeploymentName,
+    /,
+    *,
+    yes: Yes = False,
+    output: Output = "cli-table",
+    terminal: InjectedTerminal,
 ) -> int:
     """Stop a deployment: its servers end, its address answers no more. Its revisions stay.
 
@@ -101,35 +111,35 @@ def stop_deployment(
     `prefect-bt deployments stop stories`
     """
     from prefect_bt import deployed
-    from prefect_bt.control import wait_terminal
-    from prefect_bt.jobs import open_ledger, who_asks
-    from prefect_bt.serving.deployments import Deployments
+    from prefect_bt.control import wait_for_end
+    from prefect_bt.jobs import current_user, open_ledger
+    from prefect_bt.serving.deployments import DeploymentLedger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
-    Deployments(ledger).get(name)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    DeploymentLedger(ledger).get_deployment(name)
     if not yes and not beside.confirm(f"Stop deployment {name}?"):
         beside.error("Nothing was stopped.")
         return FAILED
-    with beside.working(f"Stopping deployment {name}"):
-        jobs = deployed.stop(ledger, name, by=who_asks())
+    with beside.spinner(f"Stopping deployment {name}"):
+        jobs = deployed.stop_deployment(ledger, name, by=current_user())
     try:
-        with beside.working(f"Waiting for {counted(len(jobs), 'server')} of {name} to end"):
+        with beside.spinner(f"Waiting for {format_count(len(jobs), 'server')} of {name} to end"):
             for job_id in jobs:
-                wait_terminal(ledger, job_id)
+                wait_for_end(ledger, job_id)
     except KeyboardInterrupt:
-        beside.note("")
+        beside.info("")
         beside.warn(f"Deployment {name} is still being stopped; nobody needs to wait for it.")
         raise
-    if beside.documents:
-        beside.document({**deployed.deployment_document(ledger, name), "stopped_jobs": jobs})
+    if beside.machine_readable:
+        beside.print_json({**deployed.deployment_document(ledger, name), "stopped_jobs": jobs})
         return OK
-    ended = f" {counted(len(jobs), 'server')} ended." if jobs else " No server ran."
-    beside.say(f"Deployment {name} is stopped.{ended}", style="green")
+    ended = f" {format_count(len(jobs), 'server')} ended." if jobs else " No server ran."
+    beside.echo(f"Deployment {name} is stopped.{ended}", style="green")
     return OK
 
 
 def promote_revision(
-    name: Name,
+    name: DeploymentName,
     /,
     *,
     revision: Annotated[
@@ -137,7 +147,7 @@ def promote_revision(
     ],
     wait: Wait = True,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Have another revision serve; one whose server has ended is started again.
 
@@ -146,46 +156,56 @@ def promote_revision(
     `prefect-bt deployments promote stories --revision 2`
     """
     from prefect_bt import deployed
-    from prefect_bt.jobs import open_ledger, who_asks
+    from prefect_bt.jobs import current_user, open_ledger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
-    with beside.working(f"Promoting revision {revision} of {name}"):
-        job_id = deployed.promote(ledger, name, revision, by=who_asks())
-    return _stay(beside, ledger, Awaited(name, revision, job_id), wait=wait)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    with beside.spinner(f"Promoting revision {revision} of {name}"):
+        job_id = deployed.promote(ledger, name, revision, by=current_user())
+    return _follow_revision(beside, ledger, AwaitedRevision(name, revision, job_id), wait=wait)
 
 
 def roll_back(
-    name: Name, /, *, wait: Wait = True, output: Output = "cli-table", terminal: Here
+    name: DeploymentName,
+    /,
+    *,
+    wait: Wait = True,
+    output: Output = "cli-table",
+    terminal: InjectedTerminal,
 ) -> int:
     """Have the revision serve again that did before this one.
 
     `prefect-bt deployments rollback stories`
     """
     from prefect_bt import deployed
-    from prefect_bt.jobs import open_ledger, who_asks
+    from prefect_bt.jobs import current_user, open_ledger
 
-    ledger, beside = open_ledger(), terminal.beside(output)
-    with beside.working(f"Rolling {name} back"):
-        revision, job_id = deployed.rollback(ledger, name, by=who_asks())
-    return _stay(beside, ledger, Awaited(name, revision, job_id), wait=wait)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    with beside.spinner(f"Rolling {name} back"):
+        revision, job_id = deployed.rollback(ledger, name, by=current_user())
+    return _follow_revision(beside, ledger, AwaitedRevision(name, revision, job_id), wait=wait)
 
 
-def _stay(terminal: Terminal, ledger: Ledger, awaited: Awaited, *, wait: bool) -> int:
+def _follow_revision(
+    terminal: Terminal, ledger: Ledger, awaited: AwaitedRevision, *, wait: bool
+) -> int:
     """Until it serves, unless nobody waits; then the document or a sentence."""
     from prefect_bt.deployed import deployment_document
 
     try:
         if wait:
-            with leaving(terminal, awaited), telling(terminal, awaited.label) as tell:
-                await_serving(ledger, awaited, tell)
+            with (
+                detach_on_interrupt(terminal, awaited),
+                progress_status(terminal, awaited.label) as tell,
+            ):
+                wait_for_serving(ledger, awaited, tell)
     except ServingError as error:
-        return say_failure(terminal, error)
-    if terminal.documents:
+        return print_failure(terminal, error)
+    if terminal.machine_readable:
         document = deployment_document(ledger, awaited.name)
         told = {"revision": awaited.revision, "job_id": awaited.job_id}
-        terminal.document({**document, **told})
+        terminal.print_json({**document, **told})
     elif wait:
-        terminal.say(f"{awaited.label} serves.", style="green")
+        terminal.echo(f"{awaited.label} serves.", style="green")
     else:
-        terminal.say(f"{awaited.label} is to serve; it does once it answers.", style="yellow")
+        terminal.echo(f"{awaited.label} is to serve; it does once it answers.", style="yellow")
     return OK

@@ -10,8 +10,8 @@ from prefect_bt.cli.tables import (
     Cell,
     Column,
     Document,
-    local_time,
-    number,
+    format_local_time,
+    format_number,
     show_fields,
     show_table,
 )
@@ -22,17 +22,17 @@ _STYLES = {"serving": "green", "ready": "cyan", "failed": "red", "stopped": ""}
 
 def show_deployments(terminal: Terminal, deployments: Sequence[Document]) -> None:
     if not deployments:
-        terminal.say("No deployments yet. Start one: prefect-bt deploy_checkpoints")
+        terminal.echo("No deployments yet. Start one: prefect-bt deploy_checkpoints")
         return
     columns = [
         Column("Name", lambda d: d["name"]),
         Column("Status", lambda d: _state(d["status"])),
-        Column("Revision", lambda d: number(d["serving_revision"])),
+        Column("Revision", lambda d: format_number(d["serving_revision"])),
         Column("Models", lambda d: ", ".join(d["models"])),
         Column("Address", lambda d: d["address"] or ""),
-        Column("Created", lambda d: local_time(d["created_at"]), solid=True),
+        Column("Created", lambda d: format_local_time(d["created_at"]), no_wrap=True),
     ]
-    show_table(terminal, "Deployments", columns, deployments, spare=["Created", "Revision"])
+    show_table(terminal, "Deployments", columns, deployments, optional=["Created", "Revision"])
 
 
 def show_deployment(terminal: Terminal, deployment: Document) -> None:
@@ -45,26 +45,32 @@ def show_deployment(terminal: Terminal, deployment: Document) -> None:
         ("Address", deployment["address"]),
         ("Router", deployment["router"]),
         ("API Key", f"secret {key}" if key else None),
-        ("Serving Revision", number(serving) or "none"),
-        ("Wanted Revision", number(wanted) if wanted != serving else None),
+        ("Serving Revision", format_number(serving) or "none"),
+        ("Wanted Revision", format_number(wanted) if wanted != serving else None),
         ("Models", ", ".join(deployment["models"]) or None),
-        ("Created", local_time(deployment["created_at"])),
+        ("Created", format_local_time(deployment["created_at"])),
     ]
     show_fields(terminal, f"Deployment: {deployment['name']}", fields)
     if deployment["revisions"]:
-        terminal.say()
+        terminal.echo()
         show_table(
-            terminal, "Revisions", _REVISION, deployment["revisions"], spare=_SPARE_OF_REVISIONS
+            terminal,
+            "Revisions",
+            _REVISION_COLUMNS,
+            deployment["revisions"],
+            optional=_OPTIONAL_REVISION_COLUMNS,
         )
     if deployment["moves"]:
-        terminal.say()
-        show_table(terminal, "To Serve", _MOVE, deployment["moves"], spare=["By"])
+        terminal.echo()
+        show_table(
+            terminal, "To Serve", _DESIRED_REVISION_COLUMNS, deployment["moves"], optional=["By"]
+        )
     if deployment["curl"]:
-        terminal.say()
-        terminal.say(deployment["curl"])
+        terminal.echo()
+        terminal.echo(deployment["curl"])
 
 
-_REVISION = [
+_REVISION_COLUMNS = [
     Column("Revision", lambda r: str(r["number"])),
     Column("State", lambda r: _state(r["state"])),
     Column("Engine", lambda r: r["engine"]),
@@ -74,13 +80,13 @@ _REVISION = [
     Column("Base Model", lambda r: r["base_model"]),
     Column("Job ID", lambda r: r["job_id"] or ""),
     Column("In Flight", lambda r: str(r["in_flight"])),
-    Column("Created", lambda r: local_time(r["at"]), solid=True),
-    Column("Message", lambda r: r["sentence"] or "", least=30),
+    Column("Created", lambda r: format_local_time(r["at"]), no_wrap=True),
+    Column("Message", lambda r: r["sentence"] or "", min_width=30),
 ]
-_SPARE_OF_REVISIONS = ["Created", "Checkpoints", "Base Model", "In Flight", "Engine", "Type"]
-_MOVE = [
-    Column("When", lambda m: local_time(m["at"]), solid=True),
-    Column("Revision", lambda m: number(m["revision"] or None) or "none"),
+_OPTIONAL_REVISION_COLUMNS = ["Created", "Checkpoints", "Base Model", "In Flight", "Engine", "Type"]
+_DESIRED_REVISION_COLUMNS = [
+    Column("When", lambda m: format_local_time(m["at"]), no_wrap=True),
+    Column("Revision", lambda m: format_number(m["revision"] or None) or "none"),
     Column("Why", lambda m: m["why"]),
     Column("By", lambda m: m["by"]),
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, Remote
+from prefect_bt.cli.options import InjectedTerminal, Remote
 from prefect_bt.cli.terminal import OK
 from prefect_bt.errors import StoreError, WorkspaceError
 from prefect_bt.records import JobRecord
@@ -27,20 +27,20 @@ def download(
     ] = None,
     no_unzip: Annotated[bool, Parameter(help="Keep the archive instead of unpacking it.")] = False,
     remote: Remote = None,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Get the files that a job was pushed with, as a folder `<project>_<job>`."""
     from prefect_bt.jobs import open_ledger
 
     _ = remote
     ledger = open_ledger()
-    record = ledger.job(job_id)
+    record = ledger.get_job(job_id)
     name = folder_name(record)
     target = (target_directory or Path.cwd()).absolute() / (f"{name}.tgz" if no_unzip else name)
     _check_absent(target)
-    with terminal.working(f"Downloading the files of job {job_id}"):
-        _fetch(ledger, record, target, unpack=not no_unzip)
-    terminal.say(f"Training job data downloaded to {target}", style="green")
+    with terminal.spinner(f"Downloading the files of job {job_id}"):
+        _download_workspace(ledger, record, target, unpack=not no_unzip)
+    terminal.echo(f"Training job data downloaded to {target}", style="green")
     return OK
 
 
@@ -59,25 +59,25 @@ def _check_absent(target: Path) -> None:
         )
 
 
-def _fetch(ledger: Ledger, record: JobRecord, target: Path, *, unpack: bool) -> None:
-    from prefect_bt.attempts import workspace_plan
+def _download_workspace(ledger: Ledger, record: JobRecord, target: Path, *, unpack: bool) -> None:
+    from prefect_bt.attempts import plan_workspace
     from prefect_bt.workspace.unpack import unpack_workspace
 
-    key = workspace_plan(record).key
+    key = plan_workspace(record).key
     if not key:
         raise WorkspaceError(f"Job {record.id} was pushed without files.")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".prefect-bt-") as folder:
         archive = Path(folder) / "workspace.tar"
         ledger.store.download(key, archive)
-        _check_digest(ledger, record, archive, key)
+        _verify_digest(ledger, record, archive, key)
         if unpack:
             unpack_workspace(archive, target)
         else:
             archive.rename(target)
 
 
-def _check_digest(ledger: Ledger, record: JobRecord, archive: Path, key: str) -> None:
+def _verify_digest(ledger: Ledger, record: JobRecord, archive: Path, key: str) -> None:
     with archive.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != record.workspace_sha256:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, Output
+from prefect_bt.cli.options import InjectedTerminal, Output
 from prefect_bt.cli.terminal import FAILED, OK, Terminal
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def drill(
     ] = None,
     keep_going: Annotated[bool, Parameter(help="Let the job train on to its end.")] = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Start a job, kill a rank once a checkpoint is committed, and see it go on from there.
 
@@ -42,52 +42,52 @@ def drill(
     from prefect_bt.definitions import Overrides, apply_overrides, load_training_project
     from prefect_bt.errors import DrillError
     from prefect_bt.jobs import open_ledger
-    from prefect_bt.starting import starting
+    from prefect_bt.starting import open_launcher
     from prefect_bt.submission import SubmitOptions, submit
 
-    beside = terminal.beside(output)
+    beside = terminal.for_output(output)
     overrides = Overrides(entrypoint=entrypoint)
     project, _ = apply_overrides(load_training_project(config), overrides)
-    drilling.refuse_pointless(project)
-    with starting() as starter:
+    drilling.check_drillable(project)
+    with open_launcher() as starter:
         document = submit(
-            project, source_dir=config.absolute().parent, options=SubmitOptions(), starter=starter
+            project, source_dir=config.absolute().parent, options=SubmitOptions(), launcher=starter
         )
     ledger = open_ledger(document.get("store"))
-    record = ledger.job(str(document["id"]))
-    beside.note(f"Job {record.id} begins; a rank of it will be killed.")
+    record = ledger.get_job(str(document["id"]))
+    beside.info(f"Job {record.id} begins; a rank of it will be killed.")
     try:
         result = drilling.run_drill(
-            ledger, record, drilling.Drill(rank, step, patience), say=beside.note
+            ledger, record, drilling.DrillOptions(rank, step, patience), echo=beside.info
         )
     except DrillError as error:
         terminal.error(str(error))
         result = None
     except BaseException:  # Ctrl-C among them: nobody waits for the job's end then
         if keep_going:
-            beside.note(f"Job {record.id} goes on.")
+            beside.info(f"Job {record.id} goes on.")
         else:
-            _ask_to_stop(beside, ledger, record.id)
+            _request_stop(beside, ledger, record.id)
         raise
     if result is not None:
-        beside.say(result.why, style="green" if result.resumed else "red")
-        if beside.documents:
-            beside.document(codec.encode(result))
-    if not keep_going and _ask_to_stop(beside, ledger, record.id):
-        with beside.working(f"Waiting for job {record.id} to end"):
-            control.wait_terminal(ledger, record.id)
+        beside.echo(result.why, style="green" if result.resumed else "red")
+        if beside.machine_readable:
+            beside.print_json(codec.encode(result))
+    if not keep_going and _request_stop(beside, ledger, record.id):
+        with beside.spinner(f"Waiting for job {record.id} to end"):
+            control.wait_for_end(ledger, record.id)
     return OK if result is not None and result.resumed else FAILED
 
 
-def _ask_to_stop(terminal: Terminal, ledger: Ledger, job_id: str) -> bool:
+def _request_stop(terminal: Terminal, ledger: Ledger, job_id: str) -> bool:
     """It need not train to its end; False when it is over."""
     from prefect_bt import control
     from prefect_bt.errors import StateError
 
-    if ledger.state(job_id).terminal:
+    if ledger.get_state(job_id).terminal:
         return False
     try:
-        terminal.note(control.stop_job(ledger, job_id, by="the drill"))
+        terminal.info(control.stop_job(ledger, job_id, by="the drill"))
     except StateError as error:  # it ended in this moment, or somebody asked before
-        terminal.note(str(error))
+        terminal.info(str(error))
     return True

@@ -11,26 +11,27 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-_STARTS_JOBS: Final = frozenset({"push", "recreate", "retry"})
-_STARTS_NONE: Final = ("--dry-run", "--help", "-h", "--deployment")
+_JOB_COMMANDS: Final = frozenset({"push", "recreate", "retry"})
+_NO_JOB_OPTIONS: Final = ("--dry-run", "--help", "-h", "--deployment")
 
 
 def main() -> int:
     """Returns the exit code, as app.main."""
     words = sys.argv[1:]
-    if starts_a_job(words) and not os.environ.get("PREFECT_BT_DEPLOYMENT"):
-        from prefect_bt.starting import start_ahead
+    if will_start_job(words) and not os.environ.get("PREFECT_BT_DEPLOYMENT"):
+        from prefect_bt.starting import prestart_launcher
 
-        start_ahead()
+        prestart_launcher()
     from prefect_bt.cli import app
 
     return app.main(words)
 
 
-def starts_a_job(words: Sequence[str]) -> bool:
+def will_start_job(arguments: Sequence[str]) -> bool:
     """A guess: a process that turns out not to be needed is sent away."""
-    return bool(words) and (
-        words[0] in _STARTS_JOBS and not any(word.startswith(_STARTS_NONE) for word in words)
+    return bool(arguments) and (
+        arguments[0] in _JOB_COMMANDS
+        and not any(word.startswith(_NO_JOB_OPTIONS) for word in arguments)
     )
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from prefect_bt.checkpoints.catalogue import CheckpointFile
 from prefect_bt.checkpoints.tensors import read_tensors
-from prefect_bt.cli.addresses import Addresses, open_addresses
+from prefect_bt.cli.addresses import FileUrls, signed_urls
 from prefect_bt.cli.explore import choose_view
-from prefect_bt.cli.printable import printable
+from prefect_bt.cli.printable import replace_unprintable
 from prefect_bt.cli.render_tensors import show_tensors
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.errors import PrefectBtError
@@ -25,29 +25,29 @@ from prefect_bt.objects.protocols import Store
 from prefect_bt.workspace.limits import format_bytes
 
 
-class Showing:
+class FileViewer:
     """Each verb returns when the person has seen it."""
 
     def __init__(self, terminal: Terminal, store: Store) -> None:
         self._terminal, self._store = terminal, store
 
     @cached_property
-    def _addresses(self) -> Addresses:
+    def _urls(self) -> FileUrls:
         # Only when the first one is asked for: a server may have to be started.
-        with self._terminal.working("Opening addresses"):
-            return open_addresses(self._store)
+        with self._terminal.spinner("Opening addresses"):
+            return signed_urls(self._store)
 
-    def address(self, file: CheckpointFile, why: str = "") -> None:
+    def show_url(self, file: CheckpointFile, why: str = "") -> None:
         """The file's address, left on the terminal to be copied."""
-        with self._telling():
-            url = self._addresses.of(file.key)
+        with self._report_errors():
+            url = self._urls.url_for(file.key)
             size = format_bytes(file.size)
-            self._terminal.say(f"{printable(file.path)} ({size}{why})", style="bold")
-            self._terminal.say(url)
-            self._terminal.say(self._addresses.note, style="dim")
-            self._wait()
+            self._terminal.echo(f"{replace_unprintable(file.path)} ({size}{why})", style="bold")
+            self._terminal.echo(url)
+            self._terminal.echo(self._urls.note, style="dim")
+            self._wait_for_enter()
 
-    def content(self, file: CheckpointFile) -> None:
+    def show_content(self, file: CheckpointFile) -> None:
         """The tensors of a safetensors file, a small text in a pager; of others the address."""
         look = choose_view(file.path, file.size)
         if look == "tensors":
@@ -55,11 +55,11 @@ class Showing:
         elif look == "text":
             self._text(file)
         else:
-            self.address(file, ", too large to show")
+            self.show_url(file, ", too large to show")
 
     def _tensors(self, file: CheckpointFile) -> None:
-        with self._telling():
-            with self._terminal.working("Reading the header"):
+        with self._report_errors():
+            with self._terminal.spinner("Reading the header"):
                 table = read_tensors(self._store, file.key, path=file.path, size=file.size)
             with self._terminal.out.capture() as shown:
                 show_tensors(self._terminal, file, table)
@@ -67,50 +67,50 @@ class Showing:
 
     def _text(self, file: CheckpointFile) -> None:
         data = b""
-        with self._telling():
+        with self._report_errors():
             data = self._store.get_range(file.key, start=0, length=file.size) if file.size else b""
             if b"\0" not in data:
-                text = printable(
+                text = replace_unprintable(
                     data.replace(b"\r\n", b"\n").decode("utf-8", "replace"), keep="\n\t"
                 )
                 self._page(text if text.endswith("\n") else f"{text}\n")
         if b"\0" in data:
-            self.address(file, ", no text")
+            self.show_url(file, ", no text")
 
     def _page(self, text: str) -> None:
         """Through $PAGER, or `less -R`, or `more`; all at once where there is none."""
         pager = find_pager(os.environ.get("PAGER", ""))
         if not pager:
-            self._terminal.say(text)
-            self._wait()
+            self._terminal.echo(text)
+            self._wait_for_enter()
             return
         try:
-            with _interrupts_left_to_the_pager():
+            with _ignore_interrupts():
                 subprocess.run(pager, input=text, text=True, errors="replace", check=False)
         except OSError as error:
             self._terminal.error(f"{pager[0]} does not start: {error.strerror}.")
-            self._wait()
+            self._wait_for_enter()
             return
         if Path(pager[0]).name != "less":
             # Others end with the text's last line, which the next screen would cover.
-            self._wait()
+            self._wait_for_enter()
 
-    def _wait(self) -> None:
-        self._terminal.note("Enter: back", style="dim")
+    def _wait_for_enter(self) -> None:
+        self._terminal.info("Enter: back", style="dim")
         sys.stdin.readline()
 
     @contextmanager
-    def _telling(self) -> Generator[None]:
+    def _report_errors(self) -> Generator[None]:
         """What goes wrong with one file is told, and the walk goes on."""
         try:
             yield
         except PrefectBtError as error:
             self._terminal.error(str(error))
-            self._wait()
+            self._wait_for_enter()
 
 
 @contextmanager
-def _interrupts_left_to_the_pager() -> Generator[None]:
+def _ignore_interrupts() -> Generator[None]:
     """Ctrl-C reaches both of us; in a pager it ends a search, or the pager, not the walk."""
     before = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:

@@ -15,8 +15,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import FormattedTextControl, Layout, Window
 
-from prefect_bt.cli.explore import Ask, Explorer, Key
-from prefect_bt.cli.explore_show import Showing
+from prefect_bt.cli.explore import Action, Explorer, Key
+from prefect_bt.cli.explore_show import FileViewer
 from prefect_bt.cli.terminal import OK, Terminal
 
 if TYPE_CHECKING:
@@ -40,22 +40,24 @@ def explore(
     Returns the exit code. Ctrl-C raises KeyboardInterrupt, with the terminal as it was before.
     """
     explorer = Explorer(job_id, checkpoints, start=start)
-    showing = Showing(terminal, store)
+    showing = FileViewer(terminal, store)
     while True:
-        ask = _screen(explorer)
-        if ask.what == "leave" or ask.file is None:
+        ask = _run_screen(explorer)
+        if ask.kind == "leave" or ask.file is None:
             return OK
-        if ask.what == "url":
-            showing.address(ask.file)
+        if ask.kind == "url":
+            showing.show_url(ask.file)
         else:
-            showing.content(ask.file)
+            showing.show_content(ask.file)
 
 
-def _screen(explorer: Explorer) -> Ask:
+def _run_screen(explorer: Explorer) -> Action:
     """Draw and take keys until something is asked."""
-    app: Application[Ask] = Application(
+    app: Application[Action] = Application(
         layout=Layout(
-            Window(FormattedTextControl(lambda: _drawn(app, explorer)), always_hide_cursor=True)
+            Window(
+                FormattedTextControl(lambda: _render_screen(app, explorer)), always_hide_cursor=True
+            )
         ),
         key_bindings=_bindings(explorer),
         full_screen=True,
@@ -64,15 +66,15 @@ def _screen(explorer: Explorer) -> Ask:
     try:
         return app.run()
     except EOFError:  # the terminal is gone
-        return Ask("leave")
+        return Action("leave")
 
 
-def _drawn(app: Application[Ask], explorer: Explorer) -> StyleAndTextTuples:
+def _render_screen(app: Application[Action], explorer: Explorer) -> StyleAndTextTuples:
     size = app.output.get_size()
-    view = explorer.view(width=size.columns, height=size.rows)
-    drawn: StyleAndTextTuples = [("bold", f"{view.head}\n")]
+    view = explorer.render_screen(width=size.columns, height=size.rows)
+    drawn: StyleAndTextTuples = [("bold", f"{view.title}\n")]
     for line in view.lines:
-        drawn.append(("reverse" if line.chosen else "", line.text))
+        drawn.append(("reverse" if line.is_selected else "", line.text))
         drawn.append(("", "\n"))
     blank = size.rows - 2 - len(view.lines)
     return [*drawn, ("", "\n" * max(0, blank)), ("fg:ansibrightblack", view.hint)]
@@ -81,14 +83,14 @@ def _drawn(app: Application[Ask], explorer: Explorer) -> StyleAndTextTuples:
 def _bindings(explorer: Explorer) -> KeyBindings:
     bindings = KeyBindings()
 
-    def answer(event: KeyPressEvent, ask: Ask | None) -> None:
+    def answer(event: KeyPressEvent, ask: Action | None) -> None:
         if ask is not None:
             event.app.exit(result=ask)
 
     def bind(key: Key) -> None:
         @bindings.add(key, eager=True)
         def _(event: KeyPressEvent) -> None:
-            answer(event, explorer.press(key))
+            answer(event, explorer.handle_key(key))
 
     for key in get_args(Key):
         bind(key)
@@ -98,7 +100,7 @@ def _bindings(explorer: Explorer) -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         text = event.key_sequence[-1].data
         if text.isprintable():
-            answer(event, explorer.type(text))
+            answer(event, explorer.handle_text(text))
 
     @bindings.add("c-c", eager=True)
     @bindings.add("<sigint>")

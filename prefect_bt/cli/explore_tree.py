@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prefect_bt.checkpoints.catalogue import CheckpointFile, CommittedCheckpoint
-from prefect_bt.checkpoints.layout import join
+from prefect_bt.checkpoints.layout import join_checkpoint_path
 
 
 @dataclass(eq=False)
-class Folder:
-    """`size` in bytes and `count` of the files in it, however deep. The top has no name."""
+class FolderNode:
+    """`size` in bytes and `file_count` of the files in it, however deep. The top has no name."""
 
     name: str = ""
-    parent: Folder | None = field(default=None, repr=False)
-    folders: dict[str, Folder] = field(default_factory=dict["str", "Folder"])
+    parent: FolderNode | None = field(default=None, repr=False)
+    folders: dict[str, FolderNode] = field(default_factory=dict["str", "FolderNode"])
     files: dict[str, CheckpointFile] = field(default_factory=dict[str, CheckpointFile])
     checkpoint: CommittedCheckpoint | None = None
     size: int = 0
-    count: int = 0
+    file_count: int = 0
 
     @property
     def path(self) -> str:
@@ -32,36 +32,36 @@ class Folder:
         above = self.parent.path if self.parent else ""
         return f"{above}/{self.name}" if above else self.name
 
-    def below(self, path: str) -> Folder:
+    def ensure_folder(self, path: str) -> FolderNode:
         """The folder at `path` from here, made if need be; "" is this one."""
         here = self
         for part in path.split("/") if path else ():
-            here = here.folders.setdefault(part, Folder(part, here))
+            here = here.folders.setdefault(part, FolderNode(part, here))
         return here
 
-    def place(self, path: str, file: CheckpointFile) -> None:
+    def add_file(self, path: str, file: CheckpointFile) -> None:
         """Put a file at `path` from here, once."""
         folder, _, name = path.rpartition("/")
-        here = self.below(folder)
+        here = self.ensure_folder(folder)
         if name in here.files:
             return
         here.files[name] = file
-        above: Folder | None = here
+        above: FolderNode | None = here
         while above is not None:
             above.size += file.size
-            above.count += 1
+            above.file_count += 1
             above = above.parent
 
 
-def plant(checkpoints: Sequence[CommittedCheckpoint]) -> Folder:
+def build_tree(checkpoints: Sequence[CommittedCheckpoint]) -> FolderNode:
     """The top folder, with every file of every checkpoint below."""
-    top = Folder()
+    top = FolderNode()
     for checkpoint in checkpoints:
         name = checkpoint.checkpoint_id
-        folder = top.below("" if name == "." else name)
+        folder = top.ensure_folder("" if name == "." else name)
         folder.checkpoint = checkpoint
         alone = {manifest.rank for manifest in checkpoint.manifests} == {0}
         for file in checkpoint.files():
-            inside = file.path.removeprefix(join(name, ""))
-            folder.place(inside if alone else f"rank-{file.rank}/{inside}", file)
+            inside = file.path.removeprefix(join_checkpoint_path(name, ""))
+            folder.add_file(inside if alone else f"rank-{file.rank}/{inside}", file)
     return top

@@ -10,33 +10,33 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from prefect_bt.cli.options import Here
+from prefect_bt.cli.options import InjectedTerminal
 from prefect_bt.cli.terminal import OK
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.fileserver import running
-from prefect_bt.fileserver.place import Place, local_root
+from prefect_bt.fileserver.place import FileServerFolder, find_local_root
 from prefect_bt.settings import Settings
 
-Say = Callable[[str], None]
+Echo = Callable[[str], None]
 
-_LAST_PORT: Final = 65535
+_MAX_PORT: Final = 65535
 
 
 def serve_checkpoints(
     *,
     host: Annotated[str, Parameter(help="Where to listen; 0.0.0.0 for other machines.")] = (
-        running.HOST
+        running.LOOPBACK
     ),
     port: Annotated[
         int | None,
         Parameter(
-            help="The last one, or any, when left out.", validator=Number(gte=1, lte=_LAST_PORT)
+            help="The last one, or any, when left out.", validator=Number(gte=1, lte=_MAX_PORT)
         ),
     ] = None,
     address: Annotated[
         str, Parameter(help="What others call this, as http://box.example:8700.")
     ] = "",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Serve the checkpoint files of a store in a local folder, until Ctrl-C.
 
@@ -45,48 +45,52 @@ def serve_checkpoints(
 
     `prefect-bt checkpoints serve --host 0.0.0.0 --port 8700 --address http://box.example:8700`
     """
-    from prefect_bt.fileserver.serving import Files, run
+    from prefect_bt.fileserver.serving import FileServer, serve
 
-    place = _place()
+    place = _get_served_folder()
     if running.is_wildcard(host) and not address:
         raise PrefectBtError(
             f"{host!r} is no name that others could use.",
             next_step="Say what they call this machine: --address http://<name>:<port>.",
         )
-    base = _checked(address)
-    with running.settle_here(place, host=host, port=port, base=base) as listening:
-        known = place.known()
-        terminal.say(f"Serving {place.root} at {known.base if known else base}; Ctrl-C ends it.")
-        terminal.say("Addresses: prefect-bt get_checkpoint_urls")
-        run(Files(place.root, place.secret(), place.id), listening, idle=math.inf)
+    base = _validate_base_url(address)
+    with running.become_server(place, host=host, port=port, base=base) as listening:
+        known = place.read_record()
+        terminal.echo(f"Serving {place.root} at {known.base if known else base}; Ctrl-C ends it.")
+        terminal.echo("Addresses: prefect-bt get_checkpoint_urls")
+        serve(
+            FileServer(place.root, place.ensure_signing_key(), place.store_id),
+            listening,
+            idle_timeout=math.inf,
+        )
     return OK
 
 
-def start_again(*, say: Say) -> None:
+def restart_file_server(*, echo: Echo) -> None:
     """Let addresses that were given out hold again: the store's server, if it ever had one."""
-    root = local_root(_store_url())
+    root = find_local_root(_store_url())
     if root is None:
         return
-    place = Place.of(root, Settings().state_dir)
-    if place.known() is not None:
-        known = running.ensure(place, environment=os.environ)
-        say(f"Checkpoint files: {known.base}")
+    place = FileServerFolder.for_store(root, Settings().state_dir)
+    if place.read_record() is not None:
+        known = running.ensure_server(place, environment=os.environ)
+        echo(f"Checkpoint files: {known.base}")
 
 
-def stop_all(*, say: Say) -> None:
+def stop_file_servers(*, echo: Echo) -> None:
     """End every file server of this machine's state folder."""
-    for known in running.stop_all(Settings().state_dir):
-        say(f"Stopped the file server at {known.base}; `prefect-bt up` starts it again.")
+    for known in running.stop_all_servers(Settings().state_dir):
+        echo(f"Stopped the file server at {known.base}; `prefect-bt up` starts it again.")
 
 
-def _place() -> Place:
-    root = local_root(_store_url())
+def _get_served_folder() -> FileServerFolder:
+    root = find_local_root(_store_url())
     if root is None:
         raise PrefectBtError(
             f"{_store_url()} needs no server: a bucket has addresses of its own.",
             next_step="Use them: prefect-bt get_checkpoint_urls.",
         )
-    return Place.of(root, Settings().state_dir)
+    return FileServerFolder.for_store(root, Settings().state_dir)
 
 
 def _store_url() -> str:
@@ -95,7 +99,7 @@ def _store_url() -> str:
     return open_store(Settings().store).url
 
 
-def _checked(address: str) -> str:
+def _validate_base_url(address: str) -> str:
     if address and not address.startswith(("http://", "https://")):
         raise PrefectBtError(
             f"--address {address!r} is no address.", next_step="As http://box.example:8700."

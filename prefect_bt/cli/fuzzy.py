@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def rank_matches(typed: str, texts: Sequence[str]) -> list[int]:
+def rank_matches(query: str, texts: Sequence[str]) -> list[int]:
     """The indices of `texts` that match, best first; all of them, in order, if nothing is typed.
 
-    Every word of `typed` must be there, its letters in order, whatever their case. The closer
+    Every word of `query` must be there, its letters in order, whatever their case. The closer
     together they are, the better; among equals the order of `texts` stays.
     """
-    words = typed.casefold().split()
+    words = query.casefold().split()
     ranked: list[tuple[int, int]] = []
     for index, text in enumerate(texts):
         spans = [_shortest_span(word, text.casefold()) for word in words]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from prefect_bt.cli import ages
-from prefect_bt.cli.options import Here, Output, Yes
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
+from prefect_bt.cli.options import InjectedTerminal, Output, Yes
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prefect_bt.garbage.words import Findings, LeftOver
+    from prefect_bt.garbage.words import Findings, Orphan
 
 
 def gc(
@@ -28,7 +28,7 @@ def gc(
     ] = "7d",
     yes: Yes = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Find what no living job owns, on this machine and in its store, and remove it.
 
@@ -37,93 +37,93 @@ def gc(
 
     `prefect-bt gc --dry-run`
     """
-    from prefect_bt.garbage.looking import look_for_garbage
+    from prefect_bt.garbage.looking import scan_for_orphans
     from prefect_bt.settings import Settings
 
-    beside, older = terminal.beside(output), ages.older_than(older_than)
-    with beside.working("Looking"):
-        found = look_for_garbage(Settings(), include_unsaved=include_unsaved, older=older)
+    beside, older = terminal.for_output(output), ages.parse_older_than(older_than)
+    with beside.spinner("Looking"):
+        found = scan_for_orphans(Settings(), include_unsaved=include_unsaved, older_than=older)
     for note in found.notes:
         terminal.warn(note)
-    if dry_run or not found.going:
-        _show(beside, found.items, output)
+    if dry_run or not found.removable:
+        _show(beside, found.orphans, output)
         if output != "json":
-            beside.say(_verdict(found))
+            beside.echo(_summarize(found))
         return OK
     if output != "json":
-        _show(beside, found.items, output)
-    if not (yes or beside.confirm(f"Remove {counted(len(found.going), 'thing')}?")):
+        _show(beside, found.orphans, output)
+    if not (yes or beside.confirm(f"Remove {format_count(len(found.removable), 'thing')}?")):
         terminal.error("Nothing was removed.")
         return FAILED
     return _remove(beside, terminal, found, output)
 
 
 def _remove(beside: Terminal, terminal: Terminal, found: Findings, output: str) -> int:
-    from prefect_bt.checkpoints.telling import size
+    from prefect_bt.checkpoints.telling import format_size
     from prefect_bt.garbage.words import remove_all
 
-    with beside.working("Removing"):
+    with beside.spinner("Removing"):
         tried = list(remove_all(found))
-    left = [one for one in tried if one.problem]
+    left = [one for one in tried if one.error]
     for one in left:
-        terminal.error(f"{one.kind} {one.where} could not be removed: {one.problem}")
+        terminal.error(f"{one.kind} {one.location} could not be removed: {one.error}")
     if output == "json":
-        kept = [one for one in found.items if one.kept]
-        beside.document(
+        kept = [one for one in found.orphans if one.kept_reason]
+        beside.print_json(
             [
-                *({**_document(one), "removed": not one.problem} for one in tried),
+                *({**_document(one), "removed": not one.error} for one in tried),
                 *({**_document(one), "removed": False} for one in kept),
             ]
         )
     else:
-        gone = [one for one in tried if not one.problem]
-        freed = size(sum(one.bytes for one in gone))
-        beside.say(f"Removed {counted(len(gone), 'thing')}, {freed}.", style="green")
+        gone = [one for one in tried if not one.error]
+        freed = format_size(sum(one.bytes for one in gone))
+        beside.echo(f"Removed {format_count(len(gone), 'thing')}, {freed}.", style="green")
     return FAILED if left else OK
 
 
-def _verdict(found: Findings) -> str:
-    if not found.items:
+def _summarize(found: Findings) -> str:
+    if not found.orphans:
         return "Nothing was left behind."
-    if not found.going:
+    if not found.removable:
         return "Nothing goes; what is shown stays."
-    return f"{counted(len(found.going), 'thing')} would go. Nothing was removed."
+    return f"{format_count(len(found.removable), 'thing')} would go. Nothing was removed."
 
 
-def _show(beside: Terminal, items: Sequence[LeftOver], output: str) -> None:
-    from prefect_bt.checkpoints.telling import size
-    from prefect_bt.cli.tables import Column, local_time, show_table
+def _show(beside: Terminal, items: Sequence[Orphan], output: str) -> None:
+    from prefect_bt.checkpoints.telling import format_size
+    from prefect_bt.cli.tables import Column, format_local_time, show_table
 
     rows = [_document(one) for one in items]
     if output == "json":
-        beside.document(rows)
+        beside.print_json(rows)
     elif rows:
         columns = [
-            Column("Kind", lambda row: row["kind"], solid=True),
-            Column("Where", lambda row: row["where"], least=30),
-            Column("Job", lambda row: row["job"] or "", solid=True),
-            Column("Size", lambda row: size(row["bytes"]), solid=True),
-            Column("Since", lambda row: local_time(row["since"]) if row["since"] else ""),
-            Column("Why", lambda row: row["why"], least=20),
-            Column("What Happens", _fate, least=12),
+            Column("Kind", lambda row: row["kind"], no_wrap=True),
+            Column("Where", lambda row: row["where"], min_width=30),
+            Column("Job", lambda row: row["job"] or "", no_wrap=True),
+            Column("Size", lambda row: format_size(row["bytes"]), no_wrap=True),
+            Column("Since", lambda row: format_local_time(row["since"]) if row["since"] else ""),
+            Column("Why", lambda row: row["why"], min_width=20),
+            Column("What Happens", _format_outcome, min_width=12),
         ]
-        show_table(beside, "Left Behind", columns, rows, spare=["Since", "Size"])
+        show_table(beside, "Left Behind", columns, rows, optional=["Since", "Size"])
 
 
-def _fate(row: dict[str, Any]) -> str:
+def _format_outcome(row: dict[str, Any]) -> str:
     return f"stays: {row['kept']}" if row["kept"] else "goes"
 
 
-def _document(one: LeftOver) -> dict[str, Any]:
-    from prefect_bt.jobs import iso
+def _document(one: Orphan) -> dict[str, Any]:
+    from prefect_bt.jobs import format_iso
 
     return {
         "kind": one.kind.value,
-        "where": one.where,
+        "where": one.location,
         "job": one.job or None,
         "bytes": one.bytes,
-        "since": iso(one.since) if one.since is not None else None,
-        "why": one.why,
-        "kept": one.kept or None,
-        **({"problem": one.problem} if one.problem else {}),
+        "since": format_iso(one.since) if one.since is not None else None,
+        "why": one.reason,
+        "kept": one.kept_reason or None,
+        **({"problem": one.error} if one.error else {}),
     }

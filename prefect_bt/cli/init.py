@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from prefect_bt.cli.init_template import CONFIG, RUN_SCRIPT
-from prefect_bt.cli.options import Here
+from prefect_bt.cli.options import InjectedTerminal
 from prefect_bt.cli.terminal import OK, Terminal
 from prefect_bt.errors import WorkspaceError
 
@@ -26,7 +26,7 @@ def init(
         Parameter(help=f"Folder to make (template: {TEMPLATE_FOLDER}), or to put examples in."),
     ] = None,
     examples: Annotated[str | None, Parameter(help="Examples to copy: `a,b`.")] = None,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Make a training project to start from: config.py and run.sh, or copies of examples.
 
@@ -44,7 +44,7 @@ def init(
     _check_known(wanted, known)
     targets = {name: (target_directory or Path.cwd()) / name for name in wanted}
     for target in targets.values():
-        _refuse_existing(target)
+        _check_absent(target)
     for name, target in targets.items():
         _copy(terminal, known[name], target)
     return OK
@@ -57,13 +57,13 @@ def find_examples() -> dict[str, Path]:
 
 
 def _list(terminal: Terminal, known: dict[str, Path]) -> None:
-    terminal.say("Available training examples:", style="bold")
+    terminal.echo("Available training examples:", style="bold")
     for name, folder in known.items():
-        terminal.say(f"- {name}: {_summary(folder)}; needs {', '.join(_libraries(folder))}")
+        terminal.echo(f"- {name}: {_summary(folder)}; needs {', '.join(_libraries(folder))}")
     if known:
-        terminal.say("To get them: prefect-bt init --examples <example1,example2>")
+        terminal.echo("To get them: prefect-bt init --examples <example1,example2>")
     else:
-        terminal.say("- none in this installation; `prefect-bt init` alone writes a template")
+        terminal.echo("- none in this installation; `prefect-bt init` alone writes a template")
 
 
 def _summary(folder: Path) -> str:
@@ -93,8 +93,8 @@ def _write_template(terminal: Terminal, target: Path) -> None:
     script = target / "run.sh"
     script.write_text(RUN_SCRIPT)
     script.chmod(0o755)
-    terminal.say(f"Empty training project initialized at {target}", style="green")
-    terminal.say(f"Next: prefect-bt push {target}/config.py --tail")
+    terminal.echo(f"Empty training project initialized at {target}", style="green")
+    terminal.echo(f"Next: prefect-bt push {target}/config.py --tail")
 
 
 def _copy(terminal: Terminal, source: Path, target: Path) -> None:
@@ -105,14 +105,14 @@ def _copy(terminal: Terminal, source: Path, target: Path) -> None:
         ignore=shutil.ignore_patterns("__pycache__", "checkpoints"),
         dirs_exist_ok=True,
     )
-    terminal.say(f"Training directory for {source.name} initialized at {target}", style="green")
+    terminal.echo(f"Training directory for {source.name} initialized at {target}", style="green")
     missing = [name for name in _libraries(source) if find_spec(name) is None]
     if missing:
-        terminal.say(f"Missing here: {', '.join(missing)}. Run: pip install 'prefect-bt[demo]'")
-    terminal.say(f"Next: prefect-bt push {target}/config.py --tail")
+        terminal.echo(f"Missing here: {', '.join(missing)}. Run: pip install 'prefect-bt[demo]'")
+    terminal.echo(f"Next: prefect-bt push {target}/config.py --tail")
 
 
-def _refuse_existing(target: Path) -> None:
+def _check_absent(target: Path) -> None:
     if target.exists():
         raise WorkspaceError(
             f"{str(target)!r} exists already.",
@@ -122,7 +122,7 @@ def _refuse_existing(target: Path) -> None:
 
 
 def _make(target: Path) -> None:
-    _refuse_existing(target)
+    _check_absent(target)
     try:
         target.mkdir(parents=True)
     except OSError as error:

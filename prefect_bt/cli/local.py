@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, Output
+from prefect_bt.cli.options import InjectedTerminal, Output
 from prefect_bt.cli.terminal import OK
 
 
@@ -17,7 +17,7 @@ def up(
         bool, Parameter(negative="--no-worker", help="Start a worker for deployments too.")
     ] = True,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Start a local Prefect server with its UI, and a worker; pushes then start in a second.
 
@@ -25,11 +25,11 @@ def up(
     """
     from prefect_bt.cli import file_server, server
 
-    beside = terminal.beside(output)
-    started = server.up(port=port, worker=worker, say=beside.say)
-    file_server.start_again(say=beside.say)
-    if beside.documents:
-        beside.document(started)
+    beside = terminal.for_output(output)
+    started = server.up(port=port, worker=worker, echo=beside.echo)
+    file_server.restart_file_server(echo=beside.echo)
+    if beside.machine_readable:
+        beside.print_json(started)
     return OK
 
 
@@ -37,7 +37,7 @@ def down(
     *,
     force: Annotated[bool, Parameter(help="Also while flow runs are going.")] = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Stop the server and worker that `prefect-bt up` started; jobs on this machine go on.
 
@@ -45,9 +45,9 @@ def down(
     """
     from prefect_bt.cli import file_server, server
 
-    beside = terminal.beside(output)
-    stopped = server.down(force=force, say=beside.say)
-    file_server.stop_all(say=beside.say)
-    if beside.documents:
-        beside.document(stopped)
+    beside = terminal.for_output(output)
+    stopped = server.down(force=force, echo=beside.echo)
+    file_server.stop_file_servers(echo=beside.echo)
+    if beside.machine_readable:
+        beside.print_json(stopped)
     return OK

@@ -14,13 +14,13 @@ from cyclopts.validators import Number
 
 from prefect_bt.cli import attach
 from prefect_bt.cli.ages import parse_age
-from prefect_bt.cli.numbers import Numbers, parse_numbers
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output, Tail
-from prefect_bt.cli.selection import newest_job, settled_state
-from prefect_bt.cli.terminal import OK, Terminal, counted, write
+from prefect_bt.cli.numbers import NumberRanges, parse_number_ranges
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Output, Tail
+from prefect_bt.cli.selection import get_reconciled_state, select_job
+from prefect_bt.cli.terminal import OK, Terminal, format_count, write_stdout
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.loglevels import LogLevel, parse_level
-from prefect_bt.visible import visible
+from prefect_bt.visible import escape_controls
 
 if TYPE_CHECKING:
     from prefect_bt.joblogs import LineFilter
@@ -38,23 +38,23 @@ def parse_since(text: str, *, now: float) -> int:
         raise ValueError("write for example 30m, 2h, 1d or 2026-11-20T14:00") from None
 
 
-def _since(_: object, tokens: Sequence[Token]) -> int:
+def _convert_time(_: object, tokens: Sequence[Token]) -> int:
     return parse_since(tokens[0].value, now=time.time())
 
 
-def _level(_: object, tokens: Sequence[Token]) -> LogLevel:
+def _convert_level(_: object, tokens: Sequence[Token]) -> LogLevel:
     return parse_level(tokens[0].value)
 
 
-def _pattern(_: object, tokens: Sequence[Token]) -> re.Pattern[str]:
+def _convert_pattern(_: object, tokens: Sequence[Token]) -> re.Pattern[str]:
     try:
         return re.compile(tokens[0].value)
     except re.error as error:
         raise ValueError(f"not a regular expression: {error}") from None
 
 
-def _are_numbers(_: object, texts: Sequence[str]) -> None:
-    parse_numbers(texts)
+def _validate_ranges(_: object, texts: Sequence[str]) -> None:
+    parse_number_ranges(texts)
 
 
 def logs(
@@ -64,14 +64,14 @@ def logs(
     rank: Annotated[
         tuple[str, ...],
         Parameter(
-            validator=_are_numbers,
+            validator=_validate_ranges,
             help="Only these node ranks: `3` or `0,2-5`; may be given several times.",
         ),
     ] = (),
     attempt: Annotated[
         tuple[str, ...],
         Parameter(
-            validator=_are_numbers,
+            validator=_validate_ranges,
             allow_leading_hyphen=True,
             help="Only these attempts: `0` is the first, `-1` the last; several as --rank.",
         ),
@@ -80,13 +80,13 @@ def logs(
         int,
         Parameter(
             name=["--since", "--start"],
-            converter=_since,
+            converter=_convert_time,
             help="Only lines since `30m`, `2h`, `1d` ago or an ISO time.",
         ),
     ] = 0,
     end: Annotated[
         int | None,
-        Parameter(converter=_since, help="Only lines until then; as --since."),
+        Parameter(converter=_convert_time, help="Only lines until then; as --since."),
     ] = None,
     limit: Annotated[
         int | None,
@@ -98,14 +98,16 @@ def logs(
     min_level: Annotated[
         LogLevel | None,
         Parameter(
-            converter=_level,
+            converter=_convert_level,
             help="Only lines of at least this level: debug, info, warning or error. Levels are "
             "detected; lines without one are left out.",
         ),
     ] = None,
     grep: Annotated[
         re.Pattern[str] | None,
-        Parameter(converter=_pattern, help="Only lines in which this regular expression is found."),
+        Parameter(
+            converter=_convert_pattern, help="Only lines in which this regular expression is found."
+        ),
     ] = None,
     first_failure: Annotated[
         bool,
@@ -139,7 +141,7 @@ def logs(
         ),
     ] = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Print the log of a job, by default the newest one's.
 
@@ -154,44 +156,46 @@ def logs(
 
     `prefect-bt logs --first-failure`
     """
-    from prefect_bt.cli.loglines import choose_folder, is_coloured
+    from prefect_bt.cli.loglines import choose_deduplicator, should_use_color
     from prefect_bt.joblogs import LineFilter
     from prefect_bt.jobs import open_ledger
 
-    chosen = parse_numbers(attempt)
+    chosen = parse_number_ranges(attempt)
     if first_failure:
         given = {"since": since, "end": end, "limit": limit, "min-level": min_level}
-        _refuse_beside(tail=tail, rank=rank, grep=grep, fold=fold, **given)
+        _reject_combined_options(tail=tail, rank=rank, grep=grep, fold=fold, **given)
     if tail and end is not None:
         raise PrefectBtError(
             "--tail cannot be combined with --end: it follows the job to its end.",
             next_step="Leave one of them out.",
         )
-    ledger, beside = open_ledger(), terminal.beside(output)
-    record = newest_job(ledger, which, beside)
-    settled_state(ledger, record.id, beside)
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    record = select_job(ledger, which, beside)
+    get_reconciled_state(ledger, record.id, beside)
     if first_failure:
-        _explain(beside, ledger, record, chosen, raw=raw)
+        _print_first_failure(beside, ledger, record, chosen, raw=raw)
         return OK
-    ranks = parse_numbers(rank)
+    ranks = parse_number_ranges(rank)
     query = LineFilter(
         ranks=ranks,
-        attempts=chosen.counted_from(max(1, len(ledger.attempts(record.id)))) if chosen else None,
+        attempts=chosen.resolve_negative(max(1, len(ledger.list_attempts(record.id))))
+        if chosen
+        else None,
         since=since,
         pattern=grep,
         until=end,
         min_level=min_level,
-        levels=beside.documents or is_coloured(),
+        levels=beside.machine_readable or should_use_color(),
     )
-    shown = attach.Shown(
-        choose_folder(record, ranks=ranks, fold=fold, documents=beside.documents),
-        as_json=beside.documents,
-        coloured=not raw and not beside.documents and is_coloured(),
+    shown = attach.LogDisplayOptions(
+        choose_deduplicator(record, ranks=ranks, fold=fold, documents=beside.machine_readable),
+        as_json=beside.machine_readable,
+        use_color=not raw and not beside.machine_readable and should_use_color(),
         raw=raw,
         platform=platform,
         limit=limit,
     )
-    print_lines = attach.tail if tail else _print_all
+    print_lines = attach.tail_logs if tail else _print_all
     print_lines(beside, ledger, record, query, shown)
     return OK
 
@@ -201,34 +205,34 @@ def _print_all(
     ledger: Ledger,
     record: JobRecord,
     query: LineFilter,
-    shown: attach.Shown,
+    shown: attach.LogDisplayOptions,
 ) -> None:
-    from prefect_bt.cli.loglines import folded, write_document, write_lines
-    from prefect_bt.joblogs import read_lines
+    from prefect_bt.cli.loglines import deduplicate, write_document, write_lines
+    from prefect_bt.joblogs import iter_lines
 
     found = attach.open_logs(ledger, record, terminal, platform=shown.platform)
     limit = shown.limit
-    chosen = read_lines(found, query) if limit is None else found.newest(query, limit)
-    lines = folded(chosen, shown.folder)
-    if terminal.documents:
+    chosen = iter_lines(found, query) if limit is None else found.read_newest(query, limit)
+    lines = deduplicate(chosen, shown.deduplicator)
+    if terminal.machine_readable:
         write_document(lines, job_id=record.id)
-    elif not write_lines(lines, as_json=False, coloured=shown.coloured, raw=shown.raw):
-        state = ledger.state(record.id)
+    elif not write_lines(lines, as_json=False, use_color=shown.use_color, raw=shown.raw):
+        state = ledger.get_state(record.id)
         terminal.warn(f"No log lines of job {record.id} ({state.value}) match.")
-    attach.say_damage(terminal, found)
+    attach.warn_corrupt_logs(terminal, found)
 
 
-def _explain(
-    terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: Numbers | None, *, raw: bool
+def _print_first_failure(
+    terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: NumberRanges | None, *, raw: bool
 ) -> None:
     from prefect_bt.cli.loglines import write_document, write_lines
-    from prefect_bt.firstfailure import first_failure
+    from prefect_bt.firstfailure import read_first_failure
     from prefect_bt.joblogs import JobLine
 
-    why = first_failure(ledger, record, _one_attempt(ledger, record, chosen))
+    why = read_first_failure(ledger, record, _resolve_attempt(ledger, record, chosen))
     outcome = why.outcome
     lines = [JobLine(outcome.attempt, line) for line in why.lines]
-    if terminal.documents:
+    if terminal.machine_readable:
         write_document(
             lines,
             job_id=record.id,
@@ -239,11 +243,11 @@ def _explain(
             message=outcome.message,
         )
         return
-    write(visible(f"Attempt {outcome.attempt}: {outcome.message}") + "\n")
+    write_stdout(escape_controls(f"Attempt {outcome.attempt}: {outcome.message}") + "\n")
     write_lines(lines, as_json=False, raw=raw)
 
 
-def _one_attempt(ledger: Ledger, record: JobRecord, chosen: Numbers | None) -> int | None:
+def _resolve_attempt(ledger: Ledger, record: JobRecord, chosen: NumberRanges | None) -> int | None:
     """Counted from the first; None where none was chosen."""
     if chosen is None:
         return None
@@ -252,17 +256,17 @@ def _one_attempt(ledger: Ledger, record: JobRecord, chosen: Numbers | None) -> i
         raise PrefectBtError(
             "--first-failure is about one attempt.", next_step="Give one, as in --attempt 0."
         )
-    begun = len(ledger.attempts(record.id))
-    meant = chosen.counted_from(begun).single
+    begun = len(ledger.list_attempts(record.id))
+    meant = chosen.resolve_negative(begun).single
     if meant is None or meant < 0:
         raise PrefectBtError(
-            f"Job {record.id} has no attempt {typed}: {counted(begun, 'attempt')} began.",
+            f"Job {record.id} has no attempt {typed}: {format_count(begun, 'attempt')} began.",
             next_step=f"All lines: prefect-bt logs --job-id {record.id}",
         )
     return meant
 
 
-def _refuse_beside(**others: object) -> None:
+def _reject_combined_options(**others: object) -> None:
     given = [f"--{name}" for name, value in others.items() if value not in (False, (), 0, None)]
     if others["fold"] is False:
         given.append("--no-fold")

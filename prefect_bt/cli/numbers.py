@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _NUMBER = re.compile(r"-?\d+")
-_DIGITS = 9
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberRanges:
     """Ranges, both ends included; a negative number is a range of its own and counts from the end.
 
     Never spelled out: `0-999999999` costs as little as `0-1`.
@@ -29,21 +29,23 @@ class Numbers:
         (first, last), *more = self.ranges
         return first if first == last and not more else None
 
-    def counted_from(self, end: int) -> Numbers:
-        """Negative numbers as those they mean where there are `end` of them."""
-        return Numbers(tuple((a + end, b + end) if a < 0 else (a, b) for a, b in self.ranges))
+    def resolve_negative(self, count: int) -> NumberRanges:
+        """Negative numbers as those they mean where there are `count` of them."""
+        return NumberRanges(
+            tuple((a + count, b + count) if a < 0 else (a, b) for a, b in self.ranges)
+        )
 
 
-def parse_numbers(texts: Sequence[str]) -> Numbers | None:
+def parse_number_ranges(texts: Sequence[str]) -> NumberRanges | None:
     """None for no text at all. Raises ValueError."""
     pieces = [piece.strip() for text in texts for piece in text.split(",")]
-    return Numbers(tuple(_range(piece) for piece in pieces)) if texts else None
+    return NumberRanges(tuple(_parse_range(piece) for piece in pieces)) if texts else None
 
 
-def _range(piece: str) -> tuple[int, int]:
+def _parse_range(piece: str) -> tuple[int, int]:
     found = _RANGE.fullmatch(piece)
     first, last = found.groups() if found else (piece, piece)
-    if not _NUMBER.fullmatch(first) or max(len(first), len(last)) > _DIGITS:
+    if not _NUMBER.fullmatch(first) or max(len(first), len(last)) > _MAX_DIGITS:
         raise ValueError(f"{piece!r} is no number: write for example 3, or 0,2-5")
     if int(first) > int(last):
         raise ValueError(f"{piece!r} is empty: write the smaller number first")

@@ -9,13 +9,13 @@ from cyclopts import Parameter
 
 from prefect_bt.cli.terminal import Terminal
 
-Format = Literal["cli-table", "json"]
+OutputFormat = Literal["cli-table", "json"]
 
-Here = Annotated[Terminal, Parameter(parse=False)]
+InjectedTerminal = Annotated[Terminal, Parameter(parse=False)]
 """The terminal, handed in by the launcher."""
 
 Output = Annotated[
-    Format,
+    OutputFormat,
     Parameter(
         name=["--output", "-o", "--output-format"],
         help="Print tables and text, or one JSON document and nothing else.",

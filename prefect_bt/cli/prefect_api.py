@@ -40,9 +40,9 @@ from prefect_bt.servers import local_server_url
 from prefect_bt.settings import Settings
 
 SECRET_BLOCK_TYPE: Final = "secret"
-MOST_CRASHES: Final = 6
+MAX_CRASHES: Final = 6
 """Of a run that never began. Its own process and its worker's may both write one down."""
-TEMPORARY_SERVER_SECONDS: Final = 180
+TEMPORARY_SERVER_TIMEOUT: Final = 180
 """To wait for Prefect's temporary server (flows.run_job waits as long)."""
 _LISTED: Final = 20
 
@@ -62,7 +62,7 @@ def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
     """
     with prefect_client(temporary=False) as client:
         run = client.create_flow_run_from_deployment(
-            _find_deployment(client, name),
+            _get_deployment_id(client, name),
             # The fields of a TrainingStore block: where the flow wants a block, text is refused.
             parameters={"job_id": job_id, "store": {"url": store}},
             idempotency_key=str(uuid4()),  # the client itself repeats requests that time out
@@ -73,10 +73,10 @@ def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
 def check_deployment(name: str) -> None:
     """Before anything is written: ServerError as run_deployment would raise it."""
     with prefect_client(temporary=False) as client:
-        _find_deployment(client, name)
+        _get_deployment_id(client, name)
 
 
-def _find_deployment(client: SyncPrefectClient, name: str) -> UUID:
+def _get_deployment_id(client: SyncPrefectClient, name: str) -> UUID:
     if name.count("/") != 1:
         raise ServerError(
             f"{name!r} does not name a deployment.",
@@ -106,7 +106,7 @@ def cancel_run(flow_run_id: str) -> bool:
     return after is not None and after.type in {StateType.CANCELLING, StateType.CANCELLED}
 
 
-def state_of_run(flow_run_id: str) -> str:
+def get_run_state(flow_run_id: str) -> str:
     """As Prefect spells it (CRASHED); "" for a run that it does not know. ServerError.
 
     Without a server there is nobody to ask: a temporary one knows no run of another.
@@ -119,7 +119,7 @@ def state_of_run(flow_run_id: str) -> str:
     return state.type.value if state else ""
 
 
-def begin_again(flow_run_id: str) -> bool:
+def reschedule_run(flow_run_id: str) -> bool:
     """Schedule a deployment's run that crashed before a line of ours ran. ServerError.
 
     False when that happened too often: it is not the server or the worker that died then. One that
@@ -130,7 +130,7 @@ def begin_again(flow_run_id: str) -> bool:
         if state is None or not state.is_crashed():
             return True
         history = client.read_flow_run_states(UUID(flow_run_id))
-        if sum(state.is_crashed() for state in history) > MOST_CRASHES:
+        if sum(state.is_crashed() for state in history) > MAX_CRASHES:
             return False
         again = Scheduled(message="It crashed before it began.")
         client.set_flow_run_state(UUID(flow_run_id), again, force=True)
@@ -139,7 +139,7 @@ def begin_again(flow_run_id: str) -> bool:
 
 def run_url(flow_run_id: str) -> str:
     """The run's page in the Prefect UI; "" when the API is a temporary server, which has none."""
-    with _settings() as api_url:
+    with _api_settings() as api_url:
         return _run_url(UUID(flow_run_id)) if api_url else ""
 
 
@@ -155,8 +155,8 @@ class SecretBlocks:
 
     def find(self, name: str) -> str | None:
         """The block's value as text, JSON for a value that is not text; None when there is none."""
-        asked = self._spellings(name)
-        if not asked or not _worth_asking(asked):
+        asked = self._candidate_names(name)
+        if not asked or not _may_have_secret(asked):
             return None
         with prefect_client() as client:
             for spelling in asked:
@@ -165,23 +165,23 @@ class SecretBlocks:
                     return value
         return None
 
-    def place(self, name: str) -> str:
+    def lookup_name(self, name: str) -> str:
         """Return the names that the block can have."""
-        return f"Prefect Secret block {' or '.join(self._spellings(name)) or name}"
+        return f"Prefect Secret block {' or '.join(self._candidate_names(name)) or name}"
 
-    def _spellings(self, name: str) -> list[str]:
+    def _candidate_names(self, name: str) -> list[str]:
         spellings = dict.fromkeys((name, name.replace("_", "-").lower()))
-        return [one for one in spellings if _NAMEABLE.fullmatch(one)]
+        return [one for one in spellings if _VALID_BLOCK_NAME.fullmatch(one)]
 
 
-def _worth_asking(names: Sequence[str]) -> bool:
+def _may_have_secret(names: Sequence[str]) -> bool:
     """Return False when only a temporary server would answer and its database has no such block."""
-    with _settings() as api_url:
+    with _api_settings() as api_url:
         inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
         return bool(api_url) or inside or may_have_block(SECRET_BLOCK_TYPE, names)
 
 
-_NAMEABLE: Final = re.compile(r"[^/%&<>?#\s]+")
+_VALID_BLOCK_NAME: Final = re.compile(r"[^/%&<>?#\s]+")
 """What a block can be called, and what can stand in the request's path."""
 
 
@@ -216,7 +216,7 @@ def _unknown_deployment(client: SyncPrefectClient, name: str) -> ServerError:
 @contextmanager
 def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
     """A client whose failures are ServerErrors; `temporary`: a temporary server would do."""
-    with _settings() as api_url:
+    with _api_settings() as api_url:
         if not api_url and not temporary:
             raise ServerError(
                 "No Prefect API is configured, so no deployment can run.",
@@ -226,7 +226,7 @@ def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
             with get_client(sync_client=True) as client:
                 yield client
         except httpx.HTTPStatusError as error:
-            raise _refused(error.response) from error
+            raise _api_error(error.response) from error
         except (httpx.HTTPError, RuntimeError) as error:
             where = api_url or "Prefect's temporary server"
             raise ServerError(
@@ -236,7 +236,7 @@ def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
 
 
 @contextmanager
-def _settings() -> Generator[str]:
+def _api_settings() -> Generator[str]:
     """Settings in which Prefect's client finds the API chosen; yields its URL, "" for none."""
     configured = str(PREFECT_API_URL.value() or "")
     inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
@@ -244,7 +244,7 @@ def _settings() -> Generator[str]:
     chosen = configured if configured or inside else local_server_url(state_dir)
     updates: dict[Any, Any] = {}
     if not (chosen or inside):
-        updates = _quiet_server()
+        updates = _temporary_server_settings()
     elif chosen != configured:
         updates[PREFECT_API_URL] = chosen
     if auth := find_auth(state_dir, chosen):
@@ -253,7 +253,7 @@ def _settings() -> Generator[str]:
         yield chosen
 
 
-def _quiet_server() -> dict[Any, Any]:
+def _temporary_server_settings() -> dict[Any, Any]:
     """Return settings for Prefect's temporary server, less those that the user has set.
 
     Its services log errors to standard error that concern nobody here (telemetry that cannot be
@@ -265,7 +265,7 @@ def _quiet_server() -> dict[Any, Any]:
     if "logging_level" not in known.model_fields_set:
         updates[PREFECT_SERVER_LOGGING_LEVEL] = "CRITICAL"
     if "startup_timeout_seconds" not in known.ephemeral.model_fields_set:
-        updates[PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS] = TEMPORARY_SERVER_SECONDS
+        updates[PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS] = TEMPORARY_SERVER_TIMEOUT
     return updates
 
 
@@ -273,7 +273,7 @@ def _run_url(flow_run_id: UUID) -> str:
     return url_for("flow-run", obj_id=flow_run_id) or ""
 
 
-def _refused(response: httpx.Response) -> ServerError:
+def _api_error(response: httpx.Response) -> ServerError:
     try:
         detail = response.json().get("detail")
     except (ValueError, AttributeError):

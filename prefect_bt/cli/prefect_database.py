@@ -17,9 +17,9 @@ from typing import Final
 
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
 
-_BESIDE: Final = ("-wal", "-shm", "-journal")
+_SIDE_FILE_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 _SCHEME: Final = "sqlite+aiosqlite:///"
-_NAMED: Final = """
+_BLOCK_QUERY: Final = """
     SELECT 1 FROM block_document AS document JOIN block_type AS type
         ON document.block_type_id = type.id
     WHERE type.slug = ? AND document.name IN ({}) LIMIT 1
@@ -37,7 +37,7 @@ def may_have_block(type_slug: str, names: Collection[str]) -> bool:
         return True
     if not file.exists():
         return False
-    query = _NAMED.format(", ".join("?" * len(names)))
+    query = _BLOCK_QUERY.format(", ".join("?" * len(names)))
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
             return connection.execute(query, (type_slug, *names)).fetchone() is not None
@@ -55,7 +55,7 @@ def make_private() -> None:
         return
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    for path in (file, *(file.with_name(f"{file.name}{suffix}") for suffix in _BESIDE)):
+    for path in (file, *(file.with_name(f"{file.name}{suffix}") for suffix in _SIDE_FILE_SUFFIXES)):
         with suppress(FileNotFoundError, PermissionError):
             path.chmod(0o600)
 

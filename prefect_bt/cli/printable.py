@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-MARK: Final = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 
 
-def printable(text: str, *, keep: str = "") -> str:
+def replace_unprintable(text: str, *, keep: str = "") -> str:
     """`text` with every character that does not print, other than those in `keep`, replaced.
 
     >>> printable("a\\x1b[2Jb")
@@ -15,4 +15,4 @@ def printable(text: str, *, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else MARK for c in text)
+    return "".join(c if c.isprintable() or c in keep else REPLACEMENT_CHARACTER for c in text)

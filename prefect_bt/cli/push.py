@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, MaxRunTime, Output, Remote, Tail
+from prefect_bt.cli.options import InjectedTerminal, MaxRunTime, Output, Remote, Tail
 from prefect_bt.cli.retry_options import NO_RETRY_OPTIONS, RetryOptions
-from prefect_bt.cli.submitted import Staying, present
+from prefect_bt.cli.submitted import FollowOptions, print_and_follow
 from prefect_bt.cli.terminal import OK, Terminal
 
 if TYPE_CHECKING:
     from prefect_bt.definitions import Overrides, TrainingProject
-    from prefect_bt.starting import Starter
+    from prefect_bt.starting import JobLauncher
     from prefect_bt.submission import SubmitOptions
 
 Trigger = Literal["on_startup", "on_failure", "on_demand"]
@@ -65,7 +65,7 @@ def push(
     ] = False,
     output: Output = "cli-table",
     remote: Remote = None,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Submit the job of a config file.
 
@@ -81,8 +81,10 @@ def push(
     `prefect-bt push config.py --dry-run -o json`
     """
     _ = remote
-    beside = terminal.beside(output)
-    with _starter(deployment, dry_run=dry_run) as starter:  # first: it gets ready while we plan
+    beside = terminal.for_output(output)
+    with _open_launcher(
+        deployment, dry_run=dry_run
+    ) as starter:  # first: it gets ready while we plan
         from prefect_bt.definitions import Overrides
         from prefect_bt.settings import Settings
         from prefect_bt.submission import SubmitOptions, submit
@@ -100,7 +102,7 @@ def push(
         )
         options = SubmitOptions(
             substrate=substrate or Settings().substrate,
-            retry_choices=retrying.choices(),
+            retry_choices=retrying.build_overrides(),
             deployment=deployment,
             keep_last=keep_last,
             keep_every=keep_every,
@@ -109,16 +111,18 @@ def push(
         project = _load(beside, config, overrides)
         if dry_run:
             return _show_plan(beside, project, config, options)
-        with beside.working("Submitting the job"):
+        with beside.spinner("Submitting the job"):
             folder = _folder(config)
-            document = submit(project, source_dir=folder, options=options, starter=starter)
-    return present(beside, document, Staying(tail=tail, wait=wait, output=output))
+            document = submit(project, source_dir=folder, options=options, launcher=starter)
+    return print_and_follow(beside, document, FollowOptions(tail=tail, wait=wait, output=output))
 
 
-def _starter(deployment: str | None, *, dry_run: bool) -> AbstractContextManager[Starter | None]:
-    from prefect_bt.starting import starting
+def _open_launcher(
+    deployment: str | None, *, dry_run: bool
+) -> AbstractContextManager[JobLauncher | None]:
+    from prefect_bt.starting import open_launcher
 
-    return nullcontext() if dry_run else starting(deployment)
+    return nullcontext() if dry_run else open_launcher(deployment)
 
 
 def _load(terminal: Terminal, config: Path, overrides: Overrides) -> TrainingProject:
@@ -143,8 +147,8 @@ def _show_plan(
 
     plan, contents = submission.dry_run(project, source_dir=_folder(config), options=options)
     workspace = workspace_document(contents)
-    if terminal.documents:
-        terminal.document({**codec.encode(plan), **workspace})
+    if terminal.machine_readable:
+        terminal.print_json({**codec.encode(plan), **workspace})
     else:
         show_plan(terminal, plan, workspace.get("workspace"))
     return OK

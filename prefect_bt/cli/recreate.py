@@ -6,10 +6,18 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, JobFilter, MaxRunTime, Output, Remote, Tail, Yes
+from prefect_bt.cli.options import (
+    InjectedTerminal,
+    JobFilter,
+    MaxRunTime,
+    Output,
+    Remote,
+    Tail,
+    Yes,
+)
 from prefect_bt.cli.retry_options import NO_RETRY_OPTIONS, RetryOptions
-from prefect_bt.cli.selection import newest_job
-from prefect_bt.cli.submitted import Staying, present
+from prefect_bt.cli.selection import select_job
+from prefect_bt.cli.submitted import FollowOptions, print_and_follow
 from prefect_bt.cli.terminal import FAILED
 
 
@@ -30,7 +38,7 @@ def recreate(
     yes: Yes = False,
     output: Output = "cli-table",
     remote: Remote = None,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Submit a job again, with the same definition, files and retry policy, as a new job.
 
@@ -41,14 +49,16 @@ def recreate(
     from prefect_bt.submission import recreate as submit_again
 
     _ = remote
-    beside = terminal.beside(output)
-    chosen = job_id or newest_job(open_ledger(), JobFilter(), beside).id
+    beside = terminal.for_output(output)
+    chosen = job_id or select_job(open_ledger(), JobFilter(), beside).id
     if job_id is None and not yes and not beside.confirm(f"Recreate training job {chosen}?"):
         beside.error("Training job not recreated.")
         return FAILED
-    with beside.working(f"Recreating job {chosen}"):
+    with beside.spinner(f"Recreating job {chosen}"):
         options = SubmitOptions(
-            deployment=deployment, retry_choices=retrying.choices(), max_run_time=max_run_time
+            deployment=deployment,
+            retry_choices=retrying.build_overrides(),
+            max_run_time=max_run_time,
         )
         document = submit_again(chosen, options=options)
-    return present(beside, document, Staying(tail=tail, wait=wait, output=output))
+    return print_and_follow(beside, document, FollowOptions(tail=tail, wait=wait, output=output))

@@ -10,9 +10,9 @@ from prefect_bt.cli.tables import (
     Cell,
     Column,
     Document,
-    link_in,
-    local_time,
-    number,
+    format_local_time,
+    format_number,
+    make_link_formatter,
     show_fields,
     show_table,
 )
@@ -35,51 +35,51 @@ _STYLES = {
 def show_projects(terminal: Terminal, projects: Sequence[Document]) -> None:
     """Newest at the bottom, where the eye is."""
     if not projects:
-        terminal.say("No training projects yet. Start one: prefect-bt push config.py")
+        terminal.echo("No training projects yet. Start one: prefect-bt push config.py")
         return
-    link = link_in(terminal)
+    link = make_link_formatter(terminal)
     teams = [Column("Team", lambda p: p.get("team_name") or "")]
     columns: list[Column] = [
         Column("Project ID", lambda p: p["id"]),
         Column("Name", lambda p: p["name"]),
         *(teams if any(p.get("team_name") for p in projects) else ()),
-        Column("Created", lambda p: local_time(p["created_at"])),
-        Column("Last Modified", lambda p: local_time(p["updated_at"])),
+        Column("Created", lambda p: format_local_time(p["created_at"])),
+        Column("Last Modified", lambda p: format_local_time(p["updated_at"])),
         Column("Latest Job ID", lambda p: _latest(p).get("id", "")),
         Column("Latest Job Status", lambda p: _status(_latest(p))),
         Column("Checkpoint Sync", lambda p: _sync(_latest(p)) or ""),
         Column("Status Page", lambda p: link(_latest(p).get("flow_run_url"))),
     ]
     spare = ["Checkpoint Sync", "Last Modified", "Created", "Project ID", "Status Page"]
-    show_table(terminal, "Training Projects", columns, projects, spare=spare)
+    show_table(terminal, "Training Projects", columns, projects, optional=spare)
 
 
 def show_jobs(terminal: Terminal, jobs: Sequence[Document], *, title: str) -> None:
-    link = link_in(terminal)
+    link = make_link_formatter(terminal)
     columns: list[Column] = [
-        *_WHICH,
+        *_JOB_COLUMNS,
         Column("Status", _status),
-        *_WHERE,
+        *_CAPACITY_COLUMNS,
         Column("Created By", _user),
-        Column("Created", lambda j: local_time(j["created_at"])),
+        Column("Created", lambda j: format_local_time(j["created_at"])),
         Column("Job Page", lambda j: link(j.get("flow_run_url"))),
     ]
     spare = ["Capacity Type", "Created By", "Instance Type", "Created", "Job Name"]
-    show_table(terminal, title, columns, jobs, spare=spare)
+    show_table(terminal, title, columns, jobs, optional=spare)
 
 
 def show_queued(terminal: Terminal, jobs: Sequence[Document]) -> None:
-    link = link_in(terminal)
+    link = make_link_formatter(terminal)
     columns: list[Column] = [
-        *_WHICH,
-        *_WHERE,
+        *_JOB_COLUMNS,
+        *_CAPACITY_COLUMNS,
         Column("Priority", lambda j: str(j["priority"])),
         Column("Created By", _user),
-        Column("Queued At", lambda j: local_time(j["created_at"])),
+        Column("Queued At", lambda j: format_local_time(j["created_at"])),
         Column("Job Page", lambda j: link(j.get("flow_run_url"))),
     ]
     spare = ["Capacity Type", "Created By", "Instance Type", "Job Name"]
-    show_table(terminal, "Queued Training Jobs", columns, jobs, spare=spare)
+    show_table(terminal, "Queued Training Jobs", columns, jobs, optional=spare)
 
 
 def show_job(terminal: Terminal, job: Document) -> None:
@@ -99,12 +99,12 @@ def show_job(terminal: Terminal, job: Document) -> None:
         ("Created By", _user(job)),
         ("Git", format_git(job.get("truss_user_env") or {}) or None),
         ("Pushed From", format_client(job.get("truss_user_env") or {}) or None),
-        ("Created", local_time(job["created_at"])),
-        ("Last Modified", local_time(job["updated_at"])),
-        ("Job Page", _page(terminal, job)),
+        ("Created", format_local_time(job["created_at"])),
+        ("Last Modified", format_local_time(job["updated_at"])),
+        ("Job Page", _format_run_url(terminal, job)),
         ("Maximum Run Time", _run_time(job)),
         ("Substrate", job.get("substrate") or ""),
-        ("Each Node", _each_node(job)),
+        ("Each Node", _node_resources(job)),
         ("Image", _image(job)),
         ("Store", job.get("store") or ""),
         ("Checkpoint Sync", _sync(job)),
@@ -135,15 +135,15 @@ def _show_attempts(terminal: Terminal, attempts: Sequence[Document]) -> None:
     columns: list[Column] = [
         Column("Attempt", lambda a: str(a["attempt"])),
         Column("Status", lambda a: a["status"]),
-        Column("Started", lambda a: local_time(a["started_at"])),
-        Column("Ended", lambda a: local_time(a.get("ended_at"))),
-        Column("Exit Code", lambda a: number(a.get("exit_code"))),
-        Column("Failed Rank", lambda a: number(a.get("failed_rank"))),
-        Column("Message", lambda a: a.get("message") or "", least=30),
+        Column("Started", lambda a: format_local_time(a["started_at"])),
+        Column("Ended", lambda a: format_local_time(a.get("ended_at"))),
+        Column("Exit Code", lambda a: format_number(a.get("exit_code"))),
+        Column("Failed Rank", lambda a: format_number(a.get("failed_rank"))),
+        Column("Message", lambda a: a.get("message") or "", min_width=30),
     ]
-    terminal.say()
+    terminal.echo()
     spare = ["Failed Rank", "Exit Code", "Ended"]
-    show_table(terminal, "Attempts", columns, attempts, spare=spare)
+    show_table(terminal, "Attempts", columns, attempts, optional=spare)
 
 
 # -- cells ----------------------------------------------------------------------------------
@@ -153,12 +153,12 @@ def _capacity_type(job: Document) -> str:
     return "Spot" if job["availability_model"] == "spot" else "On-demand"
 
 
-_WHICH: list[Column] = [
+_JOB_COLUMNS: list[Column] = [
     Column("Job ID", lambda j: j["id"]),
     Column("Job Name", lambda j: j.get("name") or ""),
     Column("Project", lambda j: j["training_project"]["name"]),
 ]
-_WHERE: list[Column] = [
+_CAPACITY_COLUMNS: list[Column] = [
     Column("Instance Type", lambda j: j["instance_type"]["name"]),
     Column("Capacity Type", _capacity_type),
 ]
@@ -181,14 +181,14 @@ def _latest(project: Document) -> Document:
     return project.get("latest_job") or {}
 
 
-def _page(terminal: Terminal, job: Document) -> Cell:
+def _format_run_url(terminal: Terminal, job: Document) -> Cell:
     """The address itself: there is room for it here. A job no run has taken up has none yet."""
     if job.get("flow_run_id") and not job.get("flow_run_url"):
         return "none: no Prefect server was up; `prefect-bt up` starts one, with a UI"
-    return link_in(terminal)(job.get("flow_run_url"), short=False)
+    return make_link_formatter(terminal)(job.get("flow_run_url"), short=False)
 
 
-def _each_node(job: Document) -> str | None:
+def _node_resources(job: Document) -> str | None:
     """Return what a node gets, and why; None for documents of older releases."""
     resources: Document = job.get("resources") or {}
     return resources.get("summary")

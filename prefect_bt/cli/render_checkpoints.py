@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Sequence
 
-from prefect_bt.cli.tables import Column, Document, local_time, show_table
-from prefect_bt.cli.terminal import Terminal, data_cell
+from prefect_bt.cli.tables import Column, Document, format_local_time, show_table
+from prefect_bt.cli.terminal import Terminal, csv_cell
 from prefect_bt.workspace.limits import format_bytes
 
 
@@ -18,11 +18,13 @@ def show_checkpoints(terminal: Terminal, job_id: str, checkpoints: Sequence[Docu
         Column("Checkpoint Name", lambda c: c["checkpoint_id"]),
         Column("Type", lambda c: c.get("checkpoint_type") or ""),
         Column("Base Model", lambda c: c.get("base_model") or ""),
-        Column("Size", lambda c: format_bytes(c["size_bytes"]), solid=True),
-        Column("Created At", lambda c: local_time(c["created_at"])),
+        Column("Size", lambda c: format_bytes(c["size_bytes"]), no_wrap=True),
+        Column("Created At", lambda c: format_local_time(c["created_at"])),
     ]
     title = f"Checkpoints for job: {job_id}"
-    show_table(terminal, title, columns, checkpoints, spare=["Job ID", "Base Model", "Created At"])
+    show_table(
+        terminal, title, columns, checkpoints, optional=["Job ID", "Base Model", "Created At"]
+    )
 
 
 def show_files(terminal: Terminal, name: str, files: Sequence[Document]) -> None:
@@ -30,10 +32,10 @@ def show_files(terminal: Terminal, name: str, files: Sequence[Document]) -> None
     columns: list[Column] = [
         Column("Rank", lambda f: str(f["node_rank"])),
         Column("File", lambda f: f["relative_file_name"]),
-        Column("Size", lambda f: format_bytes(f["size_bytes"]), solid=True),
+        Column("Size", lambda f: format_bytes(f["size_bytes"]), no_wrap=True),
         Column("URL", lambda f: f["url"]),
     ]
-    terminal.say()
+    terminal.echo()
     show_table(terminal, f"Files of checkpoint: {name}", columns, files)
 
 
@@ -54,7 +56,7 @@ def checkpoints_csv(job_id: str, checkpoints: Sequence[Document]) -> str:
     for checkpoint in checkpoints:
         item = _checkpoint(job_id, checkpoint)
         cells = ("" if item[name] is None else item[name] for name in _CSV_COLUMNS.values())
-        rows.writerow([data_cell(cell) for cell in cells])
+        rows.writerow([csv_cell(cell) for cell in cells])
     return text.getvalue()
 
 

@@ -13,41 +13,41 @@ from prefect_bt.cli.terminal import Terminal
 from prefect_bt.durations import format_duration
 from prefect_bt.plan import GangPlan, NodePlan
 
-_SHOWN: Final = 4
+_MAX_VALUES: Final = 4
 """Values of one variable on different nodes."""
 
 
 def show_plan(terminal: Terminal, plan: GangPlan, workspace: Document | None = None) -> None:
     """What a push would run, for a person; `-o json` has all of it."""
     leader = plan.nodes[0]
-    terminal.say(f"Dry run of job {plan.job_name} of project {plan.project_name}", style="bold")
-    terminal.say(f"  Substrate: {plan.substrate}")
-    terminal.say(f"  Image:     {leader.image.reference}")
-    terminal.say(f"  Each node: {format_resources(leader.resources)}")
+    terminal.echo(f"Dry run of job {plan.job_name} of project {plan.project_name}", style="bold")
+    terminal.echo(f"  Substrate: {plan.substrate}")
+    terminal.echo(f"  Image:     {leader.image.reference}")
+    terminal.echo(f"  Each node: {format_resources(leader.resources)}")
     if workspace:
         show_workspace(terminal, workspace)
-    terminal.say(f"  Secrets:   {', '.join(plan.secret_names) or 'none'}")
+    terminal.echo(f"  Secrets:   {', '.join(plan.secret_names) or 'none'}")
     if plan.max_run_time is not None:
-        terminal.say(f"  Run time:  at most {format_duration(plan.max_run_time)}")
+        terminal.echo(f"  Run time:  at most {format_duration(plan.max_run_time)}")
     for number, command in enumerate(leader.commands, start=1):
-        terminal.say(f"  Command {number}: {command}")
-    terminal.say()
+        terminal.echo(f"  Command {number}: {command}")
+    terminal.echo()
     show_table(terminal, "Nodes", _NODE_COLUMNS, _node_rows(plan.nodes))
-    terminal.say()
+    terminal.echo()
     show_table(terminal, "Environment", _NAME_VALUE, _environment(plan))
-    terminal.say()
+    terminal.echo()
     _show_volumes(terminal, plan)
     for note in plan.notes:
-        terminal.say(f"note: {note}")
-    terminal.say("Nothing was written or started.", style="yellow")
+        terminal.echo(f"note: {note}")
+    terminal.echo("Nothing was written or started.", style="yellow")
 
 
 _NODE_COLUMNS = [
-    Column("Rank", lambda row: row["rank"], solid=True),
+    Column("Rank", lambda row: row["rank"], no_wrap=True),
     Column("CPUs", lambda row: row["cpus"]),
-    Column("Memory", lambda row: row["memory"], solid=True),
-    Column("GPUs", lambda row: row["gpus"], solid=True),
-    Column("Grace", lambda row: row["grace"], solid=True),
+    Column("Memory", lambda row: row["memory"], no_wrap=True),
+    Column("GPUs", lambda row: row["gpus"], no_wrap=True),
+    Column("Grace", lambda row: row["grace"], no_wrap=True),
 ]
 _NAME_VALUE = [Column("Name", lambda v: v["name"]), Column("Value", lambda v: v["value"])]
 
@@ -55,15 +55,15 @@ _NAME_VALUE = [Column("Name", lambda v: v["name"]), Column("Value", lambda v: v[
 def _node_rows(nodes: Sequence[NodePlan]) -> list[Document]:
     """A row for each run of neighbours that are alike: most gangs are one row."""
     rows: list[Document] = []
-    for _, alike in groupby(nodes, key=_needs):
+    for _, alike in groupby(nodes, key=_node_resources):
         ranks = [node.rank for node in alike]
         first, last = nodes[ranks[0]], ranks[-1]
         rank = str(first.rank) if last == first.rank else f"{first.rank} to {last}"
-        rows.append({"rank": rank, **_needs(first)})
+        rows.append({"rank": rank, **_node_resources(first)})
     return rows
 
 
-def _needs(node: NodePlan) -> Document:
+def _node_resources(node: NodePlan) -> Document:
     needs = node.resources
     return {
         "cpus": str(needs.cpus),
@@ -86,7 +86,7 @@ def _environment(plan: GangPlan) -> list[Document]:
 
 def _values(values: Sequence[str]) -> str:
     different = list(dict.fromkeys(values))
-    shown = different if len(different) <= _SHOWN else [different[0], "...", different[-1]]
+    shown = different if len(different) <= _MAX_VALUES else [different[0], "...", different[-1]]
     return " / ".join(shown)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect_bt.checkpoints.catalogue import CheckpointFile
 from prefect_bt.checkpoints.tensors import TensorTable
-from prefect_bt.cli.printable import printable
+from prefect_bt.cli.printable import replace_unprintable
 from prefect_bt.cli.tables import Column, Document, show_table
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.workspace.limits import format_bytes
@@ -16,26 +16,26 @@ def show_tensors(terminal: Terminal, file: CheckpointFile, table: TensorTable) -
     """Every tensor, and what they come to."""
     columns: list[Column] = [
         Column("Tensor", lambda t: t["name"]),
-        Column("Type", lambda t: t["dtype"], solid=True),
-        Column("Shape", lambda t: t["shape"], solid=True),
-        Column("Parameters", lambda t: t["parameters"], solid=True),
-        Column("Size", lambda t: t["size"], solid=True),
+        Column("Type", lambda t: t["dtype"], no_wrap=True),
+        Column("Shape", lambda t: t["shape"], no_wrap=True),
+        Column("Parameters", lambda t: t["parameters"], no_wrap=True),
+        Column("Size", lambda t: t["size"], no_wrap=True),
     ]
     rows: list[Document] = [
         {
-            "name": printable(tensor.name),
-            "dtype": printable(tensor.dtype),
+            "name": replace_unprintable(tensor.name),
+            "dtype": replace_unprintable(tensor.dtype),
             "shape": " x ".join(map(str, tensor.shape)) or "scalar",
             "parameters": f"{tensor.parameters:,}",
             "size": format_bytes(tensor.size),
         }
         for tensor in table.tensors
     ]
-    show_table(terminal, f"Tensors of {printable(file.path)}", columns, rows)
+    show_table(terminal, f"Tensors of {replace_unprintable(file.path)}", columns, rows)
     count = "1 tensor" if len(rows) == 1 else f"{len(rows):,} tensors"
-    terminal.say(f"{count}, {table.parameters:,} parameters, {format_bytes(table.size)}")
+    terminal.echo(f"{count}, {table.parameters:,} parameters, {format_bytes(table.size)}")
     for name, text in table.metadata.items():
-        terminal.say(f"{printable(name)}: {printable(text)}", style="dim")
+        terminal.echo(f"{replace_unprintable(name)}: {replace_unprintable(text)}", style="dim")
 
 
 def tensors_document(job_id: str, name: str, file: CheckpointFile, table: TensorTable) -> Document:

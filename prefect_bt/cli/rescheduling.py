@@ -24,51 +24,51 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Scheduled
 
-from prefect_bt.cli.prefect_api import begin_again
-from prefect_bt.cli.server_setup import POOL, at
+from prefect_bt.cli.prefect_api import reschedule_run
+from prefect_bt.cli.server_setup import POOL, use_api
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.jobs import open_ledger
 from prefect_bt.records import JobState
 
-RECENT: Final = timedelta(days=1)
-_OURS: Final = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
+CRASH_WINDOW: Final = timedelta(days=1)
+_POOL_FILTER: Final = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
 
 
-def reschedule(api_url: str, *, before: float) -> list[str]:
+def reschedule_lost_runs(api_url: str, *, before: float) -> list[str]:
     """Names of the pool's runs that are Scheduled now, for any worker to take: those that were
     Pending since `before` (epoch seconds) or longer, and those that crashed before their job began.
     """
     names: list[str] = []
-    with at(api_url), get_client(sync_client=True) as client:
-        for run in _of_type(client, StateType.PENDING):
+    with use_api(api_url), get_client(sync_client=True) as client:
+        for run in _iter_runs(client, StateType.PENDING):
             if run.state is not None and run.state.timestamp.timestamp() < before:
                 client.set_flow_run_state(run.id, Scheduled(message="Its worker died."), force=True)
                 names.append(run.name)
-        for run in _of_type(client, StateType.CRASHED, since=datetime.now(UTC) - RECENT):
-            if _never_began(run) and begin_again(str(run.id)):
+        for run in _iter_runs(client, StateType.CRASHED, since=datetime.now(UTC) - CRASH_WINDOW):
+            if _is_waiting_job(run) and reschedule_run(str(run.id)):
                 names.append(run.name)
     return names
 
 
-def _of_type(
+def _iter_runs(
     client: SyncPrefectClient, state: StateType, *, since: datetime | None = None
 ) -> Iterator[FlowRun]:
     wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state])))
     if since is not None:
         wanted.end_time = FlowRunFilterEndTime.model_validate({"after_": since})
-    yield from client.read_flow_runs(flow_run_filter=wanted, work_pool_filter=_OURS)
+    yield from client.read_flow_runs(flow_run_filter=wanted, work_pool_filter=_POOL_FILTER)
 
 
-def _never_began(run: FlowRun) -> bool:
+def _is_waiting_job(run: FlowRun) -> bool:
     """Whether the run is one of `push`, whose job still waits."""
     told: dict[str, Any] = run.parameters
     try:
         store, job_id = str(told["store"]["url"]), str(told["job_id"])
-        return open_ledger(store).state(job_id) is JobState.PENDING
+        return open_ledger(store).get_state(job_id) is JobState.PENDING
     except (PrefectBtError, KeyError, TypeError):
         return False
 
 
 if __name__ == "__main__":
-    for name in reschedule(sys.argv[1], before=float(sys.argv[2])):
+    for name in reschedule_lost_runs(sys.argv[1], before=float(sys.argv[2])):
         sys.stdout.write(f"run {name} is scheduled again: it never began\n")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, MaxRunTime, Output, Remote, Tail
-from prefect_bt.cli.submitted import Staying, present
+from prefect_bt.cli.options import InjectedTerminal, MaxRunTime, Output, Remote, Tail
+from prefect_bt.cli.submitted import FollowOptions, print_and_follow
 
 
 def retry(
@@ -20,7 +20,7 @@ def retry(
     max_run_time: MaxRunTime = None,
     output: Output = "cli-table",
     remote: Remote = None,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Try a job again under its own id, from its last committed checkpoint.
 
@@ -32,7 +32,7 @@ def retry(
     from prefect_bt import resubmission
 
     _ = remote
-    beside = terminal.beside(output)
-    with beside.working(f"Retrying job {job_id}"):
+    beside = terminal.for_output(output)
+    with beside.spinner(f"Retrying job {job_id}"):
         document = resubmission.retry(job_id, max_run_time=max_run_time)
-    return present(beside, document, Staying(tail=tail, wait=wait, output=output))
+    return print_and_follow(beside, document, FollowOptions(tail=tail, wait=wait, output=output))

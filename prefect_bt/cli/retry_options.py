@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from prefect_bt.retrychoices import RetryChoices
+    from prefect_bt.retrychoices import RetryOverrides
 
 
 @Parameter(name="*")
@@ -58,11 +58,11 @@ class RetryOptions:
         ),
     ] = None
 
-    def choices(self) -> RetryChoices:
+    def build_overrides(self) -> RetryOverrides:
         """For SubmitOptions."""
-        from prefect_bt.retrychoices import RetryChoices
+        from prefect_bt.retrychoices import RetryOverrides
 
-        return RetryChoices(**asdict(self))
+        return RetryOverrides(**asdict(self))
 
 
 NO_RETRY_OPTIONS = RetryOptions()

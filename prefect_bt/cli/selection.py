@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from prefect_bt.catalogue.entries import Catalogue, JobEntry, open_catalogue
+from prefect_bt.catalogue.entries import JobCatalog, JobEntry, open_catalog
 from prefect_bt.cli.options import JobFilter
 from prefect_bt.cli.terminal import Terminal
 from prefect_bt.errors import NotFoundError, PrefectBtError
@@ -15,20 +15,20 @@ QUEUED = frozenset({JobState.PENDING})
 ACTIVE = frozenset({JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING})
 
 
-def find_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> ProjectRecord | None:
+def select_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> ProjectRecord | None:
     """The project of the filter, None when it names none; NotFoundError lists those there are."""
     if which.project and which.project_id:
         terminal.warn("Both --project and --project-id were given; --project is used.")
     wanted = which.wanted_project
-    return ledger.project(wanted) if wanted else None
+    return ledger.get_project(wanted) if wanted else None
 
 
-def find_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
+def select_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
     """Every job the filter lets through, oldest first."""
-    project = find_project(ledger, which, terminal)
+    project = select_project(ledger, which, terminal)
     if which.job_id is None:
-        return ledger.jobs(project_id=project.id if project else None)
-    record = ledger.job(which.job_id)
+        return ledger.list_jobs(project_id=project.id if project else None)
+    record = ledger.get_job(which.job_id)
     if project and record.project_id != project.id:
         raise NotFoundError(
             "job",
@@ -38,35 +38,37 @@ def find_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobR
     return [record]
 
 
-def newest_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecord:
+def select_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecord:
     """The job that was named, or the one created last."""
     if which.job_id is not None:
-        return find_jobs(ledger, which, terminal)[0]
-    found = list_entries(open_catalogue(ledger, warn=terminal.warn), which, terminal)
+        return select_jobs(ledger, which, terminal)[0]
+    found = list_entries(open_catalog(ledger, warn=terminal.warn), which, terminal)
     for entry in reversed(found):
         with suppress(NotFoundError):  # deleted in this moment
-            record = ledger.job(entry.id)
+            record = ledger.get_job(entry.id)
             if len(found) > 1:
                 terminal.warn(f"{len(found)} jobs match; this is the one created last: {entry.id}.")
             return record
-    raise no_jobs(ledger, which)
+    raise no_jobs_error(ledger, which)
 
 
-def list_entries(catalogue: Catalogue, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
+def list_entries(catalogue: JobCatalog, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
     """Every job of the filter's project, oldest first, of which next to nothing is read."""
-    project = find_project(catalogue.ledger, which, terminal)
-    return catalogue.entries(project.id if project else None)
+    project = select_project(catalogue.ledger, which, terminal)
+    return catalogue.list_entries(project.id if project else None)
 
 
-def unfinished_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
+def list_unfinished_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
     """Every job of the filter's project that is queued or active, oldest first."""
-    catalogue = open_catalogue(ledger, warn=terminal.warn)
+    catalogue = open_catalog(ledger, warn=terminal.warn)
     entries = list_entries(catalogue, which, terminal)
-    found = catalogue.unfinished(entries, lambda job_id: settled_state(ledger, job_id, terminal))
-    return [ledger.job(entry.id) for entry in found]
+    found = catalogue.list_unfinished(
+        entries, lambda job_id: get_reconciled_state(ledger, job_id, terminal)
+    )
+    return [ledger.get_job(entry.id) for entry in found]
 
 
-def no_jobs(ledger: Ledger, which: JobFilter) -> PrefectBtError:
+def no_jobs_error(ledger: Ledger, which: JobFilter) -> PrefectBtError:
     where = f"project {which.wanted_project!r}" if which.wanted_project else ledger.store.url
     return PrefectBtError(
         f"There is no training job in {where} yet.",
@@ -74,16 +76,16 @@ def no_jobs(ledger: Ledger, which: JobFilter) -> PrefectBtError:
     )
 
 
-def settled_state(ledger: Ledger, job_id: str, terminal: Terminal) -> JobState:
+def get_reconciled_state(ledger: Ledger, job_id: str, terminal: Terminal) -> JobState:
     """The job's state, after the end of a job whose process died was written down."""
-    state = ledger.state(job_id)
+    state = ledger.get_state(job_id)
     if state.terminal:
         return state
     from prefect_bt import control
 
     try:
-        control.settle(ledger, job_id)
+        control.reconcile_job(ledger, job_id)
     except PrefectBtError as error:
         # Reading a record must not depend on the substrate that ran the job.
         terminal.warn(f"Job {job_id} is shown as recorded; its nodes cannot be seen: {error}")
-    return ledger.state(job_id)
+    return ledger.get_state(job_id)

@@ -22,25 +22,25 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from prefect_bt.cli.server_app import HOST, origins_of
-from prefect_bt.cli.server_port import is_healthy, listen
+from prefect_bt.cli.server_app import HOST, allowed_origins
+from prefect_bt.cli.server_port import is_healthy, open_listening_socket
 from prefect_bt.errors import ServerError
-from prefect_bt.host.volumes import open_folders
-from prefect_bt.privacy import make_private
+from prefect_bt.host.volumes import list_exposure_warnings
+from prefect_bt.privacy import ensure_private_folder
 from prefect_bt.serverauth import (
     CLIENT_VARIABLE,
     SERVER_VARIABLE,
-    asks_for_no_password,
+    accepts_anonymous,
     auth_file,
-    choose_auth,
+    ensure_auth,
     is_same_server,
     read_auth,
-    refuses,
+    rejects_auth,
     restore_auth,
 )
 from prefect_bt.servers import (
     Daemon,
-    daemon_of,
+    get_daemon,
     read_server,
     server_file,
     start_daemon,
@@ -48,68 +48,68 @@ from prefect_bt.servers import (
 )
 from prefect_bt.settings import Settings
 
-Say = Callable[[str], None]
+Echo = Callable[[str], None]
 
 _ROLES: Final = ("caretaker", "worker", "server")
 """In the order in which they are stopped: who would start another goes first."""
-_SERVER_PATIENCE: Final = 120.0
-_WORKER_PATIENCE: Final = 60.0
-_STOP_PATIENCE: Final = 15.0
-_QUIET: Final = {
+_SERVER_TIMEOUT: Final = 120.0
+_WORKER_TIMEOUT: Final = 60.0
+_STOP_TIMEOUT: Final = 15.0
+_NO_TELEMETRY: Final = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
 }
 
 
-def up(*, port: int | None = None, worker: bool = True, say: Say = print) -> dict[str, Any]:
+def up(*, port: int | None = None, worker: bool = True, echo: Echo = print) -> dict[str, Any]:
     """Start a Prefect server with its UI, and a worker; returns once both answer.
 
     Returns the server file's document with "already_up" and "export", the line that makes other
     shells use this server. Raises ServerError; then nothing is left running that was not before.
     """
     settings = Settings()
-    with _alone(settings.state_dir, say=say):
-        for sentence in open_folders(settings):
-            say(f"Warning: {sentence}")
+    with _server_lock(settings.state_dir, say=echo):
+        for sentence in list_exposure_warnings(settings):
+            echo(f"Warning: {sentence}")
         known = read_server(settings.state_dir)
-        if known is not None and daemon_of(known, "server").alive:
-            if not _is_to_be_replaced(known, say=say):
-                return _already_up(settings.state_dir, known, worker=worker, say=say)
+        if known is not None and get_daemon(known, "server").is_alive:
+            if not _should_replace(known, say=echo):
+                return _report_already_up(settings.state_dir, known, worker=worker, say=echo)
             port = port or urlsplit(str(known["api_url"])).port
-        _clear(settings.state_dir, known)
-        document = _start(settings, port or settings.server_port, worker=worker, say=say)
-    return _report_server(settings.state_dir, document, already_up=False, say=say)
+        _stop_processes(settings.state_dir, known)
+        document = _start(settings, port or settings.server_port, worker=worker, say=echo)
+    return _report_server(settings.state_dir, document, already_up=False, say=echo)
 
 
-def down(*, force: bool = False, say: Say = print) -> dict[str, Any]:
+def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
     """Stop the worker, then the server that `up` started; returns what was stopped, {} if nothing.
 
     While flow runs are going it refuses with ServerError unless `force`: they would lose the server
     they report to.
     """
     state_dir = Settings().state_dir
-    with _alone(state_dir, say=say):
+    with _server_lock(state_dir, say=echo):
         known = read_server(state_dir)
-        alive = [role for role in _ROLES if known and daemon_of(known, role).alive]
+        alive = [role for role in _ROLES if known and get_daemon(known, role).is_alive]
         if known is None or not alive:
-            _clear(state_dir, known)
-            say("Nothing to stop: no server that `prefect-bt up` started runs here.")
+            _stop_processes(state_dir, known)
+            echo("Nothing to stop: no server that `prefect-bt up` started runs here.")
             return {}
         if not force:
-            _refuse_while_runs_go(known)
-        _clear(state_dir, known)
+            _check_no_active_runs(known)
+        _stop_processes(state_dir, known)
     if "server" in alive:
-        say(f"Stopped the Prefect server at {known['ui_url']}; what it stored is kept.")
+        echo(f"Stopped the Prefect server at {known['ui_url']}; what it stored is kept.")
     else:
-        say(f"The Prefect server was gone already; stopped its {' and its '.join(alive)}.")
+        echo(f"The Prefect server was gone already; stopped its {' and its '.join(alive)}.")
     return known
 
 
-def _start(settings: Settings, port: int, *, worker: bool, say: Say) -> dict[str, Any]:
+def _start(settings: Settings, port: int, *, worker: bool, say: Echo) -> dict[str, Any]:
     ui_url, state_dir = f"http://{HOST}:{port}", settings.state_dir
     document: dict[str, Any] = {"api_url": f"{ui_url}/api", "ui_url": ui_url}
-    with listen(port) as listening:
+    with open_listening_socket(port) as listening:
         say(f"Starting a Prefect server at {ui_url} (about ten seconds the first time)")
         try:
             _start_server(state_dir, document, listening)
@@ -117,31 +117,31 @@ def _start(settings: Settings, port: int, *, worker: bool, say: Say) -> dict[str
             _prepare(document)
             if worker:
                 _start_worker(state_dir, document, say=say)
-            _start_caretaker(state_dir, document, listening)
+            _start_watchdog(state_dir, document, listening)
         except BaseException:
-            _clear(state_dir, document)
+            _stop_processes(state_dir, document)
             raise
     return document
 
 
-def _already_up(
-    state_dir: Path, known: dict[str, Any], *, worker: bool, say: Say
+def _report_already_up(
+    state_dir: Path, known: dict[str, Any], *, worker: bool, say: Echo
 ) -> dict[str, Any]:
     say(f"Already up: {known['ui_url']}")
-    _ensure_auth(state_dir, known, say=say)
-    if worker and not daemon_of(known, "worker").alive:
+    _repair_auth_file(state_dir, known, say=say)
+    if worker and not get_daemon(known, "worker").is_alive:
         _start_worker(state_dir, known, say=say)
-    if not daemon_of(known, "caretaker").alive:
-        _start_caretaker(state_dir, known)  # without the socket, which only the server has now
+    if not get_daemon(known, "caretaker").is_alive:
+        _start_watchdog(state_dir, known)  # without the socket, which only the server has now
     return _report_server(state_dir, known, already_up=True, say=say)
 
 
-def _is_to_be_replaced(known: dict[str, Any], *, say: Say) -> bool:
+def _should_replace(known: dict[str, Any], *, say: Echo) -> bool:
     """Return whether the running server asks for no password, and can be replaced."""
-    if not asks_for_no_password(known["api_url"]):
+    if not accepts_anonymous(known["api_url"]):
         return False
     try:
-        _refuse_while_runs_go(known)
+        _check_no_active_runs(known)
     except ServerError as error:
         say(
             f"WARNING: every user and web page of this machine has access to this server: an older "
@@ -152,9 +152,9 @@ def _is_to_be_replaced(known: dict[str, Any], *, say: Say) -> bool:
     return True
 
 
-def _ensure_auth(state_dir: Path, known: dict[str, Any], *, say: Say) -> None:
+def _repair_auth_file(state_dir: Path, known: dict[str, Any], *, say: Echo) -> None:
     """Make the file hold the running server's auth string. Raises ServerError."""
-    if not refuses(known["api_url"], read_auth(state_dir)):
+    if not rejects_auth(known["api_url"], read_auth(state_dir)):
         return
     if not restore_auth(state_dir, known["server_pid"]):
         raise ServerError(
@@ -164,31 +164,31 @@ def _ensure_auth(state_dir: Path, known: dict[str, Any], *, say: Say) -> None:
     say(f"{auth_file(state_dir)} was missing or damaged; written again")
 
 
-def mend(listening: socket.socket | None = None, *, say: Say) -> bool:
+def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo) -> bool:
     """Start again what died of what `up` started here; False once it is no longer wanted.
 
     `listening` is the server's socket, if the caretaker holds it.
     """
     settings = Settings()
     state_dir = settings.state_dir
-    with _alone(state_dir, say=say):
+    with _server_lock(state_dir, say=echo):
         known = read_server(state_dir)
         if known is None:
             return False
-        if not daemon_of(known, "server").alive:
-            say("The server is gone; starting it again")
+        if not get_daemon(known, "server").is_alive:
+            echo("The server is gone; starting it again")
             port = urlsplit(str(known["api_url"])).port or settings.server_port
-            with listening.dup() if listening else listen(port) as taken:
+            with listening.dup() if listening else open_listening_socket(port) as taken:
                 _start_server(state_dir, known, taken, variables=os.environ)
             if read_auth(state_dir) != os.environ.get(CLIENT_VARIABLE):
-                daemon_of(known, "worker").stop(patience=_STOP_PATIENCE)  # it has another one
-        if known.get("worker_pid") and not daemon_of(known, "worker").alive:
-            _start_worker(state_dir, known, say=say)
+                get_daemon(known, "worker").stop(timeout=_STOP_TIMEOUT)  # it has another one
+        if known.get("worker_pid") and not get_daemon(known, "worker").is_alive:
+            _start_worker(state_dir, known, say=echo)
     return True
 
 
 def _report_server(
-    state_dir: Path, document: dict[str, Any], *, already_up: bool, say: Say
+    state_dir: Path, document: dict[str, Any], *, already_up: bool, say: Echo
 ) -> dict[str, Any]:
     # The string itself is in no terminal, and in no shell's history.
     show = f"cat {shlex.quote(str(auth_file(state_dir.absolute())))}"
@@ -219,11 +219,13 @@ def _start_server(
     hold the password of a server that is started again.
     """
     api_url, log = document["api_url"], state_dir / "server.log"
-    auth = choose_auth(state_dir, api_url, variables or {}, own=_own_auth())
+    auth = ensure_auth(state_dir, api_url, variables or {}, configured=_own_auth())
     environment = {
         **_environment(api_url, auth),
         SERVER_VARIABLE: auth,
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(origins_of(listening.getsockname()[1])),
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(
+            allowed_origins(listening.getsockname()[1])
+        ),
         # Without these two, a UI on another port than 4200 asks for data at 4200.
         "PREFECT_SERVER_UI_API_URL": api_url,
         "PREFECT_UI_URL": document["ui_url"],
@@ -235,15 +237,15 @@ def _start_server(
     descriptor = listening.fileno()
     command = [sys.executable, "-m", "prefect_bt.cli.server_app", str(descriptor)]
     daemon, process = start_daemon(command, log=log, environment=environment, pass_fds=[descriptor])
-    _note(state_dir, document, "server", daemon)
-    deadline = time.monotonic() + _SERVER_PATIENCE
+    _record_process(state_dir, document, "server", daemon)
+    deadline = time.monotonic() + _SERVER_TIMEOUT
     while not is_healthy(api_url):
         if process.poll() is not None or time.monotonic() > deadline:
-            raise _did_not_start("server", log)
+            raise _start_error("server", log)
         time.sleep(0.2)
 
 
-def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Say) -> None:
+def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Echo) -> None:
     from prefect_bt.cli.server_setup import POOL, wait_for_worker
 
     say("Starting a worker")
@@ -257,17 +259,17 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Say) -> Non
     daemon, _ = start_daemon(
         [*command, "--pool", POOL, "--name", name], log=log, environment=environment
     )
-    _note(state_dir, document, "worker", daemon)
-    for _ in range(int(_WORKER_PATIENCE)):
-        if wait_for_worker(document["api_url"], name, patience=1.0):
+    _record_process(state_dir, document, "worker", daemon)
+    for _ in range(int(_WORKER_TIMEOUT)):
+        if wait_for_worker(document["api_url"], name, timeout=1.0):
             return
-        if not daemon.alive:
+        if not daemon.is_alive:
             break
-    daemon.stop(patience=_STOP_PATIENCE)
-    raise _did_not_start("worker", log)
+    daemon.stop(timeout=_STOP_TIMEOUT)
+    raise _start_error("worker", log)
 
 
-def _start_caretaker(
+def _start_watchdog(
     state_dir: Path, document: dict[str, Any], listening: socket.socket | None = None
 ) -> None:
     """Start the caretaker, which keeps the port (`listening`) while the server is away."""
@@ -278,10 +280,10 @@ def _start_caretaker(
         environment=_environment(document["api_url"], read_auth(state_dir)),
         pass_fds=descriptors,
     )
-    _note(state_dir, document, "caretaker", daemon)
+    _record_process(state_dir, document, "caretaker", daemon)
 
 
-def _note(state_dir: Path, document: dict[str, Any], role: str, daemon: Daemon) -> None:
+def _record_process(state_dir: Path, document: dict[str, Any], role: str, daemon: Daemon) -> None:
     document.update({f"{role}_pid": daemon.pid, f"{role}_started": daemon.started})
     document.setdefault("worker_pid", None)
     document.setdefault("worker_started", None)
@@ -300,21 +302,21 @@ def _prepare(document: dict[str, Any]) -> None:
         ) from error
 
 
-def _clear(state_dir: Path, document: dict[str, Any] | None) -> None:
+def _stop_processes(state_dir: Path, document: dict[str, Any] | None) -> None:
     """Stop what still runs of `document` and remove the file."""
     if document is not None:
         for role in _ROLES:
-            daemon_of(document, role).stop(patience=_STOP_PATIENCE)
+            get_daemon(document, role).stop(timeout=_STOP_TIMEOUT)
     server_file(state_dir).unlink(missing_ok=True)
 
 
-def _refuse_while_runs_go(known: dict[str, Any]) -> None:
-    if not daemon_of(known, "server").alive:
+def _check_no_active_runs(known: dict[str, Any]) -> None:
+    if not get_daemon(known, "server").is_alive:
         return
-    from prefect_bt.cli.server_setup import runs_going
+    from prefect_bt.cli.server_setup import list_active_runs
 
     try:
-        going = runs_going(known["api_url"])
+        going = list_active_runs(known["api_url"])
     except httpx.HTTPStatusError as error:
         if error.response.status_code != HTTPStatus.UNAUTHORIZED:
             return
@@ -343,18 +345,18 @@ def _own_auth() -> str:
 def _environment(api_url: str, auth: str) -> dict[str, str]:
     """Ours with the API chosen; a key for Prefect Cloud is of no concern to a local server."""
     inherited = {k: v for k, v in os.environ.items() if k != "PREFECT_API_KEY"}
-    return {**inherited, **_QUIET, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
+    return {**inherited, **_NO_TELEMETRY, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
 
 
-def _did_not_start(what: str, log: Path) -> ServerError:
+def _start_error(what: str, log: Path) -> ServerError:
     last = " | ".join(log.read_text(errors="replace").split("\n")[-6:]).strip(" |")
     return ServerError(f"The Prefect {what} did not start: {last}", next_step=f"See {log}.")
 
 
 @contextmanager
-def _alone(state_dir: Path, *, say: Say) -> Generator[None]:
-    """One `up`, `down` or `mend` of a state folder at a time; another waits, and says so."""
-    make_private(state_dir)
+def _server_lock(state_dir: Path, *, say: Echo) -> Generator[None]:
+    """Allow one `up`, `down` or restart of a state folder at a time; another waits and says so."""
+    ensure_private_folder(state_dir)
     with (state_dir / "server.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

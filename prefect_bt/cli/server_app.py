@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
 HOST: Final = "127.0.0.1"
-NAMES: Final = (HOST, "localhost", "[::1]")
+HOST_NAMES: Final = (HOST, "localhost", "[::1]")
 """Host names of the server. It does not listen on ::1 itself, but a tunnel may."""
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^][:/@\s]+)(:\d+)?")
 
@@ -26,12 +26,12 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-def origins_of(port: int) -> list[str]:
+def allowed_origins(port: int) -> list[str]:
     """Return the UI's origins."""
-    return [f"http://{name}:{port}" for name in NAMES]
+    return [f"http://{name}:{port}" for name in HOST_NAMES]
 
 
-class OwnPagesOnly:
+class HostOriginMiddleware:
     """An ASGI app that refuses requests in another host's name and those of other sites' pages.
 
     A browser names the page's origin in every request that can change something, and in every one
@@ -39,20 +39,20 @@ class OwnPagesOnly:
     """
 
     def __init__(self, app: App, *, port: int) -> None:
-        self._app, self._origins = app, frozenset(origins_of(port))
+        self._app, self._origins = app, frozenset(allowed_origins(port))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
-        elif refusal := self._refusal(scope):
-            await _refuse(scope, send, *refusal)
+        elif refusal := self._find_rejection(scope):
+            await _send_rejection(scope, send, *refusal)
         else:
-            await self._app(scope, receive, _unframed(send))
+            await self._app(scope, receive, _deny_framing(send))
 
-    def _refusal(self, scope: Message) -> tuple[int, str] | None:
+    def _find_rejection(self, scope: Message) -> tuple[int, str] | None:
         hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
-        if not hosts or any(_name_of(host) not in NAMES for host in hosts):
-            return 421, f"This server answers as {', '.join(NAMES)} only."
+        if not hosts or any(_host_name(host) not in HOST_NAMES for host in hosts):
+            return 421, f"This server answers as {', '.join(HOST_NAMES)} only."
         if any(origin not in self._origins for origin in origins):
             return 403, "Pages of other sites have no access to this server."
         return None
@@ -62,12 +62,12 @@ def _values(scope: Message, header: bytes) -> list[str]:
     return [value.decode("latin-1").lower() for name, value in scope["headers"] if name == header]
 
 
-def _name_of(host: str) -> str:
+def _host_name(host: str) -> str:
     found = _HOST.fullmatch(host)
     return found[1] if found else ""
 
 
-async def _refuse(scope: Message, send: Send, status: int, why: str) -> None:
+async def _send_rejection(scope: Message, send: Send, status: int, why: str) -> None:
     if scope["type"] == "websocket":  # not accepted yet: the client sees HTTP 403
         await send({"type": "websocket.close", "code": 1008, "reason": why})
         return
@@ -76,7 +76,7 @@ async def _refuse(scope: Message, send: Send, status: int, why: str) -> None:
     await send({"type": "http.response.body", "body": f"{why}\n".encode()})
 
 
-def _unframed(send: Send) -> Send:
+def _deny_framing(send: Send) -> Send:
     """Forbid other sites to show the UI in a frame, where a user could be made to click it."""
 
     async def sending(message: Message) -> None:
@@ -99,7 +99,7 @@ def main(listening: socket.socket) -> int:
     make_private()
     settings = get_current_settings().server
     config = uvicorn.Config(
-        OwnPagesOnly(create_app(final=True), port=listening.getsockname()[1]),
+        HostOriginMiddleware(create_app(final=True), port=listening.getsockname()[1]),
         timeout_keep_alive=settings.api.keepalive_timeout,
         ws_ping_interval=settings.api.websocket_ping_interval,
         ws_ping_timeout=settings.api.websocket_ping_timeout,

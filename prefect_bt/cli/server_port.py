@@ -13,12 +13,12 @@ from prefect_bt.cli.server_app import HOST
 from prefect_bt.errors import ServerError
 
 
-def listen(port: int) -> socket.socket:
+def open_listening_socket(port: int) -> socket.socket:
     """Return a socket that listens at the port. ServerError when another program has it."""
     try:
         return socket.create_server((HOST, port), backlog=2048)
     except OSError as error:
-        raise _taken(port) from error
+        raise _port_in_use_error(port) from error
 
 
 def is_healthy(api_url: str) -> bool:
@@ -31,7 +31,7 @@ def is_healthy(api_url: str) -> bool:
         return False
 
 
-def _taken(port: int) -> ServerError:
+def _port_in_use_error(port: int) -> ServerError:
     url = f"http://{HOST}:{port}"
     if is_healthy(f"{url}/api"):
         return ServerError(

@@ -33,11 +33,11 @@ from prefect_bt.settings import Settings
 POOL: Final = "training"
 """Prefect keeps names that begin with its own for itself."""
 DEPLOYMENT: Final = "train/train"
-_GOING: Final = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+_ACTIVE_STATES: Final = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
 @contextmanager
-def at(api_url: str) -> Generator[None]:
+def use_api(api_url: str) -> Generator[None]:
     """Let Prefect's client use `api_url`, whatever the environment or the profile says.
 
     The password is that of the state folder, else the configured one.
@@ -56,7 +56,7 @@ def own_auth() -> str:
 
 def prepare(api_url: str) -> None:
     """Register the blocks, make the pool, deploy the flow."""
-    with at(api_url):
+    with use_api(api_url):
         register_blocks()
         ensure_pool()
         deploy_train()
@@ -94,10 +94,10 @@ def deploy_train() -> None:
     cast("Any", deployment).apply(_sync=True)
 
 
-def wait_for_worker(api_url: str, name: str, *, patience: float) -> bool:
-    """Whether the worker has reported to the server within `patience` seconds."""
-    deadline = time.monotonic() + patience
-    with at(api_url), get_client(sync_client=True) as client:
+def wait_for_worker(api_url: str, name: str, *, timeout: float) -> bool:
+    """Whether the worker has reported to the server within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    with use_api(api_url), get_client(sync_client=True) as client:
         while time.monotonic() < deadline:
             workers = client.read_workers_for_work_pool(POOL)
             if any(w.name == name and w.status == WorkerStatus.ONLINE for w in workers):
@@ -106,8 +106,10 @@ def wait_for_worker(api_url: str, name: str, *, patience: float) -> bool:
     return False
 
 
-def runs_going(api_url: str) -> list[str]:
+def list_active_runs(api_url: str) -> list[str]:
     """Names of the flow runs that would lose their server."""
-    wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_GOING)))
-    with at(api_url), get_client(sync_client=True) as client:
+    wanted = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_ACTIVE_STATES))
+    )
+    with use_api(api_url), get_client(sync_client=True) as client:
         return [run.name for run in client.read_flow_runs(flow_run_filter=wanted, limit=50)]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from prefect_bt.cli import attach
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Yes
-from prefect_bt.cli.selection import find_jobs, unfinished_jobs
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Yes
+from prefect_bt.cli.selection import list_unfinished_jobs, select_jobs
 from prefect_bt.cli.terminal import FAILED, OK, Terminal
 from prefect_bt.errors import PrefectBtError, StateError
 from prefect_bt.records import JobState
@@ -26,7 +26,7 @@ def stop(
         bool, Parameter(help="The job's machine is gone: write its end down from here.")
     ] = False,
     yes: Yes = False,
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Stop a job: polite signal, grace, a last save of what is whole.
 
@@ -43,14 +43,14 @@ def stop(
     if abandoned and (which.job_id is None or all):
         raise PrefectBtError("--abandoned is of one job.", next_step="Name it with --job-id.")
     if which.job_id is not None:
-        named = find_jobs(ledger, which, terminal)
+        named = select_jobs(ledger, which, terminal)
         return _stop_each(terminal, ledger, named, named=True, abandoned=abandoned)
-    going = unfinished_jobs(ledger, which, terminal)
+    going = list_unfinished_jobs(ledger, which, terminal)
     if all and not going:
         terminal.warn("No queued or active training jobs.")
         return OK
     if not all:
-        _only(terminal, ledger, going)
+        _check_single_job(terminal, ledger, going)
     question = f"Stop {len(going)} training jobs?" if all else f"Stop job {going[0].id}?"
     if not yes and not terminal.confirm(question):
         terminal.error("Nothing was stopped.")
@@ -58,7 +58,7 @@ def stop(
     return _stop_each(terminal, ledger, going)
 
 
-def _only(terminal: Terminal, ledger: Ledger, going: list[JobRecord]) -> None:
+def _check_single_job(terminal: Terminal, ledger: Ledger, going: list[JobRecord]) -> None:
     if not going:
         raise PrefectBtError("No queued or active training jobs.")
     if len(going) > 1:
@@ -83,16 +83,16 @@ def _stop_each(
 ) -> int:
     """`named`: the user named the job, so one that is over already is an error."""
     from prefect_bt import control
-    from prefect_bt.jobs import who_asks
+    from prefect_bt.jobs import current_user
 
     watched: list[JobRecord] = []
-    by = who_asks() or "a user"
+    by = current_user() or "a user"
     code = OK
     for record in records:
         try:
-            terminal.note(control.stop_job(ledger, record.id, by=by, abandoned=abandoned))
+            terminal.info(control.stop_job(ledger, record.id, by=by, abandoned=abandoned))
         except StateError as error:
-            if not named and ledger.state(record.id).terminal:  # since it was listed
+            if not named and ledger.get_state(record.id).terminal:  # since it was listed
                 watched.append(record)
                 continue
             # The others are to be stopped all the same.
@@ -101,21 +101,21 @@ def _stop_each(
         else:
             watched.append(record)
     for record in watched:
-        state = _await(terminal, ledger, record)
+        state = _wait_for_job(terminal, ledger, record)
         if state is JobState.STOPPED:
-            _cancel_waiting_runs(terminal, ledger, record)
-        elif state in attach.FAILURES:
+            _cancel_pending_runs(terminal, ledger, record)
+        elif state in attach.FAILED_STATES:
             code = FAILED
     return code
 
 
-def _cancel_waiting_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
+def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
     """A job stopped before it began has a run that still waits for a worker; it need not be late.
 
     Only for show: the run would find its job stopped, and end.
     """
-    runs = ledger.runs_of_job(record.id)
-    if ledger.attempts(record.id) or not runs:
+    runs = ledger.list_runs(record.id)
+    if ledger.list_attempts(record.id) or not runs:
         return
     from prefect_bt.cli.prefect_api import cancel_run
 
@@ -126,18 +126,18 @@ def _cancel_waiting_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) 
         terminal.warn(f"The job is stopped, but its Prefect run still waits: {error}")
 
 
-def _await(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
+def _wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
     from prefect_bt import control
 
     try:
-        with terminal.working(f"Waiting for job {record.id} to end"):
-            state = control.wait_terminal(ledger, record.id)
+        with terminal.spinner(f"Waiting for job {record.id} to end"):
+            state = control.wait_for_end(ledger, record.id)
     except KeyboardInterrupt:
-        terminal.note("")
+        terminal.info("")
         terminal.warn(f"Job {record.id} is still being stopped; nobody needs to wait for it.")
         raise
     if state is JobState.STOPPED:
-        terminal.say(f"Training job {record.id} stopped successfully.", style="green")
+        terminal.echo(f"Training job {record.id} stopped successfully.", style="green")
     else:
-        attach.say_end(terminal, ledger, record.id)
+        attach.print_job_end(terminal, ledger, record.id)
     return state

@@ -17,25 +17,25 @@ from rich.table import Table
 from rich.text import Text
 
 from prefect_bt.cli.terminal import Terminal
-from prefect_bt.visible import visible
+from prefect_bt.visible import escape_controls
 
 Document = dict[str, Any]
 Cell = str | Text
 
-_LONGEST_WORD: Final = 24
+_MAX_WORD_WIDTH: Final = 24
 """Columns that a word of free text may claim; a longer one, such as an address, is folded."""
-_BETWEEN: Final = 3
+_COLUMN_OVERHEAD: Final = 3
 """Columns that a border and the blanks beside it take."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """`solid`: a cell is one word, blanks and all. `least`: never narrower than this."""
+    """`no_wrap`: a cell is one word, blanks and all. `min_width`: never narrower than this."""
 
     name: str
-    read: Callable[[Document], Cell]
-    solid: bool = False
-    least: int = 0
+    value: Callable[[Document], Cell]
+    no_wrap: bool = False
+    min_width: int = 0
 
 
 def show_table(
@@ -44,17 +44,17 @@ def show_table(
     columns: Sequence[Column],
     rows: Sequence[Document],
     *,
-    spare: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> None:
-    """`spare` names the columns that a narrow terminal goes without, the first one first."""
-    cells = {column.name: [to_text(column.read(row)) for row in rows] for column in columns}
+    """`optional` names the columns that a narrow terminal goes without, the first one first."""
+    cells = {column.name: [to_text(column.value(row)) for row in rows] for column in columns}
     if not terminal.out.is_terminal:
         table = new_table(terminal, title)
         for column in columns:
             table.add_column(column.name)
         shown, dropped = list(columns), list[str]()
     else:
-        shown, dropped = _choose(columns, cells, spare, terminal.out.width)
+        shown, dropped = _choose(columns, cells, optional, terminal.out.width)
         table = new_table(terminal, title)
         for column, width in zip(shown, _widths(shown, cells, terminal.out.width), strict=True):
             table.add_column(column.name, overflow="fold", width=width)
@@ -62,7 +62,7 @@ def show_table(
         table.add_row(*(cells[column.name][number] for column in shown))
     terminal.show(table)
     if dropped:
-        terminal.say(f"Too narrow for: {', '.join(dropped)}. -o json has them.", style="dim")
+        terminal.echo(f"Too narrow for: {', '.join(dropped)}. -o json has them.", style="dim")
 
 
 def show_fields(terminal: Terminal, title: str, fields: Iterable[tuple[str, Cell | None]]) -> None:
@@ -79,7 +79,7 @@ def show_fields(terminal: Terminal, title: str, fields: Iterable[tuple[str, Cell
 def new_table(terminal: Terminal, title: str, *, header: bool = True) -> Table:
     boxed = terminal.out.is_terminal
     return Table(
-        title=Text(visible(title), style="bold magenta"),
+        title=Text(escape_controls(title), style="bold magenta"),
         title_justify="left",
         box=box.ROUNDED if boxed else None,
         border_style="blue",
@@ -95,26 +95,26 @@ def new_table(terminal: Terminal, title: str, *, header: bool = True) -> Table:
 def to_text(value: Cell) -> Text:
     """Return free text for a cell: brackets are no markup, and controls have no effect."""
     plain = value.plain if isinstance(value, Text) else value
-    harmless = visible(plain)
+    harmless = escape_controls(plain)
     if isinstance(value, Text) and harmless == plain:
         return value
     return Text(harmless, style=value.style if isinstance(value, Text) else "")
 
 
-def number(value: int | None) -> str:
+def format_number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def local_time(iso: str | None) -> str:
+def format_local_time(iso: str | None) -> str:
     return f"{datetime.fromisoformat(iso).astimezone():%Y-%m-%d %H:%M:%S}" if iso else ""
 
 
-def link_in(terminal: Terminal) -> Link:
-    return Link(clickable=terminal.out.is_terminal)
+def make_link_formatter(terminal: Terminal) -> LinkFormatter:
+    return LinkFormatter(clickable=terminal.out.is_terminal)
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkFormatter:
     """An address to click on in a terminal, under a short word where room is scarce."""
 
     clickable: bool
@@ -122,11 +122,11 @@ class Link:
     def __call__(self, url: str | None, *, short: bool = True) -> Text:
         if not url:
             return Text("")
-        style = f"link {url}" if self.clickable and _is_address(url) else ""
+        style = f"link {url}" if self.clickable and _is_safe_url(url) else ""
         return Text("link" if self.clickable and short else url, style=style)
 
 
-def _is_address(url: str) -> bool:
+def _is_safe_url(url: str) -> bool:
     """Return whether it can be part of a terminal's link sequence, and of a style of rich."""
     return url.isascii() and url.isprintable() and " " not in url
 
@@ -139,7 +139,7 @@ def _choose(
 ) -> tuple[list[Column], list[str]]:
     shown, dropped = list(columns), list[str]()
     for name in spare:
-        if sum(_least(c, cells) + _BETWEEN for c in shown) + 1 <= width:
+        if sum(_min_width(c, cells) + _COLUMN_OVERHEAD for c in shown) + 1 <= width:
             break
         shown = [column for column in shown if column.name != name]
         dropped.append(name)
@@ -148,9 +148,9 @@ def _choose(
 
 def _widths(columns: Sequence[Column], cells: dict[str, list[Text]], width: int) -> list[int]:
     """What each column gets: its longest word, then a fair share of what is left."""
-    widths = [_least(column, cells) for column in columns]
-    wishes = [_wish(column, cells) for column in columns]
-    left = width - 1 - sum(w + _BETWEEN for w in widths)
+    widths = [_min_width(column, cells) for column in columns]
+    wishes = [_preferred_width(column, cells) for column in columns]
+    left = width - 1 - sum(w + _COLUMN_OVERHEAD for w in widths)
     needs = sorted(range(len(columns)), key=lambda i: wishes[i] - widths[i])
     for done, index in enumerate(needs):
         share = max(0, left // (len(needs) - done))
@@ -160,13 +160,15 @@ def _widths(columns: Sequence[Column], cells: dict[str, list[Text]], width: int)
     return widths
 
 
-def _least(column: Column, cells: dict[str, list[Text]]) -> int:
+def _min_width(column: Column, cells: dict[str, list[Text]]) -> int:
     words = column.name.split()
     for cell in cells[column.name]:
-        words += [cell.plain] if column.solid else [w[:_LONGEST_WORD] for w in cell.plain.split()]
+        words += (
+            [cell.plain] if column.no_wrap else [w[:_MAX_WORD_WIDTH] for w in cell.plain.split()]
+        )
     longest = max(map(cell_len, words), default=1)
-    return max(longest, min(column.least, _wish(column, cells)))
+    return max(longest, min(column.min_width, _preferred_width(column, cells)))
 
 
-def _wish(column: Column, cells: dict[str, list[Text]]) -> int:
+def _preferred_width(column: Column, cells: dict[str, list[Text]]) -> int:
     return max(cell_len(text) for text in [column.name, *(c.plain for c in cells[column.name])])

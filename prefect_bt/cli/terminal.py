@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from prefect_bt.visible import visible
+from prefect_bt.visible import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -28,30 +28,33 @@ INTERRUPTED: Final = 130
 
 _PLAIN_WIDTH: Final = 10_000
 """Columns of output that goes to a file or a pipe: nothing is cut or wrapped there."""
-_ROOMY: Final = 100
+_WIDE_TERMINAL: Final = 100
 """Columns from which on a bar may be long."""
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """`interactive`: somebody can be asked. `documents`: standard output is for a document."""
+    """`interactive`: somebody can be asked.
+
+    `machine_readable`: standard output is for a document.
+    """
 
     interactive: bool
     debug: bool = False
-    documents: bool = False
+    machine_readable: bool = False
 
     @cached_property
     def out(self) -> Console:
         """Where a command's words go."""
-        return self.err if self.documents else _console(stderr=False)
+        return self.err if self.machine_readable else _console(stderr=False)
 
     @cached_property
     def err(self) -> Console:
         return _console(stderr=True)
 
-    def beside(self, output: str) -> Terminal:
+    def for_output(self, output: str) -> Terminal:
         """The terminal for a command that prints in the format `output`."""
-        return replace(self, documents=output != "cli-table")
+        return replace(self, machine_readable=output != "cli-table")
 
     def show(self, renderable: RenderableType) -> None:
         """A table; without blanks at the ends of its lines where that is plain text."""
@@ -61,51 +64,51 @@ class Terminal:
         with self.out.capture() as captured:
             self.out.print(renderable)
         for line in captured.get().splitlines():
-            self.say(line.rstrip())
+            self.echo(line.rstrip())
 
-    def say(self, text: str = "", *, style: str = "") -> None:
+    def echo(self, text: str = "", *, style: str = "") -> None:
         """A line of the command's result."""
         _print_line(self.out, text, style)
 
-    def note(self, text: str, *, style: str = "") -> None:
+    def info(self, text: str, *, style: str = "") -> None:
         """A line beside the result."""
         _print_line(self.err, text, style)
 
     def warn(self, text: str) -> None:
-        self.note(text, style="yellow")
+        self.info(text, style="yellow")
 
     def error(self, text: str) -> None:
         """`error: <text>`, the label red on a terminal."""
         from rich.text import Text
 
-        said = Text.assemble(("error:", "bold red"), f" {visible(text)}")
+        said = Text.assemble(("error:", "bold red"), f" {escape_controls(text)}")
         self.err.print(said, soft_wrap=True)
 
-    def document(self, value: Any) -> None:
+    def print_json(self, value: Any) -> None:
         """`value` as JSON, ASCII only: all that standard output gets."""
-        write(to_json(value, indent=2) + "\n")
+        write_stdout(to_json(value, indent=2) + "\n")
 
     def confirm(self, question: str) -> bool:
         """Yes when nobody can be asked; no when the answer is empty."""
         if not self.interactive:
             return True
-        self.err.print(f"{visible(question)} [y/N] ", end="")
+        self.err.print(f"{escape_controls(question)} [y/N] ", end="")
         return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
     @contextmanager
-    def moving(self, text: str, total: int) -> Generator[Callable[[int], None]]:
+    def progress_bar(self, text: str, total: int) -> Generator[Callable[[int], None]]:
         """A bar for work on `total` bytes on a terminal, nothing elsewhere; yields its tick.
 
         Shows bytes, rate and time left. The tick may come from any thread.
         """
         if not sys.stderr.isatty() or not total:
-            yield _unheard
+            yield _ignore_progress
             return
         from rich import progress
 
         columns = (
             progress.TextColumn(text, markup=False),
-            progress.BarColumn(bar_width=24 if self.err.width >= _ROOMY else 8),
+            progress.BarColumn(bar_width=24 if self.err.width >= _WIDE_TERMINAL else 8),
             progress.DownloadColumn(binary_units=True),
             progress.TransferSpeedColumn(),
             progress.TimeRemainingColumn(compact=True),
@@ -115,7 +118,7 @@ class Terminal:
             yield lambda size: bar.advance(task, size)
 
     @contextmanager
-    def working(self, text: str) -> Generator[None]:
+    def spinner(self, text: str) -> Generator[None]:
         """A spinner on a terminal, nothing elsewhere."""
         if not sys.stderr.isatty():
             yield
@@ -128,7 +131,7 @@ def status_text(text: str) -> Text:
     """Return the text of a spinner; rich would read markup in a plain string."""
     from rich.text import Text
 
-    return Text(visible(text))
+    return Text(escape_controls(text))
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -136,23 +139,23 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, default=str).replace("\x7f", "\\u007f")
 
 
-def data_cell(value: object) -> str:
+def csv_cell(value: object) -> str:
     """Return a csv cell: exact for a program, without control characters on a terminal."""
-    return visible(str(value)) if sys.stdout.isatty() else str(value)
+    return escape_controls(str(value)) if sys.stdout.isatty() else str(value)
 
 
-def _unheard(size: int) -> None:
+def _ignore_progress(size: int) -> None:
     _ = size
 
 
-def write(text: str, *, flush: bool = False) -> None:
+def write_stdout(text: str, *, flush: bool = False) -> None:
     """Text as it is, on standard output."""
     sys.stdout.write(text)
     if flush:
         sys.stdout.flush()
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """`1 file`, `2 files`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -185,7 +188,7 @@ def _console(*, stderr: bool) -> Console:
 
 
 def _print_line(console: Console, text: str, style: str) -> None:
-    console.print(visible(text), style=style or None, soft_wrap=True)
+    console.print(escape_controls(text), style=style or None, soft_wrap=True)
 
 
 def _stdin_is_tty() -> bool:

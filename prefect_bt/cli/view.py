@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from prefect_bt.catalogue.entries import open_catalogue
-from prefect_bt.cli.options import NO_FILTER, Here, JobFilter, Output
+from prefect_bt.catalogue.entries import open_catalog
+from prefect_bt.cli.options import NO_FILTER, InjectedTerminal, JobFilter, Output
 from prefect_bt.cli.selection import (
     ACTIVE,
     QUEUED,
-    find_jobs,
+    get_reconciled_state,
     list_entries,
-    no_jobs,
-    settled_state,
+    no_jobs_error,
+    select_jobs,
 )
 from prefect_bt.cli.terminal import OK, Terminal
 from prefect_bt.errors import PrefectBtError
@@ -23,13 +23,13 @@ from prefect_bt.errors import PrefectBtError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from prefect_bt.catalogue.entries import Catalogue, JobEntry
+    from prefect_bt.catalogue.entries import JobCatalog, JobEntry
     from prefect_bt.ledger import Ledger
     from prefect_bt.records import ProjectRecord
 
 Document = dict[str, Any]
 
-SHOWN: Final = 50
+DEFAULT_LIMIT: Final = 50
 """Jobs of a project that are shown unless --limit or --all is given."""
 
 
@@ -40,12 +40,12 @@ def view(
         int | None,
         Parameter(
             validator=Number(gte=1),
-            help=f"Show only the newest jobs, at most this many; {SHOWN} unless set.",
+            help=f"Show only the newest jobs, at most this many; {DEFAULT_LIMIT} unless set.",
         ),
     ] = None,
     all: Annotated[bool, Parameter(help="Show all jobs of the project, or of the store.")] = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Show projects and what is queued or active; with a filter, the jobs it lets through.
 
@@ -60,21 +60,21 @@ def view(
 
     if all and limit is not None:
         raise PrefectBtError("--all and --limit exclude each other.", next_step="Give one of them.")
-    ledger, beside = open_ledger(), terminal.beside(output)
+    ledger, beside = open_ledger(), terminal.for_output(output)
     if which.job_id:
         _show_one(beside, ledger, which)
     elif which.wanted_project or all or limit is not None:
-        _show_newest(beside, ledger, which, None if all else limit or SHOWN)
+        _show_newest(beside, ledger, which, None if all else limit or DEFAULT_LIMIT)
     else:
         _show_overview(beside, ledger)
     return OK
 
 
 def _show_one(terminal: Terminal, ledger: Ledger, which: JobFilter) -> None:
-    [record] = find_jobs(ledger, which, terminal)
+    [record] = select_jobs(ledger, which, terminal)
     document = _reader(ledger, terminal)(record.id)
-    if terminal.documents:
-        terminal.document(document)
+    if terminal.machine_readable:
+        terminal.print_json(document)
         return
     from prefect_bt.cli import render
 
@@ -83,18 +83,18 @@ def _show_one(terminal: Terminal, ledger: Ledger, which: JobFilter) -> None:
 
 def _show_newest(terminal: Terminal, ledger: Ledger, which: JobFilter, limit: int | None) -> None:
     """The newest jobs of a project or of the store: one in detail, several as a table."""
-    catalogue = open_catalogue(ledger, warn=terminal.warn)
+    catalogue = open_catalog(ledger, warn=terminal.warn)
     entries = list_entries(catalogue, which, terminal)
     shown = entries if limit is None else entries[-limit:]
-    documents = catalogue.documents(shown, _reader(ledger, terminal))
-    if terminal.documents:
-        terminal.document({"training_jobs": documents, "total_jobs": len(entries)})
+    documents = catalogue.list_documents(shown, _reader(ledger, terminal))
+    if terminal.machine_readable:
+        terminal.print_json({"training_jobs": documents, "total_jobs": len(entries)})
     elif not documents:
-        raise no_jobs(ledger, which)
+        raise no_jobs_error(ledger, which)
     else:
         _show_table(terminal, documents, one=len(entries) == 1)
     if len(shown) < len(entries):
-        terminal.note(
+        terminal.info(
             f"{len(shown)} of {len(entries)} jobs are shown, the newest. "
             "More: --limit N, or --all.",
             style="yellow",
@@ -113,31 +113,31 @@ def _show_table(terminal: Terminal, documents: list[Document], *, one: bool) -> 
 def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
     from prefect_bt.cli import render
 
-    catalogue, read = open_catalogue(ledger, warn=terminal.warn), _reader(ledger, terminal)
-    going = catalogue.unfinished(
-        catalogue.entries(), lambda job_id: settled_state(ledger, job_id, terminal)
+    catalogue, read = open_catalog(ledger, warn=terminal.warn), _reader(ledger, terminal)
+    going = catalogue.list_unfinished(
+        catalogue.list_entries(), lambda job_id: get_reconciled_state(ledger, job_id, terminal)
     )
-    projects = list(_projects(catalogue, ledger.projects(), read))
-    documents = catalogue.documents(going, read)
+    projects = list(_projects(catalogue, ledger.list_projects(), read))
+    documents = catalogue.list_documents(going, read)
     queued, active = (
         [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
     )
     queued.sort(key=lambda job: -int(job["priority"]))
-    if terminal.documents:
-        terminal.document(
+    if terminal.machine_readable:
+        terminal.print_json(
             {"training_projects": projects, "queued_jobs": queued, "active_jobs": active}
         )
         return
     render.show_projects(terminal, projects)
-    terminal.say()
+    terminal.echo()
     if queued:
         render.show_queued(terminal, queued)
     if queued and active:
-        terminal.say()
+        terminal.echo()
     if active:
         render.show_jobs(terminal, active, title="Active Training Jobs")
     if not queued and not active:
-        terminal.say("No queued or active training jobs.", style="yellow")
+        terminal.echo("No queued or active training jobs.", style="yellow")
 
 
 def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
@@ -145,18 +145,19 @@ def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
     from prefect_bt.jobs import job_document
 
     def read(job_id: str) -> Document:
-        settled_state(ledger, job_id, terminal)
-        return job_document(ledger, ledger.job(job_id))
+        get_reconciled_state(ledger, job_id, terminal)
+        return job_document(ledger, ledger.get_job(job_id))
 
     return read
 
 
 def _projects(
-    catalogue: Catalogue, projects: Sequence[ProjectRecord], read: Callable[[str], Document]
+    catalogue: JobCatalog, projects: Sequence[ProjectRecord], read: Callable[[str], Document]
 ) -> Iterator[Document]:
-    newest: dict[str, JobEntry] = {entry.project_id: entry for entry in catalogue.entries()}
+    newest: dict[str, JobEntry] = {entry.project_id: entry for entry in catalogue.list_entries()}
     latest = {
-        one["training_project_id"]: one for one in catalogue.documents(list(newest.values()), read)
+        one["training_project_id"]: one
+        for one in catalogue.list_documents(list(newest.values()), read)
     }
     for project in projects:
         yield _project(project, latest.get(project.id))
@@ -164,9 +165,9 @@ def _projects(
 
 def _project(project: ProjectRecord, latest: Document | None) -> Document:
     """TrainingProject JSON of §13."""
-    from prefect_bt.jobs import iso
+    from prefect_bt.jobs import format_iso
 
-    created = iso(project.created_at)
+    created = format_iso(project.created_at)
     return {
         "id": project.id,
         "name": project.name,

@@ -8,42 +8,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from prefect_bt.cli.options import Here, Output
+from prefect_bt.cli.options import InjectedTerminal, Output
 from prefect_bt.cli.terminal import FAILED, INTERRUPTED, OK, Terminal
-from prefect_bt.cli.weights_bars import Teller, showing
+from prefect_bt.cli.weights_bars import ProgressCallback, progress_callbacks
 from prefect_bt.cli.weights_sources import (
     NO_SOURCES,
-    Config,
+    ConfigPath,
     SourceOptions,
-    find_plans,
-    find_secret,
     open_cache,
     open_weights_store,
+    resolve_plans,
+    resolve_secret,
 )
 from prefect_bt.errors import PrefectBtError
 
 if TYPE_CHECKING:
     from prefect_bt.plan import WeightsPlan
     from prefect_bt.settings import Settings
-    from prefect_bt.weights import Mirrored
+    from prefect_bt.weights import MirrorResult
 
-AT_ONCE: Final = 2
+MAX_CONCURRENT: Final = 2
 """One source alone fills a line; a second one fills the pauses of the first."""
 
 
 @dataclass(frozen=True)
-class _Failed:
+class _FailedMirror:
     plan: WeightsPlan
     error: PrefectBtError
 
 
 def mirror_weights(
-    config: Config = None,
+    config: ConfigPath = None,
     /,
     *,
     given: SourceOptions = NO_SOURCES,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Mirror the sources of a config file, or those given, before a job needs them.
 
@@ -56,53 +56,53 @@ def mirror_weights(
     """
     from prefect_bt.settings import Settings
 
-    settings, beside = Settings(), terminal.beside(output)
-    plans = list({plan.key: plan for plan in find_plans(config, given)}.values())
+    settings, beside = Settings(), terminal.for_output(output)
+    plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
     stop, interrupted = threading.Event(), False
-    with showing(beside, plans, quiet=output == "json") as tellers:
-        team = _Team(plans, settings, tellers, stop)
+    with progress_callbacks(beside, plans, quiet=output == "json") as tellers:
+        team = _MirrorPool(plans, settings, tellers, stop)
         try:
             team.run()
         except KeyboardInterrupt:
             interrupted = True
     outcomes = team.outcomes
     if interrupted:
-        terminal.error(f"Stopped. {_kept(settings)}")
+        terminal.error(f"Stopped. {_format_unfinished(settings)}")
         return INTERRUPTED
     if output == "json":
-        beside.document({"weights": [_row(one) for one in outcomes]})
+        beside.print_json({"weights": [_row(one) for one in outcomes]})
     else:
-        _tell(beside, outcomes)
-    return FAILED if any(isinstance(one, _Failed) for one in outcomes) else OK
+        _print_outcomes(beside, outcomes)
+    return FAILED if any(isinstance(one, _FailedMirror) for one in outcomes) else OK
 
 
-class _Team:
+class _MirrorPool:
     """Mirrors that share a stop."""
 
     def __init__(
         self,
         plans: Sequence[WeightsPlan],
         settings: Settings,
-        tellers: dict[str, Teller | None],
+        tellers: dict[str, ProgressCallback | None],
         stop: threading.Event,
     ) -> None:
         self._plans, self._settings = plans, settings
-        self._tellers, self._stop = tellers, stop
+        self._callbacks, self._stop = tellers, stop
         self._waiting = deque(plans)
-        self._done: dict[str, Mirrored | _Failed] = {}
+        self._done: dict[str, MirrorResult | _FailedMirror] = {}
 
     @property
-    def outcomes(self) -> list[Mirrored | _Failed]:
+    def outcomes(self) -> list[MirrorResult | _FailedMirror]:
         """In the order of the plans; those that are over."""
         return [self._done[plan.key] for plan in self._plans if plan.key in self._done]
 
     def run(self) -> None:
         """Until all are over; on Ctrl-C, until those at work have put away what they hold."""
-        from prefect_bt.weights.crew import work
+        from prefect_bt.weights.crew import run_workers
 
-        work(min(AT_ONCE, len(self._plans)), self._take, self._stop)
+        run_workers(min(MAX_CONCURRENT, len(self._plans)), self._mirror_next, self._stop)
 
-    def _take(self) -> bool:
+    def _mirror_next(self) -> bool:
         try:
             plan = self._waiting.popleft()
         except IndexError:
@@ -110,7 +110,7 @@ class _Team:
         self._done[plan.key] = self._mirror(plan)
         return True
 
-    def _mirror(self, plan: WeightsPlan) -> Mirrored | _Failed:
+    def _mirror(self, plan: WeightsPlan) -> MirrorResult | _FailedMirror:
         from prefect_bt.weights import mirror_source
 
         settings = self._settings
@@ -118,58 +118,60 @@ class _Team:
             return mirror_source(
                 plan,
                 cache=open_cache(settings),
-                secret=find_secret(plan),
+                secret=resolve_secret(plan),
                 store=open_weights_store(settings),
-                to_store=settings.mirror_to_store,
-                stall=settings.stall_seconds,
-                tell=self._tellers[plan.key],
+                upload_to_store=settings.mirror_to_store,
+                stall_timeout=settings.stall_seconds,
+                on_progress=self._callbacks[plan.key],
                 stop=self._stop,
             )
         except PrefectBtError as error:
-            return _Failed(plan, error)
+            return _FailedMirror(plan, error)
 
 
-def _kept(settings: Settings) -> str:
-    from prefect_bt.checkpoints.telling import size
-    from prefect_bt.weights.inventory import list_unfinished
+def _format_unfinished(settings: Settings) -> str:
+    from prefect_bt.checkpoints.telling import format_size
+    from prefect_bt.weights.inventory import list_unfinished_downloads
 
-    begun = sum(one.bytes for one in list_unfinished(open_cache(settings)))
-    return f"{size(begun)} of what is unfinished are kept: the same command goes on from there."
+    begun = sum(one.bytes for one in list_unfinished_downloads(open_cache(settings)))
+    return (
+        f"{format_size(begun)} of what is unfinished are kept: the same command goes on from there."
+    )
 
 
-def _tell(terminal: Terminal, outcomes: Sequence[Mirrored | _Failed]) -> None:
-    from prefect_bt.weights.telling import shown, told_result
+def _print_outcomes(terminal: Terminal, outcomes: Sequence[MirrorResult | _FailedMirror]) -> None:
+    from prefect_bt.weights.telling import format_result, redact_url
 
     for one in outcomes:
-        if isinstance(one, _Failed):
+        if isinstance(one, _FailedMirror):
             terminal.error(str(one.error))
         else:
-            terminal.say(f"{shown(one.source)}: {told_result(one)}", style="green")
-            terminal.say(f"  revision {one.revision} in {one.folder}")
+            terminal.echo(f"{redact_url(one.source)}: {format_result(one)}", style="green")
+            terminal.echo(f"  revision {one.revision} in {one.folder}")
 
 
-def _row(one: Mirrored | _Failed) -> dict[str, Any]:
-    from prefect_bt.weights.telling import shown
+def _row(one: MirrorResult | _FailedMirror) -> dict[str, Any]:
+    from prefect_bt.weights.telling import redact_url
 
-    if isinstance(one, _Failed):
+    if isinstance(one, _FailedMirror):
         return {
-            "source": shown(one.plan.source),
+            "source": redact_url(one.plan.source),
             "key": one.plan.key,
             "error": one.error.what,
             "next_step": one.error.next_step,
         }
     return {
-        "source": shown(one.source),
+        "source": redact_url(one.source),
         "key": one.name.removesuffix(f"-{one.revision}"),
         "name": one.name,
         "revision": one.revision,
         "folder": str(one.folder),
         "files": one.files,
         "bytes": one.bytes,
-        "fetched": one.fetched,
-        "from_store": one.from_store,
+        "fetched": one.fetched_bytes,
+        "from_store": one.store_bytes,
         "seconds": round(one.seconds, 3),
-        "hit": one.hit,
+        "hit": one.cache_hit,
         "error": None,
         "next_step": None,
     }

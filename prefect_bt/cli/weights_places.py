@@ -14,34 +14,34 @@ if TYPE_CHECKING:
     from prefect_bt.objects.protocols import Store
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache import NodeCache
-    from prefect_bt.weights.eviction import Candidate
-    from prefect_bt.weights.inventory import Kept
+    from prefect_bt.weights.eviction import EvictionCandidate
+    from prefect_bt.weights.inventory import WeightsEntry
 
 
-class Place(Protocol):
+class PruneTarget(Protocol):
     """Sizes in bytes, times in epoch seconds."""
 
     title: str
 
-    def kept(self) -> list[Kept]: ...
+    def list_entries(self) -> list[WeightsEntry]: ...
 
-    def used(self, one: Kept) -> float: ...
+    def last_used(self, one: WeightsEntry) -> float: ...
 
-    def needed(self, one: Kept) -> str:
+    def why_needed(self, one: WeightsEntry) -> str:
         """Why it must stay, "" where nothing needs it there."""
         ...
 
-    def evictions(self, keep_bytes: int) -> list[str]:
+    def select_evictions(self, keep_bytes: int) -> list[str]:
         """What has to go until at most so much is left."""
         ...
 
-    def freed_by(self, names: Collection[str]) -> int: ...
+    def freed_bytes(self, names: Collection[str]) -> int: ...
 
-    def remove(self, one: Kept) -> tuple[bool, int]:
+    def remove(self, one: WeightsEntry) -> tuple[bool, int]:
         """Whether it went, and what that freed."""
         ...
 
-    def leftovers(self, older: float) -> int:
+    def orphan_bytes(self, older: float) -> int:
         """What `sweep` would free, of that which is known without it."""
         ...
 
@@ -50,17 +50,17 @@ class Place(Protocol):
         ...
 
 
-def open_place(settings: Settings, *, store: bool) -> Place:
+def open_prune_target(settings: Settings, *, store: bool) -> PruneTarget:
     cache = open_cache(settings)
     if store:
-        return _InStore(cache, open_weights_store(settings))
+        return _StoreTarget(cache, open_weights_store(settings))
     try:
-        return _Here(cache, open_weights_store(settings))
+        return _NodeCacheTarget(cache, open_weights_store(settings))
     except StoreError:  # what is here may go all the same
-        return _Here(cache, None)
+        return _NodeCacheTarget(cache, None)
 
 
-class _Here:
+class _NodeCacheTarget:
     title = "this machine"
 
     def __init__(self, cache: NodeCache, store: Store | None) -> None:
@@ -68,45 +68,47 @@ class _Here:
 
         self._cache, self._mirror = cache, StoreMirror(store) if store is not None else None
 
-    def kept(self) -> list[Kept]:
-        from prefect_bt.weights.inventory import list_kept
+    def list_entries(self) -> list[WeightsEntry]:
+        from prefect_bt.weights.inventory import list_entries
 
-        return list_kept(self._cache, None)
+        return list_entries(self._cache, None)
 
-    def used(self, one: Kept) -> float:
-        return one.tree.used if one.tree else 0.0
+    def last_used(self, one: WeightsEntry) -> float:
+        return one.tree.last_used if one.tree else 0.0
 
-    def needed(self, one: Kept) -> str:
+    def why_needed(self, one: WeightsEntry) -> str:
         leases = one.tree.leases if one.tree else ()
         return f"job {', '.join(leases)} uses it" if leases else ""
 
-    def evictions(self, keep_bytes: int) -> list[str]:
-        from prefect_bt.weights.room import candidates_to_go
+    def select_evictions(self, keep_bytes: int) -> list[str]:
+        from prefect_bt.weights.room import select_evictions
 
-        return candidates_to_go(self._cache, excess=self._cache.usage() - keep_bytes)
+        return select_evictions(self._cache, excess=self._cache.usage() - keep_bytes)
 
-    def freed_by(self, names: Collection[str]) -> int:
-        from prefect_bt.weights.inventory import freed_by
+    def freed_bytes(self, names: Collection[str]) -> int:
+        from prefect_bt.weights.inventory import reclaimable_bytes_of
 
-        return freed_by(self._cache, names)
+        return reclaimable_bytes_of(self._cache, names)
 
-    def remove(self, one: Kept) -> tuple[bool, int]:
+    def remove(self, one: WeightsEntry) -> tuple[bool, int]:
         from prefect_bt.weights.room import evict
 
         freed = evict(self._cache, self._mirror, one.name)
-        return self._cache.find(one.name) is None, freed
+        return self._cache.find_tree(one.name) is None, freed
 
-    def leftovers(self, older: float) -> int:
-        from prefect_bt.weights.inventory import list_unfinished
+    def orphan_bytes(self, older: float) -> int:
+        from prefect_bt.weights.inventory import list_unfinished_downloads
 
         before = time.time() - older
-        return sum(one.bytes for one in list_unfinished(self._cache) if one.at <= before)
+        return sum(
+            one.bytes for one in list_unfinished_downloads(self._cache) if one.modified_at <= before
+        )
 
     def sweep(self, older: float) -> int:
-        return self._cache.sweep(older=older)
+        return self._cache.sweep(older_than=older)
 
 
-class _InStore:
+class _StoreTarget:
     title = "the store"
 
     def __init__(self, cache: NodeCache, store: Store) -> None:
@@ -115,68 +117,70 @@ class _InStore:
 
         self._cache, self._mirror, self._ledger = cache, StoreMirror(store), Ledger(store)
 
-    def kept(self) -> list[Kept]:
+    def list_entries(self) -> list[WeightsEntry]:
         """The longest unused first."""
-        from prefect_bt.weights.inventory import list_stored
+        from prefect_bt.weights.inventory import list_store_entries
 
-        return sorted(list_stored(self._mirror), key=lambda one: (self.used(one), one.name))
+        return sorted(
+            list_store_entries(self._mirror), key=lambda one: (self.last_used(one), one.name)
+        )
 
-    def used(self, one: Kept) -> float:
+    def last_used(self, one: WeightsEntry) -> float:
         return self._uses.get(one.name, one.summary.created_at)
 
-    def needed(self, one: Kept) -> str:
+    def why_needed(self, one: WeightsEntry) -> str:
         return self._needs.get(one.name, "")
 
-    def evictions(self, keep_bytes: int) -> list[str]:
+    def select_evictions(self, keep_bytes: int) -> list[str]:
         from prefect_bt.weights.eviction import choose_evictions
 
         found = self._candidates()
         total = sum(size for _, size in {blob for one in found for blob in one.blobs})
         return choose_evictions(found, excess=total - keep_bytes)
 
-    def freed_by(self, names: Collection[str]) -> int:
+    def freed_bytes(self, names: Collection[str]) -> int:
         found = self._candidates()
         staying = {blob for one in found if one.name not in names for blob in one.blobs}
         going = {blob for one in found if one.name in names for blob in one.blobs}
         return sum(size for _, size in going - staying)
 
-    def remove(self, one: Kept) -> tuple[bool, int]:
+    def remove(self, one: WeightsEntry) -> tuple[bool, int]:
         """Looks once more what needs it: a job may have been pushed since."""
-        from prefect_bt.weightneeds import find_needs
-        from prefect_bt.weights.inventory import forget_copy
+        from prefect_bt.weightneeds import find_needed_copies
+        from prefect_bt.weights.inventory import unmark_stored
 
-        if find_needs(self._ledger, self._cache, [one.name]):
+        if find_needed_copies(self._ledger, self._cache, [one.name]):
             return False, 0
         freed = self._mirror.delete(one.name)
-        forget_copy(self._cache, one.name)
+        unmark_stored(self._cache, one.name)
         return True, freed
 
-    def leftovers(self, older: float) -> int:
-        return sum(self._mirror.unnamed(older=older).values())
+    def orphan_bytes(self, older: float) -> int:
+        return sum(self._mirror.list_unreferenced(older_than=older).values())
 
     def sweep(self, older: float) -> int:
-        return self._mirror.sweep(older=older)
+        return self._mirror.delete_unreferenced(older_than=older)
 
     @cached_property
     def _uses(self) -> dict[str, float]:
-        return self._mirror.uses()
+        return self._mirror.list_last_uses()
 
     @cached_property
     def _needs(self) -> dict[str, str]:
-        from prefect_bt.weightneeds import find_needs
+        from prefect_bt.weightneeds import find_needed_copies
 
-        return find_needs(self._ledger, self._cache, self._mirror.names())
+        return find_needed_copies(self._ledger, self._cache, self._mirror.list_names())
 
-    def _candidates(self) -> list[Candidate]:
-        from prefect_bt.weights.eviction import Candidate
+    def _candidates(self) -> list[EvictionCandidate]:
+        from prefect_bt.weights.eviction import EvictionCandidate
 
-        manifests = (self._mirror.manifest(name) for name in self._mirror.names())
+        manifests = (self._mirror.find_manifest(name) for name in self._mirror.list_names())
         return [
-            Candidate(
+            EvictionCandidate(
                 one.name,
                 self._uses.get(one.name, one.created_at),
                 frozenset((entry.sha256, entry.size) for entry in one.entries),
-                kept=one.name in self._needs,
+                protected=one.name in self._needs,
             )
             for one in manifests
             if one

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from cyclopts import Parameter
 
 from prefect_bt.cli import ages
-from prefect_bt.cli.options import Here, Output, Yes
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
-from prefect_bt.cli.weights_places import Place, open_place
+from prefect_bt.cli.options import InjectedTerminal, Output, Yes
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, format_count
+from prefect_bt.cli.weights_places import PruneTarget, open_prune_target
 from prefect_bt.errors import PrefectBtError
 
 if TYPE_CHECKING:
-    from prefect_bt.weights.inventory import Kept
+    from prefect_bt.weights.inventory import WeightsEntry
 
-LEFTOVER_SECONDS: Final = 7 * 86400.0
+ORPHAN_SECONDS: Final = 7 * 86400.0
 """How long what is unfinished may wait for somebody to go on with it."""
 
 
 @dataclass(frozen=True)
-class _Policy:
+class _PrunePolicy:
     """Sizes in bytes, ages in seconds; what is None or empty asks for nothing."""
 
     names: tuple[str, ...] = ()
@@ -31,25 +31,27 @@ class _Policy:
     everything: bool = False
 
     @property
-    def leftovers(self) -> float | None:
+    def orphan_age(self) -> float | None:
         """From which age on what is unfinished goes; None: it stays."""
         if self.everything:
             return 0.0
-        return None if self.names else LEFTOVER_SECONDS
+        return None if self.names else ORPHAN_SECONDS
 
 
 @dataclass
-class _Choice:
-    """`going` in order; `staying` is (tree, why). `freed` and `leftovers` in bytes."""
+class _PruneSelection:
+    """`to_delete` in order; `to_keep` is (tree, why). `freed_bytes` and `orphan_bytes` in bytes."""
 
-    going: list[Kept] = field(default_factory=list["Kept"])
-    staying: list[tuple[Kept, str]] = field(default_factory=list[tuple["Kept", str]])
-    freed: int = 0
-    leftovers: int = 0
+    to_delete: list[WeightsEntry] = field(default_factory=list["WeightsEntry"])
+    to_keep: list[tuple[WeightsEntry, str]] = field(
+        default_factory=list[tuple["WeightsEntry", str]]
+    )
+    freed_bytes: int = 0
+    orphan_bytes: int = 0
 
     @property
-    def empty(self) -> bool:
-        return not self.going and not self.leftovers
+    def is_empty(self) -> bool:
+        return not self.to_delete and not self.orphan_bytes
 
 
 def prune_weights(
@@ -70,7 +72,7 @@ def prune_weights(
     dry_run: Annotated[bool, Parameter(help="Only show what would go.")] = False,
     yes: Yes = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Remove mirrored sources from this machine, or their copies from the store.
 
@@ -91,38 +93,42 @@ def prune_weights(
     if store and settings.store_weights_bytes and not (names or older_than or everything):
         keep_bytes = keep_bytes or str(int(settings.store_weights_bytes))
     policy = _policy(names, keep_bytes, older_than, everything)
-    beside, place = terminal.beside(output), open_place(settings, store=store)
+    beside, place = terminal.for_output(output), open_prune_target(settings, store=store)
     choice = _choose(place, policy)
     _show(beside, place, choice)
-    if dry_run or choice.empty:
-        return _close(beside, choice, dry_run=dry_run, done=False, output=output)
-    what = counted(len(choice.going), "tree") if choice.going else "what was begun and left"
+    if dry_run or choice.is_empty:
+        return _report_result(beside, choice, dry_run=dry_run, done=False, output=output)
+    what = (
+        format_count(len(choice.to_delete), "tree")
+        if choice.to_delete
+        else "what was begun and left"
+    )
     if not (yes or beside.confirm(f"Remove {what} from {place.title}?")):
         terminal.error("Nothing was removed.")
         return FAILED
-    with beside.working("Removing"):
+    with beside.spinner("Removing"):
         _remove(place, policy, choice)
-    return _close(beside, choice, dry_run=dry_run, done=True, output=output)
+    return _report_result(beside, choice, dry_run=dry_run, done=True, output=output)
 
 
 def _policy(
     names: tuple[str, ...], keep_bytes: str | None, older_than: str | None, everything: bool
-) -> _Policy:
+) -> _PrunePolicy:
     asked = [bool(names), keep_bytes is not None, older_than is not None, everything]
     if sum(asked) != 1:
         raise PrefectBtError(
             "Nothing to prune was named." if not any(asked) else "Only one choice is possible.",
             next_step="Give names, --keep-bytes, --older-than or --all.",
         )
-    return _Policy(
+    return _PrunePolicy(
         names,
-        _bytes(keep_bytes) if keep_bytes is not None else None,
-        ages.older_than(older_than) if older_than is not None else None,
+        _parse_size(keep_bytes) if keep_bytes is not None else None,
+        ages.parse_older_than(older_than) if older_than is not None else None,
         everything,
     )
 
 
-def _bytes(text: str) -> int:
+def _parse_size(text: str) -> int:
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
@@ -133,113 +139,115 @@ def _bytes(text: str) -> int:
         ) from None
 
 
-def _choose(place: Place, policy: _Policy) -> _Choice:
-    kept = place.kept()
-    wanted = _wanted(place, kept, policy)
-    choice = _Choice()
+def _choose(place: PruneTarget, policy: _PrunePolicy) -> _PruneSelection:
+    kept = place.list_entries()
+    wanted = _select_names(place, kept, policy)
+    choice = _PruneSelection()
     for one in kept:
-        needed = place.needed(one)
+        needed = place.why_needed(one)
         if needed and (one.name in wanted or policy.keep_bytes is not None):
-            choice.staying.append((one, needed))
+            choice.to_keep.append((one, needed))
         elif one.name in wanted:
-            choice.going.append(one)
+            choice.to_delete.append(one)
         else:
-            choice.staying.append((one, _why(policy)))
-    choice.going.sort(key=lambda one: (place.used(one), one.name))
-    choice.freed = place.freed_by({one.name for one in choice.going})
-    if policy.leftovers is not None:
-        choice.leftovers = place.leftovers(policy.leftovers)
+            choice.to_keep.append((one, _explain_kept(policy)))
+    choice.to_delete.sort(key=lambda one: (place.last_used(one), one.name))
+    choice.freed_bytes = place.freed_bytes({one.name for one in choice.to_delete})
+    if policy.orphan_age is not None:
+        choice.orphan_bytes = place.orphan_bytes(policy.orphan_age)
     return choice
 
 
-def _wanted(place: Place, kept: list[Kept], policy: _Policy) -> set[str]:
-    from prefect_bt.cli.weights_verify import unknown
-    from prefect_bt.weights.inventory import find_kept
+def _select_names(place: PruneTarget, kept: list[WeightsEntry], policy: _PrunePolicy) -> set[str]:
+    from prefect_bt.cli.weights_verify import unknown_source_error
+    from prefect_bt.weights.inventory import match_entries
 
     if policy.everything:
         return {one.name for one in kept}
     if policy.keep_bytes is not None:
-        return set(place.evictions(policy.keep_bytes))
+        return set(place.select_evictions(policy.keep_bytes))
     if policy.older_than is not None:
         before = time.time() - policy.older_than
-        return {one.name for one in kept if place.used(one) < before}
+        return {one.name for one in kept if place.last_used(one) < before}
     found: set[str] = set()
     for name in policy.names:
-        meant = find_kept(kept, name)
+        meant = match_entries(kept, name)
         if not meant:
-            raise unknown(name, kept, place.title)
+            raise unknown_source_error(name, kept, place.title)
         found |= {one.name for one in meant}
     return found
 
 
-def _why(policy: _Policy) -> str:
+def _explain_kept(policy: _PrunePolicy) -> str:
     if policy.older_than is not None:
         return "used since"
     return "there is room for it" if policy.keep_bytes is not None else "not named"
 
 
-def _remove(place: Place, policy: _Policy, choice: _Choice) -> None:
+def _remove(place: PruneTarget, policy: _PrunePolicy, choice: _PruneSelection) -> None:
     """What came into use in the last moment stays, and is told so."""
     freed = 0
-    for one in list(choice.going):
+    for one in list(choice.to_delete):
         gone, size = place.remove(one)
         freed += size
         if not gone:
-            choice.going.remove(one)
-            choice.staying.append((one, "a job began to use it"))
-    if policy.leftovers is not None:
-        choice.leftovers = place.sweep(policy.leftovers)
-    choice.freed = freed
+            choice.to_delete.remove(one)
+            choice.to_keep.append((one, "a job began to use it"))
+    if policy.orphan_age is not None:
+        choice.orphan_bytes = place.sweep(policy.orphan_age)
+    choice.freed_bytes = freed
 
 
-def _show(terminal: Terminal, place: Place, choice: _Choice) -> None:
-    from prefect_bt.checkpoints.telling import size
+def _show(terminal: Terminal, place: PruneTarget, choice: _PruneSelection) -> None:
+    from prefect_bt.checkpoints.telling import format_size
     from prefect_bt.cli.tables import Column, show_table
-    from prefect_bt.weights.telling import shown
+    from prefect_bt.weights.telling import redact_url
 
-    if terminal.documents:
+    if terminal.machine_readable:
         return
-    rows = [(one, "goes") for one in choice.going]
-    rows += [(one, f"stays: {why}") for one, why in choice.staying]
+    rows = [(one, "goes") for one in choice.to_delete]
+    rows += [(one, f"stays: {why}") for one, why in choice.to_keep]
     if rows:
         columns = [
-            Column("Source", lambda row: shown(row["kept"].summary.source), least=20),
-            Column("Revision", lambda row: row["kept"].summary.revision[:12], solid=True),
-            Column("Size", lambda row: size(row["kept"].summary.bytes), solid=True),
-            Column("What Happens", lambda row: row["what"], least=20),
+            Column("Source", lambda row: redact_url(row["kept"].summary.source), min_width=20),
+            Column("Revision", lambda row: row["kept"].summary.revision[:12], no_wrap=True),
+            Column("Size", lambda row: format_size(row["kept"].summary.bytes), no_wrap=True),
+            Column("What Happens", lambda row: row["what"], min_width=20),
         ]
         documents: list[dict[str, Any]] = [{"kept": one, "what": what} for one, what in rows]
         show_table(terminal, f"Weights on {place.title}", columns, documents)
-    if choice.leftovers:
-        terminal.say(f"As well: {size(choice.leftovers)} of what was begun and left.")
+    if choice.orphan_bytes:
+        terminal.echo(f"As well: {format_size(choice.orphan_bytes)} of what was begun and left.")
 
 
-def _close(terminal: Terminal, choice: _Choice, *, dry_run: bool, done: bool, output: str) -> int:
-    from prefect_bt.checkpoints.telling import size
+def _report_result(
+    terminal: Terminal, choice: _PruneSelection, *, dry_run: bool, done: bool, output: str
+) -> int:
+    from prefect_bt.checkpoints.telling import format_size
 
-    freed = choice.freed + choice.leftovers
+    freed = choice.freed_bytes + choice.orphan_bytes
     if output == "json":
-        terminal.document(_document(choice, dry_run))
+        terminal.print_json(_document(choice, dry_run))
     elif done:
-        terminal.say(f"Freed {size(freed)}.", style="green")
-    elif dry_run and not choice.empty:
-        terminal.say(f"Would free {size(freed)}. Nothing was removed.", style="yellow")
+        terminal.echo(f"Freed {format_size(freed)}.", style="green")
+    elif dry_run and not choice.is_empty:
+        terminal.echo(f"Would free {format_size(freed)}. Nothing was removed.", style="yellow")
     else:
-        terminal.say("Nothing is to be removed.")
+        terminal.echo("Nothing is to be removed.")
     return OK
 
 
-def _document(choice: _Choice, dry_run: bool) -> dict[str, Any]:
-    from prefect_bt.weights.telling import shown
+def _document(choice: _PruneSelection, dry_run: bool) -> dict[str, Any]:
+    from prefect_bt.weights.telling import redact_url
 
-    def row(one: Kept) -> dict[str, Any]:
-        source = shown(one.summary.source)
+    def row(one: WeightsEntry) -> dict[str, Any]:
+        source = redact_url(one.summary.source)
         return {"name": one.name, "source": source, "bytes": one.summary.bytes}
 
     return {
         "dry_run": dry_run,
-        "freed_bytes": choice.freed + choice.leftovers,
-        "leftover_bytes": choice.leftovers,
-        "removed": [row(one) for one in choice.going],
-        "kept": [{**row(one), "why": why} for one, why in choice.staying],
+        "freed_bytes": choice.freed_bytes + choice.orphan_bytes,
+        "leftover_bytes": choice.orphan_bytes,
+        "removed": [row(one) for one in choice.to_delete],
+        "kept": [{**row(one), "why": why} for one, why in choice.to_keep],
     }

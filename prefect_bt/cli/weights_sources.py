@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache import NodeCache
 
-Config = Annotated[
+ConfigPath = Annotated[
     Path | None, Parameter(help="Python file with one TrainingProject: all of its sources.")
 ]
 
@@ -45,23 +45,23 @@ NO_SOURCES = SourceOptions()
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedSource:
     """A source that a command is about. `problems`: why no job could have it, in sentences."""
 
     plan: WeightsPlan
     problems: Sequence[str] = ()
 
 
-def find_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan]:
+def resolve_plans(config: Path | None, given: SourceOptions) -> list[WeightsPlan]:
     """The sources that were asked for; PrefectBtError when there are none, or a job is refused."""
-    asked = find_asked(config, given)
+    asked = resolve_sources(config, given)
     problems = [problem for one in asked for problem in one.problems]
     if problems:
         raise PlanError(problems)
     return [one.plan for one in asked]
 
 
-def find_asked(config: Path | None, given: SourceOptions) -> list[Asked]:
+def resolve_sources(config: Path | None, given: SourceOptions) -> list[RequestedSource]:
     """As find_plans, with those that would be refused."""
     if (config is None) == (not given.source):
         raise PrefectBtError(
@@ -74,14 +74,14 @@ def find_asked(config: Path | None, given: SourceOptions) -> list[Asked]:
                 "--allow, --ignore and --auth-secret-name belong to --source.",
                 next_step="The config file says them for each of its sources.",
             )
-        return _of_config(config)
-    return [Asked(plan) for plan in _of_options(given)]
+        return _sources_from_config(config)
+    return [RequestedSource(plan) for plan in _plans_from_options(given)]
 
 
-def _of_config(config: Path) -> list[Asked]:
+def _sources_from_config(config: Path) -> list[RequestedSource]:
     from prefect_bt.definitions import load_training_project
     from prefect_bt.planning import plan_weights
-    from prefect_bt.refusals import find_weights_problems
+    from prefect_bt.refusals import validate_weights
 
     job = load_training_project(config).job
     if not job.weights:
@@ -89,17 +89,17 @@ def _of_config(config: Path) -> list[Asked]:
             f"The job of {str(config)!r} has no weights.",
             next_step="Add WeightsSource(...) to its `weights`, or give --source.",
         )
-    return list(map(Asked, plan_weights(job), find_weights_problems(job)))
+    return list(map(RequestedSource, plan_weights(job), validate_weights(job)))
 
 
-def _of_options(given: SourceOptions) -> tuple[WeightsPlan, ...]:
-    from prefect_bt.planning import plan_sources
-    from prefect_bt.refusals import check_source
+def _plans_from_options(given: SourceOptions) -> tuple[WeightsPlan, ...]:
+    from prefect_bt.planning import plan_weights_sources
+    from prefect_bt.refusals import validate_weights_source
 
     documents = [_document(one, given) for one in given.source]
     for document in documents:
-        check_source(document)
-    return plan_sources(documents)
+        validate_weights_source(document)
+    return plan_weights_sources(documents)
 
 
 def _document(source: str, given: SourceOptions) -> dict[str, object]:
@@ -113,7 +113,7 @@ def _document(source: str, given: SourceOptions) -> dict[str, object]:
     return document
 
 
-def find_secret(plan: WeightsPlan) -> str | None:
+def resolve_secret(plan: WeightsPlan) -> str | None:
     """The value that the plan names, None when it names none. SecretError.
 
     What this command's environment has is taken first: Prefect is asked only when it must be.
@@ -125,9 +125,9 @@ def find_secret(plan: WeightsPlan) -> str | None:
     try:
         return resolve_secrets([plan.secret], [EnvironmentSecrets()])[plan.secret]
     except SecretError:
-        from prefect_bt.starting import secret_sources
+        from prefect_bt.starting import default_secret_sources
 
-        return resolve_secrets([plan.secret], secret_sources())[plan.secret]
+        return resolve_secrets([plan.secret], default_secret_sources())[plan.secret]
 
 
 def open_cache(settings: Settings) -> NodeCache:

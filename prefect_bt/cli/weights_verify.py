@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from prefect_bt.cli.options import Here, Output
-from prefect_bt.cli.terminal import FAILED, OK, Terminal, counted
+from prefect_bt.cli.options import InjectedTerminal, Output
+from prefect_bt.cli.terminal import FAILED, OK, Terminal, format_count
 from prefect_bt.cli.weights_sources import open_cache, open_weights_store
 from prefect_bt.errors import PrefectBtError, StoreError
 
 if TYPE_CHECKING:
     from prefect_bt.settings import Settings
-    from prefect_bt.weights.cache import NodeCache, Tree
-    from prefect_bt.weights.integrity import Fault, Mended, Report
-    from prefect_bt.weights.inventory import Kept
-    from prefect_bt.weights.stored_integrity import StoreReport
+    from prefect_bt.weights.cache import CachedTree, NodeCache
+    from prefect_bt.weights.integrity import RepairResult, VerificationFailure, VerificationReport
+    from prefect_bt.weights.inventory import WeightsEntry
+    from prefect_bt.weights.stored_integrity import StoreVerificationReport
 
-_NAMED: Final = 8
+_MAX_NAMED: Final = 8
 
 
 def verify_weights(
@@ -27,7 +27,7 @@ def verify_weights(
     store: Annotated[bool, Parameter(help="Read the store's copies, too.")] = False,
     dry_run: Annotated[bool, Parameter(help="Only tell; leave what is damaged in use.")] = False,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Re-hash all mirrored files of this machine.
 
@@ -40,62 +40,64 @@ def verify_weights(
     `prefect-bt weights verify hf://owner/repo@main --store`
     """
     from prefect_bt.settings import Settings
-    from prefect_bt.weights.integrity import Mended, Promises
-    from prefect_bt.weights.inventory import forget_copy
+    from prefect_bt.weights.integrity import ExpectedFiles, RepairResult
+    from prefect_bt.weights.inventory import unmark_stored
 
-    settings, beside = Settings(), terminal.beside(output)
+    settings, beside = Settings(), terminal.for_output(output)
     cache = open_cache(settings)
-    trees = _chosen(cache, names)
-    promises = Promises(cache, trees, loose=not names)
-    with beside.moving("Verifying", promises.size) as tick:
-        report = promises.check(tick=tick)
-    mended = Mended((), {}) if dry_run else _mend(beside, settings, cache, report)
+    trees = _select_trees(cache, names)
+    promises = ExpectedFiles(cache, trees, include_unreferenced=not names)
+    with beside.progress_bar("Verifying", promises.size) as tick:
+        report = promises.verify(on_bytes=tick)
+    mended = RepairResult((), {}) if dry_run else _repair(beside, settings, cache, report)
     stored = _verify_store(beside, settings, names, dry_run=dry_run) if store else None
     if stored is not None and not dry_run:
-        for name in stored.bad_copies:
-            forget_copy(cache, name)
+        for name in stored.corrupt_copies:
+            unmark_stored(cache, name)
     if output == "json":
-        beside.document(_document(report, mended, stored, dry_run))
+        beside.print_json(_document(report, mended, stored, dry_run))
     else:
-        _tell(beside, report, mended, dry_run)
+        _print_report(beside, report, mended, dry_run)
         if stored is not None:
-            _tell_store(beside, stored, dry_run)
-    return FAILED if report.faults or (stored and stored.faults) else OK
+            _print_store_report(beside, stored, dry_run)
+    return FAILED if report.failures or (stored and stored.failures) else OK
 
 
-def _mend(terminal: Terminal, settings: Settings, cache: NodeCache, report: Report) -> Mended:
-    from prefect_bt.weights.integrity import mend
-    from prefect_bt.weights.stored_integrity import mend_shared
+def _repair(
+    terminal: Terminal, settings: Settings, cache: NodeCache, report: VerificationReport
+) -> RepairResult:
+    from prefect_bt.weights.integrity import repair
+    from prefect_bt.weights.stored_integrity import repair_shared
 
     try:
-        mend_shared(open_weights_store(settings), cache, report.bad_blobs)
+        repair_shared(open_weights_store(settings), cache, report.corrupt_blobs)
     except StoreError as error:
         terminal.warn(f"What the store has of it stays in use: {error}")
-    return mend(cache, report)
+    return repair(cache, report)
 
 
-def _chosen(cache: NodeCache, names: tuple[str, ...]) -> list[Tree]:
-    from prefect_bt.weights.inventory import find_kept, list_kept
+def _select_trees(cache: NodeCache, names: tuple[str, ...]) -> list[CachedTree]:
+    from prefect_bt.weights.inventory import list_entries, match_entries
 
-    kept = list_kept(cache, None)
+    kept = list_entries(cache, None)
     if not names:
-        return cache.trees()
-    chosen: dict[str, Tree] = {}
+        return cache.list_trees()
+    chosen: dict[str, CachedTree] = {}
     for name in names:
-        found = find_kept(kept, name)
+        found = match_entries(kept, name)
         if not found:
-            raise unknown(name, kept, "this machine")
+            raise unknown_source_error(name, kept, "this machine")
         chosen |= {one.name: one.tree for one in found if one.tree}
     return list(chosen.values())
 
 
-def unknown(name: str, kept: Sequence[Kept], place: str) -> PrefectBtError:
+def unknown_source_error(name: str, kept: Sequence[WeightsEntry], place: str) -> PrefectBtError:
     """`place`: where it was looked for."""
-    from prefect_bt.weights.telling import shown
+    from prefect_bt.weights.telling import redact_url
 
-    sources = list(dict.fromkeys(shown(one.summary.source) for one in kept))
-    more = f" and {len(sources) - _NAMED} more" if len(sources) > _NAMED else ""
-    listed = f"{', '.join(sources[:_NAMED])}{more}" if sources else "none"
+    sources = list(dict.fromkeys(redact_url(one.summary.source) for one in kept))
+    more = f" and {len(sources) - _MAX_NAMED} more" if len(sources) > _MAX_NAMED else ""
+    listed = f"{', '.join(sources[:_MAX_NAMED])}{more}" if sources else "none"
     return PrefectBtError(
         f"No weights {name!r} on {place}.",
         next_step=f"There are: {listed} (prefect-bt weights list).",
@@ -104,60 +106,69 @@ def unknown(name: str, kept: Sequence[Kept], place: str) -> PrefectBtError:
 
 def _verify_store(
     terminal: Terminal, settings: Settings, names: tuple[str, ...], *, dry_run: bool
-) -> StoreReport:
-    from prefect_bt.weights.stored_integrity import StorePromises
+) -> StoreVerificationReport:
+    from prefect_bt.weights.stored_integrity import ExpectedBlobs
 
-    promises = StorePromises(open_weights_store(settings), names)
-    with terminal.moving("Verifying the store", promises.size) as tick:
-        report = promises.check(tick=tick)
+    promises = ExpectedBlobs(open_weights_store(settings), names)
+    with terminal.progress_bar("Verifying the store", promises.size) as tick:
+        report = promises.verify(on_bytes=tick)
     if not dry_run:
-        promises.mend(report)
+        promises.repair(report)
     return report
 
 
-def _tell(terminal: Terminal, report: Report, mended: Mended, dry_run: bool) -> None:
-    from prefect_bt.checkpoints.telling import size
+def _print_report(
+    terminal: Terminal, report: VerificationReport, mended: RepairResult, dry_run: bool
+) -> None:
+    from prefect_bt.checkpoints.telling import format_size
 
-    for fault in report.faults:
-        terminal.error(fault.sentence)
-    for name, holders in mended.leased.items():
+    for fault in report.failures:
+        terminal.error(fault.message)
+    for name, holders in mended.still_leased.items():
         terminal.warn(
             f"{name} is damaged and stays in use by job {', '.join(holders)}: "
             "verify again when that is over."
         )
-    read = f"{counted(report.trees, 'tree')}, {counted(report.files, 'file')}, {size(report.size)}"
-    if report.faults:
-        word = "1 file is" if len(report.faults) == 1 else f"{len(report.faults)} files are"
-        terminal.say(f"{word} not what was mirrored, of {read}.", style="red")
-        for name in mended.withdrawn:
-            terminal.say(f"{name} is out of use: the next mirror fetches its damaged files anew.")
+    trees, files = format_count(report.trees, "tree"), format_count(report.files, "file")
+    read = f"{trees}, {files}, {format_size(report.size)}"
+    if report.failures:
+        word = "1 file is" if len(report.failures) == 1 else f"{len(report.failures)} files are"
+        terminal.echo(f"{word} not what was mirrored, of {read}.", style="red")
+        for name in mended.unpublished:
+            terminal.echo(f"{name} is out of use: the next mirror fetches its damaged files anew.")
         if dry_run:
-            terminal.say("Nothing was changed.", style="yellow")
+            terminal.echo("Nothing was changed.", style="yellow")
     elif report.trees or report.blobs:
-        terminal.say(f"{read}: all as mirrored.", style="green")
+        terminal.echo(f"{read}: all as mirrored.", style="green")
     else:
-        terminal.say("No weights are kept here.", style="yellow")
+        terminal.echo("No weights are kept here.", style="yellow")
     if report.unlinked:
-        copies = counted(report.unlinked, "file")
-        terminal.say(f"{copies} of that: right, but a copy that takes room of its own.")
+        copies = format_count(report.unlinked, "file")
+        terminal.echo(f"{copies} of that: right, but a copy that takes room of its own.")
 
 
-def _tell_store(terminal: Terminal, report: StoreReport, dry_run: bool) -> None:
-    from prefect_bt.checkpoints.telling import size
+def _print_store_report(terminal: Terminal, report: StoreVerificationReport, dry_run: bool) -> None:
+    from prefect_bt.checkpoints.telling import format_size
 
-    for fault in report.faults:
-        terminal.error(fault.sentence)
-    read = f"{counted(report.copies, 'copy').replace('copys', 'copies')}, {size(report.size)}"
-    if not report.faults:
-        terminal.say(f"The store: {read}: all as mirrored.", style="green")
+    for fault in report.failures:
+        terminal.error(fault.message)
+    copies = format_count(report.copies, "copy").replace("copys", "copies")
+    read = f"{copies}, {format_size(report.size)}"
+    if not report.failures:
+        terminal.echo(f"The store: {read}: all as mirrored.", style="green")
         return
-    terminal.say(f"The store: {counted(len(report.faults), 'fault')}, of {read}.", style="red")
+    terminal.echo(
+        f"The store: {format_count(len(report.failures), 'fault')}, of {read}.", style="red"
+    )
     if not dry_run:
-        terminal.say(f"Out of use there: {', '.join(report.bad_copies)}.")
+        terminal.echo(f"Out of use there: {', '.join(report.corrupt_copies)}.")
 
 
 def _document(
-    report: Report, mended: Mended, stored: StoreReport | None, dry_run: bool
+    report: VerificationReport,
+    mended: RepairResult,
+    stored: StoreVerificationReport | None,
+    dry_run: bool,
 ) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
@@ -166,25 +177,25 @@ def _document(
         "blobs": report.blobs,
         "bytes": report.size,
         "unlinked": report.unlinked,
-        "faults": [_fault(fault) for fault in report.faults],
-        "withdrawn": list(mended.withdrawn),
-        "in_use": {name: list(holders) for name, holders in mended.leased.items()},
+        "faults": [_fault(fault) for fault in report.failures],
+        "withdrawn": list(mended.unpublished),
+        "in_use": {name: list(holders) for name, holders in mended.still_leased.items()},
         "store": None
         if stored is None
         else {
             "copies": stored.copies,
             "bytes": stored.size,
-            "faults": [_fault(fault) for fault in stored.faults],
-            "withdrawn": [] if dry_run else stored.bad_copies,
+            "faults": [_fault(fault) for fault in stored.failures],
+            "withdrawn": [] if dry_run else stored.corrupt_copies,
         },
     }
 
 
-def _fault(fault: Fault) -> dict[str, str]:
+def _fault(fault: VerificationFailure) -> dict[str, str]:
     return {
         "tree": fault.tree,
         "source": fault.source,
         "path": fault.path,
-        "place": fault.place,
-        "what": fault.what,
+        "place": fault.location,
+        "what": fault.problem,
     }

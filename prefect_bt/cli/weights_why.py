@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from prefect_bt.cli.options import Here, Output
+from prefect_bt.cli.options import InjectedTerminal, Output
 from prefect_bt.cli.terminal import FAILED, OK, Terminal
 from prefect_bt.cli.weights_sources import (
     NO_SOURCES,
-    Asked,
-    Config,
+    ConfigPath,
+    RequestedSource,
     SourceOptions,
-    find_asked,
-    find_secret,
     open_cache,
     open_weights_store,
+    resolve_secret,
+    resolve_sources,
 )
 from prefect_bt.errors import PrefectBtError
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from prefect_bt.objects.protocols import Store
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache import NodeCache
-    from prefect_bt.weights.why import Answer
+    from prefect_bt.weights.why import Explanation
 
-_SAYS: Final = {
+_STATUS_MESSAGES: Final = {
     "staged": "here: a job mounts it at once",
     "cached": "all of its content is here: a job links it",
     "in_store": "the store has it; the source sends nothing",
@@ -36,12 +36,12 @@ _STYLES: Final = {"refused": "red", "staged": "green", "cached": "green"}
 
 
 def why_weights(
-    config: Config = None,
+    config: ConfigPath = None,
     /,
     *,
     given: SourceOptions = NO_SOURCES,
     output: Output = "cli-table",
-    terminal: Here,
+    terminal: InjectedTerminal,
 ) -> int:
     """Show what a job would fetch of each source: how much, from where, and why again.
 
@@ -54,52 +54,54 @@ def why_weights(
     """
     from prefect_bt import codec
     from prefect_bt.settings import Settings
-    from prefect_bt.weights.why import Status
+    from prefect_bt.weights.why import SourceStatus
 
-    settings, beside = Settings(), terminal.beside(output)
-    asked = find_asked(config, given)
+    settings, beside = Settings(), terminal.for_output(output)
+    asked = resolve_sources(config, given)
     cache, store = open_cache(settings), open_weights_store(settings)
-    with beside.working("Asking the sources"):
-        answers = [_answer(one, cache, store, settings) for one in asked]
+    with beside.spinner("Asking the sources"):
+        answers = [_explain_source(one, cache, store, settings) for one in asked]
     if output == "json":
-        beside.document({"weights": [_row(codec.encode(one)) for one in answers]})
+        beside.print_json({"weights": [_row(codec.encode(one)) for one in answers]})
     else:
         for answer in answers:
             _show(beside, answer)
         _show_total(beside, answers)
-    return FAILED if any(one.status is Status.REFUSED for one in answers) else OK
+    return FAILED if any(one.status is SourceStatus.REFUSED for one in answers) else OK
 
 
-def _answer(asked: Asked, cache: NodeCache, store: Store, settings: Settings) -> Answer:
-    from prefect_bt.weights.why import explain, refused
+def _explain_source(
+    asked: RequestedSource, cache: NodeCache, store: Store, settings: Settings
+) -> Explanation:
+    from prefect_bt.weights.why import explain_source, refused_explanation
 
     plan = asked.plan
     if asked.problems:
-        return refused(plan, PrefectBtError(" ".join(asked.problems)))
+        return refused_explanation(plan, PrefectBtError(" ".join(asked.problems)))
     try:
-        secret = find_secret(plan)
+        secret = resolve_secret(plan)
     except PrefectBtError as error:
-        return refused(plan, error)
-    return explain(
+        return refused_explanation(plan, error)
+    return explain_source(
         plan,
         cache=cache,
         secret=secret,
         store=store,
-        to_store=settings.mirror_to_store,
-        stall=settings.stall_seconds,
+        upload_to_store=settings.mirror_to_store,
+        stall_timeout=settings.stall_seconds,
     )
 
 
-def _show_total(terminal: Terminal, answers: list[Answer]) -> None:
+def _show_total(terminal: Terminal, answers: list[Explanation]) -> None:
     """Each may fit, and not all of them together."""
-    from prefect_bt.checkpoints.telling import size
+    from prefect_bt.checkpoints.telling import format_size
 
     needed = sum(one.disk.needed for one in answers)
     if len(answers) < 2 or not needed:
         return
     free = max(one.disk.free for one in answers)
-    terminal.say(
-        f"All together: {size(needed)} needed, {size(free)} free.",
+    terminal.echo(
+        f"All together: {format_size(needed)} needed, {format_size(free)} free.",
         style="red" if needed > free else "",
     )
 
@@ -109,19 +111,19 @@ def _row(encoded: dict[str, Any]) -> dict[str, Any]:
     return {**encoded, "largest": largest}
 
 
-def _show(terminal: Terminal, answer: Answer) -> None:
+def _show(terminal: Terminal, answer: Explanation) -> None:
     from rich.text import Text
 
-    from prefect_bt.checkpoints.telling import size
+    from prefect_bt.checkpoints.telling import format_size
     from prefect_bt.cli.tables import Cell, show_fields
-    from prefect_bt.weights.telling import files
+    from prefect_bt.weights.telling import format_file_count
 
     def share(count: int, total: int) -> str | None:
-        return f"{files(count)}, {size(total)}" if count else None
+        return f"{format_file_count(count)}, {format_size(total)}" if count else None
 
     disk, status = answer.disk, answer.status.value
     fields: list[tuple[str, Cell | None]] = [
-        ("Status", Text(_SAYS[status], style=_STYLES.get(status, ""))),
+        ("Status", Text(_STATUS_MESSAGES[status], style=_STYLES.get(status, ""))),
         ("Error", Text(answer.error, style="red") if answer.error else None),
         ("Next Step", answer.next_step or None),
         ("Mounted At", answer.mount_location),
@@ -132,10 +134,15 @@ def _show(terminal: Terminal, answer: Answer) -> None:
         ("Here", share(answer.here.files, answer.here.bytes)),
         ("From The Store", share(answer.store.files, answer.store.bytes)),
         ("From The Source", share(answer.upstream.files, answer.upstream.bytes)),
-        ("Begun", f"{size(answer.partial_bytes)} of that" if answer.partial_bytes else None),
+        ("Begun", f"{format_size(answer.partial_bytes)} of that" if answer.partial_bytes else None),
         ("Fetched Again", answer.again or None),
-        ("Largest", ", ".join(f"{path} ({size(n)})" for path, n in answer.largest) or None),
-        ("Disk", f"{size(disk.needed)} needed, {size(disk.free)} free" if disk.needed else None),
+        ("Largest", ", ".join(f"{path} ({format_size(n)})" for path, n in answer.largest) or None),
+        (
+            "Disk",
+            f"{format_size(disk.needed)} needed, {format_size(disk.free)} free"
+            if disk.needed
+            else None,
+        ),
         ("Evicts", ", ".join(answer.evicts) or None),
     ]
     show_fields(terminal, answer.source, fields)

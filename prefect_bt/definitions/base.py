@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
-class _Assignable(BaseModel):
+class _ValidatedAssignment(BaseModel):
     """Assignment after construction is validated, and an assignment that fails changes nothing.
 
     pydantic alone leaves the refused value in place when the refusal comes from a check between
@@ -24,7 +24,7 @@ class _Assignable(BaseModel):
             raise
 
 
-class StrictModel(_Assignable):
+class StrictModel(_ValidatedAssignment):
     """Exact types, keyword arguments only, unknown fields refused; nested models may be dicts.
 
     A refused value may be a secret written in the wrong place, so pydantic's own error text never
@@ -40,7 +40,7 @@ class StrictModel(_Assignable):
     )
 
 
-class OpenModel(_Assignable):
+class OpenModel(_ValidatedAssignment):
     """Values are converted where pydantic can, unknown fields are accepted and kept."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
@@ -51,9 +51,9 @@ class OpenModel(_Assignable):
     )
 
 
-def class_called(name: str) -> type[BaseModel] | None:
+def find_definition_class(name: str) -> type[BaseModel] | None:
     """The definition class of that name, where there is one."""
-    waiting: list[type[BaseModel]] = [_Assignable]
+    waiting: list[type[BaseModel]] = [_ValidatedAssignment]
     while waiting:
         kind = waiting.pop()
         if kind.__name__ == name:

@@ -91,7 +91,7 @@ _NAMED: Final = "baseten_named_checkpoint"
 _LOOPS: Final = "loops_checkpoint"
 
 
-def _kind_of_reference(value: Any) -> str | None:
+def _reference_tag(value: Any) -> str | None:
     if not isinstance(value, dict):
         kind = getattr(value, "typ", None)
         return kind if isinstance(kind, str) else None
@@ -109,7 +109,7 @@ CheckpointReference = Annotated[
     | Annotated[BasetenNamedCheckpoint, Tag(_NAMED)]
     | Annotated[LoopsCheckpointReference, Tag(_LOOPS)],
     Discriminator(
-        _kind_of_reference,
+        _reference_tag,
         custom_error_type="checkpoint_reference",
         custom_error_message="write BasetenCheckpoint.from_latest_checkpoint(...), "
         "BasetenCheckpoint.from_named_checkpoint(...) or LoopsCheckpoint.from_checkpoint(...); "

@@ -110,7 +110,7 @@ class Compute(StrictModel):
 
 
 _MEMORY: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
-_POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_UNIT_POWERS: Final = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _MEMORY_HELP: Final = 'Write a number and a unit, for example "512Mi", "64Gi" or "64GB".'
 
 
@@ -123,13 +123,13 @@ def parse_memory(text: str) -> int:
     """
     match = _MEMORY.fullmatch(text)
     if match is None:
-        raise _bad_memory(text, "is not an amount of memory.")
+        raise _memory_error(text, "is not an amount of memory.")
     factor = _memory_factor(match[2])
     if factor is None:
-        raise _bad_memory(text, f'has the unit "{match[2]}", which is unknown or ambiguous.')
+        raise _memory_error(text, f'has the unit "{match[2]}", which is unknown or ambiguous.')
     size = int(Decimal(match[1]) * factor)
     if size < 1:
-        raise _bad_memory(text, "is less than one byte.")
+        raise _memory_error(text, "is less than one byte.")
     return size
 
 
@@ -139,14 +139,14 @@ def _memory_factor(unit: str) -> int | None:
     if len(unit) == 1 and unit.islower() and unit != "k":
         return None
     lowered = unit.lower()
-    power, suffix = _POWERS.get(lowered[0]), lowered[1:]
+    power, suffix = _UNIT_POWERS.get(lowered[0]), lowered[1:]
     if power is None or suffix not in {"", "b", "i", "ib"}:
         return None
     base = 1024 if suffix.startswith("i") else 1000
     return int(base**power)
 
 
-def _bad_memory(text: str, why: str) -> DefinitionError:
+def _memory_error(text: str, why: str) -> DefinitionError:
     return DefinitionError(
         f'The memory "{text}" {why}', next_step=_MEMORY_HELP, field="compute.memory", value=text
     )

@@ -15,25 +15,25 @@ from typing import Final, cast
 
 from pydantic import BaseModel, ValidationError
 
-from prefect_bt.definitions.base import class_called
+from prefect_bt.definitions.base import find_definition_class
 from prefect_bt.definitions.job import TrainingProject
 from prefect_bt.definitions.wording import definition_error
 from prefect_bt.errors import DefinitionError
 
-_THEIRS: Final = "truss_train"
+_TRUSS_PACKAGE: Final = "truss_train"
 
 
-def training_project_of(value: object) -> TrainingProject:
+def to_training_project(value: object) -> TrainingProject:
     """Return `value` as our TrainingProject, itself if it is one. Raises DefinitionError.
 
     One of ours is validated as well: a dict or a list in it may have changed since it was made.
     """
-    if not isinstance(value, TrainingProject) and not _is_theirs(value):
+    if not isinstance(value, TrainingProject) and not _is_truss_project(value):
         raise DefinitionError(
             f"push was given a {type(value).__name__}, which is no training project.",
             next_step="Give the path of a config file, or a TrainingProject.",
         )
-    document = json.dumps(_plain(value, ""))
+    document = json.dumps(_to_json_value(value, ""))
     try:
         converted = TrainingProject.model_validate_json(document, strict=True)
     except ValidationError as error:
@@ -41,52 +41,56 @@ def training_project_of(value: object) -> TrainingProject:
     return value if isinstance(value, TrainingProject) else converted
 
 
-def _is_theirs(value: object) -> bool:
+def _is_truss_project(value: object) -> bool:
     """Whether `value` is a TrainingProject of truss, or of a subclass of it."""
     return isinstance(value, BaseModel) and any(
-        kind.__name__ == "TrainingProject" and kind.__module__.partition(".")[0] == _THEIRS
+        kind.__name__ == "TrainingProject" and kind.__module__.partition(".")[0] == _TRUSS_PACKAGE
         for kind in type(value).__mro__
     )
 
 
-def _plain(value: object, path: str) -> object:
+def _to_json_value(value: object, path: str) -> object:
     """Return what JSON has for `value`; enums become their values, models their fields."""
     if isinstance(value, BaseModel):
-        fields = _fields(value)
-        return {name: _plain(item, f"{path}.{name}".lstrip(".")) for name, item in fields}
+        fields = _iter_fields(value)
+        return {name: _to_json_value(item, f"{path}.{name}".lstrip(".")) for name, item in fields}
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
-        return {_key(name, path): _plain(item, f"{path}.{name}") for name, item in items}
+        return {
+            _check_key(name, path): _to_json_value(item, f"{path}.{name}") for name, item in items
+        }
     if isinstance(value, (list, tuple)):
         items = enumerate(cast("list[object]", value))
-        return [_plain(item, f"{path}[{place}]") for place, item in items]
-    raise _unusable(path, f"a value of type {type(value).__name__} was given")
+        return [_to_json_value(item, f"{path}[{place}]") for place, item in items]
+    raise _invalid_value_error(path, f"a value of type {type(value).__name__} was given")
 
 
-def _fields(model: BaseModel) -> Iterator[tuple[str, object]]:
+def _iter_fields(model: BaseModel) -> Iterator[tuple[str, object]]:
     """Yield every field that our class has too, and every other that the program has set.
 
     A newer truss may have fields that we do not know: their defaults are left out, and a value that
     the program gave is refused later, by name.
     """
-    ours = class_called(type(model).__name__.lstrip("_"))
+    ours = find_definition_class(type(model).__name__.lstrip("_"))
     for name in type(model).model_fields:
         if ours is None or name in ours.model_fields or name in model.model_fields_set:
             yield name, getattr(model, name)
     yield from (model.model_extra or {}).items()
 
 
-def _key(name: object, path: str) -> str:
+def _check_key(name: object, path: str) -> str:
     if isinstance(name, str):
         return name
-    raise _unusable(path, f"a key of type {type(name).__name__} was given; write a string")
+    raise _invalid_value_error(
+        path, f"a key of type {type(name).__name__} was given; write a string"
+    )
 
 
-def _unusable(path: str, why: str) -> DefinitionError:
+def _invalid_value_error(path: str, why: str) -> DefinitionError:
     return DefinitionError(
         f"The project to push: TrainingProject is not valid: {path}: {why}.",
         next_step="Correct the program that makes it.",

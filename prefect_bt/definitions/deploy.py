@@ -76,7 +76,7 @@ _BY_FORMAT: Final[dict[str, type[Checkpoint]]] = {
 }
 
 
-def _of_its_format(value: Any) -> Any:
+def _to_format_class(value: Any) -> Any:
     """truss reads a dict as the base class; we want what code would have written."""
     if not isinstance(value, dict):
         return value
@@ -86,7 +86,7 @@ def _of_its_format(value: Any) -> Any:
     return kind.model_validate(fields) if kind else fields
 
 
-AnyCheckpoint = Annotated[SerializeAsAny[Checkpoint], BeforeValidator(_of_its_format)]
+AnyCheckpoint = Annotated[SerializeAsAny[Checkpoint], BeforeValidator(_to_format_class)]
 """Dumped with the fields of the subclass, so that a LoRA keeps its rank (truss loses it)."""
 
 
@@ -99,7 +99,7 @@ class CheckpointList(StrictModel):
     loops_checkpoint_ids: list[str] = Field(default_factory=list[str])
 
     @model_validator(mode="after")
-    def _not_both(self) -> Self:
+    def _check_exclusive(self) -> Self:
         if self.checkpoints and self.loops_checkpoint_ids:
             raise ValueError(
                 "checkpoints and loops_checkpoint_ids cannot be deployed together; keep one"
@@ -126,7 +126,7 @@ class ArtifactList(OpenModel):
     loops_checkpoint_ids: list[str] = Field(default_factory=list[str])
 
     @model_validator(mode="after")
-    def _not_both(self) -> Self:
+    def _check_exclusive(self) -> Self:
         if self.artifact_references and self.loops_checkpoint_ids:
             raise ValueError(
                 "artifact_references and loops_checkpoint_ids cannot be deployed together; keep one"

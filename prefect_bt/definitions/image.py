@@ -10,7 +10,7 @@ from pydantic import StringConstraints, model_validator
 from prefect_bt.definitions.base import StrictModel
 from prefect_bt.definitions.variables import SecretReference
 
-_Filled = Annotated[str, StringConstraints(min_length=1)]
+_NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
 
 
 class DockerAuthType(StrEnum):
@@ -34,22 +34,22 @@ class AWSIAMDockerAuth(StrictModel):
 class AWSOIDCDockerAuth(StrictModel):
     """A role for ECR assumed with a web identity."""
 
-    role_arn: _Filled
-    region: _Filled
+    role_arn: _NonEmptyStr
+    region: _NonEmptyStr
 
 
 class AWSAssumeRoleDockerAuth(StrictModel):
     """A role for ECR assumed with the platform's own principal."""
 
-    role_arn: _Filled
-    region: _Filled
+    role_arn: _NonEmptyStr
+    region: _NonEmptyStr
 
 
 class GCPOIDCDockerAuth(StrictModel):
     """A service account for Artifact Registry through workload identity federation."""
 
-    service_account: _Filled
-    workload_identity_provider: _Filled
+    service_account: _NonEmptyStr
+    workload_identity_provider: _NonEmptyStr
 
 
 class GCPServiceAccountJSONDockerAuth(StrictModel):
@@ -87,7 +87,7 @@ class DockerAuth(StrictModel):
     registry_secret_docker_auth: RegistrySecretDockerAuth | None = None
 
     @model_validator(mode="after")
-    def _exactly_the_matching_one(self) -> Self:
+    def _check_auth_fields(self) -> Self:
         method, wanted = self.auth_method.value, _AUTH_FIELDS[self.auth_method]
         given = [name for name in _AUTH_FIELDS.values() if getattr(self, name) is not None]
         if wanted not in given:

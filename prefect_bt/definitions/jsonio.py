@@ -31,7 +31,7 @@ Document = str | bytes | Mapping[str, Any]
 
 def training_project_from_json(document: Document) -> TrainingProject:
     """From JSON text, or from what `json.loads` made of it. Raises DefinitionError."""
-    return _read(TrainingProject, document)
+    return _validate(TrainingProject, document)
 
 
 def project_document(project: TrainingProject) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def project_document(project: TrainingProject) -> dict[str, Any]:
 
 def deploy_config_from_json(document: Document) -> DeployCheckpointsConfig:
     """As `training_project_from_json`."""
-    return _read(DeployCheckpointsConfig, document)
+    return _validate(DeployCheckpointsConfig, document)
 
 
 def deploy_config_document(config: DeployCheckpointsConfig) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _accelerator_document(spec: AcceleratorSpec) -> dict[str, Any]:
     return {**(spec.model_extra or {}), "accelerator": kind, "count": spec.count}
 
 
-def _read(model: type[T], document: Document) -> T:
+def _validate(model: type[T], document: Document) -> T:
     data = _parse(model, document) if isinstance(document, (str, bytes)) else document
     if not isinstance(data, Mapping):
         raise DefinitionError(

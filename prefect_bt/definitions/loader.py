@@ -15,16 +15,16 @@ from types import ModuleType
 from typing import Final, TypeVar
 
 from prefect_bt.definitions.deploy import DeployCheckpointsConfig
-from prefect_bt.definitions.failures import failure
+from prefect_bt.definitions.failures import config_error
 from prefect_bt.definitions.job import TrainingProject
-from prefect_bt.definitions.siblings import FreshLoader, may_be_sibling, siblings_of
-from prefect_bt.definitions.truss_names import truss_is_ours
+from prefect_bt.definitions.siblings import UncachedLoader, can_be_sibling, import_siblings
+from prefect_bt.definitions.truss_names import install_stand_ins
 from prefect_bt.errors import DefinitionError
 
 T = TypeVar("T")
 
 # Importing a config file changes sys.modules for a while. Re-entrant: a config may load another.
-_ONE_AT_A_TIME: Final = threading.RLock()
+_IMPORT_LOCK: Final = threading.RLock()
 
 
 class ConfigImportError(DefinitionError, ImportError):
@@ -66,31 +66,33 @@ def load_target(path: Path, kind: type[T]) -> T:
             next_step="Point to a Python file.",
             file=str(path),
         )
-    return _only(_import(path.absolute()), kind, path)
+    return _get_only_definition(_import_config(path.absolute()), kind, path)
 
 
-def _import(path: Path) -> ModuleType:
-    with _ONE_AT_A_TIME, siblings_of(path), truss_is_ours():
-        loader = FreshLoader(path.stem, str(path))
+def _import_config(path: Path) -> ModuleType:
+    with _IMPORT_LOCK, import_siblings(path), install_stand_ins():
+        loader = UncachedLoader(path.stem, str(path))
         spec = spec_from_file_location(path.stem, path, loader=loader)
         assert spec is not None  # never None when a loader is given
         module = module_from_spec(spec)
-        if may_be_sibling(path.stem):
+        if can_be_sibling(path.stem):
             # While it runs only: dataclasses look their own module up by name.
             sys.modules[path.stem] = module
         try:
             loader.exec_module(module)
         except (Exception, SystemExit) as error:
-            raise failure(error, path) from error
+            raise config_error(error, path) from error
     return module
 
 
-def _only(module: ModuleType, kind: type[T], path: Path) -> T:
+def _get_only_definition(module: ModuleType, kind: type[T], path: Path) -> T:
     names = [name for name in dir(module) if isinstance(getattr(module, name), kind)]
     called = kind.__name__
     if not names:
         raise ConfigValueError(
-            f"No `{called}` was found in `{path}`.", next_step=_none(module, called), file=str(path)
+            f"No `{called}` was found in `{path}`.",
+            next_step=_not_found_hint(module, called),
+            file=str(path),
         )
     if len(names) > 1:
         raise ConfigValueError(
@@ -102,7 +104,7 @@ def _only(module: ModuleType, kind: type[T], path: Path) -> T:
     return getattr(module, names[0])
 
 
-def _none(module: ModuleType, called: str) -> str:
+def _not_found_hint(module: ModuleType, called: str) -> str:
     for name in dir(module):
         if type(getattr(module, name)).__name__ == called:
             return (

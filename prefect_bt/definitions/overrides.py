@@ -86,7 +86,7 @@ def _apply_to_session(job: TrainingJob, overrides: Overrides, warnings: list[str
         return
     session = job.interactive_session or InteractiveSession()
     if overrides.interactive is not None:
-        trigger, old = _trigger(overrides.interactive), session.trigger
+        trigger, old = _parse_trigger(overrides.interactive), session.trigger
         if old is not InteractiveSessionTrigger.ON_DEMAND:
             warnings.append(
                 _warning("interactive trigger", old.value, flag="--interactive", new=trigger.value)
@@ -108,7 +108,7 @@ def _apply_to_compute(job: TrainingJob, overrides: Overrides, warnings: list[str
         if old is not None:
             flag = "--accelerator"
             warnings.append(_warning("accelerator", old, flag=flag, new=overrides.accelerator))
-        compute.accelerator = _accelerator(overrides.accelerator)
+        compute.accelerator = _parse_accelerator_option(overrides.accelerator)
     if overrides.node_count is not None:
         nodes = compute.node_count
         if nodes != 1:
@@ -120,7 +120,7 @@ def _apply_to_compute(job: TrainingJob, overrides: Overrides, warnings: list[str
         compute.availability_model = AvailabilityModel.SPOT
 
 
-def _trigger(value: InteractiveSessionTrigger | str) -> InteractiveSessionTrigger:
+def _parse_trigger(value: InteractiveSessionTrigger | str) -> InteractiveSessionTrigger:
     try:
         return InteractiveSessionTrigger(value)
     except ValueError as error:
@@ -132,7 +132,7 @@ def _trigger(value: InteractiveSessionTrigger | str) -> InteractiveSessionTrigge
         ) from error
 
 
-def _accelerator(text: str) -> AcceleratorSpec | None:
+def _parse_accelerator_option(text: str) -> AcceleratorSpec | None:
     if text.strip().lower() == NO_ACCELERATOR:
         return None
     try:

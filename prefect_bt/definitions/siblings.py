@@ -23,12 +23,12 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Final
 
-from prefect_bt.definitions.truss_names import PACKAGES
+from prefect_bt.definitions.truss_names import TRUSS_PACKAGES
 
-_OURS: Final = {*PACKAGES, "prefect_bt", "prefect", "pydantic", "pydantic_core"}
+_RESERVED_PACKAGES: Final = {*TRUSS_PACKAGES, "prefect_bt", "prefect", "pydantic", "pydantic_core"}
 
 
-class FreshLoader(SourceFileLoader):
+class UncachedLoader(SourceFileLoader):
     """Compiles the source each time."""
 
     def get_code(self, fullname: str) -> CodeType:
@@ -45,10 +45,10 @@ class _FolderFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if path is None and not may_be_sibling(name):
+        if path is None and not can_be_sibling(name):
             return None
         for place in [str(self._folder)] if path is None else self._inside(path):
-            spec = FileFinder(place, (FreshLoader, SOURCE_SUFFIXES)).find_spec(name, target)
+            spec = FileFinder(place, (UncachedLoader, SOURCE_SUFFIXES)).find_spec(name, target)
             if spec is not None and (spec.loader is None) is self._namespaces:
                 self._found.add(name)
                 return spec
@@ -58,13 +58,13 @@ class _FolderFinder:
         return [place for place in path if Path(place).is_relative_to(self._folder)]
 
 
-def may_be_sibling(name: str) -> bool:
+def can_be_sibling(name: str) -> bool:
     """False for names that a file beside the config must never take."""
-    return name not in sys.stdlib_module_names and name.partition(".")[0] not in _OURS
+    return name not in sys.stdlib_module_names and name.partition(".")[0] not in _RESERVED_PACKAGES
 
 
 @contextmanager
-def siblings_of(config: Path) -> Generator[None]:
+def import_siblings(config: Path) -> Generator[None]:
     """Within it the modules beside `config` can be imported; `sys.modules` is as before afterwards.
 
     Not for concurrent use: the caller holds a lock.
@@ -72,7 +72,7 @@ def siblings_of(config: Path) -> Generator[None]:
     found: set[str] = set()
     first = _FolderFinder(config.parent, found, namespaces=False)
     last = _FolderFinder(config.parent, found, namespaces=True)
-    hidden = _take({name for name in _offered(config) if may_be_sibling(name)})
+    hidden = _pop_modules({name for name in _sibling_names(config) if can_be_sibling(name)})
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
     try:
@@ -84,13 +84,13 @@ def siblings_of(config: Path) -> Generator[None]:
         sys.modules.update(hidden)
 
 
-def _offered(config: Path) -> set[str]:
+def _sibling_names(config: Path) -> set[str]:
     files = {file.stem for file in config.parent.glob("*.py")}
     packages = {file.parent.name for file in config.parent.glob("*/__init__.py")}
     return {config.stem} | files | packages
 
 
-def _take(names: set[str]) -> dict[str, ModuleType]:
+def _pop_modules(names: set[str]) -> dict[str, ModuleType]:
     """Removes these modules and their submodules from `sys.modules`, and returns them."""
     taken = [name for name in sys.modules if name in names or name.partition(".")[0] in names]
     return {name: sys.modules.pop(name) for name in taken}

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar, cast
 
-from prefect_bt.definitions.conversion import training_project_of
+from prefect_bt.definitions.conversion import to_training_project
 from prefect_bt.definitions.deploy import DeployCheckpointsConfig
 from prefect_bt.definitions.job import TrainingProject
 from prefect_bt.definitions.overrides import Overrides, apply_overrides
@@ -89,7 +89,7 @@ def create_training_job(  # noqa: PLR0913, PLR0917 (truss names them)
         interactive=interactive_trigger.lower() if interactive_trigger else None,
         **overrides,
     )
-    project, told = apply_overrides(training_project_of(training_project), changes)
+    project, told = apply_overrides(to_training_project(training_project), changes)
     for sentence in told:
         warnings.warn(sentence, stacklevel=2)
     source_dir = Path(config).absolute().parent
@@ -110,7 +110,7 @@ def _upsert_project_and_create_job(
 def prepare_push(*arguments: object, **options: object) -> NoReturn:
     """Raise HostedServiceError: it uploads a workspace to Baseten's bucket."""
     _ = arguments, options
-    raise hosted("truss_train.deployment.prepare_push")
+    raise hosted_service_error("truss_train.deployment.prepare_push")
 
 
 # -- truss ----------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise hosted(f"a remote's {name!r}")
+        raise hosted_service_error(f"a remote's {name!r}")
 
 
 class RemoteFactory:
@@ -145,7 +145,7 @@ class RemoteFactory:
         return ["baseten"]
 
 
-def hosted(name: str) -> HostedServiceError:
+def hosted_service_error(name: str) -> HostedServiceError:
     """Return the error for using `name`."""
     return HostedServiceError(
         f"prefect_bt stands in for truss and does not have {name}: it is for Baseten's service "

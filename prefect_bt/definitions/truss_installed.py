@@ -11,9 +11,9 @@ import sys
 from types import ModuleType
 from typing import Any, Final
 
-from prefect_bt.definitions.truss_names import PACKAGES, make_modules
+from prefect_bt.definitions.truss_names import TRUSS_PACKAGES, make_stand_ins
 
-_SUBMITTING: Final = {
+_REPLACED_FUNCTIONS: Final = {
     "truss_train.public_api": ("push",),
     "truss_train.deployment": (
         "create_training_job",
@@ -23,47 +23,47 @@ _SUBMITTING: Final = {
 }
 """What would submit to Baseten, and is replaced in an installed truss."""
 
-_put_in: dict[str, ModuleType] = {}
-_rebound: list[tuple[dict[str, Any], str, object]] = []
+_installed_modules: dict[str, ModuleType] = {}
+_replaced_names: list[tuple[dict[str, Any], str, object]] = []
 
 
 def install() -> None:
     """Bring `truss_train` to us; idempotent. See prefect_bt.compat."""
-    if _put_in or _rebound or _is_ours(sys.modules.get("truss_train")):
+    if _installed_modules or _replaced_names or _is_stand_in(sys.modules.get("truss_train")):
         return
     if importlib.util.find_spec("truss_train") is None:
-        _put_in.update(make_modules())
-        for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+        _installed_modules.update(make_stand_ins())
+        for name in [name for name in sys.modules if name.partition(".")[0] in TRUSS_PACKAGES]:
             del sys.modules[name]  # a truss without truss_train
-        sys.modules.update(_put_in)
+        sys.modules.update(_installed_modules)
         return
-    ours = make_modules()
-    for module, names in _SUBMITTING.items():
+    ours = make_stand_ins()
+    for module, names in _REPLACED_FUNCTIONS.items():
         theirs = importlib.import_module(module)
         for name in names:
             if hasattr(theirs, name):
-                _rebind(getattr(theirs, name), getattr(ours[module], name))
+                _replace_everywhere(getattr(theirs, name), getattr(ours[module], name))
 
 
 def uninstall() -> None:
     """Undo `install`: stand-ins leave `sys.modules`, names are bound as before."""
-    for name, module in _put_in.items():
+    for name, module in _installed_modules.items():
         if sys.modules.get(name) is module:
             del sys.modules[name]
-    for namespace, name, theirs in _rebound:
+    for namespace, name, theirs in _replaced_names:
         namespace[name] = theirs
-    _put_in.clear()
-    _rebound.clear()
+    _installed_modules.clear()
+    _replaced_names.clear()
 
 
-def _is_ours(module: ModuleType | None) -> bool:
+def _is_stand_in(module: ModuleType | None) -> bool:
     return module is not None and getattr(module, "__prefect_bt__", False) is True
 
 
-def _rebind(theirs: object, ours: object) -> None:
+def _replace_everywhere(theirs: object, ours: object) -> None:
     """Put `ours` wherever a loaded module has a name for `theirs`, as `from ... import` leaves."""
     for module in list(sys.modules.values()):
         namespace: dict[str, Any] = getattr(module, "__dict__", {})
         for name in [name for name, value in namespace.items() if value is theirs]:
-            _rebound.append((namespace, name, theirs))
+            _replaced_names.append((namespace, name, theirs))
             namespace[name] = ours

@@ -37,7 +37,7 @@ from prefect_bt.definitions import (
 )
 from prefect_bt.definitions import truss_functions as functions
 
-PACKAGES: Final = ("truss", "truss_train")
+TRUSS_PACKAGES: Final = ("truss", "truss_train")
 
 _TOP_LEVEL: Final[tuple[Any, ...]] = (
     image.AWSAssumeRoleDockerAuth,
@@ -107,7 +107,7 @@ _CONSTANTS: Final[dict[str, object]] = {
     "DEFAULT_INTERACTIVE_SESSION_TIMEOUT_MINUTES": session.DEFAULT_TIMEOUT_MINUTES,
 }
 
-_HOSTED: Final[dict[str, frozenset[str]]] = {
+_HOSTED_NAMES: Final[dict[str, frozenset[str]]] = {
     "truss": frozenset({"load", "push", "whoami"}),
     "truss_train.deployment": frozenset({"PreparedTrainingJob", "S3Artifact"}),
     "truss.base.truss_config": frozenset(
@@ -118,61 +118,65 @@ _HOSTED: Final[dict[str, frozenset[str]]] = {
 
 
 @contextmanager
-def truss_is_ours() -> Generator[None]:
+def install_stand_ins() -> Generator[None]:
     """Within it `sys.modules` has our modules and no others of truss; afterwards it is as before.
 
     Not for concurrent use: the caller holds a lock. Other threads that import truss meanwhile get
     our modules.
     """
-    before = _of_truss(sys.modules)
-    _replace(before, make_modules())
+    before = _truss_modules(sys.modules)
+    _replace_modules(before, make_stand_ins())
     try:
         yield
     finally:
-        _replace(_of_truss(sys.modules), before)
+        _replace_modules(_truss_modules(sys.modules), before)
 
 
-def _of_truss(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
-    return {k: v for k, v in list(modules.items()) if k.partition(".")[0] in PACKAGES}
+def _truss_modules(modules: Mapping[str, ModuleType]) -> dict[str, ModuleType]:
+    return {k: v for k, v in list(modules.items()) if k.partition(".")[0] in TRUSS_PACKAGES}
 
 
-def _replace(old: Mapping[str, ModuleType], new: Mapping[str, ModuleType]) -> None:
+def _replace_modules(old: Mapping[str, ModuleType], new: Mapping[str, ModuleType]) -> None:
     for name in old:
         del sys.modules[name]
     sys.modules.update(new)
 
 
-def make_modules() -> dict[str, ModuleType]:
+def make_stand_ins() -> dict[str, ModuleType]:
     """Return new stand-ins by their names, each with its submodules as attributes."""
-    config = _module("truss.base.truss_config", _TRUSS_CONFIG, CheckpointList=deploy.ArtifactList)
-    base = _module("truss.base", (), truss_config=config)
-    factory = _module("truss.remote.remote_factory", (functions.RemoteFactory,))
-    remote = _module("truss.remote", (), remote_factory=factory)
+    config = _make_module(
+        "truss.base.truss_config", _TRUSS_CONFIG, CheckpointList=deploy.ArtifactList
+    )
+    base = _make_module("truss.base", (), truss_config=config)
+    factory = _make_module("truss.remote.remote_factory", (functions.RemoteFactory,))
+    remote = _make_module("truss.remote", (), remote_factory=factory)
     every = (*_TOP_LEVEL, *_DEFINITIONS_ONLY)
     below = {
-        "definitions": _module("truss_train.definitions", every, truss_config=config, **_CONSTANTS),
-        "public_api": _module("truss_train.public_api", (functions.push,)),
-        "loader": _module("truss_train.loader", _LOADER),
-        "deployment": _module(
+        "definitions": _make_module(
+            "truss_train.definitions", every, truss_config=config, **_CONSTANTS
+        ),
+        "public_api": _make_module("truss_train.public_api", (functions.push,)),
+        "loader": _make_module("truss_train.loader", _LOADER),
+        "deployment": _make_module(
             "truss_train.deployment",
             _DEPLOYMENT,
             MAX_ARCHIVE_SIZE_BYTES=functions.MAX_ARCHIVE_SIZE_BYTES,
         ),
     }
-    truss = _module("truss", (functions.login,), base=base, truss_config=config, remote=remote)
-    train = _module("truss_train", (*_TOP_LEVEL, functions.push), **below)
+    truss = _make_module("truss", (functions.login,), base=base, truss_config=config, remote=remote)
+    train = _make_module("truss_train", (*_TOP_LEVEL, functions.push), **below)
     made = [truss, base, config, remote, factory, train, *below.values()]
     return {module.__name__: module for module in made}
 
 
-def _module(name: str, members: tuple[Any, ...], **more: Any) -> ModuleType:
+def _make_module(name: str, members: tuple[Any, ...], **more: Any) -> ModuleType:
     module = ModuleType(name, f"prefect_bt's stand-in for {name}")
     named = {member.__name__: member for member in members}
     public = [name for name in (*named, *more) if not name.startswith("_")]
     module.__dict__.update(named, **more, __all__=public, __prefect_bt__=True)
-    if hosted := _HOSTED.get(name):
-        module.__dict__["__getattr__"] = _refusing(name, hosted)
-    package = name in {*PACKAGES, "truss.base", "truss.remote"}
+    if hosted := _HOSTED_NAMES.get(name):
+        module.__dict__["__getattr__"] = _make_getattr(name, hosted)
+    package = name in {*TRUSS_PACKAGES, "truss.base", "truss.remote"}
     module.__spec__ = ModuleSpec(name, None, is_package=package)
     if package:
         # A package without a folder: a submodule that we do not have is simply not found.
@@ -180,12 +184,12 @@ def _module(name: str, members: tuple[Any, ...], **more: Any) -> ModuleType:
     return module
 
 
-def _refusing(module: str, names: frozenset[str]) -> Callable[[str], NoReturn]:
+def _make_getattr(module: str, names: frozenset[str]) -> Callable[[str], NoReturn]:
     """Return a module's `__getattr__`; names it does not refuse are unknown, as in any module."""
 
     def refuse(name: str) -> NoReturn:
         if name in names:
-            raise functions.hosted(f"{module}.{name}")
+            raise functions.hosted_service_error(f"{module}.{name}")
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return refuse

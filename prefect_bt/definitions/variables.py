@@ -15,7 +15,7 @@ class SecretReference(StrictModel):
     name: str
 
 
-def _kind_of_value(value: Any) -> str | None:
+def _value_tag(value: Any) -> str | None:
     if isinstance(value, str):
         return "text"
     return "secret" if isinstance(value, (dict, SecretReference)) else None
@@ -24,7 +24,7 @@ def _kind_of_value(value: Any) -> str | None:
 EnvironmentValue = Annotated[
     Annotated[str, Tag("text")] | Annotated[SecretReference, Tag("secret")],
     Discriminator(
-        _kind_of_value,
+        _value_tag,
         custom_error_type="environment_value",
         custom_error_message="write a string (numbers and booleans in quotes) "
         'or SecretReference(name="...")',

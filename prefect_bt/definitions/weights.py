@@ -14,23 +14,28 @@ from pydantic import StringConstraints, field_validator, model_validator
 
 from prefect_bt.definitions.base import OpenModel
 
-_Filled = Annotated[str, StringConstraints(min_length=1)]
+_NonEmptyStr = Annotated[str, StringConstraints(min_length=1)]
 
-_BUCKETS: Final = {
+_BUCKET_FORMS: Final = {
     "s3": "s3://bucket/prefix",
     "gs": "gs://bucket/prefix",
     "azure": "azure://account/container/path",
     "r2": "r2://account_id.bucket/prefix",
     "cw": "cw://bucket/prefix",
 }
-_FORMS: Final = {
+_SOURCE_FORMS: Final = {
     "hf": "hf://owner/repo[@revision]",
-    **_BUCKETS,
+    **_BUCKET_FORMS,
     "https": "https://host/path",
     "file": "file:///absolute/path",
     "bt": "bt://project[@job][/checkpoint]",
 }
-_NEAR_MISSES: Final = {"gcs": "gs://", "http": "https://", "huggingface": "hf://", "az": "azure://"}
+_SCHEME_SUGGESTIONS: Final = {
+    "gcs": "gs://",
+    "http": "https://",
+    "huggingface": "hf://",
+    "az": "azure://",
+}
 
 
 class WeightsAuthMethod(StrEnum):
@@ -64,11 +69,11 @@ class WeightsAuth(OpenModel):
 
     @field_validator("auth_method", mode="before")
     @classmethod
-    def _in_any_case(cls, value: Any) -> Any:
+    def _normalize_method(cls, value: Any) -> Any:
         return value.upper() if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _own_fields_only(self) -> Self:
+    def _check_auth_fields(self) -> Self:
         method = self.auth_method.value
         own = _AUTH_FIELDS[self.auth_method]
         missing = [name for name in own if not getattr(self, name)]
@@ -84,18 +89,22 @@ class WeightsAuth(OpenModel):
 def _check_source(source: str) -> None:
     scheme, found, rest = source.partition("://")
     if not found:
-        raise ValueError(f'"{source}" has no scheme; write one of {", ".join(_FORMS.values())}')
-    if scheme not in _FORMS:
-        near = _NEAR_MISSES.get(scheme)
+        raise ValueError(
+            f'"{source}" has no scheme; write one of {", ".join(_SOURCE_FORMS.values())}'
+        )
+    if scheme not in _SOURCE_FORMS:
+        near = _SCHEME_SUGGESTIONS.get(scheme)
         hint = f"; write {near}" if near else ""
-        raise ValueError(f'"{scheme}://" is not supported{hint}; supported: {", ".join(_FORMS)}')
+        raise ValueError(
+            f'"{scheme}://" is not supported{hint}; supported: {", ".join(_SOURCE_FORMS)}'
+        )
     absolute = scheme == "file"
     if rest in {"", "/"} or rest.startswith("/") != absolute:
-        raise ValueError(f'"{source}" is incomplete; the form is {_FORMS[scheme]}')
-    if scheme in _BUCKETS and "@" in rest:
+        raise ValueError(f'"{source}" is incomplete; the form is {_SOURCE_FORMS[scheme]}')
+    if scheme in _BUCKET_FORMS and "@" in rest:
         raise ValueError(
             f'"{source}" has an "@", but a revision can only be given for hf:// sources; '
-            f"the form is {_FORMS[scheme]}"
+            f"the form is {_SOURCE_FORMS[scheme]}"
         )
 
 
@@ -105,8 +114,8 @@ class WeightsSource(OpenModel):
     Schemes: hf, s3, gs, azure, r2, cw, https as in truss; file and bt in addition.
     """
 
-    source: _Filled
-    mount_location: _Filled
+    source: _NonEmptyStr
+    mount_location: _NonEmptyStr
     auth: WeightsAuth | None = None
     auth_secret_name: str | None = None
     allow_patterns: list[str] | None = None
@@ -119,19 +128,19 @@ class WeightsSource(OpenModel):
 
     @field_validator("source")
     @classmethod
-    def _known_and_complete(cls, value: str) -> str:
+    def _validate_source(cls, value: str) -> str:
         _check_source(value)
         return value
 
     @field_validator("mount_location")
     @classmethod
-    def _absolute(cls, value: str) -> str:
+    def _validate_mount_location(cls, value: str) -> str:
         if not value.startswith("/"):
             raise ValueError(f'"{value}" is not absolute; a mount location starts with "/"')
         return value
 
     @model_validator(mode="after")
-    def _one_secret_name(self) -> Self:
+    def _check_secret_name(self) -> Self:
         if self.auth_secret_name and self.auth and self.auth.auth_secret_name:
             raise ValueError("auth_secret_name is given twice; keep it here or in auth, not both")
         return self

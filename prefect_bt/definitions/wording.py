@@ -17,23 +17,23 @@ from typing import Any, Final, cast
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from prefect_bt.definitions.locations import Place, locate
+from prefect_bt.definitions.locations import FieldLocation, resolve_location
 from prefect_bt.errors import DefinitionError
 
-_LONGEST: Final = 60
-_PRIVATE: Final = ("environment_variables", "secret", "SecretReference")
+_MAX_SHOWN: Final = 60
+_SENSITIVE_NAMES: Final = ("environment_variables", "secret", "SecretReference")
 
 
 @dataclass(frozen=True)
-class Problem:
+class FieldError:
     """`field` is a path such as `job.weights[0].source`; `value` is None where it is not shown."""
 
     field: str
-    text: str
+    message: str
     value: object = None
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.text}" if self.field else self.text
+        return f"{self.field}: {self.message}" if self.field else self.message
 
 
 def definition_error(
@@ -48,7 +48,7 @@ def definition_error(
 
     `field` and `value` of the result are those of the first problem.
     """
-    found = problems(error, model)
+    found = list_field_errors(error, model)
     head = f"{where}: {model.__name__}" if where else model.__name__
     if len(found) == 1:
         what = f"{head} is not valid: {found[0]}."
@@ -58,27 +58,27 @@ def definition_error(
     return DefinitionError(what, file=file, line=line, field=found[0].field, value=found[0].value)
 
 
-def problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+def list_field_errors(error: ValidationError, model: type[BaseModel]) -> list[FieldError]:
     """One for each refusal, in pydantic's order; `model` is the class that was validated."""
-    return [_problem(details, model) for details in error.errors(include_url=False)]
+    return [_field_error(details, model) for details in error.errors(include_url=False)]
 
 
-def _problem(details: ErrorDetails, model: type[BaseModel]) -> Problem:
-    place, value = locate(model, details["loc"]), details["input"]
-    shown = _shown(value) if _may_show(details) else None
-    text = _text(details, place, shown or f"a value of type {type(value).__name__}")
-    return Problem(place.path, text, value if shown else None)
+def _field_error(details: ErrorDetails, model: type[BaseModel]) -> FieldError:
+    place, value = resolve_location(model, details["loc"]), details["input"]
+    shown = _format_value(value) if _is_safe_to_show(details) else None
+    text = _format_message(details, place, shown or f"a value of type {type(value).__name__}")
+    return FieldError(place.path, text, value if shown else None)
 
 
-def _may_show(details: ErrorDetails) -> bool:
+def _is_safe_to_show(details: ErrorDetails) -> bool:
     if details["type"] in {"extra_forbidden", "missing", "value_error"}:
         return False
     places = [str(part) for part in details["loc"]]
     places.append(str(details.get("ctx", {}).get("class_name", "")))
-    return not any(word in place for word in _PRIVATE for place in places)
+    return not any(word in place for word in _SENSITIVE_NAMES for place in places)
 
 
-def _shown(value: object) -> str | None:
+def _format_value(value: object) -> str | None:
     plain = (str, int, float, type(None))
     items = [value]
     if isinstance(value, (list, tuple)):
@@ -86,20 +86,20 @@ def _shown(value: object) -> str | None:
     if not all(isinstance(item, plain) for item in items):
         return None
     text = repr(cast("object", value))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
-def _text(details: ErrorDetails, place: Place, given: str) -> str:
+def _format_message(details: ErrorDetails, place: FieldLocation, given: str) -> str:
     kind = details["type"]
     if kind == "missing":
         return "is required"
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return _unknown_field(str(details["loc"][-1]), place.owner)
+        return _unknown_field(str(details["loc"][-1]), place.model)
     if place.enum is not None and kind in {"is_instance_of", "enum"}:
-        return f"{given} was given; {_right_member(details, place.enum)}"
-    return f"{given} was given; {_right(details)}"
+        return f"{given} was given; {_expected_member(details, place.enum)}"
+    return f"{given} was given; {_expected(details)}"
 
 
 def _unknown_field(name: str, owner: type[BaseModel] | None) -> str:
@@ -111,7 +111,7 @@ def _unknown_field(name: str, owner: type[BaseModel] | None) -> str:
     return f"{owner.__name__} has no such field; {hint}"
 
 
-def _right_member(details: ErrorDetails, enum: type[Enum]) -> str:
+def _expected_member(details: ErrorDetails, enum: type[Enum]) -> str:
     form = f"{enum.__name__}.{{0.name}}" if details["type"] == "is_instance_of" else '"{0.value}"'
     spelled = {str(member.value).lower(): form.format(member) for member in enum}
     value = details["input"]
@@ -121,7 +121,7 @@ def _right_member(details: ErrorDetails, enum: type[Enum]) -> str:
     return f"write one of {', '.join(spelled.values())}"
 
 
-_RIGHT: Final[dict[str, str]] = {
+_EXPECTED: Final[dict[str, str]] = {
     "string_type": "write a string",
     "int_type": "write an integer, without quotes or a decimal point",
     "int_parsing": "write an integer",
@@ -134,11 +134,11 @@ _RIGHT: Final[dict[str, str]] = {
 }
 
 
-def _right(details: ErrorDetails) -> str:
+def _expected(details: ErrorDetails) -> str:
     kind = details["type"]
     context: dict[str, Any] = details.get("ctx", {})
-    if kind in _RIGHT:
-        return _RIGHT[kind]
+    if kind in _EXPECTED:
+        return _EXPECTED[kind]
     if kind in {"model_type", "model_attributes_type"}:
         return f"write {context.get('class_name', 'an object')}(...) or a dict of its fields"
     if kind == "greater_than_equal":

@@ -7,11 +7,11 @@ import resource
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.fileserver.addresses import WEEK
+from prefect_bt.fileserver.addresses import URL_LIFETIME_SECONDS
 from prefect_bt.fileserver.connections import Limits
-from prefect_bt.fileserver.place import Place
-from prefect_bt.fileserver.running import HOST, announce, listen
-from prefect_bt.fileserver.serving import Files, run
+from prefect_bt.fileserver.place import FileServerFolder
+from prefect_bt.fileserver.running import LOOPBACK, create_listener, register_server
+from prefect_bt.fileserver.serving import FileServer, serve
 
 LARGEST_LOG: Final = 4 * 1024 * 1024
 """Bytes of server.log, whatever is printed. The process writes no other file that grows."""
@@ -21,17 +21,19 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="prefect_bt.fileserver")
     options.add_argument("root", type=Path)
     options.add_argument("folder", type=Path)
-    options.add_argument("--idle", type=float, default=WEEK, help="seconds without use")
+    options.add_argument(
+        "--idle", type=float, default=URL_LIFETIME_SECONDS, help="seconds without use"
+    )
     options.add_argument("--head", type=float, default=Limits.head, help="seconds for a head")
     options.add_argument("--stall", type=float, default=Limits.stall, help="without progress")
     given = options.parse_args()
     _bound_log()
-    place = Place(given.root, given.folder)
-    known = place.known()
-    listening = listen(HOST, None, last=known.port if known else 0)
-    announce(place, listening, host=HOST, base="", foreground=False)
-    files = Files(place.root, place.secret(), place.id)
-    run(files, listening, idle=given.idle, limits=Limits(given.head, given.stall))
+    place = FileServerFolder(given.root, given.folder)
+    known = place.read_record()
+    listening = create_listener(LOOPBACK, None, preferred=known.port if known else 0)
+    register_server(place, listening, host=LOOPBACK, base="", foreground=False)
+    files = FileServer(place.root, place.ensure_signing_key(), place.store_id)
+    serve(files, listening, idle_timeout=given.idle, limits=Limits(given.head, given.stall))
 
 
 def _bound_log() -> None:

@@ -8,12 +8,12 @@ import re
 from typing import Final
 from urllib.parse import quote, urlencode
 
-WEEK: Final = 7 * 24 * 3600
+URL_LIFETIME_SECONDS: Final = 7 * 24 * 3600
 """Seconds that an address holds, and that a server stays without use: never less than the other."""
 _SERVED: Final = re.compile(r"training_projects/[^/]+/jobs/[^/]+/objects/.+")
 
 
-def is_served(key: str) -> bool:
+def is_servable(key: str) -> bool:
     """Whether `key` is a checkpoint's object, the only kind that has an address.
 
     >>> is_served("training_projects/p/jobs/j/objects/0000/rank-0/ab/abcd")
@@ -25,21 +25,25 @@ def is_served(key: str) -> bool:
     return plain and _SERVED.fullmatch(key) is not None
 
 
-def signed_address(base: str, secret: bytes, key: str, *, expires: int) -> str:
+def sign_url(base: str, secret: bytes, key: str, *, expires: int) -> str:
     """The address of an object, good until `expires` (epoch seconds)."""
-    query = urlencode({"expires": expires, "signature": signature(secret, key, str(expires))})
+    query = urlencode(
+        {"expires": expires, "signature": compute_signature(secret, key, str(expires))}
+    )
     return f"{base.rstrip('/')}/{quote(key)}?{query}"
 
 
-def signature(secret: bytes, key: str, expires: str) -> str:
+def compute_signature(secret: bytes, key: str, expires: str) -> str:
     """Over the key and the time as they are spelled in the address; hex."""
     told = f"{expires}\n{key}".encode("utf-8", "surrogatepass")
     return hmac.new(secret, told, hashlib.sha256).hexdigest()
 
 
-def is_signed(secret: bytes, key: str, *, expires: str, given: str, now: float) -> bool:
+def is_signature_valid(
+    secret: bytes, key: str, *, expires: str, signature: str, now: float
+) -> bool:
     """Whether the address was made with `secret` and has not expired at `now` (epoch seconds)."""
-    ours = signature(secret, key, expires).encode()
-    if not hmac.compare_digest(ours, given.encode("utf-8", "replace")):
+    ours = compute_signature(secret, key, expires).encode()
+    if not hmac.compare_digest(ours, signature.encode("utf-8", "replace")):
         return False
     return int(expires) >= now

@@ -17,7 +17,7 @@ import termios
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from prefect_bt.router.connections import Answer, Connection, Connections
+from prefect_bt.router.connections import Connection, Handler, LimitedServer
 
 MOST_CONNECTIONS: Final = 256
 _SPARE_DESCRIPTORS: Final = 32
@@ -44,10 +44,10 @@ class Limits:
         return max(1, min(MOST_CONNECTIONS, (descriptors - _SPARE_DESCRIPTORS) // 2))
 
 
-class FileConnections(Connections):
+class FileConnections(LimitedServer):
     """The connections of a file server."""
 
-    def __init__(self, answer: Answer, limits: Limits) -> None:
+    def __init__(self, answer: Handler, limits: Limits) -> None:
         quiet = logging.getLogger("prefect_bt.fileserver.http")
         quiet.disabled = True  # it would quote malformed requests, with the signatures in them
         super().__init__(

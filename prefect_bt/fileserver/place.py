@@ -15,20 +15,20 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from prefect_bt.folders import find_paths
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 from prefect_bt.servers import Daemon
 
 _SECRET_BYTES: Final = 32
 
 
-def local_root(store_url: str) -> Path | None:
+def find_local_root(store_url: str) -> Path | None:
     """The folder of a store on this machine; None for any other store."""
     parts = urlsplit(store_url)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 @dataclass(frozen=True)
-class Known:
+class ServerRecord:
     """A file server as it described itself. `base` goes before keys, `host` is what it bound."""
 
     base: str
@@ -45,59 +45,59 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Place:
+class FileServerFolder:
     """Where the server of the store in `root` leaves what others need, in a folder of its own."""
 
     root: Path
-    folder: Path
+    path: Path
 
     @classmethod
-    def of(cls, root: Path, state_dir: Path) -> Place:
+    def for_store(cls, root: Path, state_dir: Path) -> FileServerFolder:
         real = root.expanduser().resolve()
         name = hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
         return cls(real, state_dir.expanduser().absolute() / "files" / name)
 
     @classmethod
-    def all_in(cls, state_dir: Path) -> Iterator[Place]:
+    def iter_all(cls, state_dir: Path) -> Iterator[FileServerFolder]:
         """Those that a server was ever started for."""
         for path in find_paths(state_dir / "files", "*/server.json"):
-            known = _read(path)
+            known = _read_record(path)
             if known is not None:
                 yield cls(Path(known.root), path.parent)
 
     @property
-    def id(self) -> str:
+    def store_id(self) -> str:
         """What the server answers when asked which store it serves."""
-        return self.folder.name
+        return self.path.name
 
     @property
-    def log(self) -> Path:
-        return self.folder / "server.log"
+    def log_file(self) -> Path:
+        return self.path / "server.log"
 
     @contextlib.contextmanager
-    def alone(self) -> Generator[None]:
+    def start_lock(self) -> Generator[None]:
         """One start or stop at a time; another waits."""
-        make_private(self.folder)
-        with (self.folder / "lock").open("w") as lock:
+        ensure_private_folder(self.path)
+        with (self.path / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def known(self) -> Known | None:
+    def read_record(self) -> ServerRecord | None:
         """What the last server wrote; it may be gone by now."""
-        return _read(self.folder / "server.json")
+        return _read_record(self.path / "server.json")
 
-    def write(self, known: Known) -> None:
-        staged = self.folder / "server.json.new"
+    def write_record(self, known: ServerRecord) -> None:
+        staged = self.path / "server.json.new"
         staged.write_text(json.dumps(asdict(known), indent=2) + "\n")
-        staged.replace(self.folder / "server.json")
+        staged.replace(self.path / "server.json")
 
-    def secret(self) -> bytes:
+    def ensure_signing_key(self) -> bytes:
         """The key that signs; made by whoever asks first."""
-        path = self.folder / "key"
+        path = self.path / "key"
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
-        make_private(self.folder)
-        staged = self.folder / f"key.{os.getpid()}.{secrets.token_hex(4)}"
+        ensure_private_folder(self.path)
+        staged = self.path / f"key.{os.getpid()}.{secrets.token_hex(4)}"
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(secrets.token_bytes(_SECRET_BYTES))
@@ -108,8 +108,8 @@ class Place:
         return path.read_bytes()
 
 
-def _read(path: Path) -> Known | None:
+def _read_record(path: Path) -> ServerRecord | None:
     try:
-        return Known(**json.loads(path.read_text()))
+        return ServerRecord(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 
-from prefect_bt.fileserver.addresses import is_served, is_signed
+from prefect_bt.fileserver.addresses import is_servable, is_signature_valid
 from prefect_bt.fileserver.connections import FileConnections, Limits
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _GONE: Final = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EISDIR}
 )
-_MOST_BETWEEN_LOOKS: Final = 60.0
-_GOODBYE: Final = 3.0
+_MAX_POLL_INTERVAL: Final = 60.0
+_SHUTDOWN_TIMEOUT: Final = 3.0
 
 
 class _Refused(Exception):
@@ -45,13 +45,13 @@ class _Refused(Exception):
 
 
 @dataclass
-class Files:
-    """The answers. `id` is what the server is known by."""
+class FileServer:
+    """The answers. `store_id` is what the server is known by."""
 
     root: Path
     secret: bytes
-    id: str
-    used: float = field(default_factory=time.monotonic)
+    store_id: str
+    last_used: float = field(default_factory=time.monotonic)
     """When it was last of use, in seconds of the monotonic clock."""
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -69,8 +69,8 @@ class Files:
         key = unquote(request.rel_url.raw_path).removeprefix("/")
         if not key:
             # Asked before addresses are handed out: they must find the server while they hold.
-            self.used = time.monotonic()
-            return web.json_response({"prefect-bt": self.id})
+            self.last_used = time.monotonic()
+            return web.json_response({"prefect-bt": self.store_id})
         try:
             self._check(key, dict(parse_qsl(request.rel_url.raw_query_string)))
             descriptor = await asyncio.to_thread(self._open, key)
@@ -79,17 +79,19 @@ class Files:
         try:
             return await _send(request, descriptor, etag=f'"{key.rpartition("/")[2]}"')
         finally:
-            self.used = time.monotonic()
+            self.last_used = time.monotonic()
             os.close(descriptor)
 
     def _check(self, key: str, query: dict[str, str]) -> None:
         expires, given = query.get("expires", ""), query.get("signature", "")
-        if not is_signed(self.secret, key, expires=expires, given=given, now=time.time()):
+        if not is_signature_valid(
+            self.secret, key, expires=expires, signature=given, now=time.time()
+        ):
             raise _Refused(403, "This address was not signed here, or it has expired.")
 
     def _open(self, key: str) -> int:
         missing = _Refused(404, "There is no such checkpoint file.")
-        if not is_served(key):
+        if not is_servable(key):
             raise missing
         try:
             path = (self.root / key).resolve(strict=True)
@@ -154,14 +156,18 @@ def _wanted(header: str, size: int) -> tuple[int, int] | None:
     return int(first), min(size, int(last) + 1) if last else size
 
 
-def run(
-    files: Files, listening: socket.socket, *, idle: float, limits: Limits | None = None
+def serve(
+    files: FileServer,
+    listening: socket.socket,
+    *,
+    idle_timeout: float,
+    limits: Limits | None = None,
 ) -> None:
-    """Serve on a socket that listens already, until SIGTERM, Ctrl-C or `idle` seconds of no use."""
-    asyncio.run(_serve(files, listening, idle, limits or Limits()))
+    """Serve on a listening socket until SIGTERM, Ctrl-C or `idle_timeout` seconds without use."""
+    asyncio.run(_serve(files, listening, idle_timeout, limits or Limits()))
 
 
-async def _serve(files: Files, listening: socket.socket, idle: float, limits: Limits) -> None:
+async def _serve(files: FileServer, listening: socket.socket, idle: float, limits: Limits) -> None:
     stopping = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
@@ -173,9 +179,9 @@ async def _serve(files: Files, listening: socket.socket, idle: float, limits: Li
     if accepting.done():
         accepting.result()  # raises what ended it
     accepting.cancel()
-    await server.shutdown(_GOODBYE)
+    await server.shutdown(_SHUTDOWN_TIMEOUT)
 
 
-async def _unused(files: Files, server: FileConnections, idle: float) -> None:
-    while (left := files.used + idle - time.monotonic()) > 0 or server.answering:
-        await asyncio.sleep(min(max(left, idle / 4), _MOST_BETWEEN_LOOKS))
+async def _unused(files: FileServer, server: FileConnections, idle: float) -> None:
+    while (left := files.last_used + idle - time.monotonic()) > 0 or server.answering:
+        await asyncio.sleep(min(max(left, idle / 4), _MAX_POLL_INTERVAL))

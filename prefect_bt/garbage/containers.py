@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from prefect_bt.contract import LABEL_MARK
-from prefect_bt.garbage.machine import handle_of, stores_of
-from prefect_bt.garbage.verdicts import Stores
-from prefect_bt.garbage.words import Kind, LeftOver
+from prefect_bt.garbage.machine import find_handle, list_stores
+from prefect_bt.garbage.verdicts import JobStores
+from prefect_bt.garbage.words import Orphan, OrphanKind
 from prefect_bt.host.handle import HostHandle
-from prefect_bt.host.layout import place_of
+from prefect_bt.host.layout import state_dir_id
 from prefect_bt.ownership import is_owned
 from prefect_bt.substrates.docker_engine import DockerEngine
 
@@ -20,67 +20,73 @@ _LABELLED = {"label": [LABEL_MARK]}
 
 
 @dataclass(frozen=True)
-class Containers:
+class ContainerScanner:
     """Of one state folder: those of others are never looked at."""
 
     state_dir: Path
-    stores: Stores
+    stores: JobStores
     engine: DockerEngine
 
-    def find(self) -> Iterator[LeftOver]:
+    def scan(self) -> Iterator[Orphan]:
         """SubstrateError when the Engine does not answer."""
         engine = self.engine
-        made: list[dict[str, Any]] = engine.ask(
-            lambda client: client.containers(all=True, filters=_LABELLED), doing="listed"
+        made: list[dict[str, Any]] = engine.call(
+            lambda client: client.containers(all=True, filters=_LABELLED), action="listed"
         )
         for one in made:
-            found = self._left(Kind.CONTAINER, str(one["Names"][0]).lstrip("/"), one["Labels"])
+            found = self._orphan_factory(
+                OrphanKind.CONTAINER, str(one["Names"][0]).lstrip("/"), one["Labels"]
+            )
             if found:
-                yield found(_removal(engine, str(one["Id"]), "remove_container", force=True))
-        networks: list[dict[str, Any]] = engine.ask(
-            lambda client: client.networks(filters=_LABELLED), doing="listed"
+                yield found(_create_remover(engine, str(one["Id"]), "remove_container", force=True))
+        networks: list[dict[str, Any]] = engine.call(
+            lambda client: client.networks(filters=_LABELLED), action="listed"
         )
         for one in networks:
-            found = self._left(Kind.NETWORK, str(one["Name"]), one["Labels"])
+            found = self._orphan_factory(OrphanKind.NETWORK, str(one["Name"]), one["Labels"])
             if found:
-                yield found(_removal(engine, str(one["Id"]), "remove_network"))
+                yield found(_create_remover(engine, str(one["Id"]), "remove_network"))
 
-    def _left(
-        self, kind: Kind, name: str, labels: dict[str, str]
-    ) -> Callable[[Callable[[], object]], LeftOver] | None:
+    def _orphan_factory(
+        self, kind: OrphanKind, name: str, labels: dict[str, str]
+    ) -> Callable[[Callable[[], object]], Orphan] | None:
         """What it is, wanting how it goes; None for what is in use, or not of this folder."""
         mark = labels.get(LABEL_MARK, "")
-        handle = handle_of(self.state_dir, mark)
-        if handle is None or not mark.rpartition(".")[2].startswith(place_of(self.state_dir)):
+        handle = find_handle(self.state_dir, mark)
+        if handle is None or not mark.rpartition(".")[2].startswith(state_dir_id(self.state_dir)):
             return None
-        why = self._why(kind, handle)
+        why = self._orphan_reason(kind, handle)
         if not why:
             return None
 
-        def told(remove: Callable[[], object]) -> LeftOver:
+        def told(remove: Callable[[], object]) -> Orphan:
             def remove_again() -> None:
-                if not self._why(kind, handle):
+                if not self._orphan_reason(kind, handle):
                     raise OSError(f"job {handle.job.job_id} was taken up again")
                 remove()
 
-            return LeftOver(kind, name, why, remove_again, job=handle.job.job_id)
+            return Orphan(kind, name, why, remove_again, job=handle.job.job_id)
 
         return told
 
-    def _why(self, kind: Kind, handle: HostHandle) -> str:
+    def _orphan_reason(self, kind: OrphanKind, handle: HostHandle) -> str:
         """A node's folder is there before its container is, and goes after it. A network is the
         gang's."""
         job_id = handle.job.job_id
         if is_owned(self.state_dir, job_id):
             return ""
-        place = handle.folder.path if kind is Kind.CONTAINER else handle.folder.path.parent
+        place = handle.folder.path if kind is OrphanKind.CONTAINER else handle.folder.path.parent
         if not place.exists():
             return "the folder of its node is gone"
-        verdict = self.stores.judge(job_id, stores_of(handle.job) or [self.stores.own])
-        return verdict.why if verdict.over and not is_owned(self.state_dir, job_id) else ""
+        verdict = self.stores.check_liveness(
+            job_id, list_stores(handle.job) or [self.stores.default_url]
+        )
+        return verdict.reason if verdict.ended and not is_owned(self.state_dir, job_id) else ""
 
 
-def _removal(engine: DockerEngine, which: str, verb: str, **given: object) -> Callable[[], object]:
+def _create_remover(
+    engine: DockerEngine, which: str, verb: str, **given: object
+) -> Callable[[], object]:
     def remove(client: Any) -> None:
         getattr(client, verb)(which, **given)
 

@@ -12,102 +12,108 @@ from typing import Final
 
 from prefect_bt.errors import StateError
 from prefect_bt.folders import find_paths
-from prefect_bt.garbage.verdicts import Stores, Verdict
-from prefect_bt.garbage.words import Kind, LeftOver
+from prefect_bt.garbage.verdicts import JobStores, Liveness
+from prefect_bt.garbage.words import Orphan, OrphanKind
 from prefect_bt.host.files import read_record
 from prefect_bt.host.handle import HostHandle, delete_tree
 from prefect_bt.host.layout import JobFolder
-from prefect_bt.ownership import forget_job, hold_job, is_owned, noted_store
+from prefect_bt.ownership import is_owned, lock_job, noted_store, remove_job_lock
 from prefect_bt.plan import NodePlan
 from prefect_bt.substrates.local_process import LocalSubstrate
 from prefect_bt.trees import find_files
 
 _MARK: Final = re.compile(r"([0-9A-Za-z]{1,64})\.([0-9]{1,9})\.([0-9]{1,9})\.[0-9a-f]+")
-UNSAVED = "may be the only copy: --include-unsaved removes it"
+UNSAVED_REASON = "may be the only copy: --include-unsaved removes it"
 
 
 @dataclass(frozen=True)
-class Jobs:
+class JobScanner:
     """The jobs of one state folder."""
 
     state_dir: Path
-    stores: Stores
+    stores: JobStores
     include_unsaved: bool = False
 
-    def find(self) -> Iterator[LeftOver]:
+    def scan(self) -> Iterator[Orphan]:
         for path in _folders(self.state_dir / "jobs"):
             job = JobFolder(self.state_dir, path.name)
             # Before and after: a job that was taken up in between is somebody's.
             if is_owned(self.state_dir, job.job_id):
                 continue
-            verdict = self._judge(job)
-            if verdict.over and not is_owned(self.state_dir, job.job_id):
+            verdict = self._check_liveness(job)
+            if verdict.ended and not is_owned(self.state_dir, job.job_id):
                 with suppress(FileNotFoundError):  # another process is putting it away
-                    yield from list(self._left_by(job, verdict))
+                    yield from list(self._iter_orphans(job, verdict))
 
-    def _judge(self, job: JobFolder) -> Verdict:
-        return self.stores.judge(job.job_id, stores_of(job) or [self.stores.own])
+    def _check_liveness(self, job: JobFolder) -> Liveness:
+        return self.stores.check_liveness(job.job_id, list_stores(job) or [self.stores.default_url])
 
-    def _left_by(self, job: JobFolder, verdict: Verdict) -> Iterator[LeftOver]:
-        handles = LocalSubstrate(self.state_dir).find(job.job_id)
+    def _iter_orphans(self, job: JobFolder, verdict: Liveness) -> Iterator[Orphan]:
+        handles = LocalSubstrate(self.state_dir).list_nodes(job.job_id)
         for handle in handles:
-            yield self._left_over(Kind.NODE, handle.folder.path, job, verdict, remove=handle.remove)
+            yield self._create_orphan(
+                OrphanKind.NODE, handle.folder.path, job, verdict, remove=handle.remove
+            )
         stays = False
         for rank in find_paths(job.path, "rank-*"):
-            last = [handle for handle in handles if job.rank(handle.rank) == rank][-1:]
-            if _bytes(rank) and (not last or last[0].may_be_unsaved()):
+            last = [handle for handle in handles if job.rank_folder(handle.rank) == rank][-1:]
+            if _bytes(rank) and (not last or last[0].has_unsaved_checkpoints()):
                 stays = stays or not self.include_unsaved
                 yield self._unsaved(job, rank, verdict)
         if not stays:
-            yield self._left_over(
-                Kind.FOLDER, job.path, job, verdict, remove=lambda: _clear(job, self)
+            yield self._create_orphan(
+                OrphanKind.FOLDER,
+                job.path,
+                job,
+                verdict,
+                remove=lambda: _delete_job_folder(job, self),
             )
 
-    def _unsaved(self, job: JobFolder, rank: Path, verdict: Verdict) -> LeftOver:
-        return self._left_over(
-            Kind.UNSAVED,
+    def _unsaved(self, job: JobFolder, rank: Path, verdict: Liveness) -> Orphan:
+        return self._create_orphan(
+            OrphanKind.UNSAVED,
             rank,
             job,
             verdict,
             remove=lambda: delete_tree(rank, OSError),
-            kept="" if self.include_unsaved else UNSAVED,
+            kept="" if self.include_unsaved else UNSAVED_REASON,
         )
 
-    def _left_over(  # noqa: PLR0913 (what it is, whose, why, and how it goes)
+    def _create_orphan(  # noqa: PLR0913 (what it is, whose, why, and how it goes)
         self,
-        kind: Kind,
+        kind: OrphanKind,
         path: Path,
         job: JobFolder,
-        verdict: Verdict,
+        verdict: Liveness,
         *,
         remove: Callable[[], object],
         kept: str = "",
-    ) -> LeftOver:
-        return LeftOver(
+    ) -> Orphan:
+        return Orphan(
             kind,
             str(path),
-            verdict.why,
-            lambda: self._as_owner(job, remove),
+            verdict.reason,
+            lambda: self._run_as_owner(job, remove),
             job=job.job_id,
-            bytes=_bytes(path) if kind is not Kind.FOLDER else _bytes(path, below=False),
+            bytes=_bytes(path) if kind is not OrphanKind.FOLDER else _bytes(path, below=False),
             since=verdict.since,
-            kept=kept,
+            kept_reason=kept,
         )
 
-    def _as_owner(self, job: JobFolder, remove: Callable[[], object]) -> None:
+    def _run_as_owner(self, job: JobFolder, remove: Callable[[], object]) -> None:
         """Nobody takes the job up meanwhile. StateError when somebody has."""
         if not job.path.exists():
             return
-        with hold_job(self.state_dir, job.job_id, patience=0) as lock:
-            if not self._judge(job).over:
+        with lock_job(self.state_dir, job.job_id, timeout=0) as lock:
+            if not self._check_liveness(job).ended:
                 raise StateError(
                     f"Job {job.job_id} was taken up again.", state="owned", next_step=""
                 )
             remove()
-            forget_job(self.state_dir, job.job_id, lock)
+            remove_job_lock(self.state_dir, job.job_id, lock)
 
 
-def stores_of(job: JobFolder) -> list[str]:
+def list_stores(job: JobFolder) -> list[str]:
     """The stores that its owner or its nodes name; empty when none is told."""
     found: dict[str, None] = {}
     with suppress(OSError):
@@ -119,7 +125,7 @@ def stores_of(job: JobFolder) -> list[str]:
     return [url for url in found if url]
 
 
-def handle_of(state_dir: Path, mark: str) -> HostHandle | None:
+def find_handle(state_dir: Path, mark: str) -> HostHandle | None:
     """The node of a mark (host.layout.new_mark); None for what is none."""
     found = _MARK.fullmatch(mark)
     if found is None:
@@ -127,9 +133,9 @@ def handle_of(state_dir: Path, mark: str) -> HostHandle | None:
     return HostHandle(JobFolder(state_dir, found[1]), int(found[2]), int(found[3]))
 
 
-def _clear(job: JobFolder, jobs: Jobs) -> None:
+def _delete_job_folder(job: JobFolder, jobs: JobScanner) -> None:
     """The rest of the folder, if nothing in it may be the only copy, or in use."""
-    if LocalSubstrate(job.state_dir).find(job.job_id):
+    if LocalSubstrate(job.state_dir).list_nodes(job.job_id):
         raise OSError(f"{job.path} still holds nodes")
     if not jobs.include_unsaved and any(_bytes(rank) for rank in find_paths(job.path, "rank-*")):
         raise OSError(f"{job.path} holds checkpoints that may be their only copy")

@@ -7,40 +7,40 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from prefect_bt.garbage.verdicts import Stores
-from prefect_bt.garbage.words import Kind, LeftOver
-from prefect_bt.router.place import RouterPlace
+from prefect_bt.garbage.verdicts import JobStores
+from prefect_bt.garbage.words import Orphan, OrphanKind
+from prefect_bt.router.place import RouterFolder
 from prefect_bt.router.running import stop_router
-from prefect_bt.serving.deployments import Deployments
+from prefect_bt.serving.deployments import DeploymentLedger
 
 
 @dataclass(frozen=True)
-class Routers:
+class RouterScanner:
     """Of this machine, and of the store that is looked at: others are left alone."""
 
     state_dir: Path
-    stores: Stores
+    stores: JobStores
 
-    def find(self) -> Iterator[LeftOver]:
+    def scan(self) -> Iterator[Orphan]:
         """StoreError when the store cannot tell."""
-        for place in RouterPlace.all_in(self.state_dir):
-            if place.is_run() and self._serves_nothing(place.name):
-                yield LeftOver(
-                    Kind.ROUTER,
-                    str(place.folder),
+        for place in RouterFolder.iter_all(self.state_dir):
+            if place.is_running() and self._has_no_live_revision(place.name):
+                yield Orphan(
+                    OrphanKind.ROUTER,
+                    str(place.path),
                     "no revision of its deployment runs",
-                    partial(self.remove, place.name),
+                    partial(self.remove_router, place.name),
                 )
 
-    def _serves_nothing(self, name: str) -> bool:
-        deployments = Deployments(self.stores.ledger(self.stores.own))
-        revisions = deployments.revisions(name)
-        jobs = [deployments.job_of(name, one.number) for one in revisions]
+    def _has_no_live_revision(self, name: str) -> bool:
+        deployments = DeploymentLedger(self.stores.get_ledger(self.stores.default_url))
+        revisions = deployments.list_revisions(name)
+        jobs = [deployments.find_job_id(name, one.number) for one in revisions]
         if not revisions or not all(jobs):
             return False  # another store's, or one that is being deployed
-        return all(self.stores.judge(job, [self.stores.own]).over for job in jobs)
+        return all(self.stores.check_liveness(job, [self.stores.default_url]).ended for job in jobs)
 
-    def remove(self, name: str) -> None:
+    def remove_router(self, name: str) -> None:
         """Looks again: somebody may have deployed since."""
-        if self._serves_nothing(name):
+        if self._has_no_live_revision(name):
             stop_router(self.state_dir, name)

@@ -16,53 +16,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.garbage.machine import handle_of, stores_of
-from prefect_bt.garbage.verdicts import LIVES, Stores, Verdict
-from prefect_bt.garbage.words import Kind, LeftOver
+from prefect_bt.garbage.machine import find_handle, list_stores
+from prefect_bt.garbage.verdicts import ALIVE, JobStores, Liveness
+from prefect_bt.garbage.words import Orphan, OrphanKind
 from prefect_bt.host.handle import HostHandle
-from prefect_bt.host.layout import JobFolder, place_of
+from prefect_bt.host.layout import JobFolder, state_dir_id
 from prefect_bt.host.processes import (
     FLOW_VARIABLE,
     MARK_VARIABLE,
     ProcessIdentity,
-    arguments_of,
     kill_until_gone,
     processes_of,
+    read_command_line,
+    read_environment,
     values_of,
-    variables_of,
 )
 from prefect_bt.ownership import is_owned
-from prefect_bt.settings import state_dir_of
+from prefect_bt.settings import resolve_state_dir
 
-LAST_WORDS: Final = 120.0
+EXIT_GRACE: Final = 120.0
 """Seconds that a job's processes may take to leave once it is over."""
 _JOB_ID: Final = re.compile("[0-9A-Za-z]{1,64}")
 _MODULES: Final = ("prefect_bt.flows.keeper", "prefect_bt.flows.run_job")
 
 
 @dataclass(frozen=True)
-class Strays:
+class ProcessScanner:
     """Of one state folder: those of others are never looked at."""
 
     state_dir: Path
-    stores: Stores
+    stores: JobStores
     clock: Callable[[], float] = time.time
 
-    def find(self) -> Iterator[LeftOver]:
+    def scan(self) -> Iterator[Orphan]:
         if self.state_dir.is_dir():
-            yield from self._of_nodes()
-            yield from self._of_flows()
+            yield from self._scan_node_processes()
+            yield from self._scan_flow_processes()
 
-    def _of_nodes(self) -> Iterator[LeftOver]:
-        place = place_of(self.state_dir)
+    def _scan_node_processes(self) -> Iterator[Orphan]:
+        place = state_dir_id(self.state_dir)
         # A node's folder is there before its first process and after its last: so, in this order.
         for mark, found in self._by(_mark_of).items():
-            handle = handle_of(self.state_dir, mark)
+            handle = find_handle(self.state_dir, mark)
             ours = mark.rpartition(".")[2].startswith(place)
             if ours and handle is not None and self._is_orphan(handle):
-                yield LeftOver(
-                    Kind.PROCESS,
-                    _listed(found),
+                yield Orphan(
+                    OrphanKind.PROCESS,
+                    _format_pids(found),
                     "the folder of its node is gone",
                     lambda mark=mark, handle=handle: self._end_node(mark, handle),
                     job=handle.job.job_id,
@@ -74,34 +74,34 @@ class Strays:
     def _end_node(self, mark: str, handle: HostHandle) -> None:
         if not self._is_orphan(handle):
             raise _taken_up(handle.job.job_id)
-        _end(lambda: self._by(_mark_of).get(mark, []))
+        _kill_all(lambda: self._by(_mark_of).get(mark, []))
 
-    def _of_flows(self) -> Iterator[LeftOver]:
+    def _scan_flow_processes(self) -> Iterator[Orphan]:
         for job_id, found in self._by(self._flow_of).items():
-            urls = stores_of(JobFolder(self.state_dir, job_id))
-            verdict = self._judge(job_id, urls)
-            if verdict.over:
-                yield LeftOver(
-                    Kind.PROCESS,
-                    _listed(found),
-                    f"{verdict.why}, and what ran it is still there",
-                    lambda job_id=job_id, urls=urls: self._end_flows(job_id, urls),
+            urls = list_stores(JobFolder(self.state_dir, job_id))
+            verdict = self._check_liveness(job_id, urls)
+            if verdict.ended:
+                yield Orphan(
+                    OrphanKind.PROCESS,
+                    _format_pids(found),
+                    f"{verdict.reason}, and what ran it is still there",
+                    lambda job_id=job_id, urls=urls: self._kill_flow_processes(job_id, urls),
                     job=job_id,
                     since=verdict.since,
                 )
 
-    def _end_flows(self, job_id: str, urls: list[str]) -> None:
+    def _kill_flow_processes(self, job_id: str, urls: list[str]) -> None:
         """`urls`: the stores noted when it was found; the notes may have gone with the folder."""
-        urls = [*urls, *stores_of(JobFolder(self.state_dir, job_id))]
-        if not self._judge(job_id, urls).over:
+        urls = [*urls, *list_stores(JobFolder(self.state_dir, job_id))]
+        if not self._check_liveness(job_id, urls).ended:
             raise _taken_up(job_id)
-        _end(lambda: self._by(self._flow_of).get(job_id, []))
+        _kill_all(lambda: self._by(self._flow_of).get(job_id, []))
 
-    def _judge(self, job_id: str, urls: list[str]) -> Verdict:
+    def _check_liveness(self, job_id: str, urls: list[str]) -> Liveness:
         """Not over, too, while somebody owns the job or its processes may still be leaving."""
-        verdict = self.stores.judge(job_id, urls or [self.stores.own])
-        quiet = verdict.since is not None and self.clock() - verdict.since > LAST_WORDS
-        return verdict if quiet and not is_owned(self.state_dir, job_id) else LIVES
+        verdict = self.stores.check_liveness(job_id, urls or [self.stores.default_url])
+        quiet = verdict.since is not None and self.clock() - verdict.since > EXIT_GRACE
+        return verdict if quiet and not is_owned(self.state_dir, job_id) else ALIVE
 
     def _by(self, named: Callable[[int], str]) -> dict[str, list[ProcessIdentity]]:
         """Processes that may be ours, by what they are named; "" is no name."""
@@ -114,15 +114,15 @@ class Strays:
     def _flow_of(self, pid: int) -> str:
         """The job whose keeper or flow it is, or was started by; "" for none, or for several."""
         told = set(values_of(pid, FLOW_VARIABLE))
-        words = arguments_of(pid)
+        words = read_command_line(pid)
         if len(words) > 3 and words[1] == "-m" and words[2] in _MODULES:
             told.add(words[3])
         job_id = told.pop() if len(told) == 1 else ""
-        return job_id if _JOB_ID.fullmatch(job_id) and self._is_ours(pid) else ""
+        return job_id if _JOB_ID.fullmatch(job_id) and self._uses_state_dir(pid) else ""
 
-    def _is_ours(self, pid: int) -> bool:
+    def _uses_state_dir(self, pid: int) -> bool:
         with suppress(OSError):
-            return state_dir_of(variables_of(pid)).samefile(self.state_dir)
+            return resolve_state_dir(read_environment(pid)).samefile(self.state_dir)
         return False
 
 
@@ -131,7 +131,7 @@ def _mark_of(pid: int) -> str:
     return told.pop() if len(told) == 1 else ""
 
 
-def _listed(found: list[ProcessIdentity]) -> str:
+def _format_pids(found: list[ProcessIdentity]) -> str:
     return f"pid {', '.join(map(str, sorted(process.pid for process in found)))}"
 
 
@@ -139,6 +139,6 @@ def _taken_up(job_id: str) -> OSError:
     return OSError(f"job {job_id} was taken up again")
 
 
-def _end(find: Callable[[], list[ProcessIdentity]]) -> None:
-    if not kill_until_gone(find):
-        raise OSError(f"{_listed(find())} cannot be killed")
+def _kill_all(find_pids: Callable[[], list[ProcessIdentity]]) -> None:
+    if not kill_until_gone(find_pids):
+        raise OSError(f"{_format_pids(find_pids())} cannot be killed")

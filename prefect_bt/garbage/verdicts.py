@@ -6,72 +6,72 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefect_bt.errors import NotFoundError, StoreError
-from prefect_bt.garbage.words import DAMAGED
+from prefect_bt.garbage.words import DECODE_ERRORS
 from prefect_bt.ledger import Ledger
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`over` with the reason, since when (epoch seconds). Not over: it lives, or may."""
+class Liveness:
+    """`ended` with the reason, since when (epoch seconds). Not over: it lives, or may."""
 
-    over: bool
-    why: str = ""
+    ended: bool
+    reason: str = ""
     since: float | None = None
 
 
-LIVES = Verdict(False)
+ALIVE = Liveness(False)
 
 
 class EmptyStore(StoreError):
     """A store without any job, which cannot know whether one is over."""
 
 
-class Stores:
+class JobStores:
     """The stores that this machine's jobs are recorded in, each opened once.
 
     `notes` collects why a job could not be judged.
     """
 
-    def __init__(self, open_ledger: Callable[[str], Ledger], own: str) -> None:
-        self._open, self.own = open_ledger, own
+    def __init__(self, open_ledger: Callable[[str], Ledger], default_url: str) -> None:
+        self._open, self.default_url = open_ledger, default_url
         self._ledgers: dict[str, Ledger] = {}
         self.notes: list[str] = []
 
-    def ledger(self, url: str) -> Ledger:
+    def get_ledger(self, url: str) -> Ledger:
         if url not in self._ledgers:
             self._ledgers[url] = self._open(url)
         return self._ledgers[url]
 
-    def judge(self, job_id: str, urls: Sequence[str]) -> Verdict:
+    def check_liveness(self, job_id: str, urls: Sequence[str]) -> Liveness:
         """Over only if every store that may have the job says so, or has never heard of it.
 
         Our own store is always asked too: a note that names another one cannot hide a job of ours.
         """
-        verdicts: list[Verdict] = []
-        for url in dict.fromkeys([*urls, self.own]):
+        verdicts: list[Liveness] = []
+        for url in dict.fromkeys([*urls, self.default_url]):
             try:
-                verdicts.append(judge(self.ledger(url), job_id))
+                verdicts.append(check_liveness(self.get_ledger(url), job_id))
             except EmptyStore as error:
                 if url in urls:
                     self.notes.append(f"Job {job_id} was left alone: {error}")
-                    return LIVES
-            except (StoreError, *DAMAGED) as error:
+                    return ALIVE
+            except (StoreError, *DECODE_ERRORS) as error:
                 self.notes.append(f"Job {job_id} was left alone: {error}")
-                return LIVES
-        known = [one for one in verdicts if one.since is not None or not one.over]
-        if any(not one.over for one in verdicts) or not verdicts:
-            return LIVES
+                return ALIVE
+        known = [one for one in verdicts if one.since is not None or not one.ended]
+        if any(not one.ended for one in verdicts) or not verdicts:
+            return ALIVE
         return known[0] if known else verdicts[0]
 
 
-def judge(ledger: Ledger, job_id: str) -> Verdict:
+def check_liveness(ledger: Ledger, job_id: str) -> Liveness:
     """Return the verdict of one store.
 
     Raises StoreError; EmptyStore of a store without any job: it may be a disk that is not mounted.
     """
     try:
-        ledger.job(job_id)
-        events = ledger.events(job_id)
+        ledger.get_job(job_id)
+        events = ledger.list_events(job_id)
     except NotFoundError:
         if next(iter(ledger.store.list("index/jobs")), None) is None:
             raise EmptyStore(
@@ -79,8 +79,8 @@ def judge(ledger: Ledger, job_id: str) -> Verdict:
                 url=ledger.store.url,
                 next_step="See that it is the right one, and mounted.",
             ) from None
-        return Verdict(True, "its store does not know the job")
+        return Liveness(True, "its store does not know the job")
     if not events or not events[-1].state.terminal:
-        return LIVES
+        return ALIVE
     last = events[-1]
-    return Verdict(True, f"the job is {last.state.short}", last.at)
+    return Liveness(True, f"the job is {last.state.short_name}", last.at)

@@ -6,61 +6,71 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prefect_bt.garbage.machine import stores_of
-from prefect_bt.garbage.verdicts import Stores
-from prefect_bt.garbage.words import Kind, LeftOver
+from prefect_bt.garbage.machine import list_stores
+from prefect_bt.garbage.verdicts import JobStores
+from prefect_bt.garbage.words import Orphan, OrphanKind
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.weights.cache import NodeCache
-from prefect_bt.weights.claims import drop_claim, left_over_claims
-from prefect_bt.weights.leftovers import dead_leases, discard, end_lease, left_unfinished
+from prefect_bt.weights.claims import delete_stale_claim, iter_stale_claims
+from prefect_bt.weights.leftovers import (
+    delete_stale_item,
+    delete_stale_lease,
+    iter_stale_items,
+    iter_stale_leases,
+)
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Of this machine. `older` in seconds: how long what is unfinished waits for who goes on."""
+class WeightsScanner:
+    """Of this machine.
+
+    `older_than` in seconds: how long what is unfinished waits for who goes on.
+    """
 
     cache: NodeCache
-    stores: Stores
-    older: float
+    stores: JobStores
+    older_than: float
 
-    def find(self) -> Iterator[LeftOver]:
-        for lease in dead_leases(self.cache):
+    def scan(self) -> Iterator[Orphan]:
+        for lease in iter_stale_leases(self.cache):
             folder = JobFolder(self.cache.root.parent, lease.job)
-            verdict = self.stores.judge(lease.job, stores_of(folder) or [self.stores.own])
+            verdict = self.stores.check_liveness(
+                lease.job, list_stores(folder) or [self.stores.default_url]
+            )
             # A job unknown to our store may be another store's, which nothing here tells.
-            if verdict.over and verdict.since is not None and self._is_old(verdict.since):
-                yield LeftOver(
-                    Kind.LEASE,
+            if verdict.ended and verdict.since is not None and self._is_old(verdict.since):
+                yield Orphan(
+                    OrphanKind.LEASE,
                     str(lease.file),
-                    verdict.why,
-                    lambda lease=lease: end_lease(self.cache, lease),
+                    verdict.reason,
+                    lambda lease=lease: delete_stale_lease(self.cache, lease),
                     job=lease.job,
                     since=verdict.since,
                 )
-        for left in left_unfinished(self.cache, older=self.older):
-            yield LeftOver(
-                Kind.WEIGHTS,
+        for left in iter_stale_items(self.cache, older_than=self.older_than):
+            yield Orphan(
+                OrphanKind.WEIGHTS,
                 str(left.path),
                 "nobody works on it",
-                lambda left=left: discard(self.cache, left, older=self.older),
+                lambda left=left: delete_stale_item(self.cache, left, older_than=self.older_than),
                 bytes=left.bytes,
-                since=left.touched,
+                since=left.last_modified,
             )
 
     def _is_old(self, since: float) -> bool:
         """Leases are not given back: they keep nothing, and go when the job is long over."""
-        return time.time() - since > self.older
+        return time.time() - since > self.older_than
 
 
-def find_claims(stores: Stores) -> Iterator[LeftOver]:
+def scan_claims(stores: JobStores) -> Iterator[Orphan]:
     """In our own store, as far as can be told from here."""
-    store = stores.ledger(stores.own).store
-    for claim in left_over_claims(store):
-        yield LeftOver(
-            Kind.CLAIM,
+    store = stores.get_ledger(stores.default_url).store
+    for claim in iter_stale_claims(store):
+        yield Orphan(
+            OrphanKind.CLAIM,
             claim.key,
-            claim.why,
-            lambda claim=claim: drop_claim(store, claim),
+            claim.reason,
+            lambda claim=claim: delete_stale_claim(store, claim),
             bytes=claim.bytes,
-            since=claim.at,
+            since=claim.modified_at,
         )

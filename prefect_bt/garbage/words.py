@@ -9,11 +9,11 @@ from typing import Final
 
 from prefect_bt.errors import PrefectBtError, StoreError, SubstrateError
 
-DAMAGED: Final = (ValueError, KeyError, TypeError)
+DECODE_ERRORS: Final = (ValueError, KeyError, TypeError)
 """What reading a record raises that is none."""
 
 
-class Kind(StrEnum):
+class OrphanKind(StrEnum):
     NODE = "node"
     UNSAVED = "unsaved checkpoints"
     FOLDER = "job folder"
@@ -29,62 +29,62 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class LeftOver:
+class Orphan:
     """`bytes` that go with it; `since` in epoch seconds, None where nothing tells.
 
-    `kept` says why it stays although it is garbage; "" when it goes. `problem`, once it was tried:
-    why it could not be removed. `remove` raises PrefectBtError or OSError, and looks again before
-    it removes anything.
+    `kept_reason` says why it stays although it is garbage; "" when it goes. `error`, once it was
+    tried: why it could not be removed. `remove` raises PrefectBtError or OSError, and looks again
+    before it removes anything.
     """
 
-    kind: Kind
-    where: str
-    why: str
+    kind: OrphanKind
+    location: str
+    reason: str
     remove: Callable[[], object] = field(repr=False, compare=False)
     job: str = ""
     bytes: int = 0
     since: float | None = None
-    kept: str = ""
-    problem: str = ""
+    kept_reason: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True)
-class Source:
+class Scan:
     """A place that is looked through. `name` as in "the weights of this machine"."""
 
     name: str
-    find: Callable[[], Iterable[LeftOver]]
+    run: Callable[[], Iterable[Orphan]]
 
 
 @dataclass(frozen=True)
 class Findings:
     """`notes`: sentences about what could not be judged."""
 
-    items: tuple[LeftOver, ...]
+    orphans: tuple[Orphan, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def going(self) -> tuple[LeftOver, ...]:
-        return tuple(one for one in self.items if not one.kept)
+    def removable(self) -> tuple[Orphan, ...]:
+        return tuple(one for one in self.orphans if not one.kept_reason)
 
 
-def gather(sources: Sequence[Source]) -> Findings:
+def run_scans(sources: Sequence[Scan]) -> Findings:
     """Everything, in the order of the sources. One that fails is a note, and hides no other."""
-    items, notes = list[LeftOver](), list[str]()
+    items, notes = list[Orphan](), list[str]()
     for source in sources:
         try:
-            items.extend(source.find())
-        except (StoreError, SubstrateError, OSError, *DAMAGED) as error:
+            items.extend(source.run())
+        except (StoreError, SubstrateError, OSError, *DECODE_ERRORS) as error:
             notes.append(f"{source.name} could not be looked through: {error}")
     return Findings(tuple(items), tuple(dict.fromkeys(notes)))
 
 
-def remove_all(findings: Findings) -> Iterator[LeftOver]:
+def remove_all(findings: Findings) -> Iterator[Orphan]:
     """What goes, one after the other, each with its `problem` if it is still there."""
-    for one in findings.going:
+    for one in findings.removable:
         try:
             one.remove()
         except (PrefectBtError, OSError) as error:
-            yield replace(one, problem=str(error))
+            yield replace(one, error=str(error))
         else:
             yield one

@@ -13,34 +13,34 @@ from typing import Final
 
 MOUNT: Final = Path("/sys/fs/cgroup")
 KERNEL: Final = Path("/proc/sys/kernel")
-MOST_PROCESSES: Final = 32768
+MAX_PROCESSES: Final = 32768
 """Maximum number of processes of a node. Eight ranks with data loaders need some thousands."""
-LEAST_PROCESSES: Final = 1024
-PROCESS_SHARE: Final = 4
+MIN_PROCESSES: Final = 1024
+PROCESS_DIVISOR: Final = 4
 """Divisor of the machine's limit for one node: three that fork without end leave it alive."""
 _UNLIMITED = 1 << 60
 """Version 1 writes "no limit" as a number near 2**63."""
 
 
-def memory_limit(mount: Path = MOUNT, own: str | None = None) -> int | None:
+def memory_limit(mount: Path = MOUNT, membership: str | None = None) -> int | None:
     """Bytes, or None when no limit is set."""
     limits = [
-        _number(folder / name)
-        for folder in _folders(mount, own, "memory")
+        _read_int(folder / name)
+        for folder in _group_folders(mount, membership, "memory")
         for name in ("memory.max", "memory.limit_in_bytes")
     ]
     return min((n for n in limits if n is not None and 0 < n < _UNLIMITED), default=None)
 
 
-def cpu_limit(mount: Path = MOUNT, own: str | None = None) -> float | None:
+def cpu_limit(mount: Path = MOUNT, membership: str | None = None) -> float | None:
     """Cores, or None when no limit is set."""
     limits: list[float] = []
-    for folder in _folders(mount, own, "cpu"):
-        words = _text(folder / "cpu.max").split()
+    for folder in _group_folders(mount, membership, "cpu"):
+        words = _read_text(folder / "cpu.max").split()
         if len(words) == 2 and words[0].isdigit() and int(words[1]):
             limits.append(int(words[0]) / int(words[1]))
-        quota = _number(folder / "cpu.cfs_quota_us")
-        period = _number(folder / "cpu.cfs_period_us")
+        quota = _read_int(folder / "cpu.cfs_quota_us")
+        period = _read_int(folder / "cpu.cfs_period_us")
         if quota is not None and quota > 0 and period:
             limits.append(quota / period)
     return min(limits, default=None)
@@ -56,27 +56,27 @@ def count_cpus() -> int:
     return max(1, cpus if limit is None else min(cpus, round(limit)))
 
 
-def process_share(kernel: Path = KERNEL) -> int:
+def process_limit(kernel: Path = KERNEL) -> int:
     """Return how many processes and threads a node may have: a share of the machine's."""
-    found = [_number(kernel / name) or MOST_PROCESSES for name in ("pid_max", "threads-max")]
-    return max(LEAST_PROCESSES, min(MOST_PROCESSES, min(found) // PROCESS_SHARE))
+    found = [_read_int(kernel / name) or MAX_PROCESSES for name in ("pid_max", "threads-max")]
+    return max(MIN_PROCESSES, min(MAX_PROCESSES, min(found) // PROCESS_DIVISOR))
 
 
-def oom_kills(mount: Path = MOUNT, own: str | None = None) -> int | None:
+def count_oom_kills(mount: Path = MOUNT, membership: str | None = None) -> int | None:
     """How many processes of our own group the kernel has killed for lack of memory, if it says."""
-    for folder in _folders(mount, own, "memory"):
+    for folder in _group_folders(mount, membership, "memory"):
         for name in ("memory.events", "memory.oom_control"):
-            for line in _text(folder / name).splitlines():
+            for line in _read_text(folder / name).splitlines():
                 key, _, value = line.partition(" ")
                 if key == "oom_kill" and value.strip().isdigit():
                     return int(value)
     return None
 
 
-def _folders(mount: Path, own: str | None, controller: str) -> Iterator[Path]:
+def _group_folders(mount: Path, own: str | None, controller: str) -> Iterator[Path]:
     """Our group, then those above it; first of version 2, then of version 1."""
     if own is None:
-        own = _text(Path("/proc/self/cgroup"))
+        own = _read_text(Path("/proc/self/cgroup"))
     for line in own.splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -93,12 +93,12 @@ def _folders(mount: Path, own: str | None, controller: str) -> Iterator[Path]:
                     yield base / group
 
 
-def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+def _read_int(path: Path) -> int | None:
+    text = _read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError):

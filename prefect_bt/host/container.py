@@ -26,13 +26,13 @@ from prefect_bt.host.layout import NodeFolder
 from prefect_bt.host.processes import ProcessIdentity
 
 MOUNTED_AT: Final = "/.prefect-bt"
-PIPES: Final = ("orders", "signals", "reports", "output")
+PIPE_NAMES: Final = ("orders", "signals", "reports", "output")
 READY: Final = "ready"
 CONTAINER_GONE: Final = "its container is gone"
 """The reason in the status of a node whose container ended while commands ran in it."""
-_PLAIN: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
+_ESCAPED_BYTE: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
 
-FIRST_PROCESS: Final = f"""
+INIT_SCRIPT: Final = f"""
 cd "${{1:-.}}" || exit 1
 _bt_control={MOUNTED_AT}
 ( trap '' HUP INT QUIT TERM
@@ -101,35 +101,35 @@ class Pipes(NamedTuple):
     output: int
 
 
-def make_pipes(folder: NodeFolder) -> None:
+def create_pipes(folder: NodeFolder) -> None:
     """Raises OSError."""
     folder.control.mkdir()
     folder.control.chmod(0o700)
-    for name in PIPES:
+    for name in PIPE_NAMES:
         os.mkfifo(folder.control / name, 0o600)
 
 
 def open_pipes(folder: NodeFolder) -> Pipes:
     """Hold them: as long as somebody does, no end of them is an end. Raises OSError."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-    return Pipes(*(os.open(folder.control / name, flags) for name in PIPES))
+    return Pipes(*(os.open(folder.control / name, flags) for name in PIPE_NAMES))
 
 
-def order(verb: str, text: str = "") -> bytes:
+def format_order(verb: str, text: str = "") -> bytes:
     """One line for `orders`.
 
     >>> order("run", "echo 'a b'")
     b'run echo\\\\0040\\\\0047a\\\\0040b\\\\0047.\\n'
     """
-    return verb.encode() + b" " + _PLAIN.sub(_octal, os.fsencode(text)) + b".\n"
+    return verb.encode() + b" " + _ESCAPED_BYTE.sub(_octal, os.fsencode(text)) + b".\n"
 
 
-def set_variable(name: str, value: str) -> bytes:
+def format_set_variable(name: str, value: str) -> bytes:
     """The order to export it. ValueError for a name that a shell has none of."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError(f"{name!r} is no name of a variable in a shell")
     quoted = value.replace("'", "'\\''")
-    return order("set", f"export {name}='{quoted}'")
+    return format_order("set", f"export {name}='{quoted}'")
 
 
 def signal_all(pipes: Pipes, number: signal.Signals) -> None:
@@ -140,12 +140,12 @@ def signal_all(pipes: Pipes, number: signal.Signals) -> None:
         return  # nobody reads: the container is gone, or going
 
 
-def end_container(pipes: Pipes) -> None:
+def kill_container(pipes: Pipes) -> None:
     """Kill what runs in it, and let its first process end."""
     signal_all(pipes, signal.SIGKILL)
     with suppress(BlockingIOError):
         # Whoever wrote the line before may have been killed in the middle of it.
-        os.write(pipes.orders, b"\n" + order("end"))
+        os.write(pipes.orders, b"\n" + format_order("end"))
 
 
 def _octal(found: re.Match[bytes]) -> bytes:

@@ -20,11 +20,11 @@ from prefect_bt.records import NodeStatus
 
 T = TypeVar("T")
 
-UNANSWERED: Final = "the node's agent did not answer a stop and was killed"
+AGENT_UNRESPONSIVE: Final = "the node's agent did not answer a stop and was killed"
 """Reason in the status of a node whose agent did not answer a stop."""
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text_atomic(path: Path, text: str) -> None:
     """Atomically; only the owner may read it. Raises OSError."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -46,7 +46,7 @@ def read_record(kind: type[T], path: Path) -> T | None:
 
 
 @dataclass(frozen=True)
-class StopRequest:
+class NodeStopRequest:
     """`force` means now: SIGKILL. A forced request is never softened by a later one.
 
     `grace`: seconds until whoever asks will force it; None: the plan's.
@@ -59,12 +59,12 @@ class StopRequest:
     unanswered: bool = False
 
 
-def request_stop(path: Path, request: StopRequest) -> None:
+def write_stop_request(path: Path, request: NodeStopRequest) -> None:
     """Leave the request where the agent looks ten times a second."""
-    before = read_record(StopRequest, path)
+    before = read_record(NodeStopRequest, path)
     if before is not None and before.force and not request.unanswered:
         return
-    write_text(path, codec.dumps(request))
+    write_text_atomic(path, codec.dumps(request))
 
 
 class StatusFile:
@@ -84,15 +84,15 @@ class StatusFile:
         """Write what is not written yet; False when that failed."""
         if self._pending:
             try:
-                write_text(self.path, codec.dumps(self.status))
+                write_text_atomic(self.path, codec.dumps(self.status))
             except OSError:
                 return False
             self._pending = False
         return True
 
-    def save_last(self, *, patience: float = 60.0) -> None:
-        """As save, again and again for `patience` seconds: the last word decides the outcome."""
-        deadline = time.monotonic() + patience
+    def save_with_retry(self, *, timeout: float = 60.0) -> None:
+        """As save, again and again for `timeout` seconds: the last word decides the outcome."""
+        deadline = time.monotonic() + timeout
         while not self.save() and time.monotonic() < deadline:
             time.sleep(0.5)
 
@@ -105,7 +105,7 @@ def read_secrets(descriptor: int) -> dict[str, str]:
     return dict(json.loads(b"".join(chunks)))
 
 
-def free_disk(folder: Path) -> int:
+def free_disk_bytes(folder: Path) -> int:
     """Bytes, where the folder is or would be made."""
     for place in (folder, *folder.parents):
         if place.exists():

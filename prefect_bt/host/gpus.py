@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.ownership import try_lock
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
-_TYPES: Final[tuple[tuple[str, str], ...]] = (
+_MODEL_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     (r"\bGB300\b", "GB300"),
     (r"\bB300\b", "B300"),
     (r"\bG?B200\b", "B200"),
@@ -51,13 +51,13 @@ class NotEnoughGpus(Exception):
     """The sentence says how many there are and how many are free."""
 
 
-def name_type(model: str) -> str:
+def parse_gpu_model(model: str) -> str:
     """The Accelerator spelling for a model name, or the name itself where there is none.
 
     >>> name_type("NVIDIA H200"), name_type("NVIDIA A100-SXM4-40GB"), name_type("GeForce RTX 4090")
     ('H200', 'A100_40GB', 'GeForce RTX 4090')
     """
-    for pattern, spelling in _TYPES:
+    for pattern, spelling in _MODEL_PATTERNS:
         if re.search(pattern, model.replace("_", " ")):
             return spelling
     return model
@@ -79,14 +79,14 @@ def list_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
     return chosen if gpus else []
 
 
-def claim_gpus(
+def reserve_gpus(
     count: int, *, state_dir: Path, environment: Mapping[str, str] = os.environ
 ) -> list[tuple[Gpu, int]]:
     """`count` free devices, each with the descriptor that holds its lock. NotEnoughGpus."""
     if count == 0:
         return []
     folder = state_dir / "gpus"
-    make_private(folder)
+    ensure_private_folder(folder)
     gpus = list_gpus(environment)
     claimed: list[tuple[Gpu, int]] = []
     for gpu in gpus:
@@ -112,11 +112,11 @@ def _from_driver() -> list[Gpu]:
         folders = sorted(_DRIVER.iterdir())
     except OSError:
         return []
-    models = [_model(folder / "information") for folder in folders]
-    return [Gpu(str(index), name_type(model)) for index, model in enumerate(models)]
+    models = [_read_model(folder / "information") for folder in folders]
+    return [Gpu(str(index), parse_gpu_model(model)) for index, model in enumerate(models)]
 
 
-def _model(information: Path) -> str:
+def _read_model(information: Path) -> str:
     try:
         text = information.read_text(errors="replace")
     except OSError:
@@ -142,4 +142,4 @@ def _from_smi() -> list[Gpu]:
     except (OSError, subprocess.SubprocessError):
         return []
     pairs = [line.split(",", 1) for line in listed.splitlines() if "," in line]
-    return [Gpu(index.strip(), name_type(name.strip())) for index, name in pairs]
+    return [Gpu(index.strip(), parse_gpu_model(name.strip())) for index, name in pairs]

@@ -23,22 +23,22 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.folders import find_paths
 from prefect_bt.host import processes
 from prefect_bt.host.files import (
-    UNANSWERED,
-    StopRequest,
+    AGENT_UNRESPONSIVE,
+    NodeStopRequest,
     read_record,
-    request_stop,
-    write_text,
+    write_stop_request,
+    write_text_atomic,
 )
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
-from prefect_bt.host.view import mount_points
-from prefect_bt.ownership import LOOK, drop_unowned, try_lock
+from prefect_bt.host.view import list_mount_points
+from prefect_bt.ownership import LOOK, remove_unowned_lock, try_lock
 from prefect_bt.plan import NodePlan
 from prefect_bt.records import NodePhase, NodeStatus, UploadStatus
 from prefect_bt.trees import find_files, remove_tree
 
-NAME: Final = "local"
-GONE = "the node's process is gone"
-END_SECONDS = 15.0
+SUBSTRATE_NAME: Final = "local"
+NODE_GONE = "the node's process is gone"
+KILL_TIMEOUT = 15.0
 LOOPBACK: Final = "127.0.0.1"
 NODE_MODULE: Final = "prefect_bt.node"
 """In the command line of guard and agent, and of nothing else that carries a node's mark."""
@@ -48,7 +48,7 @@ NODE_MODULE: Final = "prefect_bt.node"
 class HostHandle:
     """Frozen and without a process in it: two handles of one node are equal and as good."""
 
-    substrate: ClassVar[str] = NAME
+    substrate: ClassVar[str] = SUBSTRATE_NAME
 
     job: JobFolder
     attempt: int
@@ -56,7 +56,7 @@ class HostHandle:
 
     @property
     def folder(self) -> NodeFolder:
-        return self.job.node(self.attempt, self.rank)
+        return self.job.node_folder(self.attempt, self.rank)
 
     @property
     def log_file(self) -> Path:
@@ -65,34 +65,36 @@ class HostHandle:
 
     def observe(self) -> NodeStatus:
         status = self._read_status()
-        if status.over or self._alive():
+        if status.is_over or self._is_alive():
             return status
         # Its last word may have come between the two looks.
         status = self._read_status()
-        return status if status.over else self._bury(status)
+        return status if status.is_over else self._mark_lost(status)
 
     def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
         """As the protocol says. With the agent gone, `force` also ends a flush that goes on."""
-        if not self.folder.path.is_dir() or self._read_status().over:
+        if not self.folder.path.is_dir() or self._read_status().is_over:
             return
         try:
-            request_stop(self.folder.stop, StopRequest(reason, force, grace))
+            write_stop_request(self.folder.stop_request, NodeStopRequest(reason, force, grace))
         except FileNotFoundError:
             return
         except OSError as error:
             raise self._error(f"cannot be asked to stop: {error}") from error
-        if not self._alive():
-            self._kill_marked(spare_uploader=not force)
+        if not self._is_alive():
+            self._kill_processes(keep_uploader=not force)
 
-    def give_up(self) -> None:
+    def kill_unresponsive(self) -> None:
         """Kill the agent first, and its guard with the second call, as the protocol requires."""
-        before = read_record(StopRequest, self.folder.stop)
-        if before is None or self._read_status().over:
+        before = read_record(NodeStopRequest, self.folder.stop_request)
+        if before is None or self._read_status().is_over:
             return
         with suppress(OSError):  # only the reason is lost
-            request_stop(self.folder.stop, replace(before, force=True, unanswered=True))
+            write_stop_request(
+                self.folder.stop_request, replace(before, force=True, unanswered=True)
+            )
         agents = self._agents()
-        parents = {processes.parent_of(pid) for pid in agents}
+        parents = {processes.read_parent(pid) for pid in agents}
         for pid in agents:
             if before.unanswered or pid not in parents:
                 with suppress(ProcessLookupError, PermissionError):
@@ -100,12 +102,16 @@ class HostHandle:
 
     def _agents(self) -> list[int]:
         """Return the pids of the guard and the agent, if they are alive."""
-        marked = processes.marked_processes(self._mark(), self.folder.root, spare_uploader=True)
-        return [pid for pid in marked if NODE_MODULE in processes.arguments_of(pid)]
+        marked = processes.find_marked_processes(
+            self._read_mark(), self.folder.root, exclude_uploader=True
+        )
+        return [pid for pid in marked if NODE_MODULE in processes.read_command_line(pid)]
 
     def kill_commands(self) -> bool:
-        marked = processes.marked_processes(self._mark(), self.folder.root, spare_uploader=True)
-        found = [pid for pid in marked if NODE_MODULE not in processes.arguments_of(pid)]
+        marked = processes.find_marked_processes(
+            self._read_mark(), self.folder.root, exclude_uploader=True
+        )
+        found = [pid for pid in marked if NODE_MODULE not in processes.read_command_line(pid)]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -131,16 +137,16 @@ class HostHandle:
     def remove(self) -> None:
         """As the protocol says. Checkpoints go with a rank's last attempt, if all are stored."""
         if self.folder.path.exists():
-            self._end_everything()
+            self._kill_all()
             # The node's own folder last: as long as it is there, somebody finds the node.
-            if not self._must_keep(self._read_status()) and self._rank.is_dir():
-                delete_tree(self._rank, self._error)
+            if not self._must_keep(self._read_status()) and self._rank_folder.is_dir():
+                delete_tree(self._rank_folder, self._error)
             delete_tree(self.folder.path, self._error)
-        self._drop_parents()
+        self._remove_empty_parents()
 
     # -- whether it lives -------------------------------------------------------------------
 
-    def _alive(self) -> bool:
+    def _is_alive(self) -> bool:
         descriptor = self._open_lock()
         if descriptor is None:
             return False
@@ -155,112 +161,116 @@ class HostHandle:
         except OSError:
             return None
 
-    def _bury(self, status: NodeStatus) -> NodeStatus:
+    def _mark_lost(self, status: NodeStatus) -> NodeStatus:
         """The node died without its last word. Its commands are ended; a flush may go on."""
-        self._kill_marked(spare_uploader=True)
-        if processes.uploader_processes(self._mark()):
-            status = replace(status, phase=NodePhase.FLUSHING, reason=GONE)
+        self._kill_processes(keep_uploader=True)
+        if processes.find_uploader_processes(self._read_mark()):
+            status = replace(status, phase=NodePhase.FLUSHING, reason=NODE_GONE)
         else:
-            upload = read_record(UploadStatus, self.folder.upload)
+            upload = read_record(UploadStatus, self.folder.upload_status)
             status = replace(
                 status,
                 phase=NodePhase.LOST,
-                reason=self._why_gone(),
+                reason=self._loss_reason(),
                 ended_at=status.ended_at or time.time(),
                 upload_error=upload.error if upload is not None else "",
                 uncommitted=upload.uncommitted if upload is not None else (),
             )
         with suppress(OSError):
-            write_text(self.folder.status, codec.dumps(status))
+            write_text_atomic(self.folder.status, codec.dumps(status))
         return status
 
-    def _why_gone(self) -> str:
+    def _loss_reason(self) -> str:
         """A node that never got to speak has its cause on the last line of agent.log."""
-        asked = read_record(StopRequest, self.folder.stop)
+        asked = read_record(NodeStopRequest, self.folder.stop_request)
         if asked is not None and asked.unanswered:
-            return UNANSWERED
+            return AGENT_UNRESPONSIVE
         try:
             text = read_regular(self.folder.agent_log).decode(errors="replace")
             last = text.strip().splitlines()[-1:]
         except OSError:
             last = []
-        return ": ".join([GONE, *last])
+        return ": ".join([NODE_GONE, *last])
 
     def _read_status(self) -> NodeStatus:
         return read_record(NodeStatus, self.folder.status) or NodeStatus(self.rank)
 
-    def _mark(self) -> str:
+    def _read_mark(self) -> str:
         record = read_record(NodeRecord, self.folder.record)
         return record.mark if record is not None else ""
 
     # -- ending and deleting ----------------------------------------------------------------
 
-    def _kill_marked(self, *, spare_uploader: bool) -> bool:
-        mark = self._mark()
+    def _kill_processes(self, *, keep_uploader: bool) -> bool:
+        mark = self._read_mark()
         return processes.kill_until_gone(
-            lambda: processes.marked_processes(
-                mark, self.folder.root, spare_uploader=spare_uploader
+            lambda: processes.find_marked_processes(
+                mark, self.folder.root, exclude_uploader=keep_uploader
             ),
-            patience=END_SECONDS,
+            timeout=KILL_TIMEOUT,
         )
 
-    def _end_everything(self) -> None:
-        if not self._kill_marked(spare_uploader=False):
+    def _kill_all(self) -> None:
+        if not self._kill_processes(keep_uploader=False):
             raise self._error("has processes that cannot be killed")
-        deadline = time.monotonic() + END_SECONDS
-        while self._alive():
+        deadline = time.monotonic() + KILL_TIMEOUT
+        while self._is_alive():
             if time.monotonic() > deadline:
                 raise self._error("is still held by a process")
             time.sleep(0.01)
 
-    def may_be_unsaved(self) -> bool:
+    def has_unsaved_checkpoints(self) -> bool:
         """Whether what the rank has of checkpoints may be their only copy."""
-        return self._is_unsaved(self._read_status())
+        return self._has_unsaved(self._read_status())
 
     def _must_keep(self, status: NodeStatus) -> bool:
         """Whether local checkpoints may be the only copy, or another attempt needs them."""
         attempts = find_paths(self.job.path, f"attempt-*/rank-{self.rank}")
         others = any(folder != self.folder.path for folder in attempts)
-        self._note_unsent(status)
-        return others or self._is_unsaved(status)
+        self._update_unuploaded_marker(status)
+        return others or self._has_unsaved(status)
 
-    def _is_unsaved(self, status: NodeStatus) -> bool:
+    def _has_unsaved(self, status: NodeStatus) -> bool:
         ended_well = status.started_at is not None and status.exit_code == 0
-        before = not ended_well and self._unsent.exists()
-        return before or bool(status.uncommitted) or self._is_unsent(status)
+        before = not ended_well and self._unuploaded_marker.exists()
+        return before or bool(status.uncommitted) or self._has_unuploaded(status)
 
-    def _is_unsent(self, status: NodeStatus) -> bool:
+    def _has_unuploaded(self, status: NodeStatus) -> bool:
         """Whether something whole may be here that this attempt did not get into the store."""
-        upload = read_record(UploadStatus, self.folder.upload)
+        upload = read_record(UploadStatus, self.folder.upload_status)
         flushed = status.phase is NodePhase.DONE or (upload is not None and upload.flushed)
         return bool(status.upload_error) or (status.started_at is not None and not flushed)
 
     @property
-    def _unsent(self) -> Path:
+    def _unuploaded_marker(self) -> Path:
         """There while an earlier attempt of the rank left what no attempt has sent since.
 
         An attempt that never ran knows nothing of it, and one that ran has put it aside.
         """
-        return self._rank / "unsent"
+        return self._rank_folder / "unsent"
 
     @property
-    def _rank(self) -> Path:
-        return self.job.rank(self.rank)
+    def _rank_folder(self) -> Path:
+        return self.job.rank_folder(self.rank)
 
-    def _note_unsent(self, status: NodeStatus) -> None:
+    def _update_unuploaded_marker(self, status: NodeStatus) -> None:
         with suppress(OSError):
-            if self._is_unsent(status):
-                self._unsent.touch()
+            if self._has_unuploaded(status):
+                self._unuploaded_marker.touch()
             elif status.started_at is not None and status.exit_code == 0:
-                self._unsent.unlink(missing_ok=True)
+                self._unuploaded_marker.unlink(missing_ok=True)
 
-    def _drop_parents(self) -> None:
-        if not any(path.parent != self._rank for path in find_files(self._rank)):
-            self._unsent.unlink(missing_ok=True)
-        for folder in (self._rank / "checkpoints", self._rank, self.folder.path.parent):
+    def _remove_empty_parents(self) -> None:
+        if not any(path.parent != self._rank_folder for path in find_files(self._rank_folder)):
+            self._unuploaded_marker.unlink(missing_ok=True)
+        for folder in (
+            self._rank_folder / "checkpoints",
+            self._rank_folder,
+            self.folder.path.parent,
+        ):
             with suppress(OSError):
                 folder.rmdir()  # only if empty
-        drop_unowned(self.job.state_dir, self.job.job_id)
+        remove_unowned_lock(self.job.state_dir, self.job.job_id)
 
     def _error(self, what: str) -> SubstrateError:
         return SubstrateError(
@@ -277,16 +287,18 @@ def delete_tree(folder: Path, error: Callable[[str], Exception]) -> None:
     Nothing is ever mounted here in this namespace; should something be, it is left alone.
     """
     real = str(folder.parent.resolve() / folder.name)
-    mounted = [place for place in mount_points() if place == real or place.startswith(f"{real}/")]
+    mounted = [
+        place for place in list_mount_points() if place == real or place.startswith(f"{real}/")
+    ]
     if mounted:
         raise error(f"cannot be removed: {mounted[0]} is mounted")
-    _drop_mount_points(folder / "root")
+    _remove_mount_points(folder / "root")
     remove_tree(folder)
     if folder.exists():
         raise error(f"cannot be removed: {folder} cannot be deleted")
 
 
-def _drop_mount_points(root: Path) -> None:
+def _remove_mount_points(root: Path) -> None:
     """The empty folders of a view, several at a time: each may wait for the disk's journal."""
 
     def drop(path: str) -> None:

@@ -23,24 +23,24 @@ from prefect_bt.host.files import read_record
 from prefect_bt.ownership import try_lock
 from prefect_bt.plan import NodePlan, VolumeKind
 
-DEEPEST: Final = 4
+MAX_MERGE_DEPTH: Final = 4
 """Number of levels at which folders of one name are merged: `hub/models--a--b/blobs`."""
 
 
-def move_from_base(plan: NodePlan, *, state_dir: Path) -> None:
+def migrate_hf_cache(plan: NodePlan, *, state_dir: Path) -> None:
     """Move the files of an older release, for each Hugging Face cache of the plan. Never fails."""
     keys = {volume.key for volume in plan.volumes if volume.kind is VolumeKind.HF_CACHE}
     for key in keys:
         with suppress(OSError):  # as much as can be moved: it is a cache
-            _move(quote_name(key or plan.project_id), key, state_dir)
+            _migrate(quote_name(key or plan.project_id), key, state_dir)
 
 
-def _move(name: str, key: str, state_dir: Path) -> None:
+def _migrate(name: str, key: str, state_dir: Path) -> None:
     with ExitStack() as opened:
         old = open_folder(state_dir, f"cache/bases/{name}/{HF_CACHE_NAME}")
         opened.callback(os.close, old)
         left = os.listdir(old)  # noqa: PTH208 (of a descriptor)
-        if not left or any(_older_nodes(state_dir, key)):
+        if not left or any(_iter_older_nodes(state_dir, key)):
             return
         new = open_folder(state_dir, f"cache/{HF_CACHE_NAME}/{name}")
         opened.callback(os.close, new)
@@ -52,11 +52,15 @@ def _move(name: str, key: str, state_dir: Path) -> None:
 
 def _merge(old: int, new: int, *, depth: int) -> None:
     for name in os.listdir(old):
-        kind = _kind(name, new)
+        kind = _mode_of(name, new)
         with suppress(OSError):
             if kind is None:
                 os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
-            elif depth < DEEPEST and stat.S_ISDIR(kind) and stat.S_ISDIR(_kind(name, old) or 0):
+            elif (
+                depth < MAX_MERGE_DEPTH
+                and stat.S_ISDIR(kind)
+                and stat.S_ISDIR(_mode_of(name, old) or 0)
+            ):
                 _merge_folder(name, old, new, depth=depth + 1)
 
 
@@ -71,22 +75,26 @@ def _merge_folder(name: str, old: int, new: int, *, depth: int) -> None:
     os.rmdir(name, dir_fd=old)
 
 
-def _kind(name: str, within: int) -> int | None:
+def _mode_of(name: str, within: int) -> int | None:
     try:
         return os.stat(name, dir_fd=within, follow_symlinks=False).st_mode
     except FileNotFoundError:
         return None
 
 
-def _older_nodes(state_dir: Path, key: str) -> Iterator[Path]:
+def _iter_older_nodes(state_dir: Path, key: str) -> Iterator[Path]:
     """Yield plans of running nodes that have the base without a separate cache mounted in it."""
     for path in find_paths(state_dir / "jobs", "*/attempt-*/rank-*/plan.json"):
         plan = read_record(NodePlan, path)
-        if plan is not None and _sees_old_place(plan, key) and _is_alive(path.with_name("lock")):
+        if (
+            plan is not None
+            and _mounts_old_location(plan, key)
+            and _is_alive(path.with_name("lock"))
+        ):
             yield path
 
 
-def _sees_old_place(plan: NodePlan, key: str) -> bool:
+def _mounts_old_location(plan: NodePlan, key: str) -> bool:
     covered = {v.target for v in plan.volumes if v.kind is VolumeKind.HF_CACHE}
     return any(
         volume.kind is VolumeKind.CACHE_BASE

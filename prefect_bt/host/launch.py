@@ -19,11 +19,11 @@ from pathlib import Path
 from prefect_bt import codec
 from prefect_bt.contract import SECRET_PREFIX
 from prefect_bt.folders import find_paths
-from prefect_bt.host.files import write_text
-from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord, new_mark
+from prefect_bt.host.files import write_text_atomic
+from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord, make_mark
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE, UPLOADER_VARIABLE
 from prefect_bt.plan import NodePlan
-from prefect_bt.privacy import PRIVATE_MODE, make_private
+from prefect_bt.privacy import PRIVATE_MODE, ensure_private_folder
 
 
 class NodeLauncher:
@@ -46,45 +46,52 @@ class NodeLauncher:
         self.uploader = tuple(uploader)
         self.environment = os.environ if environment is None else environment
 
-    def write_down(self, node: NodePlan, *, contained: bool = False) -> int:
+    def create_node_folder(self, node: NodePlan, *, contained: bool = False) -> int:
         """The node's folder with what it is about to be; the descriptor that holds its lock.
 
         OSError leaves the folder behind; FileExistsError: this attempt of the rank was launched
         before.
         """
-        folder = JobFolder(self.state_dir, node.job_id).node(node.attempt, node.rank)
-        make_private(folder.path.parent)
+        folder = JobFolder(self.state_dir, node.job_id).node_folder(node.attempt, node.rank)
+        ensure_private_folder(folder.path.parent)
         folder.path.mkdir(PRIVATE_MODE)
         lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            write_text(folder.plan, codec.dumps(node))
-            write_text(folder.record, codec.dumps(self._record(node, contained=contained)))
+            write_text_atomic(folder.plan, codec.dumps(node))
+            write_text_atomic(folder.record, codec.dumps(self._record(node, contained=contained)))
         except BaseException:
             os.close(lock)
             raise
         return lock
 
-    def start(self, folder: NodeFolder, held: tuple[int, ...]) -> Launch:
+    def start(self, folder: NodeFolder, inherited_descriptors: tuple[int, ...]) -> LaunchedProcess:
         """Guard and agent of a node that was written down; they wait for its secrets. OSError.
 
-        `held`: descriptors that they inherit, the lock first.
+        `inherited_descriptors`: descriptors that they inherit, the lock first.
         """
         record = codec.loads(NodeRecord, folder.record.read_bytes())
         with folder.agent_log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "prefect_bt.node", str(folder.path), *map(str, held)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "prefect_bt.node",
+                    str(folder.path),
+                    *map(str, inherited_descriptors),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env=self.agent_environment(record.mark),
                 cwd="/",
-                pass_fds=held,
+                pass_fds=inherited_descriptors,
                 start_new_session=True,
             )
         # Whoever launched it is its parent and has to wait for it, or it stays as a zombie.
         threading.Thread(target=process.wait, daemon=True, name=f"reap-{record.mark}").start()
-        return Launch(process)
+        return LaunchedProcess(process)
 
     def agent_environment(self, mark: str) -> dict[str, str]:
         """Ours, for the store's credentials, without other jobs' secrets."""
@@ -99,7 +106,7 @@ class NodeLauncher:
         return {**environment, MARK_VARIABLE: mark}
 
     def _record(self, node: NodePlan, *, contained: bool) -> NodeRecord:
-        mark = new_mark(self.state_dir, job_id=node.job_id, attempt=node.attempt, rank=node.rank)
+        mark = make_mark(self.state_dir, job_id=node.job_id, attempt=node.attempt, rank=node.rank)
         return NodeRecord(
             job_id=node.job_id,
             attempt=node.attempt,
@@ -113,28 +120,28 @@ class NodeLauncher:
         )
 
 
-class Launch:
+class LaunchedProcess:
     """A node's first process; without its secrets it ends."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
-    def hand_over(self, secrets: Mapping[str, str]) -> None:
+    def send_secrets(self, secrets: Mapping[str, str]) -> None:
         """Values by reference name. Raises OSError."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(dict(secrets)).encode())
         finally:
-            self.give_up()
+            self.close()
 
-    def give_up(self) -> None:
+    def close(self) -> None:
         """Nothing more will come. Idempotent."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
 
-def nodes_of(job: JobFolder) -> Iterator[tuple[int, int]]:
+def iter_nodes(job: JobFolder) -> Iterator[tuple[int, int]]:
     """(attempt, rank) of every node that has a folder here, in order."""
     found: list[tuple[int, int]] = []
     for folder in find_paths(job.path, "attempt-*/rank-*"):

@@ -52,14 +52,14 @@ class JobFolder:
     def owner_lock(self) -> Path:
         return self.path / "owner.lock"
 
-    def rank(self, rank: int) -> Path:
+    def rank_folder(self, rank: int) -> Path:
         """What a rank keeps over attempts."""
         return self.path / f"rank-{rank}"
 
-    def checkpoints(self, rank: int) -> Path:
-        return self.rank(rank) / "checkpoints"
+    def checkpoints_folder(self, rank: int) -> Path:
+        return self.rank_folder(rank) / "checkpoints"
 
-    def node(self, attempt: int, rank: int) -> NodeFolder:
+    def node_folder(self, attempt: int, rank: int) -> NodeFolder:
         return NodeFolder(self.path / f"attempt-{attempt}" / f"rank-{rank}")
 
 
@@ -86,11 +86,11 @@ class NodeFolder:
         return self.path / "status.json"
 
     @property
-    def upload(self) -> Path:
+    def upload_status(self) -> Path:
         return self.path / "upload.json"
 
     @property
-    def stop(self) -> Path:
+    def stop_request(self) -> Path:
         return self.path / "stop.json"
 
     @property
@@ -115,7 +115,7 @@ class NodeFolder:
         return self.path / "control"
 
     @property
-    def container(self) -> Path:
+    def container_record(self) -> Path:
         """The ContainerRecord, once the container runs."""
         return self.path / "container.json"
 
@@ -141,12 +141,12 @@ class NodeRecord:
     """Whether its commands run in a container, and not on this machine itself."""
 
 
-def new_mark(state_dir: Path, *, job_id: str, attempt: int, rank: int) -> str:
+def make_mark(state_dir: Path, *, job_id: str, attempt: int, rank: int) -> str:
     """What every process of one launch carries in its environment."""
-    return f"{job_id}.{attempt}.{rank}.{place_of(state_dir)}{os.urandom(8).hex()}"
+    return f"{job_id}.{attempt}.{rank}.{state_dir_id(state_dir)}{os.urandom(8).hex()}"
 
 
-def place_of(state_dir: Path) -> str:
+def state_dir_id(state_dir: Path) -> str:
     """Eight characters that tell state folders apart; of one in a container, too, at our path."""
     facts = state_dir.stat()
     return f"{zlib.crc32(f'{state_dir}:{facts.st_dev}:{facts.st_ino}'.encode()):08x}"
@@ -162,7 +162,7 @@ def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: Node
         VolumeKind.WORKSPACE: node.path / "workspace",
         VolumeKind.SCRATCH: node.path / "scratch",
         VolumeKind.LOADED: node.path / "loaded",
-        VolumeKind.CHECKPOINTS: JobFolder(state_dir, plan.job_id).checkpoints(plan.rank),
+        VolumeKind.CHECKPOINTS: JobFolder(state_dir, plan.job_id).checkpoints_folder(plan.rank),
         VolumeKind.CACHE_BASE: state_dir / "cache" / "bases" / key,
         VolumeKind.PROJECT_CACHE: state_dir / "cache" / "projects" / key,
         VolumeKind.TEAM_CACHE: state_dir / "cache" / "teams" / key,

@@ -17,10 +17,10 @@ from prefect_bt.beneath import identity_of
 from prefect_bt.host.syscalls import open_in_root
 from prefect_bt.host.view_plan import Bind
 
-_UNABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOSYS})
+_CANNOT_CHECK_ERRNOS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOSYS})
 
 
-def find_foreign(pid: int, binds: Sequence[Bind]) -> Bind | None:
+def find_wrong_mount(pid: int, binds: Sequence[Bind]) -> Bind | None:
     """Return a bind whose target is another folder in the container of process `pid`, else None.
 
     Also None where it cannot be looked at: by a user who is not root, or before Linux 5.6. Raises
@@ -29,7 +29,7 @@ def find_foreign(pid: int, binds: Sequence[Bind]) -> Bind | None:
     try:
         root = _open_root(pid)
         try:
-            found = next((bind for bind in binds if not _is_same(root, bind)), None)
+            found = next((bind for bind in binds if not _is_expected(root, bind)), None)
         finally:
             os.close(root)
         if found is not None:  # or the mounts came apart, as they do when the process ends
@@ -38,7 +38,7 @@ def find_foreign(pid: int, binds: Sequence[Bind]) -> Bind | None:
     except FileNotFoundError:
         raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from None
     except OSError as error:
-        if error.errno in _UNABLE:
+        if error.errno in _CANNOT_CHECK_ERRNOS:
             return None
         raise
     return found
@@ -48,11 +48,11 @@ def _open_root(pid: int) -> int:
     return os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _is_same(root: int, bind: Bind) -> bool:
+def _is_expected(root: int, bind: Bind) -> bool:
     try:
         found = open_in_root(root, bind.target)
     except OSError as error:
-        return error.errno in _UNABLE
+        return error.errno in _CANNOT_CHECK_ERRNOS
     try:
         return bind.identity in {None, identity_of(found)}
     finally:

@@ -17,30 +17,32 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from prefect_bt.beneath import identity_of, open_folder
-from prefect_bt.host.view_plan import Bind, FolderRefused, is_below
+from prefect_bt.host.view_plan import Bind, VolumeFolderError, is_below
 
-TURNS: Final = 20
+MAX_TRIES: Final = 20
 """Attempts to replace a link that a job running at the same time puts back."""
-MODE: Final = 0o755
+MOUNT_POINT_MODE: Final = 0o755
 
 
-def make_mount_points(binds: Sequence[Bind], *, within: Collection[Path]) -> None:
+def create_mount_points(binds: Sequence[Bind], *, within: Collection[Path]) -> None:
     """Make a folder for every target that lies inside a volume whose source is in `within`.
 
     Raises FolderRefused.
     """
     for inner in binds:
-        outer = _innermost(inner, binds)
+        outer = _find_enclosing(inner, binds)
         if outer is not None and outer.source in within and not outer.read_only:
             try:
-                _make(outer, str(PurePosixPath(inner.target).relative_to(outer.target)))
+                _create_mount_point(
+                    outer, str(PurePosixPath(inner.target).relative_to(outer.target))
+                )
             except PermissionError:
                 continue  # of root's, from a container: its Engine makes it, inside the container
             except OSError as error:
-                raise FolderRefused(outer.source, error) from error
+                raise VolumeFolderError(outer.source, error) from error
 
 
-def _innermost(inner: Bind, binds: Sequence[Bind]) -> Bind | None:
+def _find_enclosing(inner: Bind, binds: Sequence[Bind]) -> Bind | None:
     above = [
         bind
         for bind in binds
@@ -49,32 +51,32 @@ def _innermost(inner: Bind, binds: Sequence[Bind]) -> Bind | None:
     return max(above, key=lambda bind: len(bind.target), default=None)
 
 
-def _make(outer: Bind, relative: str) -> None:
+def _create_mount_point(outer: Bind, relative: str) -> None:
     descriptor = open_folder(outer.source.parent, outer.source.name)
     try:
         if outer.identity not in {None, identity_of(descriptor)}:
             raise NotADirectoryError(errno.ENOTDIR, "it was replaced by another folder")
         for name in PurePosixPath(relative).parts:
-            below = _enter(name, descriptor)
+            below = _open_or_create(name, descriptor)
             os.close(descriptor)
             descriptor = below
     finally:
         os.close(descriptor)
 
 
-def _enter(name: str, above: int) -> int:
+def _open_or_create(name: str, above: int) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    for _ in range(TURNS):
+    for _ in range(MAX_TRIES):
         with suppress(FileNotFoundError, NotADirectoryError):
             return os.open(name, flags, dir_fd=above)
         with suppress(FileNotFoundError):
-            _clear(name, above)
+            _move_out_of_way(name, above)
         with suppress(FileExistsError):
-            os.mkdir(name, MODE, dir_fd=above)
+            os.mkdir(name, MOUNT_POINT_MODE, dir_fd=above)
     return os.open(name, flags, dir_fd=above)
 
 
-def _clear(name: str, above: int) -> None:
+def _move_out_of_way(name: str, above: int) -> None:
     kind = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
     if stat.S_ISLNK(kind):
         with suppress(IsADirectoryError):  # it is a folder by now

@@ -24,66 +24,66 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.ownership import try_lock
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 
-FIRST: Final = 20000
-LAST: Final = 32767
+FIRST_PORT: Final = 20000
+LAST_PORT: Final = 32767
 """Above what services are given by name, below what Linux hands out to clients."""
-FAMILIAR: Final = frozenset({25565, 27017, 29400, 29500})
+WELL_KNOWN_PORTS: Final = frozenset({25565, 27017, 29400, 29500})
 """Inside the range, but what programs use unasked; the last two are PyTorch's."""
-MOST_FOREIGN: Final = 512
+MAX_FOREIGN: Final = 512
 """Maximum number of names that other users are taken to hold in good faith: a gang has one."""
 _BACKLOG: Final = 128
 _CREDENTIALS: Final = struct.Struct("3i")
 """Format of pid, uid, gid (socket(7), SO_PEERCRED)."""
 
-_SYSTEM = Path("/proc/sys/net/ipv4")
+_IPV4_SETTINGS = Path("/proc/sys/net/ipv4")
 
 
-_NONE_FREE: Final = "no port between {first} and {last} is free for the gang's rendezvous"
+_NO_FREE_PORT: Final = "no port between {first} and {last} is free for the gang's rendezvous"
 
 
 class NoFreePort(OSError):
     """Every number is taken, or belongs to a gang that lives."""
 
 
-class ClaimedPort(NamedTuple):
+class ReservedPort(NamedTuple):
     """A number that nobody listens on, ours for as long as somebody has the descriptor open."""
 
     number: int
     descriptor: int
 
 
-def claim_port(gang: str, *, state_dir: Path) -> ClaimedPort:
+def reserve_port(gang: str, *, state_dir: Path) -> ReservedPort:
     """One that is free now and no other gang's. The same gang is offered the same one first."""
     foreign = 0
     for number in _candidates(gang):
-        descriptor = _lock(number, state_dir)
+        descriptor = _reserve_by_socket(number, state_dir)
         if descriptor is not None:
-            if is_free(number):
-                return ClaimedPort(number, descriptor)
+            if is_port_free(number):
+                return ReservedPort(number, descriptor)
             os.close(descriptor)
-        elif sys.platform == "linux" and not _is_ours(number):
+        elif sys.platform == "linux" and not _is_held_by_own_user(number):
             foreign += 1
-            if foreign > MOST_FOREIGN:
-                return _claim_among_foreign(gang, state_dir)
-    raise NoFreePort(_NONE_FREE.format(first=FIRST, last=LAST))
+            if foreign > MAX_FOREIGN:
+                return _reserve_by_file_only(gang, state_dir)
+    raise NoFreePort(_NO_FREE_PORT.format(first=FIRST_PORT, last=LAST_PORT))
 
 
-def _claim_among_foreign(gang: str, state_dir: Path) -> ClaimedPort:
+def _reserve_by_file_only(gang: str, state_dir: Path) -> ReservedPort:
     """Claim a port by flock, on a machine where another user has taken the names."""
     for number in _candidates(gang):
-        if _is_ours(number):
+        if _is_held_by_own_user(number):
             continue
-        descriptor = _lock_file(number, state_dir)
+        descriptor = _reserve_by_file(number, state_dir)
         if descriptor is not None:
-            if is_free(number):
-                return ClaimedPort(number, descriptor)
+            if is_port_free(number):
+                return ReservedPort(number, descriptor)
             os.close(descriptor)
-    raise NoFreePort(_NONE_FREE.format(first=FIRST, last=LAST))
+    raise NoFreePort(_NO_FREE_PORT.format(first=FIRST_PORT, last=LAST_PORT))
 
 
-def is_free(number: int) -> bool:
+def is_port_free(number: int) -> bool:
     """Whether a server could listen on it at every address of this machine."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -98,69 +98,71 @@ def is_free(number: int) -> bool:
 
 def _candidates(gang: str) -> Iterator[int]:
     """The whole range once, beginning where the gang's name says."""
-    avoided = {*FAMILIAR, *_reserved()}
-    low, high = _handed_out()
-    numbers = [n for n in range(FIRST, LAST + 1) if n not in avoided and not low <= n <= high]
-    numbers = numbers or [n for n in range(FIRST, LAST + 1) if n not in avoided]
+    avoided = {*WELL_KNOWN_PORTS, *_reserved_ports()}
+    low, high = _ephemeral_range()
+    numbers = [
+        n for n in range(FIRST_PORT, LAST_PORT + 1) if n not in avoided and not low <= n <= high
+    ]
+    numbers = numbers or [n for n in range(FIRST_PORT, LAST_PORT + 1) if n not in avoided]
     start = zlib.crc32(gang.encode()) % len(numbers)
     yield from numbers[start:]
     yield from numbers[:start]
 
 
-def _handed_out() -> tuple[int, int]:
+def _ephemeral_range() -> tuple[int, int]:
     """Numbers that clients get unasked, first and last."""
     try:
-        low, high = (_SYSTEM / "ip_local_port_range").read_text().split()
+        low, high = (_IPV4_SETTINGS / "ip_local_port_range").read_text().split()
         return int(low), int(high)
     except (OSError, ValueError):
         return 49152, 65535
 
 
-def _reserved() -> set[int]:
+def _reserved_ports() -> set[int]:
     """What whoever runs the machine keeps for services, written as `8080,9000-9010`."""
     found: set[int] = set()
     with suppress(OSError, ValueError):
-        for part in (_SYSTEM / "ip_local_reserved_ports").read_text().strip().split(","):
+        for part in (_IPV4_SETTINGS / "ip_local_reserved_ports").read_text().strip().split(","):
             first, _, last = part.partition("-")
             if first:
                 found.update(range(int(first), int(last or first) + 1))
     return found
 
 
-def _lock(number: int, state_dir: Path) -> int | None:
+def _reserve_by_socket(number: int, state_dir: Path) -> int | None:
     """The descriptor that holds the number; None when somebody else does."""
     if sys.platform != "linux":
-        return _lock_file(number, state_dir)
+        return _reserve_by_file(number, state_dir)
     holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        holder.bind(_name_of(number))
+        holder.bind(_socket_name(number))
         holder.listen(_BACKLOG)
     except OSError:
         holder.close()
         return None
-    if _is_locked(number, state_dir):
+    if _is_reserved_by_file(number, state_dir):
         holder.close()
         return None
     return holder.detach()
 
 
-def _name_of(number: int) -> str:
+def _socket_name(number: int) -> str:
     return f"\0prefect-bt/port/{number}"
 
 
-def _is_ours(number: int) -> bool:
+def _is_held_by_own_user(number: int) -> bool:
     """Return whether a process of our own user has claimed the port by name. Never waits."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
-            probe.connect(_name_of(number))
+            probe.connect(_socket_name(number))
             told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError:  # nobody listens, or too many ask: a release before this one, or a stranger
             return False
     return _CREDENTIALS.unpack(told)[1] == os.geteuid()
 
 
-def _is_locked(number: int, state_dir: Path) -> bool:
+def _is_reserved_by_file(number: int, state_dir: Path) -> bool:
     """Return whether a gang of this state folder claimed the port by flock, not by name."""
     try:
         descriptor = os.open(state_dir / "ports" / str(number), os.O_RDWR | os.O_CLOEXEC)
@@ -172,9 +174,9 @@ def _is_locked(number: int, state_dir: Path) -> bool:
         os.close(descriptor)
 
 
-def _lock_file(number: int, state_dir: Path) -> int | None:
+def _reserve_by_file(number: int, state_dir: Path) -> int | None:
     folder = state_dir / "ports"
-    make_private(folder)
+    ensure_private_folder(folder)
     descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if try_lock(descriptor):
         return descriptor

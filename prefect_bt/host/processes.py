@@ -27,7 +27,7 @@ FLOW_VARIABLE: Final = "PREFECT_BT_FLOW"
 _PROC: Final = "/proc"
 
 
-class ProcessFacts(NamedTuple):
+class ProcessStat(NamedTuple):
     """One line of /proc/<pid>/stat. `ticks`: CPU time of it and its waited-for children."""
 
     pid: int
@@ -40,7 +40,7 @@ class ProcessFacts(NamedTuple):
 class ProcessIdentity:
     """One process and no other: a pid alone is given to another process later.
 
-    `began`: as `began_at` gave it while the process lived.
+    `began`: as `read_start_time` gave it while the process lived.
     """
 
     pid: int
@@ -48,7 +48,7 @@ class ProcessIdentity:
 
     @property
     def is_alive(self) -> bool:
-        return self.began > 0 and began_at(self.pid) == self.began
+        return self.began > 0 and read_start_time(self.pid) == self.began
 
     def kill(self) -> None:
         """Send SIGKILL to this process, and never to another one that has got its pid since."""
@@ -61,47 +61,47 @@ class ProcessIdentity:
                 os.close(descriptor)
 
 
-def began_at(pid: int) -> int:
+def read_start_time(pid: int) -> int:
     """Return when the process began, in ticks since the machine did; 0 when it is gone."""
     fields = _stat_fields(pid)
     return 0 if fields is None or fields[0] in {b"Z", b"X"} else int(fields[19])
 
 
-def list_processes() -> dict[int, ProcessFacts]:
+def list_processes() -> dict[int, ProcessStat]:
     """Every process that is not a zombie, by pid; empty on a system without /proc."""
-    found: dict[int, ProcessFacts] = {}
-    for pid in _pids():
-        facts = _read_facts(pid)
+    found: dict[int, ProcessStat] = {}
+    for pid in _iter_pids():
+        facts = _read_process_stat(pid)
         if facts is not None:
             found[pid] = facts
     return found
 
 
-def descendants(root: int, *, spare: Collection[int] = ()) -> list[ProcessFacts]:
-    """Living processes below `root`, without those in `spare` and what is below them."""
-    children: dict[int, list[ProcessFacts]] = {}
+def list_descendants(root: int, *, exclude: Collection[int] = ()) -> list[ProcessStat]:
+    """Living processes below `root`, without those in `exclude` and what is below them."""
+    children: dict[int, list[ProcessStat]] = {}
     for facts in list_processes().values():
         children.setdefault(facts.parent, []).append(facts)
-    found: list[ProcessFacts] = []
+    found: list[ProcessStat] = []
     stack = [root]
     while stack:
-        below = [p for p in children.get(stack.pop(), ()) if p.pid not in spare]
+        below = [p for p in children.get(stack.pop(), ()) if p.pid not in exclude]
         found += below
         stack += [p.pid for p in below]
     return found
 
 
-def marked_processes(mark: str, root: Path, *, spare_uploader: bool = False) -> list[int]:
+def find_marked_processes(mark: str, root: Path, *, exclude_uploader: bool = False) -> list[int]:
     """Pids that carry the node's mark, or whose root folder is `root`; never our own."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     uploader = f"{UPLOADER_VARIABLE}={mark}".encode()
     own_root = _identity(str(root))
     found: list[int] = []
-    for pid in _pids():
+    for pid in _iter_pids():
         if pid == os.getpid() or _is_zombie(pid):
             continue
-        variables = _environment(pid)
-        if spare_uploader and uploader in variables and _shares_our_pids(pid):
+        variables = _read_environ(pid)
+        if exclude_uploader and uploader in variables and _is_in_our_pid_namespace(pid):
             continue
         inside = own_root is not None and _identity(f"{_PROC}/{pid}/root") == own_root
         if (mark and wanted in variables) or inside:
@@ -109,13 +109,17 @@ def marked_processes(mark: str, root: Path, *, spare_uploader: bool = False) -> 
     return found
 
 
-def uploader_processes(mark: str) -> list[int]:
+def find_uploader_processes(mark: str) -> list[int]:
     """Return the pids of the node's uploader and of the processes it has started.
 
     Those in a container do not count: one that took the uploader's mark would be waited for.
     """
     wanted = f"{UPLOADER_VARIABLE}={mark}".encode()
-    return [pid for pid in _pids() if wanted in _environment(pid) and _shares_our_pids(pid)]
+    return [
+        pid
+        for pid in _iter_pids()
+        if wanted in _read_environ(pid) and _is_in_our_pid_namespace(pid)
+    ]
 
 
 def processes_of(users: Collection[int]) -> Iterator[ProcessIdentity]:
@@ -124,8 +128,8 @@ def processes_of(users: Collection[int]) -> Iterator[ProcessIdentity]:
     Nothing of another user's process, or of a container's, is read that it could delay: neither its
     environment nor its command line. A setuid program is of several users, so it is left out.
     """
-    for pid in _pids():
-        process = ProcessIdentity(pid, began_at(pid))
+    for pid in _iter_pids():
+        process = ProcessIdentity(pid, read_start_time(pid))
         if pid != os.getpid() and process.began and _is_of(pid, users) and _is_beside_us(pid):
             yield process
 
@@ -133,23 +137,23 @@ def processes_of(users: Collection[int]) -> Iterator[ProcessIdentity]:
 def values_of(pid: int, variable: str) -> list[str]:
     """Return what the variable says in the process's environment, which may have it repeatedly."""
     name = f"{variable}=".encode()
-    found = [entry for entry in _environment(pid) if entry.startswith(name)]
+    found = [entry for entry in _read_environ(pid) if entry.startswith(name)]
     return [os.fsdecode(entry[len(name) :]) for entry in found]
 
 
-def variables_of(pid: int) -> dict[str, str]:
+def read_environment(pid: int) -> dict[str, str]:
     """Those that the process was started with; empty when it is gone or another user's."""
-    pairs = (os.fsdecode(entry).partition("=") for entry in _environment(pid))
+    pairs = (os.fsdecode(entry).partition("=") for entry in _read_environ(pid))
     return {name: value for name, _, value in pairs if name}
 
 
-def parent_of(pid: int) -> int:
+def read_parent(pid: int) -> int:
     """Return the pid of the parent; 0 when the process is gone."""
-    facts = _read_facts(pid)
+    facts = _read_process_stat(pid)
     return facts.parent if facts is not None else 0
 
 
-def arguments_of(pid: int) -> list[str]:
+def read_command_line(pid: int) -> list[str]:
     """Its command line; empty when it is gone."""
     return [os.fsdecode(word) for word in _read(f"{_PROC}/{pid}/cmdline").split(b"\0")[:-1]]
 
@@ -159,14 +163,14 @@ def kill_flow_helpers(job_id: str) -> bool:
     wanted = f"{FLOW_VARIABLE}={job_id}".encode()
 
     def find() -> list[int]:
-        return [p for p in _pids() if wanted in _environment(p) and not _is_zombie(p)]
+        return [p for p in _iter_pids() if wanted in _read_environ(p) and not _is_zombie(p)]
 
     return kill_until_gone(find)
 
 
-def terminate_groups(processes: Iterable[ProcessFacts], *, spare: Collection[int]) -> None:
-    """SIGTERM to every process group that `processes` are in, but the groups in `spare`."""
-    for group in {p.group for p in processes} - set(spare):
+def terminate_groups(processes: Iterable[ProcessStat], *, exclude: Collection[int]) -> None:
+    """SIGTERM to every process group that `processes` are in, but the groups in `exclude`."""
+    for group in {p.group for p in processes} - set(exclude):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGTERM)
 
@@ -175,7 +179,7 @@ def kill_until_gone(
     find: Callable[[], Collection[int] | Collection[ProcessIdentity]],
     *,
     reap: Callable[[], object] = lambda: None,
-    patience: float = 10.0,
+    timeout: float = 10.0,
 ) -> bool:
     """SIGKILL what `find` returns, again and again, since processes fork; False if some remain.
 
@@ -192,17 +196,17 @@ def kill_until_gone(
                 killed.add(one)
                 one.kill()
             else:
-                killed.add(ProcessIdentity(one, began_at(one)))
+                killed.add(ProcessIdentity(one, read_start_time(one)))
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(one, signal.SIGKILL)
-        deadline = deadline or time.monotonic() + patience
+        deadline = deadline or time.monotonic() + timeout
         time.sleep(pause)
         pause = min(pause * 2, 0.1)
         reap()
     return True
 
 
-def reap_children(on_end: Callable[[int, int], None] = lambda _pid, _status: None) -> bool:
+def reap_children(on_exit: Callable[[int, int], None] = lambda _pid, _status: None) -> bool:
     """Collect every child that has ended; False when there are no children at all."""
     while True:
         try:
@@ -211,10 +215,10 @@ def reap_children(on_end: Callable[[int, int], None] = lambda _pid, _status: Non
             return False
         if pid == 0:
             return True
-        on_end(pid, status)
+        on_exit(pid, status)
 
 
-def exit_facts(status: int) -> tuple[int, int | None]:
+def decode_wait_status(status: int) -> tuple[int, int | None]:
     """(exit code as a shell gives it, signal or None) of a wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -222,7 +226,7 @@ def exit_facts(status: int) -> tuple[int, int | None]:
     return os.WEXITSTATUS(status), None
 
 
-def _pids() -> Iterator[int]:
+def _iter_pids() -> Iterator[int]:
     try:
         names = os.listdir(_PROC)  # noqa: PTH208 (ten times faster than Path.iterdir)
     except OSError:
@@ -232,12 +236,12 @@ def _pids() -> Iterator[int]:
             yield int(name)
 
 
-def _read_facts(pid: int) -> ProcessFacts | None:
+def _read_process_stat(pid: int) -> ProcessStat | None:
     fields = _stat_fields(pid)
     if fields is None or fields[0] in {b"Z", b"X"}:
         return None
     ticks = sum(int(value) for value in fields[11:15])
-    return ProcessFacts(pid, int(fields[1]), int(fields[2]), ticks)
+    return ProcessStat(pid, int(fields[1]), int(fields[2]), ticks)
 
 
 def _is_zombie(pid: int) -> bool:
@@ -251,7 +255,7 @@ def _stat_fields(pid: int) -> list[bytes] | None:
     return text.rpartition(b") ")[2].split() if text else None
 
 
-def _environment(pid: int) -> list[bytes]:
+def _read_environ(pid: int) -> list[bytes]:
     return _read(f"{_PROC}/{pid}/environ").split(b"\0")
 
 
@@ -278,7 +282,7 @@ def _is_beside_us(pid: int) -> bool:
     return theirs is not None and theirs == _identity(f"{_PROC}/self/ns/pid")
 
 
-def _shares_our_pids(pid: int) -> bool:
+def _is_in_our_pid_namespace(pid: int) -> bool:
     """Return whether it is in our pid namespace; True too if it is gone, or without namespaces."""
     theirs = _identity(f"{_PROC}/{pid}/ns/pid")
     return theirs is None or theirs == _identity(f"{_PROC}/self/ns/pid")

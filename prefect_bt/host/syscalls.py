@@ -89,9 +89,9 @@ def open_in_root(root: int, path: str) -> int:
     )
 
 
-def become_subreaper(on: bool = True) -> None:
+def set_subreaper(enabled: bool = True) -> None:
     """Orphaned descendants become our children instead of init's; or, off, init's again."""
-    zero, wanted = ctypes.c_ulong(0), ctypes.c_ulong(on)
+    zero, wanted = ctypes.c_ulong(0), ctypes.c_ulong(enabled)
     _call("prctl", ctypes.c_int(_PR_SET_CHILD_SUBREAPER), wanted, zero, zero, zero)
 
 

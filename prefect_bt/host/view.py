@@ -28,13 +28,13 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from prefect_bt.beneath import Identity, identity_of, open_place
+from prefect_bt.beneath import Identity, identity_of, open_folder_path
 from prefect_bt.host import syscalls as sc
-from prefect_bt.host.view_plan import Bind, FolderRefused, ViewError, ViewPlan, plan_view
+from prefect_bt.host.view_plan import Bind, ViewError, ViewPlan, VolumeFolderError, plan_view
 
-HIDDEN = ".prefect-bt"
+HIDDEN_FOLDER = ".prefect-bt"
 
-_SAME_FLAGS = sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC | sc.MS_NOATIME | sc.MS_NODIRATIME
+_PRESERVED_FLAGS = sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC | sc.MS_NOATIME | sc.MS_NODIRATIME
 """statvfs reports these under the numbers that mount takes them by."""
 _ST_RELATIME = 4096
 
@@ -45,16 +45,16 @@ def enter_view(plan: ViewPlan, *, root: Path, mirrors: Path) -> None:
     OSError where the kernel refuses, with the process still in the host's view; ViewError where a
     folder of the definition cannot be put in place.
     """
-    enter_namespace()
+    enter_mount_namespace()
     sc.mount(None, "/", sc.MS_REC | sc.MS_PRIVATE)
     sc.mount(str(root), str(root), sc.MS_BIND)
     # So that the recursive bind of a folder above `root` does not hold the view within the view.
     sc.mount(None, str(root), sc.MS_UNBINDABLE)
     _bind_top(root)
     for index, host in enumerate(plan.mirrors):
-        _mirror(host, index=index, root=root, private=mirrors / str(index))
+        _create_mirror(host, index=index, root=root, private=mirrors / str(index))
     for bind in plan.binds:
-        _place(bind, root)
+        _mount_bind(bind, root)
     os.chdir(root)
     sc.pivot_root(".", ".")
     sc.umount(".", sc.MNT_DETACH)
@@ -62,7 +62,7 @@ def enter_view(plan: ViewPlan, *, root: Path, mirrors: Path) -> None:
     sc.mount(None, "/", sc.MS_PRIVATE)
 
 
-def enter_namespace() -> None:
+def enter_mount_namespace() -> None:
     """A mount namespace of our own: as root directly, else as root of a user namespace."""
     if os.geteuid() == 0:
         try:
@@ -78,7 +78,7 @@ def enter_namespace() -> None:
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
 
 
-def why_refused(scratch: Path) -> str:
+def find_view_error(scratch: Path) -> str:
     """Try an empty view under `scratch` in this process: "" when it works, else the reason."""
     root, mirrors = scratch / "root", scratch / "mirrors"
     root.mkdir()
@@ -92,20 +92,20 @@ def why_refused(scratch: Path) -> str:
 
 def _bind_top(root: Path) -> None:
     root.chmod(0o755)
-    (root / HIDDEN).mkdir()
+    (root / HIDDEN_FOLDER).mkdir()
     _bind_children("/", root, mounted=str(root), behind=None)
 
 
-def _mirror(host: str, *, index: int, root: Path, private: Path) -> None:
+def _create_mirror(host: str, *, index: int, root: Path, private: Path) -> None:
     private.mkdir()
-    behind = f"/{HIDDEN}/host-{index}"
+    behind = f"/{HIDDEN_FOLDER}/host-{index}"
     (root / behind[1:]).mkdir()
     mounted = f"{root}{host}"
     readable = os.access(host, os.R_OK | os.X_OK, effective_ids=True)
     if readable:
-        with _place_of(Path("/"), host) as source:
+        with _open_mount_path(Path("/"), host) as source:
             sc.mount(source, f"{root}{behind}", sc.MS_BIND | sc.MS_REC)
-    with _place_of(root, host) as target:
+    with _open_mount_path(root, host) as target:
         sc.mount(str(private), target, sc.MS_BIND)
     if readable:
         _copy_owner(host, private)
@@ -135,53 +135,53 @@ def _try_bind(source: str, target: str) -> None:
         sc.mount(source, target, sc.MS_BIND | sc.MS_REC)
 
 
-def _place(bind: Bind, root: Path) -> None:
+def _mount_bind(bind: Bind, root: Path) -> None:
     """Mount the opened source on the opened target: either path may have an earlier job's link."""
     try:
         with (
-            _place_of(root, bind.target, create=True) as target,
-            _place_of(bind.source, "", expected=bind.identity) as source,
+            _open_mount_path(root, bind.target, create=True) as target,
+            _open_mount_path(bind.source, "", expected=bind.identity) as source,
         ):
             sc.mount(source, target, sc.MS_BIND | sc.MS_REC)
-    except (NotADirectoryError, FileExistsError, PermissionError, _Replaced) as error:
+    except (NotADirectoryError, FileExistsError, PermissionError, _FolderReplaced) as error:
         raise ViewError(f"{bind.target!r} cannot be made: {error.strerror}") from error
     if bind.read_only:
-        with _place_of(root, bind.target) as place:
+        with _open_mount_path(root, bind.target) as place:
             _make_read_only(place, Path(f"{root}{bind.target}"))
 
 
-class _Replaced(OSError):
+class _FolderReplaced(OSError):
     """Error: another folder has the name of the one that was opened before."""
 
 
 @contextmanager
-def _place_of(
+def _open_mount_path(
     root: Path, relative: str, *, create: bool = False, expected: Identity | None = None
 ) -> Generator[str]:
     """Yield a path that leads to this folder alone, found without following links below `root`."""
-    descriptor = open_place(root, relative.lstrip("/"), create=create)
+    descriptor = open_folder_path(root, relative.lstrip("/"), create=create)
     try:
         if expected not in {None, identity_of(descriptor)}:
-            raise _Replaced(errno.ESTALE, f"{root} was replaced by another folder")
+            raise _FolderReplaced(errno.ESTALE, f"{root} was replaced by another folder")
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
 
 
 def _make_read_only(opened: str, target: Path) -> None:
-    for place in (opened, *_mounts_below(target)):
+    for place in (opened, *_list_mounts_below(target)):
         now = os.statvfs(place).f_flag
         # A user namespace may add restrictions, never drop the ones that the host has set.
-        kept = now & _SAME_FLAGS | (sc.MS_RELATIME if now & _ST_RELATIME else 0)
+        kept = now & _PRESERVED_FLAGS | (sc.MS_RELATIME if now & _ST_RELATIME else 0)
         sc.mount(None, str(place), sc.MS_REMOUNT | sc.MS_BIND | sc.MS_RDONLY | kept)
 
 
-def _mounts_below(folder: Path) -> list[Path]:
+def _list_mounts_below(folder: Path) -> list[Path]:
     prefix = f"{folder}/"
-    return [Path(place) for place in mount_points() if place.startswith(prefix)]
+    return [Path(place) for place in list_mount_points() if place.startswith(prefix)]
 
 
-def mount_points() -> list[str]:
+def list_mount_points() -> list[str]:
     """Every mount point that this process sees; empty where there is no /proc."""
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
@@ -206,7 +206,7 @@ def _copy_owner(host: str, private: Path) -> None:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    why = why_refused(Path(arguments[0]))
+    why = find_view_error(Path(arguments[0]))
     sys.stdout.write(why)
     return 0
 
@@ -216,10 +216,10 @@ if __name__ == "__main__":
 
 __all__ = [
     "Bind",
-    "FolderRefused",
     "ViewError",
     "ViewPlan",
+    "VolumeFolderError",
     "enter_view",
-    "mount_points",
+    "list_mount_points",
     "plan_view",
 ]

@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 from prefect_bt.beneath import Identity
 
-FORBIDDEN: Final = ("/proc", "/sys", "/dev")
+FORBIDDEN_ROOTS: Final = ("/proc", "/sys", "/dev")
 
 
 class ViewError(Exception):
     """A target that no view can offer: the definition's fault, not the kernel's."""
 
 
-class FolderRefused(ViewError):
+class VolumeFolderError(ViewError):
     """Error: a folder of a volume cannot be opened, or only through a link."""
 
     def __init__(self, folder: Path, error: OSError) -> None:
@@ -53,20 +53,20 @@ class ViewPlan(NamedTuple):
     binds: tuple[Bind, ...]
 
 
-def plan_view(binds: Iterable[Bind], *, keep: Sequence[Path] = ()) -> ViewPlan:
-    """ViewError for a target that is not possible, or that would hide a folder in `keep`."""
+def plan_view(binds: Iterable[Bind], *, protected: Sequence[Path] = ()) -> ViewPlan:
+    """ViewError for a target that is not possible, or that would hide a folder in `protected`."""
     ordered = sorted(binds, key=lambda bind: len(PurePosixPath(bind.target).parts))
     placed: list[Bind] = []
     written: dict[str, str] = {}
     mirrors: set[str] = set()
     for bind in ordered:
-        above = _nearest(bind.target, written)
-        target = _inside(above, bind.target, written) if above else _resolve(bind.target)
-        _check(bind.target, target, keep)
+        above = _nearest_parent(bind.target, written)
+        target = _resolve_below(above, bind.target, written) if above else _resolve(bind.target)
+        _check_target(bind.target, target, protected)
         written[bind.target] = target
         placed.append(bind._replace(target=target))
-        if _nearest(target, [b.target for b in placed[:-1]]) is None:
-            mirrors |= _mirror_for(target)
+        if _nearest_parent(target, [b.target for b in placed[:-1]]) is None:
+            mirrors |= _plan_mirror(target)
     placed.sort(key=lambda bind: len(PurePosixPath(bind.target).parts))
     return ViewPlan(tuple(sorted(mirrors, key=lambda m: m.count("/"))), tuple(placed))
 
@@ -84,19 +84,19 @@ def _resolve(target: str) -> str:
     return os.path.realpath(str(pure))
 
 
-def _inside(above: str, target: str, written: dict[str, str]) -> str:
+def _resolve_below(above: str, target: str, written: dict[str, str]) -> str:
     if ".." in PurePosixPath(target).parts:
         raise ViewError(f"{target!r} is not an absolute path")
     return str(PurePosixPath(written[above]) / PurePosixPath(target).relative_to(above))
 
 
-def _nearest(target: str, places: Iterable[str]) -> str | None:
+def _nearest_parent(target: str, places: Iterable[str]) -> str | None:
     above = [p for p in places if p != target and is_below(target, p)]
     return max(above, key=len, default=None)
 
 
-def _check(written: str, target: str, keep: Sequence[Path]) -> None:
-    if target == "/" or any(is_below(target, root) for root in FORBIDDEN):
+def _check_target(written: str, target: str, keep: Sequence[Path]) -> None:
+    if target == "/" or any(is_below(target, root) for root in FORBIDDEN_ROOTS):
         raise ViewError(f"nothing can be mounted at {written!r}")
     for folder in keep:
         if is_below(os.path.realpath(folder), target):
@@ -106,7 +106,7 @@ def _check(written: str, target: str, keep: Sequence[Path]) -> None:
             raise ViewError(f"{place!r} is not a folder on this machine")
 
 
-def _mirror_for(target: str) -> set[str]:
+def _plan_mirror(target: str) -> set[str]:
     if _is_folder(target):
         return set()
     for parent in PurePosixPath(target).parents:

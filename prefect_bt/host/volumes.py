@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from prefect_bt.beneath import Identity, identity_of, open_folder
-from prefect_bt.host.hf_cache import move_from_base
+from prefect_bt.host.hf_cache import migrate_hf_cache
 from prefect_bt.host.layout import NodeFolder, volume_folder
-from prefect_bt.host.nesting import make_mount_points
-from prefect_bt.host.view_plan import Bind, FolderRefused, ViewError
+from prefect_bt.host.nesting import create_mount_points
+from prefect_bt.host.view_plan import Bind, ViewError, VolumeFolderError
 from prefect_bt.plan import NodePlan, VolumeKind
-from prefect_bt.privacy import PRIVATE_MODE, find_open, make_private
+from prefect_bt.privacy import PRIVATE_MODE, ensure_private_folder, find_exposed
 
-KEPT = frozenset(
+PERSISTENT_KINDS = frozenset(
     {
         VolumeKind.CACHE_BASE,
         VolumeKind.PROJECT_CACHE,
@@ -41,40 +41,40 @@ def ensure_volumes(plan: NodePlan, *, state_dir: Path, node: NodeFolder) -> Node
     No link below the state folder is followed, and each bind carries the identity of the opened
     folder.
     """
-    make_private(state_dir)
+    ensure_private_folder(state_dir)
     binds: list[Bind] = []
     folders: dict[VolumeKind, Path] = {}
     for volume in plan.volumes:
         folder = volume_folder(volume, plan=plan, state_dir=state_dir, node=node)
         if volume.kind is VolumeKind.WEIGHTS and not folder.is_dir():
             raise ViewError(f"the weights for {volume.target!r} are not in {str(folder)!r}")
-        opened = _ensure(folder, state_dir, create=volume.kind is not VolumeKind.WEIGHTS)
+        opened = _ensure_folder(folder, state_dir, create=volume.kind is not VolumeKind.WEIGHTS)
         if volume.kind is not VolumeKind.WEIGHTS:
             folders[volume.kind] = folder
         binds.append(Bind(folder, volume.target, volume.read_only, opened))
     workspace = folders.setdefault(VolumeKind.WORKSPACE, node.path / "workspace")
-    _ensure(workspace, state_dir, create=True)
+    _ensure_folder(workspace, state_dir, create=True)
     if VolumeKind.HF_CACHE in folders:
-        move_from_base(plan, state_dir=state_dir)
-    kept = {folder for kind, folder in folders.items() if kind in KEPT}
-    make_mount_points(binds, within=kept)
+        migrate_hf_cache(plan, state_dir=state_dir)
+    kept = {folder for kind, folder in folders.items() if kind in PERSISTENT_KINDS}
+    create_mount_points(binds, within=kept)
     return NodePaths(tuple(binds), folders)
 
 
-def _ensure(folder: Path, state_dir: Path, *, create: bool) -> Identity:
+def _ensure_folder(folder: Path, state_dir: Path, *, create: bool) -> Identity:
     place = folder.relative_to(state_dir)
     try:
         os.close(open_folder(state_dir, str(place.parent), create=create, mode=PRIVATE_MODE))
         opened = open_folder(state_dir, str(place), create=create, mode=FOLDER_MODE)
     except OSError as error:
-        raise FolderRefused(folder, error) from error
+        raise VolumeFolderError(folder, error) from error
     try:
         return identity_of(opened)
     finally:
         os.close(opened)
 
 
-class OurFolders(Protocol):
+class FolderSettings(Protocol):
     """Settings that say where things are kept."""
 
     @property
@@ -85,16 +85,16 @@ class OurFolders(Protocol):
     def shared_store(self) -> bool: ...
 
 
-def open_folders(settings: OurFolders, store: str | None = None) -> list[str]:
+def list_exposure_warnings(settings: FolderSettings, store: str | None = None) -> list[str]:
     """Return a sentence for each of our folders that other users of the machine can enter.
 
     `store`: the job's store, if it is not that of the settings.
     """
-    place = None if settings.shared_store else local_store(store or settings.store)
-    return find_open(settings.state_dir, place)
+    place = None if settings.shared_store else local_store_folder(store or settings.store)
+    return find_exposed(settings.state_dir, place)
 
 
-def local_store(url: str) -> Path | None:
+def local_store_folder(url: str) -> Path | None:
     """The folder of a store on this machine's disk; None for a bucket."""
     if "://" in url and not url.startswith("file://"):
         return None

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.host.files import StatusFile
-from prefect_bt.host.processes import ProcessFacts
+from prefect_bt.host.processes import ProcessStat
 
-PERIOD: Final = 5.0
-BUSY_SHARE: Final = 0.01
-MOST_ENTRIES: Final = 5000
+POLL_INTERVAL: Final = 5.0
+ACTIVE_CPU_SHARE: Final = 0.01
+MAX_ENTRIES: Final = 5000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Activity:
+class ActivityMonitor:
     """Looks every five seconds and writes `active_at` when there is news."""
 
     def __init__(
@@ -29,41 +29,41 @@ class Activity:
         status: StatusFile,
         *,
         last_line: Callable[[], float | None],
-        tree: Callable[[], list[ProcessFacts]],
+        list_processes: Callable[[], list[ProcessStat]],
         checkpoints: Path | None,
     ) -> None:
-        self._status, self._last_line, self._tree = status, last_line, tree
+        self._status, self._last_line, self._tree = status, last_line, list_processes
         self._checkpoints = checkpoints
         self._looked = time.monotonic()
         self._ticks = 0
 
-    def tick(self) -> None:
+    def poll(self) -> None:
         now = time.monotonic()
         passed = now - self._looked
-        if passed < PERIOD:
+        if passed < POLL_INTERVAL:
             return
         self._looked = now
         times = [self._last_line() or 0.0, self._last_write()]
-        if self._busy(passed):
+        if self._used_cpu(passed):
             times.append(time.time())
         newest = max(times)
         if newest > (self._status.status.active_at or 0.0):
             self._status.update(active_at=newest)
 
-    def _busy(self, passed: float) -> bool:
+    def _used_cpu(self, passed: float) -> bool:
         before, self._ticks = self._ticks, sum(process.ticks for process in self._tree())
         # Less than before means that a process ended without being waited for: that is life, too.
         used = abs(self._ticks - before) / _TICKS
-        return used >= BUSY_SHARE * passed
+        return used >= ACTIVE_CPU_SHARE * passed
 
     def _last_write(self) -> float:
         if self._checkpoints is None:
             return 0.0
-        return max(_times(self._checkpoints), default=0.0)
+        return max(_iter_mtimes(self._checkpoints), default=0.0)
 
 
-def _times(folder: Path) -> Iterator[float]:
-    stack, left = [folder], MOST_ENTRIES
+def _iter_mtimes(folder: Path) -> Iterator[float]:
+    stack, left = [folder], MAX_ENTRIES
     while stack and left > 0:
         try:
             with os.scandir(stack.pop()) as entries:

@@ -15,28 +15,28 @@ from prefect_bt.host import processes, view
 from prefect_bt.host.container import CONTAINER_GONE, ContainerRecord, Pipes
 from prefect_bt.host.files import StatusFile, read_record
 from prefect_bt.host.layout import JobFolder, NodeFolder, NodeRecord
-from prefect_bt.host.volumes import NodePaths, ensure_volumes, local_store
+from prefect_bt.host.volumes import NodePaths, ensure_volumes, local_store_folder
 from prefect_bt.node import staging
-from prefect_bt.node.activity import Activity
-from prefect_bt.node.commands import EXIT_NOT_STARTED, Commands, CommandsEnd, Surroundings
-from prefect_bt.node.contained import Broken, Container, NotStarted
+from prefect_bt.node.activity import ActivityMonitor
+from prefect_bt.node.commands import EXIT_NOT_STARTED, CommandContext, CommandLoop, CommandsResult
+from prefect_bt.node.contained import ContainerProtocolError, ContainerRunner, ContainerStartError
 from prefect_bt.node.environment import (
-    Machine,
-    command_environment,
-    own_virtual_environment,
+    HostEnvironment,
+    build_command_environment,
+    find_virtual_environment,
 )
 from prefect_bt.node.logfile import LogFile, OutputLog
-from prefect_bt.node.paths import kept_folders, local_targets, map_targets
-from prefect_bt.node.runner import Runner, Shell
-from prefect_bt.node.stopping import StopWatch
-from prefect_bt.node.uploader import DEFAULT_COMMAND, Uploader, UploadJob
+from prefect_bt.node.paths import list_protected_folders, list_volume_mounts, map_volume_paths
+from prefect_bt.node.runner import Runner, ShellRunner
+from prefect_bt.node.stopping import StopMonitor
+from prefect_bt.node.uploader import DEFAULT_COMMAND, UploaderConfig, UploaderProcess
 from prefect_bt.plan import NodePlan, VolumeKind
-from prefect_bt.privacy import make_store_folder
+from prefect_bt.privacy import ensure_store_folder
 from prefect_bt.records import Cause, NodePhase
 from prefect_bt.secrets import Redactor
 
 
-class Assignment(NamedTuple):
+class AgentConfig(NamedTuple):
     """Everything an agent starts from. `secrets` maps reference names to values."""
 
     folder: NodeFolder
@@ -44,7 +44,7 @@ class Assignment(NamedTuple):
     plan: NodePlan
     secrets: dict[str, str]
     gpus: Sequence[str] = ()
-    refusal: str = ""
+    startup_error: str = ""
     """Why the node cannot run at all, known before the agent began."""
     cause: Cause | None = None
     """Of the refusal, where the table has it."""
@@ -55,33 +55,33 @@ class Assignment(NamedTuple):
 class Agent:
     """Lives in one process and has one loop; `run` returns when the node's last word is written."""
 
-    def __init__(self, task: Assignment, status: StatusFile) -> None:
+    def __init__(self, task: AgentConfig, status: StatusFile) -> None:
         self.task, self.status = task, status
         values = list(task.secrets.values())
         self.log = LogFile(task.folder.log, Redactor(values))
         self.output = OutputLog(self.log, values)
-        self.watch = StopWatch(task.folder, task.record, grace=task.plan.grace)
-        self.uploader: Uploader | None = None
+        self.watch = StopMonitor(task.folder, task.record, grace=task.plan.grace)
+        self.uploader: UploaderProcess | None = None
         self.mapped: dict[str, Path] | None = None
-        self.container: Container | None = None
+        self.container: ContainerRunner | None = None
 
     def run(self) -> None:
         self.status.update(phase=NodePhase.STAGING)
-        self.watch.listen()
-        self._greet()
+        self.watch.install_signal_handlers()
+        self._log_start()
         paths = self._prepare()
         if paths is None:
-            return self._finish(CommandsEnd())
-        commands = Commands(self._surroundings(paths), self._runner(paths))
+            return self._finish(CommandsResult())
+        commands = CommandLoop(self._command_context(paths), self._create_runner(paths))
         end = commands.run(self.task.plan.commands)
         self._flush(commands, paths, end)
         return self._finish(end)
 
     # -- staging ----------------------------------------------------------------------------
 
-    def _greet(self) -> None:
+    def _log_start(self) -> None:
         plan = self.task.plan
-        self.log.platform(
+        self.log.write_platform(
             f"node {plan.rank} of {plan.group_size} of job {plan.job_id}, attempt {plan.attempt}, "
             f"on {os.uname().nodename}"
         )
@@ -89,58 +89,58 @@ class Agent:
     def _prepare(self) -> NodePaths | None:
         """Folders, view and files; None when the commands cannot or must not start."""
         try:
-            paths = self._enter()
+            paths = self._prepare_paths()
             self._stage(paths)
             self._enter_container()
         except Exception as error:  # the edge of the node: every cause is named
-            ours = isinstance(error, (view.ViewError, NotStarted, PrefectBtError))
+            ours = isinstance(error, (view.ViewError, ContainerStartError, PrefectBtError))
             why = str(error) if ours else f"{type(error).__name__}: {error}"
-            self._refuse(why, self.task.cause or self._cause_of(error))
+            self._record_staging_failure(why, self.task.cause or self._cause_of(error))
             return None
         return None if self.watch.reason else paths
 
     def _cause_of(self, error: Exception) -> Cause | None:
-        if isinstance(error, Broken):
+        if isinstance(error, ContainerProtocolError):
             return Cause.CONTAINER_PROTOCOL
-        if isinstance(error, NotStarted):
+        if isinstance(error, ContainerStartError):
             return Cause.IMAGE_UNUSABLE
-        if isinstance(error, view.FolderRefused):
+        if isinstance(error, view.VolumeFolderError):
             return Cause.STAGING_FAILED
-        refused = isinstance(error, view.ViewError) and not self.task.refusal
+        refused = isinstance(error, view.ViewError) and not self.task.startup_error
         return Cause.VIEW_REFUSED if refused else None
 
-    def _refuse(self, why: str, cause: Cause | None) -> None:
+    def _record_staging_failure(self, why: str, cause: Cause | None) -> None:
         if not self.watch.reason:
             why = Redactor(self.task.secrets.values())(why)
-            self.log.platform(f"staging failed: {why}")
+            self.log.write_platform(f"staging failed: {why}")
             self.status.update(
                 reason=f"staging failed: {why}", exit_code=EXIT_NOT_STARTED, cause=cause
             )
 
-    def _enter(self) -> NodePaths:
+    def _prepare_paths(self) -> NodePaths:
         task = self.task
-        if task.refusal:
-            raise view.ViewError(task.refusal)
+        if task.startup_error:
+            raise view.ViewError(task.startup_error)
         state_dir = Path(task.record.state_dir)
         paths = ensure_volumes(task.plan, state_dir=state_dir, node=task.folder)
-        store = local_store(task.plan.store)
+        store = local_store_folder(task.plan.store)
         if store is not None:
             # Made now: in the view it could be a folder that ends with the node.
-            make_store_folder(store)
+            ensure_store_folder(store)
         if task.pipes is None:
-            self._have_paths(paths, state_dir)
+            self._provide_paths(paths, state_dir)
         for bind in paths.binds:
             only = " (read-only)" if bind.read_only else ""
-            self.log.platform(f"{bind.target} is {bind.source}{only}")
+            self.log.write_platform(f"{bind.target} is {bind.source}{only}")
         return paths
 
-    def _have_paths(self, paths: NodePaths, state_dir: Path) -> None:
+    def _provide_paths(self, paths: NodePaths, state_dir: Path) -> None:
         """The plan's paths for our own processes: in a view, or mapped."""
         task = self.task
         why = "as asked" if task.record.map_paths else self._enter_view(paths, state_dir)
         if why:
-            self.mapped = map_targets(task.plan, paths, node=task.folder)
-            self.log.platform(
+            self.mapped = map_volume_paths(task.plan, paths, node=task.folder)
+            self.log.write_platform(
                 f"paths are mapped, not mounted ({why}): the BT_* variables lead to folders of "
                 "the job, and absolute paths in scripts do not"
             )
@@ -148,28 +148,32 @@ class Agent:
     def _enter_container(self) -> None:
         """The container is there already (its launcher made it); now it is told what it needs."""
         task = self.task
-        self.watch.look()
+        self.watch.poll()
         if task.pipes is None or self.watch.reason:
             return
-        record = read_record(ContainerRecord, task.folder.container)
+        record = read_record(ContainerRecord, task.folder.container_record)
         if record is None:
-            raise NotStarted("its launcher did not say which container it is")
-        self.container = container = Container(record, task.pipes, look=self._goes_on)
+            raise ContainerStartError("its launcher did not say which container it is")
+        self.container = container = ContainerRunner(
+            record, task.pipes, should_continue=self._should_continue
+        )
         names = task.plan.secret_environment.items()
-        container.await_ready({name: task.secrets[reference] for name, reference in names})
+        container.wait_until_ready({name: task.secrets[reference] for name, reference in names})
         if task.plan.workspace.in_image:
-            container.prepare("copy", task.plan.workspace.directory)
+            container.prepare_workdir("copy", task.plan.workspace.directory)
         elif record.workdir.strip("/"):
-            container.prepare("link", record.workdir)
+            container.prepare_workdir("link", record.workdir)
 
-    def _goes_on(self) -> bool:
-        self.watch.look()
+    def _should_continue(self) -> bool:
+        self.watch.poll()
         return not self.watch.reason
 
     def _enter_view(self, paths: NodePaths, state_dir: Path) -> str:
         """Why the kernel refuses; "" when this process now sees the plan's paths."""
         folder = self.task.folder
-        plan = view.plan_view(paths.binds, keep=kept_folders(self.task.plan, state_dir))
+        plan = view.plan_view(
+            paths.binds, protected=list_protected_folders(self.task.plan, state_dir)
+        )
         folder.root.mkdir()
         folder.mirrors.mkdir()
         try:
@@ -185,90 +189,94 @@ class Agent:
         folders = staging.StagingFolders(
             volumes=paths.folders,
             download=task.folder.path,
-            aside=job.rank(task.plan.rank) / "set-aside" / f"attempt-{task.plan.attempt}",
-            targets=self._targets(paths),
+            aside_dir=job.rank_folder(task.plan.rank)
+            / "set-aside"
+            / f"attempt-{task.plan.attempt}",
+            mounts=self._volume_mounts(paths),
         )
-        self.watch.look()
+        self.watch.poll()
         if self.watch.reason or not staging.needs_staging(task.plan, folders):
             return
         from concurrent.futures import ThreadPoolExecutor
 
-        work = ThreadPoolExecutor(1).submit(staging.stage, task.plan, folders, self.log.platform)
+        work = ThreadPoolExecutor(1).submit(
+            staging.stage, task.plan, folders, self.log.write_platform
+        )
         while not work.done() and not self.watch.reason:
             with suppress(TimeoutError):
                 work.exception(timeout=0.05)
-            self.watch.look()
+            self.watch.poll()
         if work.done():
             work.result()
 
     # -- running ----------------------------------------------------------------------------
 
-    def _surroundings(self, paths: NodePaths) -> Surroundings:
+    def _command_context(self, paths: NodePaths) -> CommandContext:
         checkpoints = paths.folders.get(VolumeKind.CHECKPOINTS)
         if self.task.plan.checkpoints is not None and checkpoints is not None:
-            self.uploader = Uploader(self._upload_job(checkpoints, paths))
-        return Surroundings(
+            self.uploader = UploaderProcess(self._uploader_config(checkpoints, paths))
+        return CommandContext(
             log=self.log,
             output=self.output,
             status=self.status,
-            watch=self.watch,
+            stop_monitor=self.watch,
             uploader=self.uploader,
-            activity=Activity(
+            activity=ActivityMonitor(
                 self.status,
                 last_line=lambda: self.log.written_at,
-                tree=self._tree,
+                list_processes=self._list_processes,
                 checkpoints=checkpoints,
             ),
         )
 
-    def _runner(self, paths: NodePaths) -> Runner:
+    def _create_runner(self, paths: NodePaths) -> Runner:
         if self.container is not None:
             return self.container
-        os.chdir(self._workspace(paths))
-        return Shell(
-            self._environment(),
-            tree=self._tree,
-            uploader=lambda: self.uploader.pid if self.uploader else None,
+        os.chdir(self._workspace_folder(paths))
+        return ShellRunner(
+            self._command_environment(),
+            list_processes=self._list_processes,
+            uploader_pid=lambda: self.uploader.pid if self.uploader else None,
         )
 
-    def _tree(self) -> list[processes.ProcessFacts]:
+    def _list_processes(self) -> list[processes.ProcessStat]:
         if self.container is not None:
-            return self.container.tree()
+            return self.container.list_processes()
         uploader = self.uploader
         spare = (uploader.pid,) if uploader is not None and uploader.pid is not None else ()
-        return processes.descendants(os.getpid(), spare=spare)
+        return processes.list_descendants(os.getpid(), exclude=spare)
 
-    def _targets(self, paths: NodePaths) -> tuple[tuple[str, Path], ...]:
+    def _volume_mounts(self, paths: NodePaths) -> tuple[tuple[str, Path], ...]:
         """Return the folders that links may lead into: in a container, only its own paths."""
         if self.task.pipes is not None:
             return tuple((bind.target, bind.source) for bind in paths.binds)
-        return local_targets(paths, self.mapped)
+        return list_volume_mounts(paths, self.mapped)
 
-    def _upload_job(self, checkpoints: Path, paths: NodePaths) -> UploadJob:
+    def _uploader_config(self, checkpoints: Path, paths: NodePaths) -> UploaderConfig:
         task = self.task
-        return UploadJob(
+        return UploaderConfig(
             command=task.record.uploader or DEFAULT_COMMAND,
             plan=task.folder.plan,
             directory=checkpoints,
-            status=task.folder.upload,
+            status=task.folder.upload_status,
             log=task.folder.agent_log,
             environment={**os.environ, processes.UPLOADER_VARIABLE: task.record.mark},
             rank=task.plan.rank,
-            targets=self._targets(paths),
+            mounts=self._volume_mounts(paths),
         )
 
-    def _environment(self) -> dict[str, str]:
-        machine = Machine(
-            environment=os.environ,
+    def _command_environment(self) -> dict[str, str]:
+        machine = HostEnvironment(
+            variables=os.environ,
             mark=self.task.record.mark,
             gpus=self.task.gpus,
-            prefix=own_virtual_environment(),
+            virtual_environment=find_virtual_environment(),
         )
-        return command_environment(
-            self.task.plan, machine, secrets=self.task.secrets, mapped=self.mapped
+        return build_command_environment(
+            self.task.plan, machine, secrets=self.task.secrets, mapped_paths=self.mapped
         )
 
-    def _workspace(self, paths: NodePaths) -> Path:
+    def _workspace_folder(self, paths: NodePaths) -> Path:
         if self.mapped is not None:
             return paths.folders[VolumeKind.WORKSPACE]
         directory = Path(self.task.plan.workspace.directory)
@@ -276,15 +284,15 @@ class Agent:
 
     # -- the end ----------------------------------------------------------------------------
 
-    def _flush(self, commands: Commands, paths: NodePaths, end: CommandsEnd) -> None:
+    def _flush(self, commands: CommandLoop, paths: NodePaths, end: CommandsResult) -> None:
         uploader = self.uploader
-        lost = self._lost_container()
-        broken = self.container is not None and bool(self.container.broken)
+        lost = self._container_loss_reason()
+        broken = self.container is not None and bool(self.container.protocol_error)
         self.status.update(
             phase=NodePhase.FLUSHING,
             exit_code=end.exit_code,
             signal=end.signal,
-            oom=end.oom,
+            oom=end.oom_killed,
             reason=self.watch.reason or lost,
             cause=Cause.CONTAINER_PROTOCOL if broken else None,
             ended_at=time.time(),
@@ -297,55 +305,55 @@ class Agent:
             return
         if uploader.pid is None and staging.is_empty(paths.folders[VolumeKind.CHECKPOINTS]):
             return
-        self.log.platform("job has exited, syncing checkpoints")
+        self.log.write_platform("job has exited, syncing checkpoints")
         uploader.flush()
-        while not uploader.over:
-            commands.turn()
-        said = uploader.result()
+        while not uploader.is_finished:
+            commands.run_once()
+        said = uploader.read_status()
         uncommitted = said.uncommitted if said is not None else ()
-        self.status.update(upload_error=uploader.error(), uncommitted=uncommitted)
-        self._say_flush(uploader)
+        self.status.update(upload_error=uploader.failure_reason(), uncommitted=uncommitted)
+        self._log_flush_result(uploader)
 
-    def _lost_container(self) -> str:
+    def _container_loss_reason(self) -> str:
         """Return why the commands lost their container too early; "" when they did not."""
         container = self.container
         if container is None:
             return ""
-        if container.broken:
-            self.log.platform(f"the container was ended: {container.broken}")
-            return container.broken
+        if container.protocol_error:
+            self.log.write_platform(f"the container was ended: {container.protocol_error}")
+            return container.protocol_error
         if not container.gone or container.ended_by_us:
             return ""
-        self.log.platform(
+        self.log.write_platform(
             "the container is gone: it was killed or removed, or its Engine restarted"
         )
         return CONTAINER_GONE
 
-    def _say_flush(self, uploader: Uploader) -> None:
-        said, error = uploader.result(), uploader.error()
+    def _log_flush_result(self, uploader: UploaderProcess) -> None:
+        said, error = uploader.read_status(), uploader.failure_reason()
         if error:
-            self.log.platform(f"checkpoints could not all be uploaded: {error}")
+            self.log.write_platform(f"checkpoints could not all be uploaded: {error}")
         elif said is not None:
             names = ", ".join(said.committed) or "none"
-            self.log.platform(f"checkpoints synced; committed by this node: {names}")
+            self.log.write_platform(f"checkpoints synced; committed by this node: {names}")
         for sentence in said.uncommitted if said is not None else ():
-            self.log.platform(f"checkpoint left behind: {sentence}")
+            self.log.write_platform(f"checkpoint left behind: {sentence}")
 
-    def _finish(self, end: CommandsEnd) -> None:
+    def _finish(self, end: CommandsResult) -> None:
         if self.container is not None:
             self.container.close()
         now = self.status.status
         reason = self.watch.reason or now.reason
         how = reason or f"exit code {end.exit_code}"
-        self.log.platform(f"node is done: {how}")
+        self.log.write_platform(f"node is done: {how}")
         self.log.close()
         self.status.update(
             phase=NodePhase.DONE, reason=reason, ended_at=now.ended_at or time.time()
         )
-        self.status.save_last()
+        self.status.save_with_retry()
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process now: a download in a thread must not keep a finished node alive."""
     sys.stdout.flush()
     sys.stderr.flush()

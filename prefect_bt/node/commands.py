@@ -14,193 +14,197 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from prefect_bt.diagnosis import signal_name
+from prefect_bt.diagnosis import format_signal
 from prefect_bt.host import processes
 from prefect_bt.host.files import StatusFile
-from prefect_bt.node.activity import Activity
+from prefect_bt.node.activity import ActivityMonitor
 from prefect_bt.node.logfile import LogFile, OutputLog
 from prefect_bt.node.runner import PIPE_BYTES, Runner
-from prefect_bt.node.stopping import StopWatch
-from prefect_bt.node.uploader import Uploader
+from prefect_bt.node.stopping import StopMonitor
+from prefect_bt.node.uploader import UploaderProcess
 from prefect_bt.records import NodePhase
 
-TICK: Final = 0.1
+POLL_INTERVAL: Final = 0.1
 READ_BYTES: Final = 256 * 1024
-READS_A_TURN: Final = 8
-READING_A_TURN: Final = 0.1
+MAX_READS_PER_POLL: Final = 8
+MAX_READ_SECONDS: Final = 0.1
 """Longest time that a turn reads, in seconds. Lines of one byte each take a hundred times as long
 as others, and a stop is looked for once a turn."""
-GATHER: Final = 0.01
+COALESCE_SECONDS: Final = 0.01
 """Seconds in which output gathers in the pipe. A look at every write would cost a core."""
-GATHER_SHARE: Final = 8
+COALESCE_DIVISOR: Final = 8
 """A pipe that is filled faster than to an eighth of it in that time is read at once."""
-LEFTOVER_GRACE: Final = 5.0
+BACKGROUND_GRACE: Final = 5.0
 """Seconds that background processes have to leave once the last command has ended."""
 EXIT_NOT_STARTED: Final = 125
 """As `docker run` and `timeout` say that the command itself never ran."""
 
 
-class CommandsEnd(NamedTuple):
+class CommandsResult(NamedTuple):
     """`exit_code` is None when no command ran to an end."""
 
     exit_code: int | None = None
     signal: int | None = None
-    oom: bool = False
+    oom_killed: bool = False
 
 
-class Surroundings(NamedTuple):
+class CommandContext(NamedTuple):
     """What the loop talks to."""
 
     log: LogFile
     output: OutputLog
     status: StatusFile
-    watch: StopWatch
-    uploader: Uploader | None
-    activity: Activity
+    stop_monitor: StopMonitor
+    uploader: UploaderProcess | None
+    activity: ActivityMonitor
 
 
-class Commands:
+class CommandLoop:
     """The node's start commands and everything they leave behind."""
 
-    def __init__(self, around: Surroundings, runner: Runner) -> None:
-        self._around, self._runner = around, runner
-        self._little = runner.pipe_bytes // GATHER_SHARE
+    def __init__(self, context: CommandContext, runner: Runner) -> None:
+        self._around, self._runner = context, runner
+        self._little = runner.pipe_capacity // COALESCE_DIVISOR
         self._gathering = False
         self._poll = select.poll()
         self._poll.register(runner.output, select.POLLIN)
-        self._wakeup = _wake_on_signals()
+        self._wakeup = _open_signal_wakeup()
         self._poll.register(self._wakeup, select.POLLIN)
         self._wakeup_poll = select.poll()
         self._wakeup_poll.register(self._wakeup, select.POLLIN)
 
-    def run(self, commands: tuple[str, ...]) -> CommandsEnd:
+    def run(self, commands: tuple[str, ...]) -> CommandsResult:
         """All of them in order, until one fails or somebody stops them; nothing is left running."""
-        end = CommandsEnd()
+        end = CommandsResult()
         for index, command in enumerate(commands):
-            if self._around.watch.reason:
+            if self._around.stop_monitor.reason:
                 break
-            self._around.log.platform(f"start command {index + 1} of {len(commands)}: {command}")
+            self._around.log.write_platform(
+                f"start command {index + 1} of {len(commands)}: {command}"
+            )
             end = self._run_one(index, command)
             if end.exit_code != 0:
                 break
-        self._end_tree()
+        self._end_background_processes()
         self._drain()
-        self._around.output.end_line()
+        self._around.output.finish_line()
         return end
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Wait for something to happen, at most a tick, and see to it."""
         around = self._around
         if self._gathering:
-            self._wakeup_poll.poll(GATHER * 1000)
+            self._wakeup_poll.poll(COALESCE_SECONDS * 1000)
             self._gathering = False
-        pause = TICK / 2 if around.log.waiting else TICK
+        pause = POLL_INTERVAL / 2 if around.log.has_pending else POLL_INTERVAL
         ready = {descriptor for descriptor, _ in self._poll.poll(pause * 1000)}
         if self._wakeup in ready:
-            _read_all(self._wakeup, 4096, turns=4)
+            _read_available(self._wakeup, 4096, max_reads=4)
         if self._runner.output in ready:
             self._read_output()
-        processes.reap_children(self._note_end)
-        self._runner.turn()
-        around.output.tick()
-        around.log.tick()
-        around.watch.look()
+        processes.reap_children(self._on_child_exit)
+        self._runner.poll()
+        around.output.flush_partial_line()
+        around.log.flush_if_due()
+        around.stop_monitor.poll()
         around.status.save()
-        around.activity.tick()
+        around.activity.poll()
         if around.uploader is not None:
-            around.uploader.supervise()
+            around.uploader.ensure_running()
 
-    def _run_one(self, index: int, command: str) -> CommandsEnd:
+    def _run_one(self, index: int, command: str) -> CommandsResult:
         around = self._around
         begun = around.status.status.started_at or time.time()
         try:
             self._runner.start(command)
         except OSError as error:  # an argument list that is too long, no more processes
-            around.log.platform(f"start command {index + 1} could not be started: {error}")
+            around.log.write_platform(f"start command {index + 1} could not be started: {error}")
             around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
-            return CommandsEnd(126)
+            return CommandsResult(126)
         around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
-        self._until(lambda: self._runner.ended is not None)
-        if around.watch.reason:
-            self._stop_tree()
+        self._run_until(lambda: self._runner.exit_status is not None)
+        if around.stop_monitor.reason:
+            self._stop_processes()
         self._drain()
-        around.output.end_line()
-        return self._say_end(index)
+        around.output.finish_line()
+        return self._log_exit(index)
 
-    def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition() and not self._around.watch.reason:
-            self.turn()
+    def _run_until(self, condition: Callable[[], bool]) -> None:
+        while not condition() and not self._around.stop_monitor.reason:
+            self.run_once()
 
-    def _say_end(self, index: int) -> CommandsEnd:
-        ended = self._runner.ended
+    def _log_exit(self, index: int) -> CommandsResult:
+        ended = self._runner.exit_status
         if ended is None:
-            return CommandsEnd(128 + signal.SIGKILL, signal.SIGKILL)
-        oom = self._runner.killed_for_memory() and not self._around.watch.force
-        how = f"was ended by {signal_name(ended.signal)}" if ended.signal else ""
+            return CommandsResult(128 + signal.SIGKILL, signal.SIGKILL)
+        oom = self._runner.was_oom_killed() and not self._around.stop_monitor.force
+        how = f"was ended by {format_signal(ended.signal)}" if ended.signal else ""
         how = how or f"exited with {ended.code}"
         cause = " (the kernel killed it for lack of memory)" if oom else ""
-        self._around.log.platform(f"start command {index + 1} {how}{cause}")
-        return CommandsEnd(ended.code, ended.signal, oom)
+        self._around.log.write_platform(f"start command {index + 1} {how}{cause}")
+        return CommandsResult(ended.code, ended.signal, oom)
 
     # -- ending what runs -------------------------------------------------------------------
 
-    def _stop_tree(self) -> None:
+    def _stop_processes(self) -> None:
         """The polite signal to every group, then as long as it takes, or until it is forced."""
-        watch = self._around.watch
-        self._around.log.platform(f"stopping the commands: {watch.reason}")
+        watch = self._around.stop_monitor
+        self._around.log.write_platform(f"stopping the commands: {watch.reason}")
         self._runner.terminate()
-        while not watch.force and self._runner.tree():
-            self.turn()
-        if self._runner.tree():
-            self._around.log.platform("the commands did not leave in time and are killed")
-        self._kill_tree()
+        while not watch.force and self._runner.list_processes():
+            self.run_once()
+        if self._runner.list_processes():
+            self._around.log.write_platform("the commands did not leave in time and are killed")
+        self._kill_processes()
 
-    def _end_tree(self) -> None:
+    def _end_background_processes(self) -> None:
         """What the last command left in the background."""
-        left = self._runner.tree()
+        left = self._runner.list_processes()
         if left:
             self._runner.terminate()
-            deadline = time.monotonic() + LEFTOVER_GRACE
-            while self._runner.tree() and time.monotonic() < deadline:
-                self.turn()
-                if self._around.watch.force:
+            deadline = time.monotonic() + BACKGROUND_GRACE
+            while self._runner.list_processes() and time.monotonic() < deadline:
+                self.run_once()
+                if self._around.stop_monitor.force:
                     break
-            self._around.log.platform(f"{len(left)} background processes were ended")
-        self._kill_tree()
+            self._around.log.write_platform(f"{len(left)} background processes were ended")
+        self._kill_processes()
 
-    def _kill_tree(self) -> None:
+    def _kill_processes(self) -> None:
         self._runner.kill()
-        processes.reap_children(self._note_end)
+        processes.reap_children(self._on_child_exit)
 
-    def _note_end(self, pid: int, status: int) -> None:
+    def _on_child_exit(self, pid: int, status: int) -> None:
         uploader = self._around.uploader
         if uploader is not None and pid == uploader.pid:
-            uploader.ended(status)
+            uploader.on_exit(status)
         else:
-            self._runner.note_end(pid, status)
+            self._runner.on_child_exit(pid, status)
 
     # -- the pipe ---------------------------------------------------------------------------
 
     def _read_output(self) -> None:
         size, began = 0, time.monotonic()
-        for _ in range(READS_A_TURN):
-            chunks = _read_all(self._runner.output, READ_BYTES, turns=1)
+        for _ in range(MAX_READS_PER_POLL):
+            chunks = _read_available(self._runner.output, READ_BYTES, max_reads=1)
             for data in chunks:
                 size += len(data)
                 self._around.output.feed(data)
-            if not chunks or time.monotonic() - began > READING_A_TURN:
+            if not chunks or time.monotonic() - began > MAX_READ_SECONDS:
                 break
         self._gathering = 0 < size < self._little
 
     def _drain(self) -> None:
         """What is in the pipe now; a background process may fill it again, hence a bound."""
-        for data in _read_all(self._runner.output, READ_BYTES, turns=4 * PIPE_BYTES // READ_BYTES):
+        for data in _read_available(
+            self._runner.output, READ_BYTES, max_reads=4 * PIPE_BYTES // READ_BYTES
+        ):
             self._around.output.feed(data)
 
 
-def _read_all(descriptor: int, size: int, *, turns: int) -> list[bytes]:
+def _read_available(descriptor: int, size: int, *, max_reads: int) -> list[bytes]:
     chunks: list[bytes] = []
-    for _ in range(turns):
+    for _ in range(max_reads):
         try:
             chunk = os.read(descriptor, size)
         except BlockingIOError:
@@ -211,7 +215,7 @@ def _read_all(descriptor: int, size: int, *, turns: int) -> list[bytes]:
     return chunks
 
 
-def _wake_on_signals() -> int:
+def _open_signal_wakeup() -> int:
     """A descriptor that becomes readable with every signal, the end of a child among them."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)

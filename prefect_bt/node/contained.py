@@ -23,122 +23,128 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.host import processes
-from prefect_bt.host.cgroup import oom_kills
+from prefect_bt.host.cgroup import count_oom_kills
 from prefect_bt.host.container import (
     READY,
     ContainerRecord,
     Pipes,
-    end_container,
-    order,
-    set_variable,
+    format_order,
+    format_set_variable,
+    kill_container,
     signal_all,
 )
-from prefect_bt.node.reports import Reports
-from prefect_bt.node.runner import Ended, widen
+from prefect_bt.node.reports import ReportReader
+from prefect_bt.node.runner import ExitStatus, enlarge_pipe
 
-READY_SECONDS: Final = 60.0
+READY_TIMEOUT: Final = 60.0
 """For an image's shell to begin; a busy disk has to load it."""
-END_SECONDS: Final = 5.0
-OWN_SECONDS: Final = 60.0
+EXIT_TIMEOUT: Final = 5.0
+CHOWN_TIMEOUT: Final = 60.0
 """For files of a plain user's job to become that user's."""
-KILL_SECONDS: Final = 10.0
-GONE: Final = Ended(128 + signal.SIGKILL, signal.SIGKILL)
+KILL_TIMEOUT: Final = 10.0
+KILLED_STATUS: Final = ExitStatus(128 + signal.SIGKILL, signal.SIGKILL)
 """How a command ended whose container is gone: the kernel kills what is left in it."""
 
 
-class Container:
-    """A Runner (node.runner). It is not used before `await_ready` returned."""
+class ContainerRunner:
+    """A Runner (node.runner). It is not used before `wait_until_ready` returned."""
 
     def __init__(
-        self, record: ContainerRecord, pipes: Pipes, *, look: Callable[[], bool] = lambda: True
+        self,
+        record: ContainerRecord,
+        pipes: Pipes,
+        *,
+        should_continue: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`look` is called while something is waited for; False gives it up."""
-        self.record, self._pipes, self._look = record, pipes, look
+        """`should_continue` is called while something is waited for; False gives it up."""
+        self.record, self._pipes, self._look = record, pipes, should_continue
         self.output = pipes.output
-        self.pipe_bytes = widen(pipes.output)
-        self.ended: Ended | None = None
+        self.pipe_capacity = enlarge_pipe(pipes.output)
+        self.exit_status: ExitStatus | None = None
         self.gone = self._closed = False
         self.ended_by_us = False
         """Whether we killed its first process."""
-        self._first = _open_process(record)
+        self._first = _open_pidfd(record)
         self._own: list[int] = []
         self._waiting = b""
-        self._reports = Reports(pipes.reports)
+        self._reports = ReportReader(pipes.reports)
         self._kills_before: int | None = None
 
     @property
-    def broken(self) -> str:
+    def protocol_error(self) -> str:
         """Return how the container broke the protocol; "" while it keeps to it."""
         return self._reports.broken
 
-    def await_ready(self, variables: Mapping[str, str]) -> None:
+    def wait_until_ready(self, variables: Mapping[str, str]) -> None:
         """Wait for its first process, then send the variables. Raises NotStarted, Broken."""
-        if self._answer(READY_SECONDS) != READY:
+        if self._wait_for_reply(READY_TIMEOUT) != READY:
             if self.gone:
-                raise NotStarted(
+                raise ContainerStartError(
                     "its container ended before a command could run in it: its image needs a POSIX "
                     f"/bin/sh for this machine's processor ({platform.machine()})"
                 )
-            raise NotStarted(f"the image's /bin/sh did not begin within {READY_SECONDS:.0f} s")
-        self._own = [process.pid for process in processes.descendants(self.record.pid)]
-        self._kills_before = self._kills()
+            raise ContainerStartError(
+                f"the image's /bin/sh did not begin within {READY_TIMEOUT:.0f} s"
+            )
+        self._own = [process.pid for process in processes.list_descendants(self.record.pid)]
+        self._kills_before = self._count_oom_kills()
         for name, value in variables.items():
-            self._order(set_variable(name, value))
+            self._send(format_set_variable(name, value))
 
-    def prepare(self, verb: str, place: str) -> None:
+    def prepare_workdir(self, verb: str, place: str) -> None:
         """Copy or link (`verb`) `place` to where commands start. Raises NotStarted, Broken."""
-        self._ask(order(verb, place))
-        answer = self._answer(None)
+        self._send_request(format_order(verb, place))
+        answer = self._wait_for_reply(None)
         if answer not in {"0", ""} and not self.gone:
             tool = {"copy": "cp", "link": "ln"}[verb]
-            why = ": ".join([f"exit code {answer}", *self._last_line()])
-            raise NotStarted(f"the image's `{tool}` could not {verb} {place} ({why})")
+            why = ": ".join([f"exit code {answer}", *self._last_output_line()])
+            raise ContainerStartError(f"the image's `{tool}` could not {verb} {place} ({why})")
 
     def start(self, command: str) -> None:
-        self.ended = GONE if self.gone or self.broken else None
-        self._ask(order("run", command))
+        self.exit_status = KILLED_STATUS if self.gone or self.protocol_error else None
+        self._send_request(format_order("run", command))
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         if self._waiting:
-            self._pump()
-        self._hear()
-        if self.ended is None and (word := self._reports.take()) is not None:
-            self.ended = _exit_of(word)
-        if self.broken and not self.gone:
-            self._end_now()
-        if (self.gone or self.broken) and self.ended is None:
-            self.ended = GONE
+            self._flush_orders()
+        self._read_reports()
+        if self.exit_status is None and (word := self._reports.next_report()) is not None:
+            self.exit_status = _parse_exit_code(word)
+        if self.protocol_error and not self.gone:
+            self._kill_first_process()
+        if (self.gone or self.protocol_error) and self.exit_status is None:
+            self.exit_status = KILLED_STATUS
 
-    def note_end(self, pid: int, status: int) -> None:
+    def on_child_exit(self, pid: int, status: int) -> None:
         """No command is a child of ours."""
 
-    def tree(self) -> list[processes.ProcessFacts]:
-        self._look_after()
+    def list_processes(self) -> list[processes.ProcessStat]:
+        self._update_liveness()
         if self.gone:  # its pid is perhaps another's
             return []
-        return processes.descendants(self.record.pid, spare=self._own)
+        return processes.list_descendants(self.record.pid, exclude=self._own)
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        deadline = time.monotonic() + KILL_SECONDS
-        while (left := self.tree()) and time.monotonic() < deadline:
+        deadline = time.monotonic() + KILL_TIMEOUT
+        while (left := self.list_processes()) and time.monotonic() < deadline:
             self._signal(signal.SIGKILL)
             for process in left:  # a command may have killed the listener
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.02)
-            self._hear()
+            self._read_reports()
         if left:  # they fork faster than they are killed: all of it, at once
-            self._end_now()
-        self._await_word()
+            self._kill_first_process()
+        self._wait_for_exit_code()
 
-    def killed_for_memory(self) -> bool:
+    def was_oom_killed(self) -> bool:
         """Of any process in it: a launcher often ends otherwise than the worker that was killed."""
-        kills = self._kills()
+        kills = self._count_oom_kills()
         counted = None not in (kills, self._kills_before) and kills != self._kills_before
-        return counted and self.ended is not None and self.ended.code != 0
+        return counted and self.exit_status is not None and self.exit_status.code != 0
 
     def close(self, written: Sequence[str] = ()) -> None:
         """Let the container end. Idempotent.
@@ -150,28 +156,30 @@ class Container:
         self._closed = True
         if written and os.geteuid() and not self.gone:
             places = " ".join(map(shlex.quote, written))
-            self._ask(order("run", f"chown -hR {os.geteuid()}:{os.getegid()} {places}"))
+            self._send_request(
+                format_order("run", f"chown -hR {os.geteuid()}:{os.getegid()} {places}")
+            )
             self._look = lambda: True  # a stop has been answered by now: only the time limit counts
-            with suppress(Broken):
-                self._answer(OWN_SECONDS)
-        self._order(order("end"))
-        self._await_end()
+            with suppress(ContainerProtocolError):
+                self._wait_for_reply(CHOWN_TIMEOUT)
+        self._send(format_order("end"))
+        self._wait_for_exit()
         if not self.gone:  # something in it has taken the order
-            self._end_now()
+            self._kill_first_process()
 
-    def _await_end(self) -> None:
-        deadline = time.monotonic() + END_SECONDS
+    def _wait_for_exit(self) -> None:
+        deadline = time.monotonic() + EXIT_TIMEOUT
         while not self.gone and time.monotonic() < deadline:
-            self._pump()
+            self._flush_orders()
             select.select([] if self._first is None else [self._first], [], [], 0.05)
-            self._look_after()
+            self._update_liveness()
 
-    def _end_now(self) -> None:
+    def _kill_first_process(self) -> None:
         """Kill its first process; the kernel then kills all others.
 
         A plain user may not: then the listener is asked, and DockerHandle has the Engine remove it.
         """
-        self._look_after()
+        self._update_liveness()
         if self.gone:
             return
         with suppress(ProcessLookupError, PermissionError):
@@ -180,42 +188,42 @@ class Container:
             else:
                 os.kill(self.record.pid, signal.SIGKILL)
             self.ended_by_us = True
-            self._await_end()
-        end_container(self._pipes)
+            self._wait_for_exit()
+        kill_container(self._pipes)
 
-    def _await_word(self) -> None:
+    def _wait_for_exit_code(self) -> None:
         """How the killed command ended is told a moment after the last process is gone."""
         deadline = time.monotonic() + 1
-        while self.ended is None and time.monotonic() < deadline:
-            self._wait(0.02)
-            self.turn()
+        while self.exit_status is None and time.monotonic() < deadline:
+            self._wait_for_report(0.02)
+            self.poll()
 
-    def _answer(self, seconds: float | None) -> str:
+    def _wait_for_reply(self, seconds: float | None) -> str:
         """Return the next word; "" if none came in time, or it was given up. Raises Broken."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        word = self._reports.take()
+        word = self._reports.next_report()
         while word is None and not self.gone and self._look():
             if deadline is not None and time.monotonic() > deadline:
                 break
-            self._pump()
-            self._wait(0.02)
-            self._hear()
-            word = self._reports.take()
-            if word is None and self.broken:
-                self._end_now()
-                raise Broken(self.broken)
+            self._flush_orders()
+            self._wait_for_report(0.02)
+            self._read_reports()
+            word = self._reports.next_report()
+            if word is None and self.protocol_error:
+                self._kill_first_process()
+                raise ContainerProtocolError(self.protocol_error)
         return word or ""
 
-    def _ask(self, line: bytes) -> None:
+    def _send_request(self, line: bytes) -> None:
         """Send an order that is answered with an exit code."""
-        self._reports.expect()
-        self._order(line)
+        self._reports.expect_exit_code()
+        self._send(line)
 
-    def _order(self, line: bytes) -> None:
+    def _send(self, line: bytes) -> None:
         self._waiting += line
-        self._pump()
+        self._flush_orders()
 
-    def _pump(self) -> None:
+    def _flush_orders(self) -> None:
         """As much as the pipe takes now."""
         try:
             while self._waiting:
@@ -224,19 +232,19 @@ class Container:
         except BlockingIOError:
             return
 
-    def _hear(self) -> None:
+    def _read_reports(self) -> None:
         self._reports.read()
-        self._look_after()
+        self._update_liveness()
 
-    def _wait(self, seconds: float) -> None:
+    def _wait_for_report(self, seconds: float) -> None:
         """Wait for a report, `seconds` at most."""
-        select.select([] if self.broken else [self._pipes.reports], [], [], seconds)
-        self._look_after()
+        select.select([] if self.protocol_error else [self._pipes.reports], [], [], seconds)
+        self._update_liveness()
 
-    def _look_after(self) -> None:
-        self.gone = self.gone or not _lives(self._first, self.record)
+    def _update_liveness(self) -> None:
+        self.gone = self.gone or not _is_alive(self._first, self.record)
 
-    def _last_line(self) -> list[str]:
+    def _last_output_line(self) -> list[str]:
         """Of what is in the output; none when there is nothing."""
         try:
             return os.read(self.output, 4096).decode(errors="replace").split("\n")[:-1][-1:]
@@ -246,23 +254,23 @@ class Container:
     def _signal(self, number: signal.Signals) -> None:
         signal_all(self._pipes, number)
 
-    def _kills(self) -> int | None:
+    def _count_oom_kills(self) -> int | None:
         try:
             own = Path(f"/proc/{self.record.pid}/cgroup").read_text()
         except OSError:
             return self._kills_before
-        return oom_kills(own=own)
+        return count_oom_kills(membership=own)
 
 
-class NotStarted(Exception):
+class ContainerStartError(Exception):
     """The container cannot run the commands; the sentence says why."""
 
 
-class Broken(NotStarted):
+class ContainerProtocolError(ContainerStartError):
     """Error: something in the container broke the protocol before the commands ran."""
 
 
-def _open_process(record: ContainerRecord) -> int | None:
+def _open_pidfd(record: ContainerRecord) -> int | None:
     """A descriptor that stands for the first process alone; None where there are none, or it is
     gone and its pid is perhaps another's."""
     try:
@@ -275,14 +283,14 @@ def _open_process(record: ContainerRecord) -> int | None:
     return None
 
 
-def _lives(descriptor: int | None, record: ContainerRecord) -> bool:
+def _is_alive(descriptor: int | None, record: ContainerRecord) -> bool:
     if descriptor is not None:
         return not select.select([descriptor], [], [], 0)[0]
     return record.process.is_alive
 
 
-def _exit_of(word: str) -> Ended:
+def _parse_exit_code(word: str) -> ExitStatus:
     """`$?` of the container's shell: above 128 it is mostly a signal's number."""
     code = int(word)
     number = code - 128
-    return Ended(code, number if number in set(signal.Signals) else None)
+    return ExitStatus(code, number if number in set(signal.Signals) else None)

@@ -19,50 +19,59 @@ from prefect_bt.plan import NodePlan
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GPU_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
 
-_ALLOWED: Final = re.compile(
+_PASSED_VARIABLE: Final = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TERM|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"
     r"|(?:(?:HTTP|HTTPS|FTP|ALL|NO)_PROXY)|(?:(?:http|https|ftp|all|no)_proxy)"
     r"|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|(?:CONDA|CUDA|NVIDIA|PIP)_\w+"
 )
 
 
-class Machine(NamedTuple):
-    """What the host contributes. `prefix` is our interpreter's virtual environment, or empty."""
+class HostEnvironment(NamedTuple):
+    """What the host contributes.
 
-    environment: Mapping[str, str]
+    `virtual_environment` is our interpreter's virtual environment, or empty.
+    """
+
+    variables: Mapping[str, str]
     mark: str
     gpus: Sequence[str] = ()
-    prefix: str = ""
+    virtual_environment: str = ""
 
 
-def own_virtual_environment() -> str:
+def find_virtual_environment() -> str:
     """The virtual environment that this interpreter runs in; "" when it is in none."""
     return sys.prefix if sys.prefix != sys.base_prefix else ""
 
 
-def command_environment(
+def build_command_environment(
     plan: NodePlan,
-    machine: Machine,
+    host_environment: HostEnvironment,
     *,
     secrets: Mapping[str, str],
-    mapped: Mapping[str, Path] | None = None,
+    mapped_paths: Mapping[str, Path] | None = None,
 ) -> dict[str, str]:
     """Every variable of the start commands.
 
-    `secrets` maps reference names to values; `mapped` targets to host folders when paths are
+    `secrets` maps reference names to values; `mapped_paths` targets to host folders when paths are
     mapped, in which case the BT_* variables that hold a path lead there.
     """
-    host = {k: v for k, v in machine.environment.items() if _ALLOWED.fullmatch(k)}
+    host = {k: v for k, v in host_environment.variables.items() if _PASSED_VARIABLE.fullmatch(k)}
     host.setdefault("PATH", DEFAULT_PATH)
-    _enter_virtual_environment(host, machine.prefix)
+    _enter_virtual_environment(host, host_environment.virtual_environment)
     own = {
-        name: _map_path(value, mapped or {}) if name.startswith(RESERVED_PREFIX) else value
+        name: _map_path(value, mapped_paths or {}) if name.startswith(RESERVED_PREFIX) else value
         for name, value in plan.environment.items()
     }
     hidden = {name: secrets[reference] for name, reference in plan.secret_environment.items()}
-    merged = {**host, "PYTHONUNBUFFERED": "1", **own, **hidden, MARK_VARIABLE: machine.mark}
-    merged[GPU_VARIABLE] = _visible_gpus(machine.gpus, {**own, **hidden}.get(GPU_VARIABLE))
-    if machine.gpus:
+    merged = {
+        **host,
+        "PYTHONUNBUFFERED": "1",
+        **own,
+        **hidden,
+        MARK_VARIABLE: host_environment.mark,
+    }
+    merged[GPU_VARIABLE] = _visible_gpus(host_environment.gpus, {**own, **hidden}.get(GPU_VARIABLE))
+    if host_environment.gpus:
         merged.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return merged
 

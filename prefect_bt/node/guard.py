@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import NoReturn
 
 from prefect_bt.host import processes, syscalls
-from prefect_bt.host.container import Pipes, end_container, open_pipes
+from prefect_bt.host.container import Pipes, kill_container, open_pipes
 from prefect_bt.host.files import (
-    UNANSWERED,
+    AGENT_UNRESPONSIVE,
+    NodeStopRequest,
     StatusFile,
-    StopRequest,
     read_record,
     read_secrets,
 )
 from prefect_bt.host.layout import NodeFolder, NodeRecord
-from prefect_bt.node.agent import Agent, Assignment, leave
-from prefect_bt.node.rescue import Rescue
-from prefect_bt.node.stopping import POLITE_SIGNALS
+from prefect_bt.node.agent import Agent, AgentConfig, exit_process
+from prefect_bt.node.rescue import RecoveryMonitor
+from prefect_bt.node.stopping import TERMINATION_SIGNALS
 from prefect_bt.plan import NodePlan
 from prefect_bt.records import Cause, NodePhase, NodeStatus, UploadStatus
 
-LOST = "the node's agent died"
+AGENT_LOST = "the node's agent died"
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -46,48 +46,50 @@ def main(arguments: list[str]) -> NoReturn:
     plan = read_record(NodePlan, folder.plan)
     if record is None or plan is None:
         sys.stderr.write(f"{folder.path}: node.json or plan.json cannot be read\n")
-        leave(1)
-    _adopt()
-    gpus, refusal = _claim(plan, Path(record.state_dir)) if not record.contained else ((), "")
+        exit_process(1)
+    _become_subreaper()
+    gpus, refusal = (
+        _reserve_gpus(plan, Path(record.state_dir)) if not record.contained else ((), "")
+    )
     # Both hold the pipes: a container lives for as long as one of us does.
     pipes = open_pipes(folder) if record.contained else None
     # A polite signal waits until guard and agent can take it: unhandled, it would end them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, POLITE_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     agent = os.fork()
     if agent == 0:
         cause = Cause.GPUS_MISSING if refusal else None
-        _run_agent(Assignment(folder, record, plan, {}, gpus, refusal, cause, pipes))
+        _run_agent(AgentConfig(folder, record, plan, {}, gpus, refusal, cause, pipes))
     os.close(0)
     _forward_signals(agent)
-    rescue = Rescue(record, plan.store)
-    rescue.watch()
-    _wait_for(agent)
+    rescue = RecoveryMonitor(record, plan.store)
+    rescue.start()
+    _wait_for_agent(agent)
     _clean_up(folder, record, plan.rank, pipes)
-    rescue.act_last()
-    leave(0)
+    rescue.recover_before_exit()
+    exit_process(0)
 
 
-def _claim(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str]:
+def _reserve_gpus(plan: NodePlan, state_dir: Path) -> tuple[tuple[str, ...], str]:
     if not plan.resources.gpus:
         return (), ""
-    from prefect_bt.host.gpus import NotEnoughGpus, claim_gpus
+    from prefect_bt.host.gpus import NotEnoughGpus, reserve_gpus
 
     try:
-        claimed = claim_gpus(plan.resources.gpus, state_dir=state_dir)
+        claimed = reserve_gpus(plan.resources.gpus, state_dir=state_dir)
     except (NotEnoughGpus, OSError) as error:
         return (), str(error)
     return tuple(gpu.device for gpu, _ in claimed), ""
 
 
-def _run_agent(task: Assignment) -> NoReturn:
+def _run_agent(task: AgentConfig) -> NoReturn:
     code = 1
     try:
-        _adopt()
+        _become_subreaper()
         status = StatusFile(task.folder.status, NodeStatus(task.plan.rank))
         try:
             task = task._replace(secrets=read_secrets(0))
         except ValueError:
-            task = task._replace(refusal="its launcher died before it was set up", cause=None)
+            task = task._replace(startup_error="its launcher died before it was set up", cause=None)
         _close_stdin()
         Agent(task, status).run()
         code = 0
@@ -97,12 +99,12 @@ def _run_agent(task: Assignment) -> NoReturn:
         traceback.print_exc()
         raise
     finally:
-        leave(code)
+        exit_process(code)
 
 
-def _adopt() -> None:
+def _become_subreaper() -> None:
     with suppress(OSError):  # without it, daemons are found by their mark
-        syscalls.become_subreaper()
+        syscalls.set_subreaper()
 
 
 def _close_stdin() -> None:
@@ -116,12 +118,12 @@ def _forward_signals(agent: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(agent, number)
 
-    for number in POLITE_SIGNALS:
+    for number in TERMINATION_SIGNALS:
         signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, POLITE_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
 
 
-def _wait_for(agent: int) -> None:
+def _wait_for_agent(agent: int) -> None:
     while True:
         try:
             if os.wait()[0] == agent:
@@ -133,17 +135,17 @@ def _wait_for(agent: int) -> None:
 def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int, pipes: Pipes | None) -> None:
     """Nothing but the uploader may outlive the agent, and the status must say that it is over."""
     status = read_record(NodeStatus, folder.status) or NodeStatus(rank)
-    if not status.over:
-        asked = read_record(StopRequest, folder.stop)
-        lost = UNANSWERED if asked is not None and asked.unanswered else LOST
+    if not status.is_over:
+        asked = read_record(NodeStopRequest, folder.stop_request)
+        lost = AGENT_UNRESPONSIVE if asked is not None and asked.unanswered else AGENT_LOST
         if pipes is not None:
-            end_container(pipes)
+            kill_container(pipes)
         _kill_commands(folder, record)
         if status.phase is not NodePhase.FLUSHING:
             status = replace(status, phase=NodePhase.FLUSHING, reason=lost, ended_at=time.time())
-        StatusFile(folder.status, status).save_last()
+        StatusFile(folder.status, status).save_with_retry()
         _wait_for_children(record.mark)
-        upload = read_record(UploadStatus, folder.upload)
+        upload = read_record(UploadStatus, folder.upload_status)
         ended = replace(
             status,
             phase=NodePhase.LOST,
@@ -151,25 +153,26 @@ def _clean_up(folder: NodeFolder, record: NodeRecord, rank: int, pipes: Pipes | 
             upload_error=upload.error if upload is not None else "",
             uncommitted=upload.uncommitted if upload is not None else (),
         )
-        StatusFile(folder.status, ended).save_last()
+        StatusFile(folder.status, ended).save_with_retry()
     processes.kill_until_gone(
-        lambda: [p.pid for p in processes.descendants(os.getpid())], reap=processes.reap_children
+        lambda: [p.pid for p in processes.list_descendants(os.getpid())],
+        reap=processes.reap_children,
     )
 
 
 def _kill_commands(folder: NodeFolder, record: NodeRecord) -> None:
     def find() -> list[int]:
-        spare = processes.uploader_processes(record.mark)
-        return [p.pid for p in processes.descendants(os.getpid(), spare=spare)]
+        spare = processes.find_uploader_processes(record.mark)
+        return [p.pid for p in processes.list_descendants(os.getpid(), exclude=spare)]
 
     processes.kill_until_gone(find, reap=processes.reap_children)
     processes.kill_until_gone(
-        lambda: processes.marked_processes(record.mark, folder.root, spare_uploader=True),
+        lambda: processes.find_marked_processes(record.mark, folder.root, exclude_uploader=True),
         reap=processes.reap_children,
     )
 
 
 def _wait_for_children(mark: str) -> None:
     """An uploader that lost its agent while a rescue began (node.rescue) is not our child."""
-    while processes.reap_children() or processes.uploader_processes(mark):
+    while processes.reap_children() or processes.find_uploader_processes(mark):
         time.sleep(0.1)

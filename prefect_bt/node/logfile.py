@@ -18,8 +18,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.logs import PLATFORM_MARK, format_lines
-from prefect_bt.node.sampling import A_SECOND, DiskRoom, Measure, Sample, disk_of
+from prefect_bt.logs import PLATFORM_PREFIX, format_lines
+from prefect_bt.node.sampling import (
+    LINES_PER_SECOND,
+    DiskSpaceMonitor,
+    LineSampler,
+    MeasureDisk,
+    disk_usage_of,
+)
 from prefect_bt.secrets import Redactor
 
 LINE_LIMIT: Final = 64 * 1024
@@ -31,12 +37,12 @@ PARTIAL_SECONDS: Final = 1.0
 class LogFile:
     """Stamped lines, appended. A full disk loses lines, counts them, and never stops the node."""
 
-    def __init__(self, path: Path, redact: Redactor, *, measure: Measure | None = None) -> None:
+    def __init__(self, path: Path, redact: Redactor, *, measure: MeasureDisk | None = None) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._redact = redact
-        self._room = DiskRoom(measure or disk_of(self._descriptor))
-        self._sample: Sample | None = None
+        self._room = DiskSpaceMonitor(measure or disk_usage_of(self._descriptor))
+        self._sample: LineSampler | None = None
         self._waiting: list[bytes] = []
         self._size = 0
         self._flushed = 0.0
@@ -47,11 +53,11 @@ class LogFile:
         self.written_at: float | None = None
         """Epoch seconds of the commands' last line."""
 
-    def platform(self, message: str) -> None:
+    def write_platform(self, message: str) -> None:
         """A line of the platform's own, in the file at once, after what the sample still owes."""
         if self._sample is not None:
-            self._catch_up(self._sample)
-        self._say(message)
+            self._write_dropped(self._sample)
+        self._append_platform(message)
         self.flush()
 
     def write(self, lines: Sequence[str]) -> None:
@@ -59,16 +65,16 @@ class LogFile:
         if not lines:
             return
         self.written_at = time.time()
-        self._room.wrote(sum(map(len, lines)))
+        self._room.record_write(sum(map(len, lines)))
         if self._room.scarce != (self._sample is not None):
-            self._turn_sampling()
-        self._append(lines if self._sample is None else self._sample.keep(lines))
+            self._toggle_sampling()
+        self._append(lines if self._sample is None else self._sample.select(lines))
 
     @property
-    def waiting(self) -> bool:
+    def has_pending(self) -> bool:
         return bool(self._waiting)
 
-    def tick(self) -> None:
+    def flush_if_due(self) -> None:
         """Flush, unless the last flush is so recent that more can be written at once."""
         if self._waiting and time.monotonic() - self._flushed >= FLUSH_SECONDS:
             self.flush()
@@ -89,7 +95,7 @@ class LogFile:
             data = data[written:]
         if self._lost:
             lost, self._lost = self._lost, 0
-            self.platform(f"{lost} log lines could not be written: the disk was full")
+            self.write_platform(f"{lost} log lines could not be written: the disk was full")
             if self._lost:  # nor could that
                 self._lost += lost - 1
 
@@ -97,26 +103,28 @@ class LogFile:
         self.flush()
         os.close(self._descriptor)
 
-    def _turn_sampling(self) -> None:
+    def _toggle_sampling(self) -> None:
         if self._sample is None:
-            self._sample = Sample()
-            self._say(
+            self._sample = LineSampler()
+            self._append_platform(
                 f"only {self._room.free / 1e9:.2f} GB of the disk are free: until there is more, "
-                f"at most {A_SECOND} lines a second are kept here"
+                f"at most {LINES_PER_SECOND} lines a second are kept here"
             )
             return
         sample, self._sample = self._sample, None
-        self._catch_up(sample)
-        self._say("the disk has room again: all lines are kept")
+        self._write_dropped(sample)
+        self._append_platform("the disk has room again: all lines are kept")
 
-    def _catch_up(self, sample: Sample) -> None:
-        number, last = sample.catch_up()
+    def _write_dropped(self, sample: LineSampler) -> None:
+        number, last = sample.take_dropped()
         if number:
-            self._say(f"{number} lines were left out, for lack of disk; the last of them:")
+            self._append_platform(
+                f"{number} lines were left out, for lack of disk; the last of them:"
+            )
             self._append(last)
 
-    def _say(self, message: str) -> None:
-        self._append([self._redact(PLATFORM_MARK + message.replace("\n", " "))])
+    def _append_platform(self, message: str) -> None:
+        self._append([self._redact(PLATFORM_PREFIX + message.replace("\n", " "))])
 
     def _append(self, lines: Sequence[str]) -> None:
         # Stamps never repeat, so that a reader can name a line by its stamp.
@@ -152,17 +160,17 @@ class OutputLog:
             self._emit(self._partial[:cut])
             self._partial = self._partial[cut:]
 
-    def tick(self) -> None:
+    def flush_partial_line(self) -> None:
         """Let an unfinished line be seen; its end, if it may be the start of a secret, waits."""
         if self._partial and time.monotonic() - self._partial_since >= PARTIAL_SECONDS:
-            held = self._redact.unfinished(self._partial)
+            held = self._redact.partial_match_length(self._partial)
             shown = self._partial[: len(self._partial) - held]
             if shown:
                 self._emit(shown)
                 self._partial = self._partial[len(shown) :]
             self._partial_since = time.monotonic()
 
-    def end_line(self) -> None:
+    def finish_line(self) -> None:
         """A command has ended: what is left is a line."""
         self._partial += self._decoder.decode(b"", True)
         self._decoder.reset()
@@ -182,7 +190,7 @@ class OutputLog:
         """A place that is not within a secret, near the limit; 0 when more must come first."""
         limit = LINE_LIMIT
         while limit <= len(self._partial):
-            cut = limit - self._redact.unfinished(self._partial[:limit])
+            cut = limit - self._redact.partial_match_length(self._partial[:limit])
             if cut > 0:
                 return cut
             limit *= 2

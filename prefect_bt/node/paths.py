@@ -11,12 +11,12 @@ from prefect_bt.beneath import open_folder
 from prefect_bt.contract import CHECKPOINT_DIR, RESERVED_PREFIX, quote_name
 from prefect_bt.host.layout import NodeFolder
 from prefect_bt.host.view_plan import ViewError, is_below
-from prefect_bt.host.volumes import NodePaths, local_store
+from prefect_bt.host.volumes import NodePaths, local_store_folder
 from prefect_bt.plan import NodePlan, VolumeKind
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 
 
-def map_targets(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[str, Path]:
+def map_volume_paths(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[str, Path]:
     """Target -> host folder, for a node without a view of its own.
 
     ViewError for what a definition pins to an absolute path: it would lead to another folder.
@@ -25,18 +25,18 @@ def map_targets(plan: NodePlan, paths: NodePaths, *, node: NodeFolder) -> dict[s
         pinned = volume.kind is VolumeKind.CHECKPOINTS and volume.target != CHECKPOINT_DIR
         if pinned or volume.kind is VolumeKind.WEIGHTS:
             raise ViewError(f"{volume.target!r} is pinned, and this machine can only map paths")
-    mapped = {_clean(bind.target): bind.source for bind in paths.binds}
-    mapped.setdefault(_clean(plan.workspace.directory), paths.folders[VolumeKind.WORKSPACE])
+    mapped = {_normalize(bind.target): bind.source for bind in paths.binds}
+    mapped.setdefault(_normalize(plan.workspace.directory), paths.folders[VolumeKind.WORKSPACE])
     for parent in list(mapped):
         _link_below(parent, mapped, mapped[parent])
     for parent in _named_parents(plan, mapped):
         mapped[parent] = node.path / "mapped" / quote_name(parent)
-        make_private(mapped[parent])
+        ensure_private_folder(mapped[parent])
         _link_below(parent, mapped, mapped[parent])
     return mapped
 
 
-def local_targets(
+def list_volume_mounts(
     paths: NodePaths, mapped: Mapping[str, Path] | None
 ) -> tuple[tuple[str, Path], ...]:
     """Return the volumes that links of this node's checkpoints may lead into: path and folder.
@@ -55,19 +55,19 @@ def local_targets(
     return tuple(targets.items())
 
 
-def kept_folders(plan: NodePlan, state_dir: Path) -> list[Path]:
+def list_protected_folders(plan: NodePlan, state_dir: Path) -> list[Path]:
     """Host folders that no target may hide: the node itself, the store, our interpreter."""
     import sys
 
     package = Path(__file__).resolve().parents[2]
     kept = [state_dir, package, Path(sys.prefix), Path(sys.base_prefix)]
-    store = local_store(plan.store)
+    store = local_store_folder(plan.store)
     return [*kept, store] if store is not None else kept
 
 
 def _named_parents(plan: NodePlan, mapped: dict[str, Path]) -> Iterable[str]:
     """Folders above targets that a variable names, such as BT_RW_CACHE_DIR."""
-    named = {_clean(v) for k, v in plan.environment.items() if k.startswith(RESERVED_PREFIX)}
+    named = {_normalize(v) for k, v in plan.environment.items() if k.startswith(RESERVED_PREFIX)}
     for value in sorted(named - mapped.keys()):
         if value.startswith("/") and any(is_below(target, value) for target in mapped):
             yield value
@@ -80,12 +80,12 @@ def _link_below(parent: str, mapped: dict[str, Path], folder: Path) -> None:
             place = PurePosixPath(target).relative_to(parent)
             within = open_folder(folder, str(place.parent), create=True)
             try:
-                _put_link(place.name, source, within=within)
+                _replace_link(place.name, source, within=within)
             finally:
                 os.close(within)
 
 
-def _put_link(name: str, source: Path, *, within: int) -> None:
+def _replace_link(name: str, source: Path, *, within: int) -> None:
     """Put a link at `name`, instead of a job's link or an empty folder (a view's mount point)."""
     with suppress(OSError):
         if os.readlink(name, dir_fd=within) != str(source):
@@ -96,5 +96,5 @@ def _put_link(name: str, source: Path, *, within: int) -> None:
         os.symlink(source, name, dir_fd=within)
 
 
-def _clean(path: str) -> str:
+def _normalize(path: str) -> str:
     return str(PurePosixPath(path))

@@ -14,14 +14,14 @@ from typing import Final
 from prefect_bt.host.container import MOUNTED_AT, READY
 
 READ_BYTES: Final = 4096
-LONGEST: Final = 16
+MAX_REPORT_BYTES: Final = 16
 """Longest report, in bytes; `ready` and exit codes need five."""
-MOST_CODE: Final = 255
-_SHOWN: Final = 24
+MAX_EXIT_CODE: Final = 255
+_MAX_QUOTED_BYTES: Final = 24
 _CODE: Final = re.compile(rb"[0-9]{1,3}")
 
 
-class Reports:
+class ReportReader:
     """The reports of one container. `ready` is expected first, then an exit code for each order."""
 
     def __init__(self, pipe: int) -> None:
@@ -33,7 +33,7 @@ class Reports:
         self.broken = ""
         """Reason for reading nothing more: a sentence without its full stop."""
 
-    def expect(self) -> None:
+    def expect_exit_code(self) -> None:
         """Expect one more exit code, as the answer to an order that was given."""
         self._owed += 1
 
@@ -48,31 +48,31 @@ class Reports:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if not self.broken:
-                self._accept(line)
-        if len(self._rest) > LONGEST and not self.broken:
-            self._break("a line without an end", self._rest)
+                self._accept_line(line)
+        if len(self._rest) > MAX_REPORT_BYTES and not self.broken:
+            self._fail("a line without an end", self._rest)
 
-    def take(self) -> str | None:
+    def next_report(self) -> str | None:
         """Return the next report that was not taken yet."""
         return self._words.popleft() if self._words else None
 
-    def _accept(self, line: bytes) -> None:
+    def _accept_line(self, line: bytes) -> None:
         word = line.strip()
-        is_code = bool(_CODE.fullmatch(word)) and int(word) <= MOST_CODE
+        is_code = bool(_CODE.fullmatch(word)) and int(word) <= MAX_EXIT_CODE
         if word == READY.encode() and not self._began:
             self._began = True
         elif not is_code or not self._began:
-            self._break("what is no report", line)
+            self._fail("what is no report", line)
         elif not self._owed:
-            self._break("a report that no order asked for", line)
+            self._fail("a report that no order asked for", line)
         else:
             self._owed -= 1
         if not self.broken:
             self._words.append(word.decode())
 
-    def _break(self, what: str, line: bytes) -> None:
-        shown = repr(line[:_SHOWN])[1:]
-        more = "..." if len(line) > _SHOWN else ""
+    def _fail(self, what: str, line: bytes) -> None:
+        shown = repr(line[:_MAX_QUOTED_BYTES])[1:]
+        more = "..." if len(line) > _MAX_QUOTED_BYTES else ""
         self.broken = (
             f"its container broke the protocol with its agent: {what} in {MOUNTED_AT}/reports "
             f"({shown}{more})"

@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Final
 from prefect_bt.host import syscalls
 from prefect_bt.host.layout import NodeRecord
 from prefect_bt.host.processes import MARK_VARIABLE
-from prefect_bt.ownership import INHERITED, is_owned, was_owned
+from prefect_bt.ownership import OWNER_FD_VARIABLE, has_lock_file, is_owned
 
 if TYPE_CHECKING:
     import subprocess
 
-LOOK_SECONDS: Final = 1.0
-SOON: Final = 5.0
+POLL_INTERVAL: Final = 1.0
+MAX_WAIT_SECONDS: Final = 5.0
 """Seconds without an owner after which rank 0 acts, at most: a keeper needs one to come back."""
-SHARE: Final = 0.25
+DEADLINE_SHARE: Final = 0.25
 """Of the time after which nodes give up: what is tried then can be tried again."""
-TURN: Final = 1.0
+RANK_DELAY_SECONDS: Final = 1.0
 """Seconds between one rank's turn and the next one's."""
 
 
-class Rescue:
+class RecoveryMonitor:
     """Of one node."""
 
     def __init__(self, record: NodeRecord, store: str) -> None:
@@ -43,48 +43,48 @@ class Rescue:
         self._command = (*module, record.state_dir, record.job_id, store)
         self._starting = threading.Lock()
 
-    def watch(self) -> None:
+    def start(self) -> None:
         """From now on, in a thread, for as long as this process lives."""
         if self._limit is not None:
-            threading.Thread(target=self._watch, daemon=True, name="rescue").start()
+            threading.Thread(target=self._monitor, daemon=True, name="rescue").start()
 
-    def act_last(self) -> None:
+    def recover_before_exit(self) -> None:
         """The node is over: if nobody looks after its job, who does from now on? Returns at once.
 
         For a process about to end: what is started becomes init's with that.
         """
-        if self._limit is not None and self._left_behind():
+        if self._limit is not None and self._is_abandoned():
             with self._starting, suppress(OSError):
-                self._start()
+                self._start_recovery()
 
-    def _watch(self) -> None:
+    def _monitor(self) -> None:
         assert self._limit is not None
-        patience = min(SOON, self._limit * SHARE)
+        patience = min(MAX_WAIT_SECONDS, self._limit * DEADLINE_SHARE)
         owned = time.monotonic()
         while True:
-            time.sleep(min(LOOK_SECONDS, patience))
-            if not self._left_behind():
+            time.sleep(min(POLL_INTERVAL, patience))
+            if not self._is_abandoned():
                 owned = time.monotonic()
-            elif time.monotonic() - owned > patience + self._rank * TURN:
+            elif time.monotonic() - owned > patience + self._rank * RANK_DELAY_SECONDS:
                 with self._starting, suppress(OSError):
-                    self._run()
+                    self._recover()
                 owned = time.monotonic()
 
-    def _left_behind(self) -> bool:
-        there = was_owned(self._state_dir, self._job_id)
+    def _is_abandoned(self) -> bool:
+        there = has_lock_file(self._state_dir, self._job_id)
         return there and not is_owned(self._state_dir, self._job_id)
 
-    def _run(self) -> None:
+    def _recover(self) -> None:
         """Until it has started a keeper, which becomes init's child when it ends, not ours."""
         with suppress(OSError):
-            syscalls.become_subreaper(False)
+            syscalls.set_subreaper(False)
         try:
-            self._start().wait()
+            self._start_recovery().wait()
         finally:
             with suppress(OSError):
-                syscalls.become_subreaper()
+                syscalls.set_subreaper()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_recovery(self) -> subprocess.Popen[bytes]:
         import subprocess  # each of many nodes starts sooner without it
 
         return subprocess.Popen(
@@ -92,12 +92,14 @@ class Rescue:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,  # the last line of ours is a node's cause of death
-            env={name: value for name, value in os.environ.items() if not _of_another(name)},
+            env={
+                name: value for name, value in os.environ.items() if not _is_process_specific(name)
+            },
             cwd="/",
             start_new_session=True,
         )
 
 
-def _of_another(variable: str) -> bool:
+def _is_process_specific(variable: str) -> bool:
     """What says of a process that it is a node's, an owner's, or a Prefect run's."""
-    return variable in {MARK_VARIABLE, INHERITED} or variable.startswith("PREFECT__")
+    return variable in {MARK_VARIABLE, OWNER_FD_VARIABLE} or variable.startswith("PREFECT__")

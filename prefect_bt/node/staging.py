@@ -23,31 +23,31 @@ class StagingFolders(NamedTuple):
 
     volumes: dict[VolumeKind, Path]
     download: Path
-    aside: Path
-    targets: tuple[tuple[str, Path], ...] = ()
+    aside_dir: Path
+    mounts: tuple[tuple[str, Path], ...] = ()
     """The node's volumes by their paths in it. Links among the checkpoints may lead into them."""
 
 
 def needs_staging(plan: NodePlan, folders: StagingFolders) -> bool:
     """Whether there is anything to fetch or to put in order."""
-    return bool(plan.workspace.key or plan.load or _must_restore(plan, folders))
+    return bool(plan.workspace.key or plan.load or _needs_restore(plan, folders))
 
 
-def stage(plan: NodePlan, folders: StagingFolders, say: Callable[[str], None]) -> None:
-    """Fetch, verify and unpack. Raises PrefectBtError or OSError; `say` takes log lines."""
+def stage(plan: NodePlan, folders: StagingFolders, log: Callable[[str], None]) -> None:
+    """Fetch, verify and unpack. Raises PrefectBtError or OSError; `log` takes log lines."""
     from prefect_bt.objects import open_store
 
     store = open_store(plan.store)
     if plan.workspace.key:
         _stage_workspace(plan, store, folders)
-        say(f"workspace of {plan.workspace.size} bytes unpacked")
-    if _must_restore(plan, folders):
-        _restore(plan, store, folders, say)
+        log(f"workspace of {plan.workspace.size} bytes unpacked")
+    if _needs_restore(plan, folders):
+        _restore(plan, store, folders, log)
     if plan.load:
-        _load(plan, store, folders, say)
+        _load(plan, store, folders, log)
 
 
-def _must_restore(plan: NodePlan, folders: StagingFolders) -> bool:
+def _needs_restore(plan: NodePlan, folders: StagingFolders) -> bool:
     directory = folders.volumes.get(VolumeKind.CHECKPOINTS)
     if plan.checkpoints is None or directory is None:
         return False
@@ -84,21 +84,21 @@ def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> N
 def _restore(
     plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
 ) -> None:
-    from prefect_bt.checkpoints.restore import prepare_directory
+    from prefect_bt.checkpoints.restore import restore_directory
 
-    prepared = prepare_directory(
+    prepared = restore_directory(
         store,
         project_id=plan.project_id,
         job_id=plan.job_id,
         rank=plan.rank,
         directory=folders.volumes[VolumeKind.CHECKPOINTS],
-        aside=folders.aside,
-        targets=folders.targets,
+        aside_dir=folders.aside_dir,
+        mounts=folders.mounts,
     )
     for what, names in (
-        ("kept in place", prepared.kept),
+        ("kept in place", prepared.unchanged),
         ("restored", prepared.restored),
-        (f"not whole or not committed, moved to {folders.aside}", prepared.set_aside),
+        (f"not whole or not committed, moved to {folders.aside_dir}", prepared.moved_aside),
     ):
         if names:
             say(f"checkpoints {what}: {', '.join(map(str, names))}")

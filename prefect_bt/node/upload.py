@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.announcing import Announcer
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.announcing import StatusPublisher
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
 from prefect_bt.contract import job_prefix
 from prefect_bt.epochs import Epochs
@@ -41,29 +41,29 @@ _WHO_PROCESS: Final = 1
 
 def main(arguments: list[str] | None = None) -> int:
     """Run until standard input ends, flush, and return the exit code."""
-    given = _parse(arguments)
+    given = _parse_arguments(arguments)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _step_back()
-    report = _reporter(given.status)
+    _lower_priority()
+    report = _status_writer(given.status)
     try:
         plan = codec.loads(NodePlan, given.plan.read_bytes())
-        store, origin = open_store(plan.store), _origin(plan)
+        store, origin = open_store(plan.store), _upload_origin(plan)
         ending = threading.Event()
-        threading.Thread(target=_await_end, args=(ending,), daemon=True).start()
-        announcer = Announcer(store, origin)
+        threading.Thread(target=_wait_for_eof, args=(ending,), daemon=True).start()
+        announcer = StatusPublisher(store, origin)
         job = job_prefix(plan.project_id, plan.job_id)
         epochs = Epochs(store, plan.job_id, job, clock=time.time)
 
         def tell(status: UploadStatus) -> None:
             report(status)
-            announcer.say(status)
+            announcer.publish(status)
 
         uploader = Uploader(
             store,
             directory=given.directory,
             origin=origin,
-            options=replace(_options(plan, given), fence=epochs.fence(plan.epoch)),
+            options=replace(_upload_options(plan, given), fence=epochs.fence(plan.epoch)),
             report=tell,
         )
         status = uploader.run(ending)
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if status.error else 0
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
+def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="prefect_bt.node.upload", description=__doc__)
     parser.add_argument("--plan", type=Path, required=True, help="the node's plan, JSON")
     parser.add_argument("--directory", type=Path, required=True, help="the checkpoint directory")
@@ -102,8 +102,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return given
 
 
-def _origin(plan: NodePlan) -> Origin:
-    return Origin(
+def _upload_origin(plan: NodePlan) -> UploadOrigin:
+    return UploadOrigin(
         project_id=plan.project_id,
         job_id=plan.job_id,
         rank=plan.rank,
@@ -112,22 +112,22 @@ def _origin(plan: NodePlan) -> Origin:
     )
 
 
-def _options(plan: NodePlan, given: argparse.Namespace) -> UploadOptions:
+def _upload_options(plan: NodePlan, given: argparse.Namespace) -> UploadOptions:
     pairs: list[list[str]] = given.volume
     targets = tuple((target, Path(folder)) for target, folder in pairs)
     wanted = plan.checkpoints
     if wanted is None:
-        return UploadOptions(patience=given.patience, targets=targets)
+        return UploadOptions(stall_timeout=given.patience, mounts=targets)
     return UploadOptions(
         settle=wanted.settle,
         scan=wanted.scan,
-        patience=given.patience,
+        stall_timeout=given.patience,
         retention=wanted.retention,
-        targets=targets,
+        mounts=targets,
     )
 
 
-def _reporter(target: Path) -> Callable[[UploadStatus], None]:
+def _status_writer(target: Path) -> Callable[[UploadStatus], None]:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
     def report(status: UploadStatus) -> None:
@@ -139,14 +139,14 @@ def _reporter(target: Path) -> Callable[[UploadStatus], None]:
     return report
 
 
-def _await_end(ending: threading.Event) -> None:
+def _wait_for_eof(ending: threading.Event) -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 4096):
             pass
     ending.set()
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Lowest CPU priority, and the disk only when nobody else wants it."""
     with contextlib.suppress(OSError):
         os.nice(19)

@@ -20,25 +20,25 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.host.files import read_record
-from prefect_bt.host.processes import exit_facts
+from prefect_bt.host.processes import decode_wait_status
 from prefect_bt.node.spawn import Stdio, spawn
 from prefect_bt.records import UploadStatus
 
 DEFAULT_COMMAND: Final = (sys.executable, "-P", "-m", "prefect_bt.node.upload")
-BACK_OFF: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+RESTART_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds before a restart; the last one over again."""
-FLUSH_TRIES: Final = 4
-STEADY_SECONDS: Final = 60.0
+MAX_FLUSH_DEATHS: Final = 4
+HEALTHY_SECONDS: Final = 60.0
 """A start that lived this long is no repetition of the one before."""
-STUCK_SECONDS: Final = 900.0
+STALL_TIMEOUT: Final = 900.0
 """Longest time without progress in the final flush, in seconds: more than any request takes."""
-STUCK_TRIES: Final = 2
-KILL_SECONDS: Final = 60.0
+MAX_STALLS: Final = 2
+KILL_TIMEOUT: Final = 60.0
 """Longest wait for a killed process to end, in seconds; a hung system call keeps it alive."""
-LOOK_SECONDS: Final = 1.0
+POLL_INTERVAL: Final = 1.0
 
 
-class UploadJob(NamedTuple):
+class UploaderConfig(NamedTuple):
     """What the uploader is told. Host paths; `environment` is our own, with the store's access."""
 
     command: Sequence[str]
@@ -48,15 +48,18 @@ class UploadJob(NamedTuple):
     log: Path
     environment: Mapping[str, str]
     rank: int = 0
-    targets: Sequence[tuple[str, Path]] = ()
+    mounts: Sequence[tuple[str, Path]] = ()
     """The node's volumes: their paths in the node, and their folders on this machine."""
-    patience: float = STUCK_SECONDS
+    stall_timeout: float = STALL_TIMEOUT
 
 
-class Uploader:
-    """One uploader at a time. `supervise` is called by the agent's loop, `ended` by its reaper."""
+class UploaderProcess:
+    """One uploader at a time.
 
-    def __init__(self, job: UploadJob) -> None:
+    `ensure_running` is called by the agent's loop, `on_exit` by its reaper.
+    """
+
+    def __init__(self, job: UploaderConfig) -> None:
         self._job = job
         self.pid: int | None = None
         self._stdin: int | None = None
@@ -74,16 +77,16 @@ class Uploader:
         self._killed_at: float | None = None
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """The final flush is done, or given up."""
         return self._over
 
-    def supervise(self) -> None:
+    def ensure_running(self) -> None:
         """Start it when it should run and does not."""
         if self.pid is None and not self._over and time.monotonic() >= self._next_start:
             self._start()
         elif self.pid is not None and self._flushing and not self._over:
-            self._watch(self.pid)
+            self._check_progress(self.pid)
 
     def flush(self) -> None:
         """Ask for the final flush; also of an uploader that is to be restarted for it."""
@@ -92,35 +95,36 @@ class Uploader:
         self._moved_at = time.monotonic()
         self._close_stdin()
 
-    def ended(self, status: int) -> None:
+    def on_exit(self, status: int) -> None:
         """The process that was `pid` has ended with this wait status."""
         self.pid, self._killed_at = None, None
         self._close_stdin()
-        said = self.result()
-        code, number = exit_facts(status)
+        said = self.read_status()
+        code, number = decode_wait_status(status)
         if self._flushing and said is not None and (code == 0 or said.error):
             self._over = True
             return
         self._last_death = f"signal {number}" if number else f"exit code {code}"
-        self._count_death()
+        self._record_death()
 
-    def result(self) -> UploadStatus | None:
+    def read_status(self) -> UploadStatus | None:
         """What the present uploader, or the last, has said."""
         return read_record(UploadStatus, self._job.status)
 
-    def error(self) -> str:
+    def failure_reason(self) -> str:
         """Why not everything was uploaded; "" when it was."""
-        said = self.result()
+        said = self.read_status()
         if said is not None and said.error:
             return said.error
         undead = self._over and self._killed_at is not None
-        if undead or len(self._stuck) >= STUCK_TRIES:
+        if undead or len(self._stuck) >= MAX_STALLS:
             killed = "killed, but did not end" if undead else f"killed {len(self._stuck)} times"
             return (
-                f"the uploader made no progress for {self._job.patience:.0f} s, while it worked on "
+                f"the uploader made no progress for {self._job.stall_timeout:.0f} s, "
+                "while it worked on "
                 f"{self._stuck[-1]}, and was {killed}; the files are kept in {self._job.directory}"
             )
-        if self._flush_deaths >= FLUSH_TRIES:
+        if self._flush_deaths >= MAX_FLUSH_DEATHS:
             return (
                 f"the uploader died {self._deaths} times, last with {self._last_death}; "
                 f"the files are kept in {self._job.directory}"
@@ -136,7 +140,7 @@ class Uploader:
             "--status": self._job.status,
         }
         argv = [*self._job.command, *(str(word) for pair in arguments.items() for word in pair)]
-        for target, folder in self._job.targets:
+        for target, folder in self._job.mounts:
             argv += ["--volume", target, str(folder)]
         reading, self._stdin = os.pipe()
         output = os.open(self._job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
@@ -146,28 +150,28 @@ class Uploader:
         except OSError as error:
             self._last_death = str(error)
             self._close_stdin()
-            self._count_death()
+            self._record_death()
         finally:
             os.close(reading)
             os.close(output)
         if self._flushing:
             self._close_stdin()
 
-    def _watch(self, pid: int) -> None:
+    def _check_progress(self, pid: int) -> None:
         """Kill an uploader that makes no progress; give up one that does not end even then."""
         now = time.monotonic()
         if self._killed_at is not None:
-            if now - self._killed_at >= KILL_SECONDS:
+            if now - self._killed_at >= KILL_TIMEOUT:
                 self._over = True
             return
-        if now - self._looked_at < min(LOOK_SECONDS, self._job.patience / 4):
+        if now - self._looked_at < min(POLL_INTERVAL, self._job.stall_timeout / 4):
             return
         self._looked_at = now
-        said = self.result()
+        said = self.read_status()
         seen = said and replace(said, updated_at=0.0, rate=0.0)
         if seen != self._last_seen:
             self._last_seen, self._moved_at = seen, now
-        elif now - self._moved_at >= self._job.patience:
+        elif now - self._moved_at >= self._job.stall_timeout:
             self._kill(pid, said)
 
     def _kill(self, pid: int, said: UploadStatus | None) -> None:
@@ -177,15 +181,15 @@ class Uploader:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
-    def _count_death(self) -> None:
+    def _record_death(self) -> None:
         now = time.monotonic()
-        if now - self._started >= STEADY_SECONDS:
+        if now - self._started >= HEALTHY_SECONDS:
             self._deaths = 0
         self._deaths += 1
         if self._flushing:
             self._flush_deaths += 1
-            self._over = self._flush_deaths >= FLUSH_TRIES or len(self._stuck) >= STUCK_TRIES
-        self._next_start = now + BACK_OFF[min(self._deaths, len(BACK_OFF)) - 1]
+            self._over = self._flush_deaths >= MAX_FLUSH_DEATHS or len(self._stuck) >= MAX_STALLS
+        self._next_start = now + RESTART_DELAYS[min(self._deaths, len(RESTART_DELAYS)) - 1]
 
     def _close_stdin(self) -> None:
         if self._stdin is not None:

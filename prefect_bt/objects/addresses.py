@@ -27,12 +27,12 @@ from prefect_bt.errors import StoreError
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-CONNECT_SECONDS: Final = 10
-READ_SECONDS: Final = 30
+CONNECT_TIMEOUT: Final = 10
+READ_TIMEOUT: Final = 30
 """Without a byte for so long, a request is given up and made again."""
-_TRIES: Final = 6
+_MAX_RETRIES: Final = 6
 
-_FORMS: Final = {
+_URL_PATTERNS: Final = {
     "s3": r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?",
     "r2": r"(?P<account>[^./]+)(?P<place>\.eu)?\.(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?",
     "cw": r"(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?",
@@ -51,7 +51,7 @@ S3_LIKE: Final = frozenset({"s3", "r2", "cw"})
 
 
 @dataclass(frozen=True)
-class Address:
+class BucketUrl:
     """A place in a bucket. `prefix` has no slash at its ends; `endpoint` is empty for the usual."""
 
     scheme: str
@@ -59,29 +59,30 @@ class Address:
     prefix: str = ""
     account: str = ""
     endpoint: str = ""
-    in_host: bool = False
+    virtual_hosted: bool = False
     """Whether the bucket is part of the host's name: CoreWeave wants it there."""
 
 
-def parse_address(url: str) -> Address:
+def parse_bucket_url(url: str) -> BucketUrl:
     """Raises StoreError for a URL that names no bucket, with an example of one that does."""
     scheme = urlsplit(url).scheme
-    match = re.fullmatch(f"{scheme}://{_FORMS[scheme]}", url)
+    match = re.fullmatch(f"{scheme}://{_URL_PATTERNS[scheme]}", url)
     if match is None:
         what = f"{url!r} names no bucket."
         raise StoreError(what, url=url, next_step=f"It reads: {_EXAMPLES[scheme]}")
     found = match.groupdict()
-    return Address(
+    return BucketUrl(
         scheme=scheme,
         bucket=found["bucket"],
         prefix=(found["prefix"] or "").strip("/"),
         account=found.get("account") or "",
         endpoint=(endpoint := _endpoint(scheme, found)),
-        in_host=scheme == "cw" and re.search(r"[a-z]", urlsplit(endpoint).netloc) is not None,
+        virtual_hosted=scheme == "cw"
+        and re.search(r"[a-z]", urlsplit(endpoint).netloc) is not None,
     )
 
 
-def connect(address: Address) -> ObjectStore:
+def create_object_store(address: BucketUrl) -> ObjectStore:
     """obstore's store at the address. Nothing is reached yet."""
     from obstore import store
 
@@ -89,11 +90,11 @@ def connect(address: Address) -> ObjectStore:
         "prefix": address.prefix or None,
         "client_options": {
             "allow_http": True,
-            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-            "read_timeout": timedelta(seconds=READ_SECONDS),
+            "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT),
+            "read_timeout": timedelta(seconds=READ_TIMEOUT),
             "timeout": timedelta(minutes=5),
         },
-        "retry_config": {"max_retries": _TRIES, "retry_timeout": timedelta(seconds=60)},
+        "retry_config": {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=60)},
     }
     if address.scheme == "gs":
         return store.GCSStore(address.bucket, **common)
@@ -105,7 +106,7 @@ def connect(address: Address) -> ObjectStore:
 
     if address.endpoint:
         common |= {"endpoint": address.endpoint, "region": _REGIONS[address.scheme]}
-    if address.in_host:
+    if address.virtual_hosted:
         host = address.endpoint.replace("://", f"://{address.bucket}.", 1)
         common |= {"endpoint": host, "virtual_hosted_style_request": True}
     try:
@@ -121,21 +122,21 @@ def connect(address: Address) -> ObjectStore:
     )
 
 
-def s3_client(address: Address) -> Any:
+def create_s3_client(address: BucketUrl) -> Any:
     """boto3's client, from a session of its own: it finds the credentials of this moment."""
     # Neither has types.
     session: Any = import_module("boto3.session").Session()
     config: Any = import_module("botocore.config").Config(
         max_pool_connections=16,
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
-        retries={"mode": "standard", "max_attempts": _TRIES},
+        connect_timeout=CONNECT_TIMEOUT,
+        read_timeout=READ_TIMEOUT,
+        retries={"mode": "standard", "max_attempts": _MAX_RETRIES},
         # Every part carries its SHA-256, which is signed: no need to hash it a second time.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={
             "payload_signing_enabled": False,
-            **({"addressing_style": "virtual"} if address.in_host else {}),
+            **({"addressing_style": "virtual"} if address.virtual_hosted else {}),
         },
         signature_version="s3v4",
     )

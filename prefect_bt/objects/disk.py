@@ -27,14 +27,14 @@ from urllib.parse import unquote, urlsplit
 
 from prefect_bt.beneath import NotRegularFile, open_regular
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
-from prefect_bt.objects.disk_copy import copy, copy_hashed
-from prefect_bt.objects.disk_private import Filling, PrivateFolder, in_folder
-from prefect_bt.objects.keys import check_key
-from prefect_bt.objects.protocols import Begun, ObjectInfo, Tick
-from prefect_bt.privacy import make_store_folder
+from prefect_bt.objects.disk_copy import copy_and_hash, copy_bytes
+from prefect_bt.objects.disk_private import TempFile, TempFolder, retry_with_parent_folder
+from prefect_bt.objects.keys import validate_key
+from prefect_bt.objects.protocols import ByteCallback, ObjectInfo, UnfinishedUpload
+from prefect_bt.privacy import ensure_store_folder
 
-_PRIVATE: Final = ".prefect-bt-tmp"
-_NEXT: Final = {
+_TEMP_FOLDER: Final = ".prefect-bt-tmp"
+_NEXT_STEPS: Final = {
     errno.ENOSPC: "Free space there, or point PREFECT_BT_STORE at a larger disk.",
     errno.EDQUOT: "Free space there, or raise the quota.",
     errno.EACCES: "Give this user write access to it.",
@@ -49,7 +49,7 @@ class DiskStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
-        self._private = PrivateFolder(self._root / _PRIVATE)
+        self._private = TempFolder(self._root / _TEMP_FOLDER)
 
     @classmethod
     def open(cls, url: str) -> DiskStore:
@@ -66,41 +66,44 @@ class DiskStore:
         return self._root.as_uri()
 
     def get(self, key: str) -> bytes:
-        with self._mapped(key), self._opened(key) as stream:
+        with self._translate_errors(key), self._opened(key) as stream:
             return stream.read()
 
     def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        with self._mapped(key), self._opened(key) as stream:
+        with self._translate_errors(key), self._opened(key) as stream:
             stream.seek(start)
             return stream.read(length)
 
     def put(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        with self._mapped(key), self._filled(lambda fd: _write_all(fd, data)) as filled:
+        with (
+            self._translate_errors(key),
+            self._temp_file(lambda fd: _write_all(fd, data)) as filled,
+        ):
             filled.replace(path)
 
     def create(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        with self._mapped(key):
+        with self._translate_errors(key):
             if path.exists():
-                raise self._taken(key)
-            with self._filled(lambda fd: _write_all(fd, data)) as filled:
+                raise self._exists_error(key)
+            with self._temp_file(lambda fd: _write_all(fd, data)) as filled:
                 try:
                     filled.create(path)
                 except FileExistsError as error:
-                    raise self._taken(key) from error
+                    raise self._exists_error(key) from error
 
     def upload(self, key: str, source: Path) -> None:
-        self._upload(key, source, copy)
+        self._upload(key, source, copy_bytes)
 
-    def upload_exact(
-        self, key: str, source: Path, *, sha256: str = "", tick: Tick | None = None
+    def upload_verified(
+        self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
     ) -> str:
         digest = ""
 
         def copy_exactly(fd: int, target: int) -> None:
             nonlocal digest
-            digest = copy_hashed(fd, target, tick=tick)
+            digest = copy_and_hash(fd, target, on_bytes=on_bytes)
             if sha256 not in {"", digest}:
                 what = (
                     f"The bytes for {key} are not the ones announced: the file changed meanwhile."
@@ -110,14 +113,14 @@ class DiskStore:
         self._upload(key, source, copy_exactly)
         return digest
 
-    def adopt(self, key: str, source: Path) -> bool:
+    def link_file(self, key: str, source: Path) -> bool:
         path = self._path(key)
         # A link to a symbolic link would be one too: of bytes that somebody else may change.
         if not stat.S_ISREG(source.lstat().st_mode):
             return False
         try:
-            make_store_folder(self._root)
-            in_folder(path, lambda: os.link(source, path))
+            ensure_store_folder(self._root)
+            retry_with_parent_folder(path, lambda: os.link(source, path))
         except FileExistsError:
             return path.is_file()
         except OSError:
@@ -126,56 +129,60 @@ class DiskStore:
             return False
         return True
 
-    def lend(self, key: str) -> Path | None:
+    def find_local_path(self, key: str) -> Path | None:
         path = self._path(key)
-        with self._mapped(key):
+        with self._translate_errors(key):
             return path if path.is_file() else None
 
     def abort_uploads(self, prefix: str) -> int:
         """Nothing: what a kill leaves here has no name, or is swept by age."""
         return 0
 
-    def unfinished(self) -> Iterator[Begun]:
+    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         """Files that are being filled and have a name, or were when their writer was killed."""
-        with self._mapped(_PRIVATE):
-            found = list(self._private.named())
+        with self._translate_errors(_TEMP_FOLDER):
+            found = list(self._private.iter_named_files())
         for name, size, at in found:
-            yield Begun(f"{_PRIVATE}/{name}", name, at, size)
+            yield UnfinishedUpload(f"{_TEMP_FOLDER}/{name}", name, at, size)
 
-    def give_up(self, one: Begun) -> None:
-        with self._mapped(one.key):
-            self._private.discard(one.id)
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        with self._translate_errors(upload.key):
+            self._private.delete(upload.id)
 
     def presign(self, key: str, *, seconds: int) -> str:
         return ""
 
     def download(self, key: str, target: Path) -> None:
-        temporary = _beside(target)
+        temporary = _temp_path(target)
         try:
-            with self._mapped(key), self._opened(key) as reader, temporary.open("xb") as writer:
-                copy(reader.fileno(), writer.fileno())
-            with self._mapped(key, at=target):
+            with (
+                self._translate_errors(key),
+                self._opened(key) as reader,
+                temporary.open("xb") as writer,
+            ):
+                copy_bytes(reader.fileno(), writer.fileno())
+            with self._translate_errors(key, path=target):
                 temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         base = self._path(prefix) if prefix else self._root
-        with self._mapped(prefix):
+        with self._translate_errors(prefix):
             found = sorted(self._walk(base), key=lambda info: info.key)
         yield from found
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._mapped(key):
+        with self._translate_errors(key):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 path.unlink()
             for folder in path.parents:
-                if folder == self._root or not _removed_empty(folder):
+                if folder == self._root or not _remove_if_empty(folder):
                     break
 
     def _path(self, key: str) -> Path:
-        return self._root / check_key(key, url=self.url, reserved=_PRIVATE)
+        return self._root / validate_key(key, url=self.url, reserved=_TEMP_FOLDER)
 
     def _opened(self, key: str) -> BinaryIO:
         """Only a regular file: a pipe that somebody put there would block its reader for ever."""
@@ -193,16 +200,19 @@ class DiskStore:
         path = self._path(key)
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with self._mapped(key), self._filled(lambda target: fill(fd, target)) as filled:
+            with (
+                self._translate_errors(key),
+                self._temp_file(lambda target: fill(fd, target)) as filled,
+            ):
                 filled.replace(path)
         finally:
             os.close(fd)
 
     @contextlib.contextmanager
-    def _filled(self, fill: Callable[[int], None]) -> Generator[Filling]:
+    def _temp_file(self, fill: Callable[[int], None]) -> Generator[TempFile]:
         """A private file with its bytes on the disk; gone afterwards unless it got a name."""
-        make_store_folder(self._root)
-        with self._private.filling() as filling:
+        ensure_store_folder(self._root)
+        with self._private.create_file() as filling:
             fill(filling.fd)
             os.fsync(filling.fd)
             yield filling
@@ -214,7 +224,7 @@ class DiskStore:
                 with os.scandir(pending.pop()) as entries:
                     for entry in entries:
                         if entry.is_dir():
-                            if entry.name != _PRIVATE:
+                            if entry.name != _TEMP_FOLDER:
                                 pending.append(Path(entry.path))
                         else:
                             yield from self._info(entry)
@@ -227,18 +237,18 @@ class DiskStore:
             key = os.path.relpath(entry.path, self._root)
             yield ObjectInfo(key=key, size=fact.st_size, modified=fact.st_mtime)
 
-    def _taken(self, key: str) -> ObjectExists:
+    def _exists_error(self, key: str) -> ObjectExists:
         return ObjectExists(f"{key} is already in {self.url}.", url=self.url, key=key)
 
     @contextlib.contextmanager
-    def _mapped(self, key: str, at: Path | None = None) -> Generator[None]:
+    def _translate_errors(self, key: str, path: Path | None = None) -> Generator[None]:
         """OSError in, StoreError out."""
         try:
             yield
         except (FileNotFoundError, IsADirectoryError) as error:
             raise ObjectNotFound(f"No {key} in {self.url}.", url=self.url, key=key) from error
         except OSError as error:
-            place = at or error.filename or self._root
+            place = path or error.filename or self._root
             what = (
                 "The disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0)
             )
@@ -246,15 +256,15 @@ class DiskStore:
                 f"{what}: {place}, for {key}.",
                 url=self.url,
                 key=key,
-                next_step=_NEXT.get(error.errno or 0, ""),
+                next_step=_NEXT_STEPS.get(error.errno or 0, ""),
             ) from error
 
 
-def _beside(target: Path) -> Path:
+def _temp_path(target: Path) -> Path:
     return target.with_name(f".{uuid.uuid4().hex}.tmp")
 
 
-def _removed_empty(folder: Path) -> bool:
+def _remove_if_empty(folder: Path) -> bool:
     try:
         folder.rmdir()
     except OSError:

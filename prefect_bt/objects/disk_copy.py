@@ -17,74 +17,74 @@ import threading
 from collections.abc import Generator
 from typing import Final
 
-from prefect_bt.host.writeback import begin_writing
-from prefect_bt.objects.protocols import Tick
+from prefect_bt.host.writeback import start_writeback
+from prefect_bt.objects.protocols import ByteCallback
 
 _STEP: Final = 16 * 1024 * 1024
-_READ: Final = 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
 _FICLONE: Final = 0x40049409
-_CANNOT: Final = frozenset(
+_UNSUPPORTED_ERRNOS: Final = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 )
 
 
-def copy(source: int, target: int, *, tick: Tick | None = None) -> None:
+def copy_bytes(source: int, target: int, *, on_bytes: ByteCallback | None = None) -> None:
     """From begin to end; both are open files, the target empty."""
-    if _cloned(source, target):
-        _tell(tick, os.fstat(target).st_size)
+    if _try_reflink(source, target):
+        _report(on_bytes, os.fstat(target).st_size)
         return
-    at, step = 0, _by_kernel
+    at, step = 0, _copy_in_kernel
     while True:
         try:
             copied = step(source, target, at)
         except OSError as error:
-            if at or step is _by_hand or error.errno not in _CANNOT:
+            if at or step is _copy_in_user_space or error.errno not in _UNSUPPORTED_ERRNOS:
                 raise
             copied = 0
         if not copied:
             # The kernel sees an end at once in files that it makes up (/proc) and some others.
-            if at or step is _by_hand:
+            if at or step is _copy_in_user_space:
                 return
-            step = _by_hand
+            step = _copy_in_user_space
             continue
         at += copied
-        _tell(tick, copied)
+        _report(on_bytes, copied)
 
 
-def copy_hashed(source: int, target: int, *, tick: Tick | None = None) -> str:
-    """As `copy`; the sha256 of the target, in hex."""
+def copy_and_hash(source: int, target: int, *, on_bytes: ByteCallback | None = None) -> str:
+    """As `copy_bytes`; the sha256 of the target, in hex."""
     size = os.fstat(source).st_size
     if size <= _STEP:
-        copy(source, target, tick=tick)
-        return _Hash(target, size).to_end()
-    behind = _Hash(target, size)
+        copy_bytes(source, target, on_bytes=on_bytes)
+        return _BackgroundHash(target, size).hexdigest()
+    behind = _BackgroundHash(target, size)
 
     def follow(copied: int) -> None:
-        _tell(tick, copied)
-        behind.more(copied)
+        _report(on_bytes, copied)
+        behind.advance(copied)
 
-    with behind.running():
-        copy(source, target, tick=follow)
-    return behind.to_end()
+    with behind.run_in_background():
+        copy_bytes(source, target, on_bytes=follow)
+    return behind.hexdigest()
 
 
-class _Hash:
+class _BackgroundHash:
     """Of a file that grows, from a thread of its own. It stays behind what it was told of."""
 
     def __init__(self, fd: int, size: int) -> None:
         """`size` is what may be expected."""
         self._fd, self._digest, self._at = fd, hashlib.sha256(), 0
-        self._buffer = memoryview(bytearray(min(_READ, max(size, 1))))
+        self._buffer = memoryview(bytearray(min(_READ_BYTES, max(size, 1))))
         self._grown, self._end, self._over = threading.Condition(), 0, False
         self._error: OSError | None = None
 
-    def more(self, size: int) -> None:
+    def advance(self, size: int) -> None:
         with self._grown:
             self._end += size
             self._grown.notify()
 
     @contextlib.contextmanager
-    def running(self) -> Generator[None]:
+    def run_in_background(self) -> Generator[None]:
         thread = threading.Thread(target=self._run, name="hash", daemon=True)
         thread.start()
         try:
@@ -95,7 +95,7 @@ class _Hash:
                 self._grown.notify()
             thread.join()
 
-    def to_end(self) -> str:
+    def hexdigest(self) -> str:
         """The rest as well."""
         if self._error:
             raise self._error
@@ -124,10 +124,10 @@ class _Hash:
                 break
             self._digest.update(self._buffer[:count])
             self._at += count
-        begin_writing(self._fd, begin, self._at - begin)
+        start_writeback(self._fd, begin, self._at - begin)
 
 
-def _cloned(source: int, target: int) -> bool:
+def _try_reflink(source: int, target: int) -> bool:
     """A reflink: shares the bytes, copies on write; instant where the file system can."""
     try:
         import fcntl
@@ -138,14 +138,14 @@ def _cloned(source: int, target: int) -> bool:
     return True
 
 
-def _by_kernel(source: int, target: int, at: int) -> int:
+def _copy_in_kernel(source: int, target: int, at: int) -> int:
     if not hasattr(os, "copy_file_range"):
         return 0
     return os.copy_file_range(source, target, _STEP, at, at)
 
 
-def _by_hand(source: int, target: int, at: int) -> int:
-    view = memoryview(os.pread(source, _READ, at))
+def _copy_in_user_space(source: int, target: int, at: int) -> int:
+    view = memoryview(os.pread(source, _READ_BYTES, at))
     copied = len(view)
     while view:
         count = os.pwrite(target, view, at)
@@ -153,6 +153,6 @@ def _by_hand(source: int, target: int, at: int) -> int:
     return copied
 
 
-def _tell(tick: Tick | None, size: int) -> None:
-    if tick is not None:
-        tick(size)
+def _report(on_bytes: ByteCallback | None, size: int) -> None:
+    if on_bytes is not None:
+        on_bytes(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect_bt.errors import StoreError
 
 
-def check_key(key: str, *, url: str, reserved: str = "") -> str:
+def validate_key(key: str, *, url: str, reserved: str = "") -> str:
     """`key` itself, or StoreError: no empty, `.` or `..` component, no NUL, not `reserved/...`."""
     parts = key.split("/")
     bad = any(part in {"", ".", ".."} for part in parts) or "\0" in key

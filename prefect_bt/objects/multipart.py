@@ -18,24 +18,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from prefect_bt.objects.protocols import Begun, Tick
+from prefect_bt.objects.protocols import ByteCallback, UnfinishedUpload
 
-PART: Final = 8 * 1024 * 1024
-_MOST_PARTS: Final = 9_000
+MIN_PART_BYTES: Final = 8 * 1024 * 1024
+_MAX_PARTS: Final = 9_000
 _IN_FLIGHT: Final = 3
 _IN_MEMORY: Final = 8 * 1024 * 1024
-_READ: Final = 1024 * 1024
-_ARRIVALS: Final = 3
-DAMAGED: Final = frozenset({"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"})
+_READ_BYTES: Final = 1024 * 1024
+_MAX_SEND_ATTEMPTS: Final = 3
+CHECKSUM_ERROR_CODES: Final = frozenset(
+    {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"}
+)
 """What a server answers to bytes that are not what their checksum says."""
-_NO_LIST: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
+_LIST_UNSUPPORTED_CODES: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
 
 
-class Mismatch(Exception):
+class DigestMismatch(Exception):
     """The source's bytes are not those announced."""
 
 
-class Corrupted(Exception):
+class CorruptUpload(Exception):
     """The store acknowledged other bytes than were sent."""
 
 
@@ -49,75 +51,80 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _There:
+class _StoredPart:
     """A part that the store has, as it tells."""
 
     size: int
-    tag: str
+    etag: str
     sha256: str
 
 
 @dataclass(frozen=True)
-class _Upload:
-    """`checked`: the store verifies and remembers the SHA-256 of parts; else only MD5 tells."""
+class _MultipartUpload:
+    """`has_checksums`: the store verifies and keeps the SHA-256 of parts; else only MD5 tells."""
 
     id: str
-    there: dict[int, _There]
-    checked: bool = True
+    stored_parts: dict[int, _StoredPart]
+    has_checksums: bool = True
 
-    def fits(self, part: int) -> bool:
+    def has_part_size(self, part: int) -> bool:
         """Whether its parts are of this length."""
-        return bool(self.there) and self.there.get(1, _There(part, "", "")).size == part
+        return (
+            bool(self.stored_parts)
+            and self.stored_parts.get(1, _StoredPart(part, "", "")).size == part
+        )
 
 
-class Multipart:
+class MultipartUploader:
     """The uploads of one bucket. `client`: boto3's for S3; `prefix` ends with / or is empty."""
 
     def __init__(self, client: Any, *, bucket: str, prefix: str) -> None:
         self._client, self._bucket, self._prefix = client, bucket, prefix
-        self.faults: Any = client.exceptions.ClientError
+        self.client_error: Any = client.exceptions.ClientError
         self._changed, self._busy = threading.Condition(), set[str]()
 
-    def upload(self, key: str, stream: BinaryIO, *, sha256: str, tick: Tick | None) -> str:
+    def upload(
+        self, key: str, stream: BinaryIO, *, sha256: str, on_bytes: ByteCallback | None
+    ) -> str:
         """The file's bytes under `key`, visible when the last part is acknowledged; their digest.
 
         Parts of an earlier, unfinished upload of the same key count if they hold the same bytes.
         Raises Mismatch where the file's digest is not `sha256` (unless that is empty), Corrupted,
         botocore's errors, and OSError of the file.
         """
-        with self._alone(key):
+        with self._lock_key(key):
             size = stream.seek(0, io.SEEK_END)
-            if tick is not None:
-                tick(0)  # the caller may know that the file has grown since
-            length = max(PART, -(-size // _MOST_PARTS))
+            if on_bytes is not None:
+                on_bytes(0)  # the caller may know that the file has grown since
+            length = max(MIN_PART_BYTES, -(-size // _MAX_PARTS))
             begun = self._begin(key, length if length < size else size)
-            run = _Run(self, key, begun, tick or _unheard)
+            run = _PartSender(self, key, begun, on_bytes or _ignore_bytes)
             try:
                 parts, digest = run.send(stream, _cut(size, length), sha256=sha256)
-            except (Mismatch, Corrupted):
+            except (DigestMismatch, CorruptUpload):
                 self._abort(key, begun.id)
                 raise
             self._complete(key, begun.id, parts, size)
         return digest
 
-    def abort(self, prefix: str) -> int:
+    def abort_uploads(self, prefix: str) -> int:
         """Give up every unfinished upload below the folder `prefix`."""
-        found = [(one["Key"], one["UploadId"]) for one in self._unfinished(f"{prefix}/")]
+        found = [(one["Key"], one["UploadId"]) for one in self._iter_uploads(f"{prefix}/")]
         for key, upload in found:
             self._abort(key.removeprefix(self._prefix), upload)
         return len(found)
 
-    def unfinished(self, folder: str) -> Iterator[Begun]:
+    def list_unfinished_uploads(self, folder: str) -> Iterator[UnfinishedUpload]:
         """Every unfinished upload below `folder`."""
-        for one in self._unfinished(f"{folder}/"):
+        for one in self._iter_uploads(f"{folder}/"):
             key, upload = one["Key"].removeprefix(self._prefix), str(one["UploadId"])
-            parts = self._listed(key, upload)
+            parts = self._list_parts(key, upload)
             last = max([one["Initiated"], *(part["LastModified"] for part in parts)])
             size = sum(int(part["Size"]) for part in parts)
-            yield Begun(key, upload, last.timestamp(), size)
+            yield UnfinishedUpload(key, upload, last.timestamp(), size)
 
-    def give_up(self, one: Begun) -> None:
-        self._abort(one.key, one.id)
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        self._abort(upload.key, upload.id)
 
     def presign(self, key: str, *, seconds: int) -> str:
         """An address that anyone may GET, also in ranges."""
@@ -126,7 +133,7 @@ class Multipart:
         return str(signed)
 
     @contextmanager
-    def _alone(self, key: str) -> Generator[None]:
+    def _lock_key(self, key: str) -> Generator[None]:
         """One thread a key: what another is sending is no unfinished upload to go on with."""
         with self._changed:
             self._changed.wait_for(lambda: key not in self._busy)
@@ -143,14 +150,16 @@ class Multipart:
             Bucket=self._bucket, Key=f"{self._prefix}{key}", **arguments
         )
 
-    def _begin(self, key: str, part: int) -> _Upload:
+    def _begin(self, key: str, part: int) -> _MultipartUpload:
         """An upload to go on with: the one with most parts of this length, else a new one."""
-        best: _Upload | None = None
-        for one in self._unfinished(key):
+        best: _MultipartUpload | None = None
+        for one in self._iter_uploads(key):
             if one["Key"] != f"{self._prefix}{key}":
                 continue
-            found = _Upload(str(one["UploadId"]), self._parts(key, one["UploadId"]))
-            if not found.fits(part) or (best and len(best.there) >= len(found.there)):
+            found = _MultipartUpload(str(one["UploadId"]), self._parts(key, one["UploadId"]))
+            if not found.has_part_size(part) or (
+                best and len(best.stored_parts) >= len(found.stored_parts)
+            ):
                 self._abort(key, found.id)
                 continue
             if best:
@@ -159,9 +168,11 @@ class Multipart:
         if best:
             return best
         made = self.call("create_multipart_upload", key, ChecksumAlgorithm="SHA256")
-        return _Upload(str(made["UploadId"]), {}, checked="ChecksumAlgorithm" in made)
+        return _MultipartUpload(
+            str(made["UploadId"]), {}, has_checksums="ChecksumAlgorithm" in made
+        )
 
-    def _unfinished(self, prefix: str) -> Iterator[dict[str, Any]]:
+    def _iter_uploads(self, prefix: str) -> Iterator[dict[str, Any]]:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(
             Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}"
         )
@@ -170,18 +181,18 @@ class Multipart:
                 yield from page.get("Uploads", [])
         except self._client.exceptions.ClientError as error:
             # Servers that cannot list them, or say so where there are none.
-            if error.response.get("Error", {}).get("Code") not in _NO_LIST:
+            if error.response.get("Error", {}).get("Code") not in _LIST_UNSUPPORTED_CODES:
                 raise
 
-    def _parts(self, key: str, upload: str) -> dict[int, _There]:
-        found: dict[int, _There] = {}
-        for part in self._listed(key, upload):
+    def _parts(self, key: str, upload: str) -> dict[int, _StoredPart]:
+        found: dict[int, _StoredPart] = {}
+        for part in self._list_parts(key, upload):
             tag = str(part["ETag"]).strip('"')
             checksum = str(part.get("ChecksumSHA256", ""))
-            found[int(part["PartNumber"])] = _There(int(part["Size"]), tag, checksum)
+            found[int(part["PartNumber"])] = _StoredPart(int(part["Size"]), tag, checksum)
         return found
 
-    def _listed(self, key: str, upload: str) -> list[dict[str, Any]]:
+    def _list_parts(self, key: str, upload: str) -> list[dict[str, Any]]:
         """The parts as the server tells them; none of an upload that is gone."""
         pages = self._client.get_paginator("list_parts").paginate(
             Bucket=self._bucket, Key=f"{self._prefix}{key}", UploadId=upload
@@ -211,11 +222,13 @@ class Multipart:
             return
 
 
-class _Run:
+class _PartSender:
     """One upload on its way: this thread reads and hashes the whole, a few others send parts."""
 
-    def __init__(self, owner: Multipart, key: str, upload: _Upload, tick: Tick) -> None:
-        self._owner, self._key, self._upload, self._tick = owner, key, upload, tick
+    def __init__(
+        self, owner: MultipartUploader, key: str, upload: _MultipartUpload, on_bytes: ByteCallback
+    ) -> None:
+        self._owner, self._key, self._upload, self._tick = owner, key, upload, on_bytes
         self._room = threading.Semaphore(_IN_FLIGHT)
 
     def send(
@@ -230,7 +243,7 @@ class _Run:
                     sent.append(pool.submit(self._send, part, body))
                     self._raise_failed(sent)
                 if sha256 not in {"", whole.hexdigest()}:
-                    raise Mismatch
+                    raise DigestMismatch
                 return [one.result() for one in sent], whole.hexdigest()
             finally:
                 for one in sent:
@@ -244,44 +257,44 @@ class _Run:
     def _send(self, part: _Part, body: _Body) -> dict[str, Any]:
         try:
             digest = ""
-            if self._upload.checked:
+            if self._upload.has_checksums:
                 digest = base64.b64encode(body.digest("sha256")).decode()
-            there = self._upload.there.get(part.number)
-            if there is None or not _same(there, part, body, digest):
-                there = self._put_again(part, body, digest)
+            there = self._upload.stored_parts.get(part.number)
+            if there is None or not _is_intact(there, part, body, digest):
+                there = self._put_with_retries(part, body, digest)
             self._tick(part.length)
             checksum = {"ChecksumSHA256": there.sha256} if there.sha256 else {}
-            return {"PartNumber": part.number, "ETag": f'"{there.tag}"', **checksum}
+            return {"PartNumber": part.number, "ETag": f'"{there.etag}"', **checksum}
         finally:
             self._room.release()
 
-    def _put_again(self, part: _Part, body: _Body, digest: str) -> _There:
+    def _put_with_retries(self, part: _Part, body: _Body, digest: str) -> _StoredPart:
         """A part that did not arrive as it was is sent again."""
-        for _ in range(_ARRIVALS - 1):
+        for _ in range(_MAX_SEND_ATTEMPTS - 1):
             try:
                 return self._put(part, body, digest)
-            except Corrupted:
+            except CorruptUpload:
                 continue
-            except self._owner.faults as error:
-                if error.response.get("Error", {}).get("Code") not in DAMAGED:
+            except self._owner.client_error as error:
+                if error.response.get("Error", {}).get("Code") not in CHECKSUM_ERROR_CODES:
                     raise
         return self._put(part, body, digest)
 
-    def _put(self, part: _Part, body: _Body, digest: str) -> _There:
+    def _put(self, part: _Part, body: _Body, digest: str) -> _StoredPart:
         answer = self._owner.call(
             "upload_part",
             self._key,
             UploadId=self._upload.id,
             PartNumber=part.number,
-            Body=body.sent(),
+            Body=body.open_payload(),
             **({"ChecksumSHA256": digest} if digest else {}),
         )
-        there = _There(
+        there = _StoredPart(
             part.length, str(answer["ETag"]).strip('"'), str(answer.get("ChecksumSHA256", ""))
         )
         encrypted = str(answer.get("ServerSideEncryption", "")).startswith("aws:kms")
-        if not encrypted and not _same(there, part, body, digest):
-            raise Corrupted
+        if not encrypted and not _is_intact(there, part, body, digest):
+            raise CorruptUpload
         return there
 
 
@@ -296,12 +309,12 @@ class _Body:
         if self._data is not None:
             digest.update(self._data)
         else:
-            reader = self.sent()
-            while chunk := reader.read(_READ):
+            reader = self.open_payload()
+            while chunk := reader.read(_READ_BYTES):
                 digest.update(chunk)
         return digest.digest()
 
-    def sent(self) -> Any:
+    def open_payload(self) -> Any:
         return self._data if self._data is not None else _Slice(self._stream, self._part)
 
 
@@ -348,26 +361,26 @@ def _read(stream: BinaryIO, part: _Part, whole: Any) -> _Body:
         data = stream.read(part.length) or b""
         whole.update(data)
         if len(data) != part.length:
-            raise Mismatch
+            raise DigestMismatch
         return _Body(stream, part, data)
     body, left = _Body(stream, part, None), part.length
-    reader = body.sent()
-    while chunk := reader.read(_READ):
+    reader = body.open_payload()
+    while chunk := reader.read(_READ_BYTES):
         whole.update(chunk)
         left -= len(chunk)
     if left:
-        raise Mismatch
+        raise DigestMismatch
     return body
 
 
-def _same(there: _There, part: _Part, body: _Body, digest: str) -> bool:
+def _is_intact(there: _StoredPart, part: _Part, body: _Body, digest: str) -> bool:
     """Whether the store has the part's bytes, by what it tells: its SHA-256, else its MD5."""
     if there.size != part.length:
         return False
     if there.sha256 and digest:
         return there.sha256 == digest
-    return there.tag == body.digest("md5").hex()
+    return there.etag == body.digest("md5").hex()
 
 
-def _unheard(_: int) -> None:
+def _ignore_bytes(_: int) -> None:
     return None

@@ -22,7 +22,7 @@ class ObjectInfo:
     modified: float
 
 
-class Get(Protocol):
+class SupportsGet(Protocol):
     def get(self, key: str) -> bytes:
         """The whole object: for records and manifests, not for weights."""
         ...
@@ -32,7 +32,7 @@ class Get(Protocol):
         ...
 
 
-class Put(Protocol):
+class SupportsPut(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Write or replace, atomically: readers see the old object or the new one."""
         ...
@@ -42,7 +42,7 @@ class Put(Protocol):
         ...
 
 
-class Upload(Protocol):
+class SupportsUpload(Protocol):
     def upload(self, key: str, source: Path) -> None:
         """A file's bytes; replaces. Nothing is visible under `key` until all of them are stored."""
         ...
@@ -52,22 +52,21 @@ class Upload(Protocol):
         ...
 
 
-Tick = Callable[[int], None]
+ByteCallback = Callable[[int], None]
 """Called with how many more bytes are on their way to being safe; from any thread."""
 
 
-class UploadExact(Protocol):
-    def upload_exact(
-        self, key: str, source: Path, *, sha256: str = "", tick: Tick | None = None
+class SupportsVerifiedUpload(Protocol):
+    def upload_verified(
+        self, key: str, source: Path, *, sha256: str = "", on_bytes: ByteCallback | None = None
     ) -> str:
         """As upload, read once; returns the digest (hex) of the bytes that are stored.
 
         With `sha256`, bytes of another digest leave nothing: StoreError.
 
         Where the store takes files in parts, one that was interrupted goes on with the parts that
-        are there, as far as their bytes are right. `tick` hears of those too; what it raises ends
-        the upload.
-        An OSError of the source itself (gone, unreadable) passes through.
+        are there, as far as their bytes are right. `on_bytes` hears of those too; what it raises
+        ends the upload. An OSError of the source itself (gone, unreadable) passes through.
         """
         ...
 
@@ -79,29 +78,29 @@ class UploadExact(Protocol):
         ...
 
 
-class Presign(Protocol):
+class SupportsPresign(Protocol):
     def presign(self, key: str, *, seconds: int) -> str:
         """An address that anyone may GET, with Range, for so long; "" where the store has none."""
         ...
 
 
-class List(Protocol):
+class SupportsList(Protocol):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Every object under the folder `prefix`, sorted by key. Nothing there: nothing yielded."""
         ...
 
 
-class Delete(Protocol):
+class SupportsDelete(Protocol):
     def delete(self, key: str) -> None:
         """Idempotent: a missing object is no error."""
         ...
 
 
 @runtime_checkable
-class Adopt(Protocol):
+class SupportsLinks(Protocol):
     """A store whose objects are files of this machine; what has no such files lacks this verb."""
 
-    def adopt(self, key: str, source: Path) -> bool:
+    def link_file(self, key: str, source: Path) -> bool:
         """Make the file's own bytes the object, by a hard link: nothing is copied or read.
 
         For a file whose bytes are on the disk (synced) and that nobody writes to any more. True:
@@ -110,38 +109,47 @@ class Adopt(Protocol):
         """
         ...
 
-    def lend(self, key: str) -> Path | None:
+    def find_local_path(self, key: str) -> Path | None:
         """The object's file, to be read or linked, never written; None where there is none."""
         ...
 
 
 @dataclass(frozen=True)
-class Begun:
+class UnfinishedUpload:
     """An upload that was never finished. `id` tells two of one key apart.
 
-    `at`: when somebody last wrote to it, in epoch seconds.
+    `modified_at`: when somebody last wrote to it, in epoch seconds.
     """
 
     key: str
     id: str
-    at: float
+    modified_at: float
     bytes: int
 
 
 @runtime_checkable
-class Unfinished(Protocol):
+class SupportsUploadListing(Protocol):
     """A store that can tell what was begun in it; one that cannot lacks this verb."""
 
-    def unfinished(self) -> Iterator[Begun]:
+    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         """Every upload below our keys that is not finished, whether somebody is at it or not."""
         ...
 
-    def give_up(self, one: Begun) -> None:
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
         """Idempotent. Only where nobody is at it: a running upload of another process fails."""
         ...
 
 
-class Store(Get, Put, Upload, UploadExact, Presign, List, Delete, Protocol):
+class Store(
+    SupportsGet,
+    SupportsPut,
+    SupportsUpload,
+    SupportsVerifiedUpload,
+    SupportsPresign,
+    SupportsList,
+    SupportsDelete,
+    Protocol,
+):
     """A place for objects. `url` names it in messages and reopens it in another process."""
 
     @property

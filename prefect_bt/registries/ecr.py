@@ -11,19 +11,26 @@ from importlib import import_module
 from typing import Any, Final
 
 from prefect_bt.errors import IdentityError
-from prefect_bt.identities import assume_role, aws_code, aws_config, use_web_identity
+from prefect_bt.identities import (
+    assume_role,
+    assume_role_with_web_identity,
+    aws_error_code,
+    make_aws_config,
+)
 
 _HOST: Final = re.compile(
     r"(?:\d{12}|vpce-[a-z0-9-]+)\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
     r"(?:(?:vpce\.)?amazonaws\.com(?:\.cn)?|on\.aws)"
 )
-SHAPE: Final = "<account>.dkr.ecr.<region>.amazonaws.com"
+HOST_FORMAT: Final = "<account>.dkr.ecr.<region>.amazonaws.com"
 
 
-def log_in_with_keys(host: str, key_id: str, secret: str, *, whose: str) -> tuple[str, str]:
+def log_in_with_keys(host: str, key_id: str, secret: str, *, identity: str) -> tuple[str, str]:
     """User and password of `host`; IdentityError."""
     region = _region_of(host)
-    return _ask_ecr(region, whose, aws_access_key_id=key_id, aws_secret_access_key=secret)
+    return _request_password(
+        region, identity, aws_access_key_id=key_id, aws_secret_access_key=secret
+    )
 
 
 def log_in_with_role(
@@ -36,8 +43,8 @@ def log_in_with_role(
             f"The registry {host} is in {there}, and docker_auth says {region}.",
             next_step="Correct the region: a password is good in its own region alone.",
         )
-    keys = (use_web_identity if web_identity else assume_role)(role_arn, region)
-    return _ask_ecr(
+    keys = (assume_role_with_web_identity if web_identity else assume_role)(role_arn, region)
+    return _request_password(
         region,
         f"the role {role_arn}",
         aws_access_key_id=keys.access_key_id,
@@ -51,21 +58,22 @@ def _region_of(host: str) -> str:
     if found is None:
         raise IdentityError(
             f"{host} is no registry of Amazon, and takes no password of theirs.",
-            next_step=f"Theirs read {SHAPE}; another registry takes REGISTRY_SECRET.",
+            next_step=f"Theirs read {HOST_FORMAT}; another registry takes REGISTRY_SECRET.",
         )
     return found["region"]
 
 
-def _ask_ecr(region: str, whose: str, **keys: str) -> tuple[str, str]:
+def _request_password(region: str, identity: str, **keys: str) -> tuple[str, str]:
     session: Any = import_module("boto3.session").Session()
     faults: Any = import_module("botocore.exceptions")
     try:
-        client = session.client("ecr", region_name=region, config=aws_config(), **keys)
+        client = session.client("ecr", region_name=region, config=make_aws_config(), **keys)
         told = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]
         user, _, password = base64.b64decode(told).decode().partition(":")
     except (faults.ClientError, faults.BotoCoreError, ValueError, LookupError) as error:
         raise IdentityError(
-            f"Amazon's registry in {region} gave no password to {whose} ({aws_code(error)}).",
+            f"Amazon's registry in {region} gave no password to {identity} "
+            f"({aws_error_code(error)}).",
             next_step="Check the key or role, and that it may ecr:GetAuthorizationToken, "
             "ecr:BatchGetImage and ecr:GetDownloadUrlForLayer.",
             refused=isinstance(error, faults.ClientError),

@@ -16,18 +16,18 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.registries.faults import Fault, Trouble, trouble_of
+from prefect_bt.registries.faults import PullError, PullErrorKind, classify_error
 
 T = TypeVar("T")
 
-LOOK: Final = 0.1
+POLL_INTERVAL: Final = 0.1
 """Seconds between two looks at whether somebody wants to end it."""
-LOCAL_SECONDS: Final = 60.0
+LOCAL_TIMEOUT: Final = 60.0
 """What the Engine may take for what needs no registry; its disk may be busy."""
 AUTH_HEADER: Final = "X-Registry-Auth"
 
 
-class Engine(Protocol):
+class DockerApi(Protocol):
     """What is used of `docker.APIClient` (a `DockerClient` has one as `api`)."""
 
     base_url: Any
@@ -40,67 +40,73 @@ class Engine(Protocol):
     def post(self, url: str, **given: Any) -> Any: ...
 
 
-class Calls:
+class EngineClient:
     """Blocking calls that end with Trouble STOPPED soon after `cancelled` is set."""
 
-    def __init__(self, engine: Engine, cancelled: threading.Event | None) -> None:
+    def __init__(self, engine: DockerApi, cancelled: threading.Event | None) -> None:
         self.engine, self._cancelled = engine, cancelled
 
-    def check(self) -> None:
+    def raise_if_cancelled(self) -> None:
         if self._cancelled is not None and self._cancelled.is_set():
-            raise Trouble(Fault.STOPPED)
+            raise PullError(PullErrorKind.STOPPED)
 
-    def aside(self, do: Callable[[], T]) -> T:
-        """What `do` answers or raises, in a thread of its own that is left alone when stopped."""
+    def run_interruptibly(self, call: Callable[[], T]) -> T:
+        """What `call` answers or raises, in a thread of its own that is left alone when stopped."""
         outcome: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
 
         def run() -> None:
-            told: tuple[T | None, Exception | None] = (None, Trouble(Fault.UNTOLD))
+            told: tuple[T | None, Exception | None] = (None, PullError(PullErrorKind.UNKNOWN))
             try:
-                told = do(), None
-            except (Trouble, PrefectBtError) as error:
+                told = call(), None
+            except (PullError, PrefectBtError) as error:
                 told = None, error
             finally:
                 outcome.put(told)
 
         threading.Thread(target=run, name="registries-call", daemon=True).start()
         while True:
-            self.check()
+            self.raise_if_cancelled()
             try:
-                answer, error = outcome.get(timeout=LOOK)
+                answer, error = outcome.get(timeout=POLL_INTERVAL)
             except Empty:
                 continue
             if error is not None:
                 raise error
             return cast("T", answer)
 
-    def find(self, name: str) -> dict[str, Any] | None:
+    def find_image(self, name: str) -> dict[str, Any] | None:
         """What the Engine knows of an image that is there; None when it has none of that name."""
-        answer = self.aside(lambda: self._get(f"/images/{name}/json", {}, LOCAL_SECONDS))
-        return None if answer.status_code == 404 else _read(answer)
+        answer = self.run_interruptibly(
+            lambda: self._get(f"/images/{name}/json", {}, LOCAL_TIMEOUT)
+        )
+        return None if answer.status_code == 404 else _parse_response(answer)
 
     def platform(self) -> tuple[str, str]:
         """(`linux`, `amd64`)"""
-        told = _read(self.aside(lambda: self._get("/version", {}, LOCAL_SECONDS)))
+        told = _parse_response(
+            self.run_interruptibly(lambda: self._get("/version", {}, LOCAL_TIMEOUT))
+        )
         return str(told.get("Os", "")), str(told.get("Arch", ""))
 
-    def ask(self, name: str, header: str, *, seconds: float) -> dict[str, Any]:
+    def inspect_distribution(self, name: str, header: str, *, seconds: float) -> dict[str, Any]:
         """What the registry says of an image: `Descriptor` and `Platforms`.
 
         Trouble STALLED when there is no answer in so many seconds.
         """
         headers = {AUTH_HEADER: header} if header else {}
         path = f"/distribution/{name}/json"
-        return _read(self.aside(lambda: self._get(path, headers, seconds, stalls=True)))
+        return _parse_response(
+            self.run_interruptibly(lambda: self._get(path, headers, seconds, stalls=True))
+        )
 
     def tag(self, image: str, repository: str, tag: str) -> None:
         """Let `repository:tag` mean `image`, as `docker pull` does."""
         path, params = f"/images/{image}/tag", {"repo": repository, "tag": tag}
-        answer = self.aside(lambda: self._post(path, params, {}, LOCAL_SECONDS))
+        answer = self.run_interruptibly(lambda: self._post(path, params, {}, LOCAL_TIMEOUT))
         if answer.status_code >= 300:
-            _read(answer)
+            _parse_response(answer)
 
-    def begin_pull(self, name: str, header: str, *, seconds: float) -> Any:
+    def start_pull(self, name: str, header: str, *, seconds: float) -> Any:
         """The Engine's answer, unread. Blocks until it has one; `seconds` a silence at most."""
         headers = {AUTH_HEADER: header} if header else {}
         return self._post("/images/create", {"fromImage": name}, headers, seconds, stream=True)
@@ -108,7 +114,7 @@ class Calls:
     def _get(
         self, path: str, headers: Mapping[str, str], seconds: float, *, stalls: bool = False
     ) -> Any:
-        return _sent(
+        return _send(
             lambda: self.engine.get(self._url(path), headers=headers, timeout=seconds),
             stalls=stalls,
         )
@@ -122,7 +128,7 @@ class Calls:
         **more: Any,
     ) -> Any:
         url = self._url(path)
-        return _sent(
+        return _send(
             lambda: self.engine.post(url, params=params, headers=headers, timeout=seconds, **more)
         )
 
@@ -130,14 +136,16 @@ class Calls:
         return f"{self.engine.base_url}/v{self.engine.api_version}{path}"
 
 
-def _sent(send: Callable[[], Any], *, stalls: bool = False) -> Any:
+def _send(send: Callable[[], Any], *, stalls: bool = False) -> Any:
     faults: Any = import_module("requests.exceptions")
     try:
         return send()
     except faults.ReadTimeout:
-        raise Trouble(Fault.STALLED if stalls else Fault.ENGINE_UNREACHABLE) from None
+        raise PullError(
+            PullErrorKind.STALLED if stalls else PullErrorKind.ENGINE_UNREACHABLE
+        ) from None
     except faults.RequestException as error:
-        raise Trouble(Fault.ENGINE_UNREACHABLE, _reason(error)) from None
+        raise PullError(PullErrorKind.ENGINE_UNREACHABLE, _reason(error)) from None
 
 
 def _reason(error: Exception) -> str:
@@ -153,22 +161,22 @@ def _inner(error: BaseException) -> BaseException | None:
     return next((one for one in reversed(reasons) if isinstance(one, BaseException)), None)
 
 
-def _read(answer: Any) -> dict[str, Any]:
+def _parse_response(answer: Any) -> dict[str, Any]:
     """The answer's JSON object; Trouble for what is none, or for a refusal."""
     if answer.status_code != 200:
-        raise refusal(answer)
+        raise response_error(answer)
     try:
         found = answer.json()
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Trouble(Fault.UNTOLD, "an answer that is no JSON object")
+        raise PullError(PullErrorKind.UNKNOWN, "an answer that is no JSON object")
     return cast("dict[str, Any]", found)
 
 
-def refusal(answer: Any) -> Trouble:
+def response_error(answer: Any) -> PullError:
     """What an answer with another status than 200 says."""
     text = str(answer.text)
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = str(json.loads(text)["message"])
-    return trouble_of(text, answer.status_code)
+    return classify_error(text, answer.status_code)

@@ -15,7 +15,7 @@ from prefect_bt.errors import ImageError
 from prefect_bt.records import Cause
 
 
-class Fault(StrEnum):
+class PullErrorKind(StrEnum):
     REFERENCE = "reference"
     """No name of an image."""
     CREDENTIALS = "credentials"
@@ -38,189 +38,191 @@ class Fault(StrEnum):
     STALLED = "stalled"
     STOPPED = "stopped"
     """By who waited for it."""
-    UNTOLD = "untold"
+    UNKNOWN = "untold"
     """The Engine says something that is not in TEXTS."""
 
 
-class Trouble(Exception):
+class PullError(Exception):
     """Inside this room: what went wrong, before it is known whose login and which host it was.
 
-    `said` is shown, with the secrets' values masked; `next_step` replaces the table's, if given.
+    `message` is shown, with the secrets' values masked; `next_step` replaces the table's, if given.
     """
 
-    def __init__(self, fault: Fault, said: str = "", *, next_step: str = "") -> None:
-        self.fault, self.said, self.next_step = fault, said, next_step
-        super().__init__(fault.value)
+    def __init__(self, kind: PullErrorKind, message: str = "", *, next_step: str = "") -> None:
+        self.kind, self.message, self.next_step = kind, message, next_step
+        super().__init__(kind.value)
 
 
-TEXTS: Final[tuple[tuple[str, Fault], ...]] = (
-    ("no space left on device", Fault.DISK_FULL),
-    ("disk quota exceeded", Fault.DISK_FULL),
-    ("no matching manifest for", Fault.PLATFORM),
-    ("does not match the specified platform", Fault.PLATFORM),
-    ("server gave http response to https client", Fault.PLAIN_HTTP),
-    ("x509: ", Fault.CERTIFICATE),
-    ("tls: ", Fault.CERTIFICATE),
-    ("toomanyrequests", Fault.RATE_LIMITED),
-    ("no basic auth credentials", Fault.LOGIN_REFUSED),
-    ("incorrect username or password", Fault.LOGIN_REFUSED),
-    ("access to the resource is denied", Fault.NOT_ALLOWED),
-    ("pull access denied", Fault.NOT_ALLOWED),
-    ("unauthorized", Fault.LOGIN_REFUSED),
-    ("authentication required", Fault.LOGIN_REFUSED),
-    (": denied: ", Fault.NOT_ALLOWED),
-    ("parsing http 403 response", Fault.NOT_ALLOWED),
-    ("manifest unknown", Fault.NOT_FOUND),
-    ("name unknown", Fault.NOT_FOUND),
-    ("invalid reference format", Fault.REFERENCE),
-    ("no such host", Fault.UNREACHABLE),
-    ("server misbehaving", Fault.UNREACHABLE),
-    ("connection refused", Fault.UNREACHABLE),
-    ("connection reset", Fault.UNREACHABLE),
-    ("connection timed out", Fault.UNREACHABLE),
-    ("no route to host", Fault.UNREACHABLE),
-    ("network is unreachable", Fault.UNREACHABLE),
-    ("i/o timeout", Fault.UNREACHABLE),
-    ("tls handshake timeout", Fault.UNREACHABLE),
-    ("request canceled", Fault.UNREACHABLE),
-    ("context deadline exceeded", Fault.UNREACHABLE),
-    ("proxyconnect", Fault.UNREACHABLE),
-    ("unexpected http status", Fault.REGISTRY_BROKEN),
-    ("error parsing http", Fault.REGISTRY_BROKEN),
-    ("error unmarshalling content", Fault.REGISTRY_BROKEN),
-    (": eof", Fault.UNREACHABLE),
-    ("unexpected eof", Fault.UNREACHABLE),
+MESSAGE_PATTERNS: Final[tuple[tuple[str, PullErrorKind], ...]] = (
+    ("no space left on device", PullErrorKind.DISK_FULL),
+    ("disk quota exceeded", PullErrorKind.DISK_FULL),
+    ("no matching manifest for", PullErrorKind.PLATFORM),
+    ("does not match the specified platform", PullErrorKind.PLATFORM),
+    ("server gave http response to https client", PullErrorKind.PLAIN_HTTP),
+    ("x509: ", PullErrorKind.CERTIFICATE),
+    ("tls: ", PullErrorKind.CERTIFICATE),
+    ("toomanyrequests", PullErrorKind.RATE_LIMITED),
+    ("no basic auth credentials", PullErrorKind.LOGIN_REFUSED),
+    ("incorrect username or password", PullErrorKind.LOGIN_REFUSED),
+    ("access to the resource is denied", PullErrorKind.NOT_ALLOWED),
+    ("pull access denied", PullErrorKind.NOT_ALLOWED),
+    ("unauthorized", PullErrorKind.LOGIN_REFUSED),
+    ("authentication required", PullErrorKind.LOGIN_REFUSED),
+    (": denied: ", PullErrorKind.NOT_ALLOWED),
+    ("parsing http 403 response", PullErrorKind.NOT_ALLOWED),
+    ("manifest unknown", PullErrorKind.NOT_FOUND),
+    ("name unknown", PullErrorKind.NOT_FOUND),
+    ("invalid reference format", PullErrorKind.REFERENCE),
+    ("no such host", PullErrorKind.UNREACHABLE),
+    ("server misbehaving", PullErrorKind.UNREACHABLE),
+    ("connection refused", PullErrorKind.UNREACHABLE),
+    ("connection reset", PullErrorKind.UNREACHABLE),
+    ("connection timed out", PullErrorKind.UNREACHABLE),
+    ("no route to host", PullErrorKind.UNREACHABLE),
+    ("network is unreachable", PullErrorKind.UNREACHABLE),
+    ("i/o timeout", PullErrorKind.UNREACHABLE),
+    ("tls handshake timeout", PullErrorKind.UNREACHABLE),
+    ("request canceled", PullErrorKind.UNREACHABLE),
+    ("context deadline exceeded", PullErrorKind.UNREACHABLE),
+    ("proxyconnect", PullErrorKind.UNREACHABLE),
+    ("unexpected http status", PullErrorKind.REGISTRY_BROKEN),
+    ("error parsing http", PullErrorKind.REGISTRY_BROKEN),
+    ("error unmarshalling content", PullErrorKind.REGISTRY_BROKEN),
+    (": eof", PullErrorKind.UNREACHABLE),
+    ("unexpected eof", PullErrorKind.UNREACHABLE),
 )
 """What the Engine's sentence holds, in lower case; the first that fits. Not measured, but read in
 its sources: quota, server misbehaving, timed out, no route, network, timeouts, proxyconnect."""
 
-WHOLE_TEXTS: Final = {"denied": Fault.NOT_ALLOWED}
+EXACT_MESSAGES: Final = {"denied": PullErrorKind.NOT_ALLOWED}
 """What is a sentence's only word: "permission denied" is a disk's, not a registry's."""
 
-STATUSES: Final = {
-    400: Fault.REFERENCE,
-    401: Fault.LOGIN_REFUSED,
-    403: Fault.NOT_ALLOWED,
-    404: Fault.NOT_FOUND,
-    429: Fault.RATE_LIMITED,
+STATUS_KINDS: Final = {
+    400: PullErrorKind.REFERENCE,
+    401: PullErrorKind.LOGIN_REFUSED,
+    403: PullErrorKind.NOT_ALLOWED,
+    404: PullErrorKind.NOT_FOUND,
+    429: PullErrorKind.RATE_LIMITED,
 }
 """The Engine's status. Text goes before: pulls answer 404 for what is denied, too, and an Engine
 that has no such verb says 404 `page not found`."""
 
-NO_SUCH_VERB: Final = "page not found"
+UNKNOWN_ENDPOINT: Final = "page not found"
 
 
-def trouble_of(said: str, status: int = 200) -> Trouble:
+def classify_error(message: str, status: int = 200) -> PullError:
     """What the Engine's answer or event means; UNTOLD when nothing fits."""
-    text = said.strip().lower()
-    if text in WHOLE_TEXTS:
-        return Trouble(WHOLE_TEXTS[text], said)
-    for piece, fault in TEXTS:
+    text = message.strip().lower()
+    if text in EXACT_MESSAGES:
+        return PullError(EXACT_MESSAGES[text], message)
+    for piece, fault in MESSAGE_PATTERNS:
         if piece in text:
-            return Trouble(fault, said)
-    if text == NO_SUCH_VERB:
-        return Trouble(Fault.UNTOLD, said)
-    return Trouble(STATUSES.get(status, Fault.UNTOLD), said)
+            return PullError(fault, message)
+    if text == UNKNOWN_ENDPOINT:
+        return PullError(PullErrorKind.UNKNOWN, message)
+    return PullError(STATUS_KINDS.get(status, PullErrorKind.UNKNOWN), message)
 
 
-class _Row(NamedTuple):
+class _ErrorTemplate(NamedTuple):
     """`{image}`, `{host}` and `{whose}` stand for what they say."""
 
     cause: Cause
-    what: str
-    cure: str
+    message: str
+    remedy: str
 
 
 _REFUSED, _CONFIGURATION = Cause.REGISTRY_REFUSED, Cause.CONFIGURATION
 _UNREACHABLE, _FAILED = Cause.REGISTRY_UNREACHABLE, Cause.IMAGE_PULL_FAILED
 
-ROWS: Final[dict[Fault, _Row]] = {
-    Fault.REFERENCE: _Row(
+ERROR_TEMPLATES: Final[dict[PullErrorKind, _ErrorTemplate]] = {
+    PullErrorKind.REFERENCE: _ErrorTemplate(
         _CONFIGURATION,
         "image.base_image is no reference of an image",
         "Write it as docker pull takes it: [host[:port]/]repository[:tag], in lower case.",
     ),
-    Fault.CREDENTIALS: _Row(
+    PullErrorKind.CREDENTIALS: _ErrorTemplate(
         _CONFIGURATION,
         "image.docker_auth of {image} cannot be used",
         "docs/registries.md says what each method needs.",
     ),
-    Fault.NO_TOKEN: _Row(
+    PullErrorKind.NO_TOKEN: _ErrorTemplate(
         _UNREACHABLE,
         "Nobody gave a token for {host}",
         "See that the machine of the flow reaches who gives it; then retry the job.",
     ),
-    Fault.NOT_FOUND: _Row(
+    PullErrorKind.NOT_FOUND: _ErrorTemplate(
         Cause.IMAGE_NOT_FOUND,
         "{host} has no image {image}",
         "Correct image.base_image, or push that tag.",
     ),
-    Fault.LOGIN_MISSING: _Row(
+    PullErrorKind.LOGIN_MISSING: _ErrorTemplate(
         _REFUSED,
         "{host} does not give {image} to everybody, and no credentials were given",
         "Give image.docker_auth, or run `docker login {host}` as the user of the flow. Check the "
         "name, too: many registries say the same of what does not exist.",
     ),
-    Fault.LOGIN_REFUSED: _Row(_REFUSED, "{host} refused {whose}", "Check {whose}."),
-    Fault.NOT_ALLOWED: _Row(
+    PullErrorKind.LOGIN_REFUSED: _ErrorTemplate(
+        _REFUSED, "{host} refused {whose}", "Check {whose}."
+    ),
+    PullErrorKind.NOT_ALLOWED: _ErrorTemplate(
         _REFUSED,
         "{host} does not let {whose} read {image}",
         "Allow it to pull from that repository. Check the name, too: many registries say the same "
         "of what does not exist.",
     ),
-    Fault.RATE_LIMITED: _Row(
+    PullErrorKind.RATE_LIMITED: _ErrorTemplate(
         _FAILED,
         "{host} hands out no more for now: too many pulls",
         "Wait, or give image.docker_auth: who is known may pull more.",
     ),
-    Fault.UNREACHABLE: _Row(
+    PullErrorKind.UNREACHABLE: _ErrorTemplate(
         _UNREACHABLE,
         "The Docker Engine does not reach the registry {host}",
         "Check the host's name and port, and the network and proxy of the Engine (its own, not "
         "the shell's).",
     ),
-    Fault.PLAIN_HTTP: _Row(
+    PullErrorKind.PLAIN_HTTP: _ErrorTemplate(
         _REFUSED,
         "The registry {host} speaks plain HTTP, and the Docker Engine expects TLS",
         'Give it TLS, or add "{host}" to insecure-registries in the Engine\'s daemon.json and '
         "restart the Engine.",
     ),
-    Fault.CERTIFICATE: _Row(
+    PullErrorKind.CERTIFICATE: _ErrorTemplate(
         _REFUSED,
         "The Docker Engine does not trust the certificate of the registry {host}",
         "Put the certificate of its authority into /etc/docker/certs.d/{host}/ca.crt on the "
         "Engine's machine; one for another name or of the past has to be renewed.",
     ),
-    Fault.REGISTRY_BROKEN: _Row(
+    PullErrorKind.REGISTRY_BROKEN: _ErrorTemplate(
         _UNREACHABLE,
         "{host} does not answer as a registry does",
         "See that it is one, and well; then retry the job.",
     ),
-    Fault.DISK_FULL: _Row(
+    PullErrorKind.DISK_FULL: _ErrorTemplate(
         _FAILED,
         "The disk of the Docker Engine is full: {image} does not fit",
         "`docker system df` tells what takes it, `docker image prune -a` removes images that no "
         "container uses.",
     ),
-    Fault.PLATFORM: _Row(
+    PullErrorKind.PLATFORM: _ErrorTemplate(
         Cause.IMAGE_UNUSABLE,
         "{image} is not made for this Docker Engine's processor",
         "Build it for that one too (docker buildx build --platform), or use another image.",
     ),
-    Fault.ENGINE_UNREACHABLE: _Row(
+    PullErrorKind.ENGINE_UNREACHABLE: _ErrorTemplate(
         Cause.LAUNCH_FAILED,
         "The Docker Engine does not answer",
         "See that it runs (systemctl status docker), that DOCKER_HOST names it if it is set, and "
         "that this user may use its socket (group docker).",
     ),
-    Fault.STALLED: _Row(
+    PullErrorKind.STALLED: _ErrorTemplate(
         _FAILED,
         "The pull of {image} came to a halt",
         "See what is between the Engine and {host}. Layers that are here stay; "
         "PREFECT_BT_STALL_SECONDS allows for longer silences.",
     ),
-    Fault.STOPPED: _Row(_FAILED, "The pull of {image} was stopped", ""),
-    Fault.UNTOLD: _Row(
+    PullErrorKind.STOPPED: _ErrorTemplate(_FAILED, "The pull of {image} was stopped", ""),
+    PullErrorKind.UNKNOWN: _ErrorTemplate(
         _FAILED,
         "The Docker Engine could not pull {image}",
         "Run `docker pull {image}` on its machine to see more.",
@@ -229,26 +231,26 @@ ROWS: Final[dict[Fault, _Row]] = {
 
 
 @dataclass(frozen=True)
-class Scene:
+class PullErrorContext:
     """Of what an error is told: the reference as written, the registry, and whose login it was."""
 
     image: str
     host: str = ""
-    whose: str = ""
+    identity: str = ""
     """Empty when nobody's."""
 
-    def error(self, trouble: Trouble, *, said: str) -> ImageError:
-        """`said` is the trouble's, without what must not be shown."""
-        fault = trouble.fault
-        if not self.whose and fault in (Fault.LOGIN_REFUSED, Fault.NOT_ALLOWED):
-            fault = Fault.LOGIN_MISSING
-        row = ROWS[fault]
-        facts = {"image": self.image, "host": self.host or "the registry", "whose": self.whose}
-        what = row.what.format(**facts)
+    def to_image_error(self, error: PullError, *, message: str) -> ImageError:
+        """`message` is the trouble's, without what must not be shown."""
+        fault = error.kind
+        if not self.identity and fault in (PullErrorKind.LOGIN_REFUSED, PullErrorKind.NOT_ALLOWED):
+            fault = PullErrorKind.LOGIN_MISSING
+        row = ERROR_TEMPLATES[fault]
+        facts = {"image": self.image, "host": self.host or "the registry", "whose": self.identity}
+        what = row.message.format(**facts)
         return ImageError(
-            f"{what}: {said.rstrip('.')}." if said else f"{what}.",
+            f"{what}: {message.rstrip('.')}." if message else f"{what}.",
             reference=self.image,
             fault=fault.value,
             cause=row.cause.value,
-            next_step=trouble.next_step or row.cure.format(**facts),
+            next_step=error.next_step or row.remedy.format(**facts),
         )

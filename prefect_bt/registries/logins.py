@@ -20,8 +20,8 @@ from prefect_bt.definitions.variables import SecretReference
 from prefect_bt.errors import IdentityError, SecretError
 from prefect_bt.identities import exchange_google_token
 from prefect_bt.registries.ecr import log_in_with_keys, log_in_with_role
-from prefect_bt.registries.faults import Fault, Trouble
-from prefect_bt.registries.reference import Reference, host_of
+from prefect_bt.registries.faults import PullError, PullErrorKind
+from prefect_bt.registries.reference import ImageReference, normalize_registry_host
 
 GOOGLE_KEY_USER: Final = "_json_key"
 GOOGLE_TOKEN_USER: Final = "oauth2accesstoken"
@@ -29,14 +29,14 @@ GOOGLE_TOKEN_USER: Final = "oauth2accesstoken"
 
 @dataclass(frozen=True)
 class Login:
-    """`header` is X-Registry-Auth; `whose` is for sentences, `secrets` are never to be shown."""
+    """`header` is X-Registry-Auth; `identity` is for sentences, `secrets` are never to be shown."""
 
-    whose: str
+    identity: str
     header: str = field(repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
-def needed_secrets(auth: Mapping[str, object] | None) -> tuple[str, ...]:
+def list_login_secrets(auth: Mapping[str, object] | None) -> tuple[str, ...]:
     """Names of the secrets that a docker_auth refers to, sorted."""
     return tuple(sorted(_references(auth or {})))
 
@@ -53,28 +53,28 @@ def _references(value: object) -> set[str]:
     return found - {""}
 
 
-def open_login(
-    reference: Reference, auth: Mapping[str, object], secrets: Mapping[str, str]
+def resolve_login(
+    reference: ImageReference, auth: Mapping[str, object], secrets: Mapping[str, str]
 ) -> Login:
     """May ask AWS or Google. Trouble; SecretError for a secret that is not among `secrets`."""
-    given = _read(auth)
-    host = host_of(given.registry)
+    given = _parse_auth(auth)
+    host = normalize_registry_host(given.registry)
     if host and host != reference.host.lower():
-        raise Trouble(
-            Fault.CREDENTIALS,
+        raise PullError(
+            PullErrorKind.CREDENTIALS,
             f"it is for {host}, and the image is at {reference.host}",
             next_step="Correct docker_auth.registry, or image.base_image: credentials are sent to "
             "no other registry.",
         )
-    log_in = _METHODS[given.auth_method]
+    log_in = _LOGIN_METHODS[given.auth_method]
     try:
         return log_in(reference.host, given, secrets)
     except IdentityError as error:
-        fault = Fault.CREDENTIALS if error.refused else Fault.NO_TOKEN
-        raise Trouble(fault, error.what, next_step=error.next_step) from None
+        fault = PullErrorKind.CREDENTIALS if error.refused else PullErrorKind.NO_TOKEN
+        raise PullError(fault, error.what, next_step=error.next_step) from None
 
 
-def machine_login(engine: Any, host: str) -> Login | None:
+def find_docker_login(engine: Any, host: str) -> Login | None:
     """What `docker login` left for this user; None when there is nothing, or it cannot be read."""
     auth: Any = import_module("docker.auth")
     faults: Any = import_module("docker.errors")
@@ -97,12 +97,12 @@ def _values_of(header: str) -> tuple[str, ...]:
         return (header,)
 
 
-def _read(auth: Mapping[str, object]) -> DockerAuth:
+def _parse_auth(auth: Mapping[str, object]) -> DockerAuth:
     try:
         return DockerAuth.model_validate_json(json.dumps(auth))
     except (ValidationError, TypeError) as error:
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "no JSON"
-        raise Trouble(Fault.CREDENTIALS, said) from None
+        raise PullError(PullErrorKind.CREDENTIALS, said) from None
 
 
 def _log_in_with_secret(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> Login:
@@ -110,8 +110,8 @@ def _log_in_with_secret(host: str, auth: DockerAuth, secrets: Mapping[str, str])
     reference = auth.registry_secret_docker_auth.secret_ref
     text = _value(reference, secrets).strip()
     username, colon, password = text.partition(":")
-    if not colon or not username or not password or not _on_one_line(text):
-        raise _malformed(reference, "is no login", "username:password, on one line")
+    if not colon or not username or not password or not _is_single_line(text):
+        raise _malformed_secret_error(reference, "is no login", "username:password, on one line")
     return _login(host, username, password, f"the login in the secret {reference.name!r}")
 
 
@@ -126,13 +126,13 @@ def _log_in_with_google_key(host: str, auth: DockerAuth, secrets: Mapping[str, s
     try:
         found = json.loads(text)
     except ValueError:
-        raise _malformed(reference, "is no JSON", says) from None
+        raise _malformed_secret_error(reference, "is no JSON", says) from None
     known = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     filled = all(
         isinstance(known.get(k), str) and known[k] for k in ("client_email", "private_key")
     )
     if known.get("type") != "service_account" or not filled:
-        raise _malformed(reference, "is no service account", says)
+        raise _malformed_secret_error(reference, "is no service account", says)
     return _login(
         host, GOOGLE_KEY_USER, text.strip(), f"the service account in the secret {reference.name!r}"
     )
@@ -154,12 +154,12 @@ def _log_in_with_aws_key(host: str, auth: DockerAuth, secrets: Mapping[str, str]
     values: list[str] = []
     for reference, what in zip(references, wanted, strict=True):
         value = _value(reference, secrets).strip()
-        if not _on_one_line(value) or " " in value:
-            raise _malformed(reference, f"is not {what}", f"{what} alone, on one line")
+        if not _is_single_line(value) or " " in value:
+            raise _malformed_secret_error(reference, f"is not {what}", f"{what} alone, on one line")
         values.append(value)
     names = " and ".join(repr(reference.name) for reference in references)
     whose = f"the access key in the secrets {names}"
-    user, password = log_in_with_keys(host, values[0], values[1], whose=whose)
+    user, password = log_in_with_keys(host, values[0], values[1], identity=whose)
     return _login(host, user, password, whose)
 
 
@@ -171,7 +171,9 @@ def _log_in_with_aws_role(host: str, auth: DockerAuth, secrets: Mapping[str, str
     return _login(host, user, password, f"the role {given.role_arn}")
 
 
-_METHODS: Final[dict[DockerAuthType, Callable[[str, DockerAuth, Mapping[str, str]], Login]]] = {
+_LOGIN_METHODS: Final[
+    dict[DockerAuthType, Callable[[str, DockerAuth, Mapping[str, str]], Login]]
+] = {
     DockerAuthType.REGISTRY_SECRET: _log_in_with_secret,
     DockerAuthType.GCP_SERVICE_ACCOUNT_JSON: _log_in_with_google_key,
     DockerAuthType.GCP_OIDC: _log_in_with_google_identity,
@@ -181,10 +183,10 @@ _METHODS: Final[dict[DockerAuthType, Callable[[str, DockerAuth, Mapping[str, str
 }
 
 
-def _login(host: str, username: str, password: str, whose: str) -> Login:
+def _login(host: str, username: str, password: str, identity: str) -> Login:
     known = {"username": username, "password": password, "serveraddress": host}
     header = base64.urlsafe_b64encode(json.dumps(known).encode()).decode()
-    return Login(whose, header, (password, header))
+    return Login(identity, header, (password, header))
 
 
 def _value(reference: SecretReference, secrets: Mapping[str, str]) -> str:
@@ -194,13 +196,13 @@ def _value(reference: SecretReference, secrets: Mapping[str, str]) -> str:
         raise SecretError([reference.name], ["the job's secrets"]) from None
 
 
-def _on_one_line(text: str) -> bool:
+def _is_single_line(text: str) -> bool:
     return bool(text) and text.isprintable()
 
 
-def _malformed(reference: SecretReference, what: str, says: str) -> Trouble:
-    return Trouble(
-        Fault.CREDENTIALS,
+def _malformed_secret_error(reference: SecretReference, what: str, says: str) -> PullError:
+    return PullError(
+        PullErrorKind.CREDENTIALS,
         f"the secret {reference.name!r} {what}",
         next_step=f"It is to hold {says}.",
     )

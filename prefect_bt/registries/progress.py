@@ -11,7 +11,7 @@ _WINDOW: Final = 10.0
 """Seconds over which a rate is taken."""
 
 _FETCHING: Final = {"Pulling fs layer", "Downloading"}
-_AGAIN: Final = "Retrying in"
+_RETRY_PREFIX: Final = "Retrying in"
 _FETCHED: Final = {"Verifying Checksum", "Download complete", "Extracting", "Pull complete"}
 _DONE: Final = {"Already exists", "Pull complete"}
 _STATES: Final = {*_FETCHING, *_FETCHED, *_DONE, "Waiting"}
@@ -42,7 +42,7 @@ class PullProgress:
         return left / self.rate if self.rate > 0 and left > 0 else None
 
 
-Tell = Callable[[PullProgress], None]
+ProgressCallback = Callable[[PullProgress], None]
 
 
 @dataclass
@@ -53,36 +53,36 @@ class _Layer:
 
 
 @dataclass
-class Layers:
-    """The layers of one pull; `take` each event, `look` at any time."""
+class LayerProgress:
+    """The layers of one pull; `update` each event, `snapshot` at any time."""
 
     reference: str
     note: str = ""
     _layers: dict[str, _Layer] = field(default_factory=dict[str, _Layer])
-    _seen: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
+    _samples: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def update(self, event: Mapping[str, Any]) -> None:
         """One event; what is not about a layer is passed over."""
         name, status = str(event.get("id", "")), str(event.get("status", ""))
-        if not name or not (status in _STATES or status.startswith(_AGAIN)):
+        if not name or not (status in _STATES or status.startswith(_RETRY_PREFIX)):
             return
         layer = self._layers.setdefault(name, _Layer())
         layer.state = status
         if status == "Downloading":
-            self._count(layer, event.get("progressDetail"))
-        elif status.startswith(_AGAIN):
+            self._update_bytes(layer, event.get("progressDetail"))
+        elif status.startswith(_RETRY_PREFIX):
             layer.done = 0
         elif status in _FETCHED:
             layer.done = layer.total
 
-    def look(self, now: float) -> PullProgress:
+    def snapshot(self, now: float) -> PullProgress:
         """`now` in seconds, of a clock that never goes back."""
         layers = self._layers.values()
         done = sum(layer.done for layer in layers)
-        self._seen.append((now, done))
-        while len(self._seen) > 2 and now - self._seen[0][0] > _WINDOW:
-            self._seen.popleft()
-        since, before = self._seen[0]
+        self._samples.append((now, done))
+        while len(self._samples) > 2 and now - self._samples[0][0] > _WINDOW:
+            self._samples.popleft()
+        since, before = self._samples[0]
         passed = now - since
         return PullProgress(
             reference=self.reference,
@@ -95,13 +95,13 @@ class Layers:
         )
 
     @property
-    def local(self) -> bool:
+    def is_local_work(self) -> bool:
         """Whether all that is left is this disk's work: checking and extracting."""
         states = [layer.state for layer in self._layers.values() if layer.state not in _DONE]
         return bool(states) and all(state in _FETCHED for state in states)
 
     @staticmethod
-    def _count(layer: _Layer, detail: object) -> None:
+    def _update_bytes(layer: _Layer, detail: object) -> None:
         known = cast("dict[str, Any]", detail) if isinstance(detail, dict) else {}
         layer.total = max(layer.total, int(known.get("total") or 0))
         layer.done = min(int(known.get("current") or 0), layer.total or int(1e18))

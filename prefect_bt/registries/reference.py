@@ -10,17 +10,17 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.registries.faults import Fault, Trouble
+from prefect_bt.registries.faults import PullError, PullErrorKind
 
-HUB: Final = "docker.io"
+DOCKER_HUB: Final = "docker.io"
 _HUB_NAMES: Final = {
-    HUB,
+    DOCKER_HUB,
     "index.docker.io",
     "registry-1.docker.io",
     "registry.hub.docker.com",
     "hub.docker.com",
 }
-LONGEST: Final = 255
+MAX_NAME_CHARS: Final = 255
 """Characters of a name without tag and digest."""
 
 _LABEL: Final = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
@@ -34,7 +34,7 @@ _ID: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Reference:
+class ImageReference:
     """`text` as it was written; `path` is empty for an image's id, which is then `digest`."""
 
     text: str
@@ -42,7 +42,7 @@ class Reference:
     path: str = ""
     tag: str = ""
     digest: str = ""
-    host_given: bool = False
+    has_explicit_host: bool = False
 
     @property
     def is_id(self) -> bool:
@@ -51,12 +51,12 @@ class Reference:
     @property
     def name(self) -> str:
         """Without tag and digest, as the Engine shows it: `busybox`, `ghcr.io/team/train`."""
-        if self.host == HUB:
+        if self.host == DOCKER_HUB:
             return self.path.removeprefix("library/")
         return f"{self.host}/{self.path}"
 
     @property
-    def asked(self) -> str:
+    def pull_name(self) -> str:
         """What the Engine is asked for: a digest before a tag, `latest` when there is neither."""
         if self.is_id:
             return self.digest
@@ -66,22 +66,24 @@ class Reference:
         return f"{self.name}@{digest}"
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str) -> ImageReference:
     """Trouble, fault REFERENCE, for what the Docker Engine would not take."""
     if _ID.fullmatch(text):
-        return Reference(text, digest=text)
+        return ImageReference(text, digest=text)
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
-        raise _refused(text, "what follows the @ is no digest such as sha256: and 64 hex digits")
-    name, tag = _part_tag(rest)
+        raise _invalid_reference(
+            text, "what follows the @ is no digest such as sha256: and 64 hex digits"
+        )
+    name, tag = _split_tag(rest)
     if tag is not None and not _TAG.fullmatch(tag):
-        raise _refused(text, f"{tag!r} is no tag")
-    host, path, given = _part_host(name)
-    _check_name(text, host, path)
-    return Reference(text, host, path, tag or ("" if digest else "latest"), digest, given)
+        raise _invalid_reference(text, f"{tag!r} is no tag")
+    host, path, given = _split_host(name)
+    _validate_name(text, host, path)
+    return ImageReference(text, host, path, tag or ("" if digest else "latest"), digest, given)
 
 
-def host_of(registry: str) -> str:
+def normalize_registry_host(registry: str) -> str:
     """The host that docker_auth's `registry` means: no scheme, no path, Docker Hub by one name.
 
     >>> host_of("https://index.docker.io/v1/")
@@ -89,37 +91,41 @@ def host_of(registry: str) -> str:
     """
     rest = registry.strip().partition("://")[2] or registry.strip()
     host = rest.partition("/")[0].lower()
-    return HUB if host in _HUB_NAMES else host
+    return DOCKER_HUB if host in _HUB_NAMES else host
 
 
-def _part_tag(rest: str) -> tuple[str, str | None]:
+def _split_tag(rest: str) -> tuple[str, str | None]:
     """A colon before a slash is a port's."""
     name, colon, tag = rest.rpartition(":")
     return (rest, None) if not colon or "/" in tag else (name, tag)
 
 
-def _part_host(name: str) -> tuple[str, str, bool]:
+def _split_host(name: str) -> tuple[str, str, bool]:
     first, slash, path = name.partition("/")
     is_host = "." in first or ":" in first or first == "localhost" or first != first.lower()
     if not slash or not is_host:
-        return HUB, name if slash else f"library/{name}", False
+        return DOCKER_HUB, name if slash else f"library/{name}", False
     if first in _HUB_NAMES:
-        return HUB, path if "/" in path else f"library/{path}", True
+        return DOCKER_HUB, path if "/" in path else f"library/{path}", True
     return first, path, True
 
 
-def _check_name(text: str, host: str, path: str) -> None:
+def _validate_name(text: str, host: str, path: str) -> None:
     if "://" in text:
-        raise _refused(text, "a reference has no scheme; leave out what stands before and with ://")
+        raise _invalid_reference(
+            text, "a reference has no scheme; leave out what stands before and with ://"
+        )
     if not _HOSTS.fullmatch(host):
-        raise _refused(text, f"{host!r} is no host")
+        raise _invalid_reference(text, f"{host!r} is no host")
     if path != path.lower():
-        raise _refused(text, "a repository's name is in lower case")
-    if not _PATH.fullmatch(path) or len(f"{host}/{path}") > LONGEST:
-        raise _refused(text, "the repository's name has signs, or a length, that no name has")
+        raise _invalid_reference(text, "a repository's name is in lower case")
+    if not _PATH.fullmatch(path) or len(f"{host}/{path}") > MAX_NAME_CHARS:
+        raise _invalid_reference(
+            text, "the repository's name has signs, or a length, that no name has"
+        )
     if re.fullmatch(r"library/[0-9a-f]{64}", path):
-        raise _refused(text, "64 hex digits are an image's id; write sha256: before them")
+        raise _invalid_reference(text, "64 hex digits are an image's id; write sha256: before them")
 
 
-def _refused(text: str, why: str) -> Trouble:
-    return Trouble(Fault.REFERENCE, f"{text!r}: {why}")
+def _invalid_reference(text: str, why: str) -> PullError:
+    return PullError(PullErrorKind.REFERENCE, f"{text!r}: {why}")

@@ -17,80 +17,82 @@ from importlib import import_module
 from queue import Empty, SimpleQueue
 from typing import Any, Final, cast
 
-from prefect_bt.registries.engine import LOOK, Calls, refusal
-from prefect_bt.registries.faults import Fault, Trouble, trouble_of
-from prefect_bt.registries.progress import Layers, Tell
+from prefect_bt.registries.engine import POLL_INTERVAL, EngineClient, response_error
+from prefect_bt.registries.faults import PullError, PullErrorKind, classify_error
+from prefect_bt.registries.progress import LayerProgress, ProgressCallback
 
-LOCAL_FACTOR: Final = 10
-TOLD_EVERY: Final = 1.0
+LOCAL_STALL_FACTOR: Final = 10
+REPORT_INTERVAL: Final = 1.0
 """Seconds between two words."""
 _END: Final[dict[str, Any]] = {}
 
 
 @dataclass
-class Stream:
-    """`name` is what is pulled; `stall` in seconds. Used once."""
+class PullStream:
+    """`name` is what is pulled; `stall_timeout` in seconds. Used once."""
 
-    calls: Calls
+    client: EngineClient
     name: str
     header: str = field(repr=False)
-    layers: Layers
-    stall: float
-    tell: Tell | None = None
-    _events: SimpleQueue[dict[str, Any] | Trouble] = field(
-        default_factory=SimpleQueue[dict[str, Any] | Trouble], init=False
+    layers: LayerProgress
+    stall_timeout: float
+    on_progress: ProgressCallback | None = None
+    _events: SimpleQueue[dict[str, Any] | PullError] = field(
+        default_factory=SimpleQueue[dict[str, Any] | PullError], init=False
     )
     _answer: Any = field(default=None, init=False)
-    _over: threading.Event = field(default_factory=threading.Event, init=False)
-    _told: float = field(default=0.0, init=False)
+    _closed: threading.Event = field(default_factory=threading.Event, init=False)
+    _reported_at: float = field(default=0.0, init=False)
 
     def run(self) -> None:
         """Until the image is there. Trouble: STALLED, STOPPED, or what the Engine says."""
-        threading.Thread(target=self._listen, name="registries-pull", daemon=True).start()
+        threading.Thread(target=self._read_response, name="registries-pull", daemon=True).start()
         try:
-            self._follow()
+            self._process_events()
         finally:
-            self._break_off()
+            self._abort()
 
-    def _follow(self) -> None:
+    def _process_events(self) -> None:
         changed = time.monotonic()
         while True:
-            self.calls.check()
+            self.client.raise_if_cancelled()
             try:
-                event = self._events.get(timeout=LOOK)
+                event = self._events.get(timeout=POLL_INTERVAL)
             except Empty:
-                patience = self.stall * (LOCAL_FACTOR if self.layers.local else 1)
+                patience = self.stall_timeout * (
+                    LOCAL_STALL_FACTOR if self.layers.is_local_work else 1
+                )
                 if time.monotonic() - changed > patience:
-                    raise Trouble(Fault.STALLED) from None
+                    raise PullError(PullErrorKind.STALLED) from None
             else:
                 changed = time.monotonic()
-                if isinstance(event, Trouble):
+                if isinstance(event, PullError):
                     raise event
                 if event is _END:
                     break
-                self.layers.take(event)
-            self._say(time.monotonic() - self._told >= TOLD_EVERY)
-        self._say(True)
+                self.layers.update(event)
+            self._report(time.monotonic() - self._reported_at >= REPORT_INTERVAL)
+        self._report(True)
 
-    def _say(self, due: bool) -> None:
-        if due and self.tell is not None:
-            self._told = time.monotonic()
-            self.tell(self.layers.look(self._told))
+    def _report(self, due: bool) -> None:
+        if due and self.on_progress is not None:
+            self._reported_at = time.monotonic()
+            self.on_progress(self.layers.snapshot(self._reported_at))
 
-    def _listen(self) -> None:
+    def _read_response(self) -> None:
         """In its own thread: from the Engine's answer to events, the last of them _END or why."""
-        last: dict[str, Any] | Trouble = Trouble(
-            Fault.ENGINE_UNREACHABLE, "it broke off in the middle of a pull"
+        last: dict[str, Any] | PullError = PullError(
+            PullErrorKind.ENGINE_UNREACHABLE, "it broke off in the middle of a pull"
         )
         faults: Any = import_module("requests.exceptions")
         try:
-            seconds = 2 * LOCAL_FACTOR * self.stall  # who waits gives up before
-            self._answer = self.calls.begin_pull(self.name, self.header, seconds=seconds)
+            seconds = 2 * LOCAL_STALL_FACTOR * self.stall_timeout  # who waits gives up before
+            self._answer = self.client.start_pull(self.name, self.header, seconds=seconds)
             if self._answer.status_code != 200:
-                last = refusal(self._answer)
-            elif not self._over.is_set():
+                last = response_error(self._answer)
+            elif not self._closed.is_set():
                 last = self._read_events()
-        except Trouble as trouble:
+        except PullError as trouble:
             last = trouble
         except faults.RequestException:
             pass
@@ -99,20 +101,20 @@ class Stream:
             if self._answer is not None:
                 self._answer.close()
 
-    def _read_events(self) -> dict[str, Any] | Trouble:
+    def _read_events(self) -> dict[str, Any] | PullError:
         for line in self._answer.iter_lines():
             event = _parse(line)
             if event.get("error") or event.get("errorDetail"):
-                return _told_trouble(event)
+                return _parse_error_event(event)
             self._events.put(event)
         return _END
 
-    def _break_off(self) -> None:
+    def _abort(self) -> None:
         """Wakes the thread that listens; the Engine gives up what nobody waits for.
 
         Before there is an answer nothing can be woken: that thread ends with its own patience.
         """
-        self._over.set()
+        self._closed.set()
         answer = self._answer
         if answer is not None:
             with contextlib.suppress(OSError, ValueError, RuntimeError):  # ended by itself
@@ -127,9 +129,9 @@ def _parse(line: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {"status": ""}
 
 
-def _told_trouble(event: Mapping[str, Any]) -> Trouble:
+def _parse_error_event(event: Mapping[str, Any]) -> PullError:
     detail: object = event.get("errorDetail")
     known = cast("dict[str, Any]", detail) if isinstance(detail, dict) else {}
     said = str(known.get("message") or event.get("error") or "")
     code = known.get("code")
-    return trouble_of(said, code if isinstance(code, int) else 200)
+    return classify_error(said, code if isinstance(code, int) else 200)

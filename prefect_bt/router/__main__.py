@@ -13,13 +13,20 @@ from pathlib import Path
 
 from prefect_bt.errors import PrefectBtError, ServerError
 from prefect_bt.ownership import try_lock
-from prefect_bt.router.bodies import MOST_BYTES
-from prefect_bt.router.listening import listen
-from prefect_bt.router.place import GRACE, HOST, PATIENCE, TOLD, RouterPlace, Running
-from prefect_bt.router.serving import Serving
-from prefect_bt.servers import process_started
+from prefect_bt.router.bodies import MAX_BODY_BYTES
+from prefect_bt.router.listening import open_listening_socket
+from prefect_bt.router.place import (
+    EXIT_EXPLAINED,
+    HOST,
+    SHUTDOWN_GRACE_SECONDS,
+    WAIT_TIMEOUT,
+    RouterFolder,
+    RouterProcess,
+)
+from prefect_bt.router.serving import RouterServer
+from prefect_bt.servers import read_start_time
 
-_LOCK_PATIENCE = 0.5
+_LOCK_TIMEOUT = 0.5
 """Seconds in which those who only look must be out of the lock; they hold it for microseconds."""
 
 
@@ -28,28 +35,40 @@ def main() -> None:
     options.add_argument("state_dir", type=Path)
     options.add_argument("name")
     options.add_argument("--host", default=HOST, help="where to listen, if that is not known yet")
-    options.add_argument("--patience", type=float, default=PATIENCE, help="seconds a request waits")
-    options.add_argument("--grace", type=float, default=GRACE, help="seconds to end requests in")
-    options.add_argument("--most-bytes", type=int, default=MOST_BYTES, help="of a request's body")
+    options.add_argument(
+        "--patience", type=float, default=WAIT_TIMEOUT, help="seconds a request waits"
+    )
+    options.add_argument(
+        "--grace", type=float, default=SHUTDOWN_GRACE_SECONDS, help="seconds to end requests in"
+    )
+    options.add_argument(
+        "--most-bytes", type=int, default=MAX_BODY_BYTES, help="of a request's body"
+    )
     given = options.parse_args()
     try:
-        place = RouterPlace.of(given.state_dir, given.name)
-        lock = _lock(place)
-        listening = listen(place, given.host)
+        place = RouterFolder.for_deployment(given.state_dir, given.name)
+        lock = _acquire_lock(place)
+        listening = open_listening_socket(place, given.host)
     except PrefectBtError as error:
         print(error)
-        sys.exit(TOLD)
-    place.set_running(Running(os.getpid(), process_started(os.getpid())))
+        sys.exit(EXIT_EXPLAINED)
+    place.write_process(RouterProcess(os.getpid(), read_start_time(os.getpid())))
     _allow_many_connections()
-    times = {"patience": given.patience, "grace": given.grace}
-    router = Serving(place, lock, **times, say=_say, most_bytes=given.most_bytes)
+    router = RouterServer(
+        place,
+        lock,
+        wait_timeout=given.patience,
+        grace=given.grace,
+        log=_log,
+        max_body_bytes=given.most_bytes,
+    )
     asyncio.run(router.serve(listening))
 
 
-def _lock(place: RouterPlace) -> int:
+def _acquire_lock(place: RouterFolder) -> int:
     """The descriptor that holds it, for as long as this process lives."""
-    descriptor = place.open_lock()
-    deadline = time.monotonic() + _LOCK_PATIENCE
+    descriptor = place.open_lock_file()
+    deadline = time.monotonic() + _LOCK_TIMEOUT
     while not try_lock(descriptor):
         if time.monotonic() > deadline:
             raise ServerError(
@@ -67,7 +86,7 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), sentence, flush=True)
 
 

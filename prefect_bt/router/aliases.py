@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 _STRUCTURE: Final = re.compile(rb'["{}\[\]]')
 _BLANK: Final = re.compile(rb"[ \t\n\r]*")
 _BACKSLASH: Final = ord("\\")
-_LONGEST_NAME: Final = 4096
+_MAX_NAME_BYTES: Final = 4096
 """Longest key or model's name that is read, in bytes."""
 
 
-class _Text(NamedTuple):
+class _StringToken(NamedTuple):
     """A string of the body, with its quotes: `body[start:end]`, inside of `depth` brackets."""
 
     start: int
@@ -26,7 +26,7 @@ class _Text(NamedTuple):
     depth: int
 
 
-def with_own_name(body: bytes, aliases: Mapping[str, str]) -> bytes:
+def replace_model_alias(body: bytes, aliases: Mapping[str, str]) -> bytes:
     """The same request to the model that `aliases` has for the one it names.
 
     What names none of them, or is no JSON object, stays as it is, byte by byte.
@@ -38,10 +38,10 @@ def with_own_name(body: bytes, aliases: Mapping[str, str]) -> bytes:
         return body  # most, without reading it
     if not body.lstrip(b" \t\n\r").startswith(b"{"):
         return body
-    found: list[tuple[_Text, str]] = []
+    found: list[tuple[_StringToken, str]] = []
     try:
-        for text in _models(body):
-            name = _read(body, text)
+        for text in _iter_model_values(body):
+            name = _decode_string(body, text)
             if name in aliases:
                 found.append((text, aliases[name]))
     except ValueError:
@@ -55,34 +55,34 @@ def with_own_name(body: bytes, aliases: Mapping[str, str]) -> bytes:
     return b"".join([*pieces, body[last:]])
 
 
-def _models(body: bytes) -> Iterator[_Text]:
+def _iter_model_values(body: bytes) -> Iterator[_StringToken]:
     """Yield the values of the outermost object's `model`. Raises ValueError for broken JSON."""
     key = False
-    for text in _texts(body):
+    for text in _iter_strings(body):
         if text.depth != 1:
             key = False
         elif _follows(body, text.end, b":"):
-            key = _read(body, text) == "model"
+            key = _decode_string(body, text) == "model"
         else:
             if key:
                 yield text
             key = False
 
 
-def _texts(body: bytes) -> Iterator[_Text]:
+def _iter_strings(body: bytes) -> Iterator[_StringToken]:
     position, depth = 0, 0
     while found := _STRUCTURE.search(body, position):
         position, sign = found.end(), found.group()
         if sign == b'"':
-            position = _end_of_text(body, found.start())
-            yield _Text(found.start(), position, depth)
+            position = _string_end(body, found.start())
+            yield _StringToken(found.start(), position, depth)
         else:
             depth += 1 if sign in b"{[" else -1
     if depth:
         raise ValueError("brackets are left open")
 
 
-def _end_of_text(body: bytes, start: int) -> int:
+def _string_end(body: bytes, start: int) -> int:
     """Return the position after the closing quote. Raises ValueError if there is none."""
     end = start
     while True:
@@ -98,7 +98,7 @@ def _follows(body: bytes, position: int, sign: bytes) -> bool:
     return blank is not None and body[blank.end() : blank.end() + 1] == sign
 
 
-def _read(body: bytes, text: _Text) -> str:
-    if text.end - text.start > _LONGEST_NAME:
+def _decode_string(body: bytes, text: _StringToken) -> str:
+    if text.end - text.start > _MAX_NAME_BYTES:
         return ""
     return str(json.loads(body[text.start : text.end]))

@@ -13,27 +13,27 @@ from typing import Any, ClassVar, Final, cast
 
 from aiohttp import web
 
-Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-HEAD_SECONDS: Final = 75.0
+HEAD_TIMEOUT: Final = 75.0
 """Longest time that a connection, new or used, may take for a complete head, in seconds."""
-LONGEST_LINE: Final = 32 * 1024
-MOST_LINES: Final = 256
-LARGEST_HEAD: Final = 320 * 1024
+MAX_REQUEST_LINE_BYTES: Final = 32 * 1024
+MAX_REQUEST_HEADERS: Final = 256
+MAX_REQUEST_HEAD_BYTES: Final = 320 * 1024
 """Bytes that a connection may send before a head is complete. The beginning of its body is among
 them, up to the 256 KiB that are read at once."""
-MOST_CONNECTIONS: Final = 4096
+MAX_CONNECTIONS: Final = 4096
 
-_OF_THE_SERVER: Final = frozenset({"handler_cancellation"})
+_SERVER_ONLY_OPTIONS: Final = frozenset({"handler_cancellation"})
 """Options that are not passed on to each connection."""
 
 
-class Connections(web.Server):
+class LimitedServer(web.Server):
     """An aiohttp server that counts its clients and bounds their heads."""
 
     connection_class: ClassVar[type[Connection]]
 
-    def __init__(self, answer: Answer, **options: Any) -> None:
+    def __init__(self, answer: Handler, **options: Any) -> None:
         async def answered(request: web.BaseRequest) -> web.StreamResponse:
             response = await answer(request)
             if request.content.is_eof():
@@ -42,12 +42,12 @@ class Connections(web.Server):
                 response.force_close()
             return response
 
-        super().__init__(answered, request_factory=_request, **options)
-        own = {name: value for name, value in options.items() if name not in _OF_THE_SERVER}
-        self._make = partial(self.connection_class, self, **own)
+        super().__init__(answered, request_factory=_make_request, **options)
+        own = {name: value for name, value in options.items() if name not in _SERVER_ONLY_OPTIONS}
+        self._make_connection = partial(self.connection_class, self, **own)
 
     def __call__(self) -> web.RequestHandler:
-        return self._make(loop=asyncio.get_running_loop())
+        return self._make_connection(loop=asyncio.get_running_loop())
 
 
 class Connection(web.RequestHandler):
@@ -55,20 +55,20 @@ class Connection(web.RequestHandler):
 
     __slots__ = ("_counted", "_server")
 
-    def __init__(self, server: Connections, **options: Any) -> None:
+    def __init__(self, server: LimitedServer, **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server
         self._counted: int | None = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if len(self._server.connections) > MOST_CONNECTIONS:
+        if len(self._server.connections) > MAX_CONNECTIONS:
             self.force_close()
 
     def data_received(self, data: bytes) -> None:
         if self._counted is not None:
             self._counted += len(data)
-            if self._counted > LARGEST_HEAD:
+            if self._counted > MAX_REQUEST_HEAD_BYTES:
                 self.force_close()
                 return
         super().data_received(data)
@@ -80,10 +80,10 @@ class Connection(web.RequestHandler):
         self._counted = 0
 
 
-Connections.connection_class = Connection
+LimitedServer.connection_class = Connection
 
 
-def _request(message: Any, payload: Any, protocol: Any, *rest: Any) -> web.BaseRequest:
+def _make_request(message: Any, payload: Any, protocol: Any, *rest: Any) -> web.BaseRequest:
     """Return aiohttp's own request, without a limit of its size."""
     cast("Connection", protocol).head_came()
     loop = asyncio.get_running_loop()

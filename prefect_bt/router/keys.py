@@ -19,7 +19,7 @@ class KeyHash:
     hash: str
 
 
-def hashed(key: str) -> KeyHash:
+def hash_key(key: str) -> KeyHash:
     """With a salt of its own each time. ValueError for an empty key: everybody would have it."""
     if not key.strip():
         raise ValueError("an API key cannot be empty")
@@ -27,7 +27,7 @@ def hashed(key: str) -> KeyHash:
     return KeyHash(salt.hex(), _digest(salt, key).hex())
 
 
-def is_key(known: KeyHash, given: str) -> bool:
+def verify_key(known: KeyHash, given: str) -> bool:
     """Whether `given` is the key, in constant time."""
     try:
         salt, digest = bytes.fromhex(known.salt), bytes.fromhex(known.hash)
@@ -36,7 +36,7 @@ def is_key(known: KeyHash, given: str) -> bool:
     return hmac.compare_digest(digest, _digest(salt, given))
 
 
-def bearer(header: str) -> str:
+def parse_bearer(header: str) -> str:
     """The key that an Authorization header carries; "" when it carries none.
 
     >>> bearer("bearer  abc"), bearer("Basic abc"), bearer("")

@@ -10,21 +10,22 @@ from collections.abc import Iterator
 from typing import Final
 
 from prefect_bt.errors import ServerError
-from prefect_bt.router.place import BACKLOG, Listen, RouterPlace
+from prefect_bt.router.place import BACKLOG, ListenAddress, RouterFolder
 
-FIRST: Final = 19000
-LAST: Final = 19899
+FIRST_PORT: Final = 19000
+LAST_PORT: Final = 19899
 """Below the ports of gangs (host.ports), and what Linux hands out to clients."""
 
 
-def listen(place: RouterPlace, host: str) -> socket.socket:
-    """Where `listen.json` says; without one at a free port of `host`, which is noted.
+def open_listening_socket(place: RouterFolder, host: str) -> socket.socket:
+    """Where `listen.json` says; without one at a free port of `host`, which is
+    noted.
 
     ServerError when that cannot be.
     """
-    known = place.listen()
+    known = place.read_listen_address()
     if known is not None:
-        return _bound(place, known)
+        return _bind_known_address(place, known)
     if place.has_listen_file:
         raise ServerError(
             f"The address of deployment {place.name!r} cannot be read from listen.json.",
@@ -32,27 +33,27 @@ def listen(place: RouterPlace, host: str) -> socket.socket:
         )
     for port in _candidates(place):
         try:
-            found = _socket(Listen(host, port))
+            found = _socket(ListenAddress(host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise _cannot(place, Listen(host, port), error) from error
+                raise _bind_error(place, ListenAddress(host, port), error) from error
             continue
-        place.set_listen(Listen(host, port))
+        place.write_listen_address(ListenAddress(host, port))
         return found
     raise ServerError(
-        f"No port between {FIRST} and {LAST} is free for deployment {place.name!r}.",
+        f"No port between {FIRST_PORT} and {LAST_PORT} is free for deployment {place.name!r}.",
         next_step="Choose a port for it.",
     )
 
 
-def _bound(place: RouterPlace, wanted: Listen) -> socket.socket:
+def _bind_known_address(place: RouterFolder, wanted: ListenAddress) -> socket.socket:
     try:
         return _socket(wanted)
     except (OSError, OverflowError) as error:
-        raise _cannot(place, wanted, error) from error
+        raise _bind_error(place, wanted, error) from error
 
 
-def _cannot(place: RouterPlace, wanted: Listen, error: Exception) -> ServerError:
+def _bind_error(place: RouterFolder, wanted: ListenAddress, error: Exception) -> ServerError:
     # create_server adds to an error's text what is said here already.
     number = error.errno if isinstance(error, OSError) else None
     reason = os.strerror(number) if number is not None and number > 0 else error
@@ -62,18 +63,18 @@ def _cannot(place: RouterPlace, wanted: Listen, error: Exception) -> ServerError
     )
 
 
-def _socket(wanted: Listen) -> socket.socket:
+def _socket(wanted: ListenAddress) -> socket.socket:
     family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
     return socket.create_server((wanted.host, wanted.port), family=family, backlog=BACKLOG)
 
 
-def _candidates(place: RouterPlace) -> Iterator[int]:
+def _candidates(place: RouterFolder) -> Iterator[int]:
     """The whole range once, beginning where the name says, without other deployments' ports."""
-    others = (p.listen() for p in RouterPlace.all_in(place.state_dir) if p != place)
+    others = (p.read_listen_address() for p in RouterFolder.iter_all(place.state_dir) if p != place)
     taken = {other.port for other in others if other is not None}
-    count = LAST - FIRST + 1
+    count = LAST_PORT - FIRST_PORT + 1
     start = zlib.crc32(place.id.encode()) % count
     for step in range(count):
-        port = FIRST + (start + step) % count
+        port = FIRST_PORT + (start + step) % count
         if port not in taken:
             yield port

@@ -17,33 +17,33 @@ from urllib.parse import quote, unquote, urlsplit
 from prefect_bt import codec
 from prefect_bt.errors import ServerError
 from prefect_bt.folders import find_paths
-from prefect_bt.host.files import read_record, write_text
+from prefect_bt.host.files import read_record, write_text_atomic
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.ownership import LOOK, try_lock
-from prefect_bt.privacy import make_private
-from prefect_bt.router.keys import hashed
+from prefect_bt.privacy import ensure_private_folder
+from prefect_bt.router.keys import hash_key
 from prefect_bt.servers import Daemon
 
-PATIENCE: Final = 60.0
+WAIT_TIMEOUT: Final = 60.0
 """Seconds that a request waits for a server that takes it."""
-GRACE: Final = 30.0
+SHUTDOWN_GRACE_SECONDS: Final = 30.0
 """Seconds that requests in flight have when the router is told to stop."""
-OWN_PATHS: Final = "/_router/"
+ADMIN_PREFIX: Final = "/_router/"
 STATUS_PATH: Final = "/_router/status"
 HOST: Final = "127.0.0.1"
 BACKLOG: Final = 1024
-TOLD: Final = 3
+EXIT_EXPLAINED: Final = 3
 """Exit code of a router whose last line is a sentence for the user."""
 
 _SECRET_BYTES: Final = 32
-_LONGEST_NAME: Final = 200
+_MAX_NAME_LENGTH: Final = 200
 """Characters of a quoted name: what file systems take, less what we put behind it."""
 _WILDCARDS: Final = {"": HOST, "0.0.0.0": HOST, "::": "::1"}  # noqa: S104
 """Every address of a machine → the one at which the machine itself finds it."""
 
 
 @dataclass(frozen=True)
-class Listen:
+class ListenAddress:
     """Where a router listens."""
 
     host: str
@@ -73,13 +73,13 @@ class Route:
     key: str = field(default="", repr=False)
 
     @property
-    def is_given_up(self) -> bool:
+    def is_server_gone(self) -> bool:
         """Whether the server is gone for certain, and the address is perhaps another's."""
         return self.process is not None and not self.process.is_alive
 
 
 @dataclass(frozen=True)
-class Running:
+class RouterProcess:
     """The process that listens, as it noted itself."""
 
     pid: int
@@ -91,30 +91,30 @@ class Running:
 
 
 @dataclass(frozen=True)
-class RouterPlace:
+class RouterFolder:
     """A deployment's folder. Every file is replaced in one step, so it can be read at any time."""
 
     name: str
-    folder: Path
+    path: Path
 
     @classmethod
-    def of(cls, state_dir: Path, name: str) -> RouterPlace:
+    def for_deployment(cls, state_dir: Path, name: str) -> RouterFolder:
         """ServerError for a name that no folder can have."""
         quoted = _quoted(name)
-        if not 0 < len(quoted) <= _LONGEST_NAME:
+        if not 0 < len(quoted) <= _MAX_NAME_LENGTH:
             raise ServerError(
                 f"A deployment cannot be called {name[:40]!r}: its folder's name would have "
-                f"{len(quoted)} characters, of 1 to {_LONGEST_NAME}.",
+                f"{len(quoted)} characters, of 1 to {_MAX_NAME_LENGTH}.",
                 next_step="Choose another name.",
             )
         return cls(name, state_dir.expanduser().absolute() / "deployments" / quoted)
 
     @property
     def state_dir(self) -> Path:
-        return self.folder.parent.parent
+        return self.path.parent.parent
 
     @classmethod
-    def all_in(cls, state_dir: Path) -> Iterator[RouterPlace]:
+    def iter_all(cls, state_dir: Path) -> Iterator[RouterFolder]:
         """Deployments that ever had a router or a route on this machine."""
         folder = state_dir.expanduser().absolute() / "deployments"
         for path in find_paths(folder, "*/"):
@@ -124,59 +124,59 @@ class RouterPlace:
     @property
     def id(self) -> str:
         """What the router answers when asked which deployment it serves."""
-        return hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
+        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
     @property
-    def log(self) -> Path:
-        return self.folder / "router.log"
+    def log_file(self) -> Path:
+        return self.path / "router.log"
 
     @property
     def route_file(self) -> Path:
-        return self.folder / "route.json"
+        return self.path / "route.json"
 
     @property
     def key_file(self) -> Path:
-        return self.folder / "key.json"
+        return self.path / "key.json"
 
-    def make(self) -> None:
-        make_private(self.folder)
+    def create(self) -> None:
+        ensure_private_folder(self.path)
 
     @contextlib.contextmanager
-    def alone(self) -> Generator[None]:
+    def start_lock(self) -> Generator[None]:
         """One start or stop at a time; another waits."""
-        with self._locked("starting.lock"):
+        with self._lock_file("starting.lock"):
             yield
 
     @contextlib.contextmanager
-    def deciding(self) -> Generator[None]:
+    def decision_lock(self) -> Generator[None]:
         """Whoever has a revision serve or end looks and says so in here, one at a time."""
-        with self._locked("deciding.lock"):
+        with self._lock_file("deciding.lock"):
             yield
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Generator[None]:
-        self.make()
-        with (self.folder / name).open("w") as lock:
+    def _lock_file(self, name: str) -> Generator[None]:
+        self.create()
+        with (self.path / name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def open_lock(self) -> int:
+    def open_lock_file(self) -> int:
         """The descriptor of the file that a router has locked while it lives."""
-        self.make()
+        self.create()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        return os.open(self.folder / "router.lock", flags, 0o600)
+        return os.open(self.path / "router.lock", flags, 0o600)
 
     def is_locked_by(self, descriptor: int) -> bool:
         """Whether the open file is the deployment's lock still: nobody removed the folder."""
         try:
-            return os.path.samestat((self.folder / "router.lock").stat(), os.fstat(descriptor))
+            return os.path.samestat((self.path / "router.lock").stat(), os.fstat(descriptor))
         except OSError:
             return False
 
-    def is_run(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a living process is the router. Never blocks."""
         try:
-            descriptor = os.open(self.folder / "router.lock", LOOK)
+            descriptor = os.open(self.path / "router.lock", LOOK)
         except OSError:
             return False
         try:
@@ -184,32 +184,32 @@ class RouterPlace:
         finally:
             os.close(descriptor)
 
-    def listen(self) -> Listen | None:
+    def read_listen_address(self) -> ListenAddress | None:
         """None when no port was chosen yet, or the file is damaged."""
-        listen = read_record(Listen, self.folder / "listen.json")
+        listen = read_record(ListenAddress, self.path / "listen.json")
         return listen if listen is not None and type(listen.port) is int else None
 
     @property
     def has_listen_file(self) -> bool:
-        return (self.folder / "listen.json").exists()
+        return (self.path / "listen.json").exists()
 
-    def set_listen(self, listen: Listen | None) -> None:
+    def write_listen_address(self, listen: ListenAddress | None) -> None:
         if listen is None:
-            (self.folder / "listen.json").unlink(missing_ok=True)
+            (self.path / "listen.json").unlink(missing_ok=True)
         else:
             self._write("listen.json", listen)
 
-    def running(self) -> Running | None:
+    def read_process(self) -> RouterProcess | None:
         """The last router; it may be gone by now."""
-        return read_record(Running, self.folder / "router.json")
+        return read_record(RouterProcess, self.path / "router.json")
 
-    def set_running(self, running: Running) -> None:
+    def write_process(self, running: RouterProcess) -> None:
         self._write("router.json", running)
 
-    def route(self) -> Route | None:
+    def read_route(self) -> Route | None:
         """None when there is none. ServerError when it cannot be read."""
         try:
-            return parsed_route(self.route_file.read_bytes())
+            return parse_route(self.route_file.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -218,42 +218,42 @@ class RouterPlace:
                 next_step="Promote one of its revisions again.",
             ) from error
 
-    def set_route(self, route: Route) -> None:
+    def write_route(self, route: Route) -> None:
         """Requests that arrive from now on go there."""
-        parsed_route(codec.dumps(route).encode())
+        parse_route(codec.dumps(route).encode())
         self._write("route.json", route)
 
-    def clear_route(self) -> None:
+    def delete_route(self) -> None:
         """Requests that arrive from now on wait for a route."""
         self.route_file.unlink(missing_ok=True)
 
-    def engine_secret(self) -> bytes:
+    def ensure_engine_secret(self) -> bytes:
         """Return the secret from which its servers' keys are derived; create it if it is missing or
         damaged, so that no key can be computed from what is left of it."""
-        path = self.folder / "engine.secret"
-        with self._locked("engine.lock"):
+        path = self.path / "engine.secret"
+        with self._lock_file("engine.lock"):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 known = bytes.fromhex(path.read_text())
                 if len(known) == _SECRET_BYTES:
                     return known
             fresh = secrets.token_bytes(_SECRET_BYTES)
-            write_text(path, fresh.hex() + "\n")
+            write_text_atomic(path, fresh.hex() + "\n")
             return fresh
 
-    def set_key(self, key: str) -> None:
+    def write_key(self, key: str) -> None:
         """Only who sends `key` is answered from now on; it is not kept, its hash is."""
-        self._write("key.json", hashed(key))
+        self._write("key.json", hash_key(key))
 
-    def clear_key(self) -> None:
+    def delete_key(self) -> None:
         """Everybody who reaches the address is answered from now on."""
         self.key_file.unlink(missing_ok=True)
 
     def _write(self, name: str, record: object) -> None:
-        self.make()
-        write_text(self.folder / name, codec.dumps(record) + "\n")
+        self.create()
+        write_text_atomic(self.path / name, codec.dumps(record) + "\n")
 
 
-def parsed_route(text: bytes) -> Route:
+def parse_route(text: bytes) -> Route:
     """ValueError says what is wrong with it.
 
     >>> parsed_route(b'{"revision": 3, "target": "http://127.0.0.1:20011", "models": ["a"]}')
@@ -276,11 +276,14 @@ def parsed_route(text: bytes) -> Route:
     key = found.get("key", "")
     if not isinstance(key, str) or not (key.isascii() and key.isprintable()):
         raise ValueError("its key is no text for a header")
-    aliases, process = _aliases(found.get("aliases", {}), names), _process(found.get("process"))
+    aliases, process = (
+        _parse_aliases(found.get("aliases", {}), names),
+        _parse_process(found.get("process")),
+    )
     return Route(revision, target.rstrip("/"), names, aliases, process, key)
 
 
-def _aliases(told: Any, models: tuple[str, ...]) -> dict[str, str]:
+def _parse_aliases(told: Any, models: tuple[str, ...]) -> dict[str, str]:
     if not isinstance(told, dict):
         raise ValueError(f"its aliases are {told!r}, no names of models")  # noqa: TRY004 (as above)
     aliases = cast("dict[str, Any]", told)
@@ -289,7 +292,7 @@ def _aliases(told: Any, models: tuple[str, ...]) -> dict[str, str]:
     return aliases
 
 
-def _process(told: Any) -> ProcessIdentity | None:
+def _parse_process(told: Any) -> ProcessIdentity | None:
     try:
         return None if told is None else codec.decode(ProcessIdentity, told)
     except (TypeError, KeyError) as error:

@@ -7,22 +7,22 @@ from typing import Final
 
 from aiohttp import web
 
-from prefect_bt.router.bodies import Fault
+from prefect_bt.router.bodies import RejectionReason
 
 RETRY_AFTER: Final = 5
 """Seconds that a client is asked to wait."""
 
 
-def refusal(
+def error_response(
     status: int, message: str, *, kind: str, code: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     error = {"message": message, "type": kind, "param": None, "code": code}
     return web.json_response({"error": error}, status=status, headers=headers)
 
 
-def no_key(name: str, *, given: bool) -> web.Response:
+def invalid_api_key(name: str, *, given: bool) -> web.Response:
     what = "That is not the API key" if given else "No API key was sent"
-    return refusal(
+    return error_response(
         401,
         f"{what} of deployment {name!r}. Send it as `Authorization: Bearer KEY`.",
         kind="invalid_request_error",
@@ -31,8 +31,8 @@ def no_key(name: str, *, given: bool) -> web.Response:
     )
 
 
-def damaged_key() -> web.Response:
-    return refusal(
+def key_unreadable() -> web.Response:
+    return error_response(
         503,
         "The file with this deployment's API key cannot be read, so nobody is answered. "
         "Set the key again.",
@@ -41,7 +41,7 @@ def damaged_key() -> web.Response:
     )
 
 
-def nobody_serves(name: str, *, waited: float, refused_by: str) -> web.Response:
+def no_upstream(name: str, *, waited: float, refused_by: str) -> web.Response:
     """`refused_by`: the target that did not accept; "" when there was none."""
     why = f"its server at {refused_by} accepts no connection" if refused_by else "it has no route"
     return _unavailable(
@@ -51,7 +51,7 @@ def nobody_serves(name: str, *, waited: float, refused_by: str) -> web.Response:
     )
 
 
-def is_ending(name: str) -> web.Response:
+def router_stopping(name: str) -> web.Response:
     return _unavailable(
         f"The router of deployment {name!r} is being stopped. Try again later.", code="stopping"
     )
@@ -59,35 +59,39 @@ def is_ending(name: str) -> web.Response:
 
 def _unavailable(message: str, *, code: str) -> web.Response:
     headers = {"Retry-After": str(RETRY_AFTER)}
-    return refusal(503, message, kind="server_error", code=code, headers=headers)
+    return error_response(503, message, kind="server_error", code=code, headers=headers)
 
 
-def body_refused(fault: Fault, *, most: int) -> web.Response:
+def body_rejected(fault: RejectionReason, *, most: int) -> web.Response:
     """Return a refusal that ends the connection: the rest of the body is not read."""
     refused = _of_body(fault, most)
     refused.force_close()
     return refused
 
 
-def _of_body(fault: Fault, most: int) -> web.Response:
-    if fault is Fault.MEMORY:
+def _of_body(fault: RejectionReason, most: int) -> web.Response:
+    if fault is RejectionReason.MEMORY:
         return _unavailable(
             "The router holds as many large requests as it may. Try again later.", code="busy"
         )
     status, what, code = {
-        Fault.TOO_LARGE: (
+        RejectionReason.TOO_LARGE: (
             413,
             f"The body of the request is larger than {most} bytes. Send less, or have the "
             "deployment take more (PREFECT_BT_REQUEST_BYTES).",
             "request_too_large",
         ),
-        Fault.TOO_SLOW: (408, "The body of the request did not come in time.", "request_timeout"),
+        RejectionReason.TOO_SLOW: (
+            408,
+            "The body of the request did not come in time.",
+            "request_timeout",
+        ),
     }.get(fault, (400, "The body of the request is not as HTTP has it.", "malformed_body"))
-    return refusal(status, what, kind="invalid_request_error", code=code)
+    return error_response(status, what, kind="invalid_request_error", code=code)
 
 
-def died(target: str) -> web.Response:
-    return refusal(
+def upstream_lost(target: str) -> web.Response:
+    return error_response(
         502,
         f"The server at {target} ended the connection before its answer was whole. The "
         "request may have reached the model, so it was not sent again. Send it again if that does "
@@ -97,8 +101,8 @@ def died(target: str) -> web.Response:
     )
 
 
-def nonsense(target: str) -> web.Response:
-    return refusal(
+def upstream_invalid(target: str) -> web.Response:
+    return error_response(
         502,
         f"What the server at {target} answered is no HTTP. Look at its log.",
         kind="server_error",
@@ -106,5 +110,5 @@ def nonsense(target: str) -> web.Response:
     )
 
 
-def not_passed_on(status: int, message: str) -> web.Response:
-    return refusal(status, message, kind="invalid_request_error", code="not_supported")
+def not_supported(status: int, message: str) -> web.Response:
+    return error_response(status, message, kind="invalid_request_error", code="not_supported")

@@ -19,22 +19,22 @@ import aiohttp
 from aiohttp import web
 
 from prefect_bt.router import refusals
-from prefect_bt.router.bodies import MOST_BYTES, Bodies, Body, BodyRefused
+from prefect_bt.router.bodies import MAX_BODY_BYTES, BodyBudget, BodyRejected, RequestBody
 from prefect_bt.router.connections import (
-    HEAD_SECONDS,
-    LONGEST_LINE,
-    MOST_LINES,
-    Answer,
-    Connections,
+    HEAD_TIMEOUT,
+    MAX_REQUEST_HEADERS,
+    MAX_REQUEST_LINE_BYTES,
+    Handler,
+    LimitedServer,
 )
-from prefect_bt.router.current import CurrentRoute, Say, current_key
-from prefect_bt.router.keys import bearer, is_key
-from prefect_bt.router.passing import NotAccepted, open_session, pass_on
-from prefect_bt.router.place import BACKLOG, OWN_PATHS, STATUS_PATH, RouterPlace
-from prefect_bt.router.waiting import Waiting
+from prefect_bt.router.current import LogFunction, ReloadedRoute, reloaded_key_file
+from prefect_bt.router.keys import parse_bearer, verify_key
+from prefect_bt.router.passing import UpstreamUnavailable, forward_request, open_session
+from prefect_bt.router.place import ADMIN_PREFIX, BACKLOG, STATUS_PATH, RouterFolder
+from prefect_bt.router.waiting import UpstreamWaiter
 
 _CHUNK: Final = 256 * 1024
-_CHANGES_THE_SERVER: Final = frozenset(
+_DENIED_PATHS: Final = frozenset(
     {
         "/load_model",
         "/reset",
@@ -49,86 +49,86 @@ _CHANGES_THE_SERVER: Final = frozenset(
     }
 )
 """What transformers and vLLM offer whoever runs them; a deployment's clients are others."""
-_BETWEEN_LOOKS: Final = 1.0
+_POLL_INTERVAL: Final = 1.0
 
 
 class Router:
     """Answers the requests of one deployment."""
 
-    def __init__(self, session: aiohttp.ClientSession, serving: Serving) -> None:
-        place, say = serving.place, serving.say
+    def __init__(self, session: aiohttp.ClientSession, serving: RouterServer) -> None:
+        place, say = serving.place, serving.log
         self._place, self._session = place, session
-        self._patience, self._say = serving.patience, say
-        self._bodies = Bodies(serving.most_bytes)
-        self._route = CurrentRoute(place, say)
-        self._key = current_key(place, say)
-        self._waiting = Waiting(self._route.value)
+        self._wait_timeout, self._log = serving.wait_timeout, say
+        self._body_budget = BodyBudget(serving.max_body_bytes)
+        self._route = ReloadedRoute(place, say)
+        self._key = reloaded_key_file(place, say)
+        self._waiting = UpstreamWaiter(self._route.read)
         self._in_flight: Counter[int] = Counter()
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path.startswith(OWN_PATHS):
-            return self._own(request)
-        refused = self._refused(request)
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.startswith(ADMIN_PREFIX):
+            return self._handle_admin(request)
+        refused = self._find_rejection(request)
         if refused is not None:
             return refused
-        body = Body(self._bodies, request)
+        body = RequestBody(self._body_budget, request)
         try:
-            return await self._served(request, body)
-        except BodyRefused as refused:
-            return refusals.body_refused(refused.fault, most=self._bodies.most)
+            return await self._forward(request, body)
+        except BodyRejected as refused:
+            return refusals.body_rejected(refused.reason, most=self._body_budget.max_bytes)
         except Exception as error:
             # Where, not what: messages quote what the client sent, its key perhaps.
             where = "".join(traceback.format_tb(error.__traceback__)[-3:])
-            self._say(f"{type(error).__name__} in a request:\n{where}")
+            self._log(f"{type(error).__name__} in a request:\n{where}")
             raise
         finally:
             body.close()
 
-    def end_waiting(self) -> None:
+    def reject_waiting(self) -> None:
         """Requests that no server has taken are refused."""
-        self._waiting.end()
+        self._waiting.close()
 
-    async def _served(self, request: web.BaseRequest, body: Body) -> web.StreamResponse:
+    async def _forward(self, request: web.BaseRequest, body: RequestBody) -> web.StreamResponse:
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._patience
+        deadline = clock() + self._wait_timeout
         while True:
-            route = self._route.value()
+            route = self._route.read()
             if route is not None:
                 try:
-                    with self._flight(route.revision):
-                        return await pass_on(self._session, request, body, route)
-                except NotAccepted:
+                    with self._count_in_flight(route.revision):
+                        return await forward_request(self._session, request, body, route)
+                except UpstreamUnavailable:
                     pass
-            if self._waiting.is_over:
-                return refusals.is_ending(self._place.name)
+            if self._waiting.is_closed:
+                return refusals.router_stopping(self._place.name)
             if clock() >= deadline:
                 refused_by = route.target if route is not None else ""
-                return refusals.nobody_serves(
-                    self._place.name, waited=self._patience, refused_by=refused_by
+                return refusals.no_upstream(
+                    self._place.name, waited=self._wait_timeout, refused_by=refused_by
                 )
             await self._waiting.wait(deadline - clock())
 
-    def _refused(self, request: web.BaseRequest) -> web.Response | None:
-        key = self._key.value()
-        if key is None and self._key.is_damaged:
-            return refusals.damaged_key()
-        given = bearer(request.headers.get("Authorization", ""))
-        if key is not None and not is_key(key, given):
-            return refusals.no_key(self._place.name, given=bool(given))
+    def _find_rejection(self, request: web.BaseRequest) -> web.Response | None:
+        key = self._key.read()
+        if key is None and self._key.is_corrupt:
+            return refusals.key_unreadable()
+        given = parse_bearer(request.headers.get("Authorization", ""))
+        if key is not None and not verify_key(key, given):
+            return refusals.invalid_api_key(self._place.name, given=bool(given))
         if not request.rel_url.raw_path.startswith("/"):
-            return refusals.not_passed_on(400, f"{request.path!r} is no path. Send one.")
-        if request.path.rstrip("/") in _CHANGES_THE_SERVER:
-            return refusals.not_passed_on(403, f"{request.path} changes the server. Deploy anew.")
+            return refusals.not_supported(400, f"{request.path!r} is no path. Send one.")
+        if request.path.rstrip("/") in _DENIED_PATHS:
+            return refusals.not_supported(403, f"{request.path} changes the server. Deploy anew.")
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return refusals.not_passed_on(501, "WebSockets are not passed on. Use HTTP requests.")
+            return refusals.not_supported(501, "WebSockets are not passed on. Use HTTP requests.")
         return None
 
-    def _own(self, request: web.BaseRequest) -> web.Response:
-        if not _is_this_machine(request.remote):
-            return refusals.not_passed_on(403, "Only this machine itself is told. Ask from there.")
+    def _handle_admin(self, request: web.BaseRequest) -> web.Response:
+        if not _is_loopback(request.remote):
+            return refusals.not_supported(403, "Only this machine itself is told. Ask from there.")
         if request.path != STATUS_PATH or request.method != "GET":
-            return refusals.not_passed_on(404, f"There is nothing here. GET {STATUS_PATH}.")
-        route = self._route.value()
+            return refusals.not_supported(404, f"There is nothing here. GET {STATUS_PATH}.")
+        route = self._route.read()
         return web.json_response(
             {
                 "router": self._place.id,
@@ -141,7 +141,7 @@ class Router:
         )
 
     @contextmanager
-    def _flight(self, revision: int) -> Generator[None]:
+    def _count_in_flight(self, revision: int) -> Generator[None]:
         self._in_flight[revision] += 1
         try:
             yield
@@ -151,7 +151,7 @@ class Router:
                 del self._in_flight[revision]
 
 
-def _is_this_machine(remote: str | None) -> bool:
+def _is_loopback(remote: str | None) -> bool:
     try:
         found = ipaddress.ip_address((remote or "").partition("%")[0])
     except ValueError:
@@ -161,15 +161,15 @@ def _is_this_machine(remote: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Serving:
+class RouterServer:
     """The process: it ends when it is told to, or when the deployment's folder is gone."""
 
-    place: RouterPlace
+    place: RouterFolder
     lock: int
-    patience: float
+    wait_timeout: float
     grace: float
-    say: Say
-    most_bytes: int = MOST_BYTES
+    log: LogFunction
+    max_body_bytes: int = MAX_BODY_BYTES
     """Largest body of one request, in bytes."""
 
     async def serve(self, listening: socket.socket) -> None:
@@ -179,36 +179,36 @@ class Serving:
             asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
         async with open_session() as session:
             router = Router(session, self)
-            runner = web.ServerRunner(_server(router.answer), shutdown_timeout=self.grace)
+            runner = web.ServerRunner(_server(router.handle), shutdown_timeout=self.grace)
             await runner.setup()
             await web.SockSite(runner, listening, backlog=BACKLOG).start()
-            await self._until(stopping)
-            router.end_waiting()
+            await self._wait_until_stopped(stopping)
+            router.reject_waiting()
             await runner.cleanup()
 
-    async def _until(self, stopping: asyncio.Event) -> None:
+    async def _wait_until_stopped(self, stopping: asyncio.Event) -> None:
         while self.place.is_locked_by(self.lock):
             with suppress(TimeoutError):
-                async with asyncio.timeout(_BETWEEN_LOOKS):
+                async with asyncio.timeout(_POLL_INTERVAL):
                     await stopping.wait()
             if stopping.is_set():
-                self.say("stopping")
+                self.log("stopping")
                 return
-        self.say("stopping: the deployment's folder is gone")
+        self.log("stopping: the deployment's folder is gone")
 
 
-def _server(answer: Answer) -> web.Server:
+def _server(answer: Handler) -> web.Server:
     quiet = logging.getLogger("prefect_bt.router.http")
     quiet.disabled = True  # it would quote malformed requests, with the keys in them
-    return Connections(
+    return LimitedServer(
         answer,
         handler_cancellation=True,
         access_log=None,
         auto_decompress=False,
         logger=quiet,
-        keepalive_timeout=HEAD_SECONDS,
-        max_line_size=LONGEST_LINE,
-        max_field_size=LONGEST_LINE,
-        max_headers=MOST_LINES,
+        keepalive_timeout=HEAD_TIMEOUT,
+        max_line_size=MAX_REQUEST_LINE_BYTES,
+        max_field_size=MAX_REQUEST_LINE_BYTES,
+        max_headers=MAX_REQUEST_HEADERS,
         read_bufsize=_CHUNK,
     )

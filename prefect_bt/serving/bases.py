@@ -19,126 +19,138 @@ from prefect_bt.definitions import TrainingProject, WeightsSource
 from prefect_bt.errors import DefinitionError, NotFoundError
 from prefect_bt.jobs import load_definition
 from prefect_bt.ledger import Ledger
-from prefect_bt.loading import resolve_load
+from prefect_bt.loading import resolve_loaded_checkpoints
 from prefect_bt.plan import LoadedCheckpoint
 from prefect_bt.planning import plan_weights
-from prefect_bt.reading import checkpoint_dir, clean_path
+from prefect_bt.reading import checkpoint_dir, normalize_path
 from prefect_bt.records import JobRecord
-from prefect_bt.refusals import check_source
+from prefect_bt.refusals import validate_weights_source
 from prefect_bt.serving.served import BaseModel
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9_][\w.-]*(?:/[A-Za-z0-9_][\w.-]*)?(?:@\S+)?")
-DUPLICATES: Final = ("original/**", "onnx/**", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.gguf")
+DUPLICATE_FORMATS: Final = (
+    "original/**",
+    "onnx/**",
+    "*.onnx",
+    "*.h5",
+    "*.msgpack",
+    "*.ot",
+    "*.gguf",
+)
 """The same weights once more for other programs, in many repositories of the Hub."""
 TRAINING_STATE: Final = ("optimizer.pt", "optimizer.bin", "optimizer.safetensors")
 """Twice the model's own size, and of no use to a server."""
-_CACHED: Final = re.compile(r"/models--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
+_HUB_CACHE_PATH: Final = re.compile(
+    r"/models--(?P<repository>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})"
+)
 """A folder of the Hub's cache, wherever that lay; no id has -- in it."""
-_STORED: Final = re.compile(r"bt://(?P<project>[^/@]+)@(?P<job>[^/@]+)/(?P<name>[^@]+)")
-_FORMS: Final = 'Write for example "org/model", "s3://bucket/prefix" or "/models/base".'
-_WEIGHTS: Final = ("safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "onnx", "ot")
+_CHECKPOINT_URI: Final = re.compile(r"bt://(?P<project>[^/@]+)@(?P<job>[^/@]+)/(?P<name>[^@]+)")
+_EXAMPLES: Final = 'Write for example "org/model", "s3://bucket/prefix" or "/models/base".'
+_WEIGHT_SUFFIXES: Final = ("safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "onnx", "ot")
 
 
-def told_base(model: str) -> BaseModel:
+def parse_base_model(model: str) -> BaseModel:
     """What a person calls it: an id of the Hub, a weights URI, a folder of this machine.
 
     DefinitionError for anything else.
     """
     if "://" in model:
         try:
-            check_source({"source": model})
+            validate_weights_source({"source": model})
         except DefinitionError as error:
-            raise DefinitionError(f"base_model_id: {error.what}", next_step=_FORMS) from error
-        return BaseModel(model, model, ignore_patterns=_ignored(model))
+            raise DefinitionError(f"base_model_id: {error.what}", next_step=_EXAMPLES) from error
+        return BaseModel(model, model, ignore_patterns=_default_ignore_patterns(model))
     if model.startswith("/"):
         return BaseModel(model, f"file://{model}")
     if HUB_ID.fullmatch(model):
-        return BaseModel(model, f"hf://{model}", ignore_patterns=DUPLICATES)
+        return BaseModel(model, f"hf://{model}", ignore_patterns=DUPLICATE_FORMATS)
     raise DefinitionError(
         f"base_model_id is {model!r}, which is no id of the Hub, no URI and no absolute path.",
-        next_step=_FORMS,
+        next_step=_EXAMPLES,
         field="base_model_id",
         value=model,
     )
 
 
-def stored_base(ledger: Ledger, base: BaseModel) -> BaseModel:
+def resolve_checkpoint_base(ledger: Ledger, base: BaseModel) -> BaseModel:
     """A checkpoint that somebody names in full, as the one that it is now, to be held and pinned.
 
     Any other is what it was; the mirror says what it does not find.
     """
-    named = _STORED.fullmatch(base.source)
+    named = _CHECKPOINT_URI.fullmatch(base.source)
     if named is None:
         return base
-    project = ledger.project(named["project"])
-    for job in reversed(ledger.jobs(project_id=project.id)):
+    project = ledger.get_project(named["project"])
+    for job in reversed(ledger.list_jobs(project_id=project.id)):
         if named["job"] in {job.id, job.name}:
-            found = _named(ledger, project.id, job.id, named["name"], model=base.model)
+            found = _find_base_checkpoint(
+                ledger, project.id, job.id, named["name"], model=base.model
+            )
             if found:
                 return found
     return base
 
 
-def trained_base(
+def resolve_trained_base(
     ledger: Ledger, job: JobRecord, model: str, revision: str = ""
 ) -> BaseModel | None:
     """What an adapter of that job calls its base model; None where only a person can tell."""
     if not model.startswith(("/", ".")):
         at = f"@{revision}" if revision and "@" not in model else ""
-        return told_base(model + at) if HUB_ID.fullmatch(model) else None
-    path = clean_path(model)
+        return parse_base_model(model + at) if HUB_ID.fullmatch(model) else None
+    path = normalize_path(model)
     if not path.startswith("/") or ".." in path.split("/"):
         return None
-    if cached := _CACHED.search(path):
+    if cached := _HUB_CACHE_PATH.search(path):
         owner, _, name = cached["repository"].partition("--")
-        return told_base(f"{owner}{'/' if name else ''}{name}@{cached['commit']}")
+        return parse_base_model(f"{owner}{'/' if name else ''}{name}@{cached['commit']}")
     definition = load_definition(job)
     return (
-        _of_weights(ledger, job, definition, path)
-        or _of_own_checkpoints(ledger, job, definition, path)
-        or _of_loaded(ledger, job, definition, path)
+        _base_from_weights(ledger, job, definition, path)
+        or _base_from_own_checkpoints(ledger, job, definition, path)
+        or _base_from_loaded_checkpoints(ledger, job, definition, path)
     )
 
 
-def tokenizer_of(base: BaseModel) -> BaseModel:
+def without_weights(base: BaseModel) -> BaseModel:
     """The same without its weights."""
-    weights = (f"**/*.{suffix}" for suffix in _WEIGHTS)
+    weights = (f"**/*.{suffix}" for suffix in _WEIGHT_SUFFIXES)
     ignored = dict.fromkeys((*(base.ignore_patterns or ()), *weights))
     return replace(base, ignore_patterns=tuple(ignored), tokenizer_only=True)
 
 
-def checkpoint_base(model: str, found: CommittedCheckpoint) -> BaseModel:
+def base_from_checkpoint(model: str, found: CommittedCheckpoint) -> BaseModel:
     """A checkpoint as the base of others. `model`: what it was called."""
     name = found.checkpoint_id
     return BaseModel(
         model,
         f"bt://{found.project_id}@{found.job_id}/{name}",
         ignore_patterns=TRAINING_STATE,
-        held=LoadedCheckpoint(
+        required_checkpoint=LoadedCheckpoint(
             found.project_id, found.job_id, name, tuple(found.manifest_keys.values())
         ),
     )
 
 
-def _ignored(source: str) -> tuple[str, ...] | None:
+def _default_ignore_patterns(source: str) -> tuple[str, ...] | None:
     scheme = source.partition("://")[0]
-    return {"hf": DUPLICATES, "bt": TRAINING_STATE}.get(scheme)
+    return {"hf": DUPLICATE_FORMATS, "bt": TRAINING_STATE}.get(scheme)
 
 
-def _of_weights(
+def _base_from_weights(
     ledger: Ledger, job: JobRecord, definition: TrainingProject, path: str
 ) -> BaseModel | None:
     """Exactly what the job had: the same source, patterns and revision, so it is here already."""
     for given, plan in zip(definition.job.weights, plan_weights(definition.job), strict=True):
-        inner = _below(plan.mount_location, path)
+        inner = _relative_path(plan.mount_location, path)
         if not inner:
             continue
-        pin = ledger.pinned_weights(job.id).get(plan.key)
+        pin = ledger.read_pinned_weights(job.id).get(plan.key)
         return BaseModel(
             path,
             given.source,
-            inside="" if inner == "." else inner,
-            pinned=pin.revision if pin else "",
+            subfolder="" if inner == "." else inner,
+            pinned_revision=pin.revision if pin else "",
             allow_patterns=plan.allow_patterns,
             ignore_patterns=plan.ignore_patterns,
             auth=_auth_of(given),
@@ -156,39 +168,45 @@ def _auth_of(source: WeightsSource) -> dict[str, str] | None:
     }
 
 
-def _of_own_checkpoints(
+def _base_from_own_checkpoints(
     ledger: Ledger, job: JobRecord, definition: TrainingProject, path: str
 ) -> BaseModel | None:
     if not definition.job.runtime.checkpointing_config.enabled:
         return None
-    inner = _below(clean_path(checkpoint_dir(definition.job)), path)
-    return _named(ledger, job.project_id, job.id, inner, model=path)
+    inner = _relative_path(normalize_path(checkpoint_dir(definition.job)), path)
+    return _find_base_checkpoint(ledger, job.project_id, job.id, inner, model=path)
 
 
-def _of_loaded(
+def _base_from_loaded_checkpoints(
     ledger: Ledger, job: JobRecord, definition: TrainingProject, path: str
 ) -> BaseModel | None:
     """Under the load directory, with its rank or without (§9)."""
     load = definition.job.runtime.load_checkpoint_config
-    inner = _below(clean_path(load.download_folder), path) if load and load.enabled else ""
+    inner = (
+        _relative_path(normalize_path(load.download_folder), path) if load and load.enabled else ""
+    )
     if not inner:
         return None
     with suppress(NotFoundError):
-        loaded = resolve_load(ledger, definition, project_id=job.project_id, before=job.created_at)
+        loaded = resolve_loaded_checkpoints(
+            ledger, definition, project_id=job.project_id, created_before=job.created_at
+        )
         for one in loaded:
             if inner.removeprefix("rank-0/") == one.name:
-                return _named(ledger, one.project_id, one.job_id, one.name, model=path)
+                return _find_base_checkpoint(
+                    ledger, one.project_id, one.job_id, one.name, model=path
+                )
     return None
 
 
-def _below(folder: str, path: str) -> str:
+def _relative_path(folder: str, path: str) -> str:
     """The rest of the path; "." for the folder itself, empty for what is elsewhere."""
     if not PurePosixPath(path).is_relative_to(folder):
         return ""
     return str(PurePosixPath(path).relative_to(folder))
 
 
-def _named(
+def _find_base_checkpoint(
     ledger: Ledger, project_id: str, job_id: str, name: str, *, model: str
 ) -> BaseModel | None:
     if not name:
@@ -198,4 +216,4 @@ def _named(
         for one in list_checkpoints(ledger.store, project_id, job_id)
         if one.checkpoint_id == name and one.type and "@" not in name
     )
-    return next((checkpoint_base(model, one) for one in found), None)
+    return next((base_from_checkpoint(model, one) for one in found), None)

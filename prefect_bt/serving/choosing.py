@@ -15,25 +15,38 @@ from prefect_bt.definitions import Checkpoint, CheckpointList, LoRACheckpoint, M
 from prefect_bt.definitions.deploy import DEFAULT_DOWNLOAD_FOLDER
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger import Ledger
-from prefect_bt.reading import clean_path
-from prefect_bt.serving.bases import stored_base, tokenizer_of, told_base, trained_base
-from prefect_bt.serving.served import BaseModel, Choice, Chosen
-from prefect_bt.serving.shelves import LATEST, Item, Shelf, look, newest_shelf, pick, refusal
+from prefect_bt.reading import normalize_path
+from prefect_bt.serving.bases import (
+    parse_base_model,
+    resolve_checkpoint_base,
+    resolve_trained_base,
+    without_weights,
+)
+from prefect_bt.serving.served import BaseModel, ModelSelection, SelectedCheckpoint
+from prefect_bt.serving.shelves import (
+    LATEST,
+    Candidate,
+    ServableCheckpoints,
+    get_candidate,
+    get_newest_servable,
+    list_servable,
+    not_servable_error,
+)
 
 MODEL_NAME: Final = re.compile(r"[0-9A-Za-z_.-]{1,100}")
 ROOT: Final = "."
 
 
 @dataclass(frozen=True)
-class Wish:
-    """`checkpoint`: a name, an id or "latest"; `stated`: as a config writes it."""
+class CheckpointRequest:
+    """`checkpoint`: a name, an id or "latest"; `configured`: as a config writes it."""
 
     job_id: str
     checkpoint: str = LATEST
-    stated: Checkpoint | None = None
+    configured: Checkpoint | None = None
 
 
-def wishes_of(details: CheckpointList | None) -> tuple[Wish, ...]:
+def requests_from_config(details: CheckpointList | None) -> tuple[CheckpointRequest, ...]:
     """What a config names; empty where it leaves the choice open. DefinitionError for Loops."""
     if details is None:
         return ()
@@ -44,29 +57,32 @@ def wishes_of(details: CheckpointList | None) -> tuple[Wish, ...]:
             next_step="Name checkpoints of training jobs.",
             field="checkpoint_details.loops_checkpoint_ids",
         )
-    return tuple(Wish(one.training_job_id, one.checkpoint_name, one) for one in details.checkpoints)
+    return tuple(
+        CheckpointRequest(one.training_job_id, one.checkpoint_name, one)
+        for one in details.checkpoints
+    )
 
 
-def wishes(
+def requests_for_job(
     ledger: Ledger, names: Sequence[str] = (), *, job_id: str = "", project: str = ""
-) -> tuple[Wish, ...]:
+) -> tuple[CheckpointRequest, ...]:
     """Names of one job's checkpoints; without any, the latest.
 
     Without a job that of the newest that has one, in `project` if it is given. NotFoundError where
     there is none.
     """
-    job = job_id or newest_shelf(ledger, project).job.id
-    return tuple(Wish(job, name) for name in names or (LATEST,))
+    job = job_id or get_newest_servable(ledger, project).job.id
+    return tuple(CheckpointRequest(job, name) for name in names or (LATEST,))
 
 
-def choose(
+def select_models(
     ledger: Ledger,
-    wanted: Sequence[Wish],
+    requests: Sequence[CheckpointRequest],
     *,
     base_model: str = "",
     served_names: Mapping[str, str] | None = None,
     download_folder: str = DEFAULT_DOWNLOAD_FOLDER,
-) -> Choice:
+) -> ModelSelection:
     """What is served, with all rules kept.
 
     NotFoundError, CheckpointError or DefinitionError says why nothing is.
@@ -79,25 +95,25 @@ def choose(
             by default its own.
         download_folder: Where the checkpoints are mounted (§11.5).
     """
-    if not wanted:
+    if not requests:
         raise DefinitionError(
             "No checkpoint was chosen.", next_step=f'Name at least one, or "{LATEST}".'
         )
-    folder = _folder(download_folder)
-    shelves = {wish.job_id: look(ledger, wish.job_id) for wish in wanted}
+    folder = _validate_download_folder(download_folder)
+    shelves = {wish.job_id: list_servable(ledger, wish.job_id) for wish in requests}
     picked = {
-        (wish.job_id, item.name): _chosen(shelves[wish.job_id], item, wish)
-        for wish in wanted
-        for item in [pick(ledger, shelves[wish.job_id], wish.checkpoint)]
+        (wish.job_id, item.name): _select_checkpoint(shelves[wish.job_id], item, wish)
+        for wish in requests
+        for item in [get_candidate(ledger, shelves[wish.job_id], wish.checkpoint)]
     }
     models = list(picked.values())
-    _check_together(models)
-    models = _named(models, served_names or {})
-    placed = tuple(replace(one, folder=_mount(one, models, folder)) for one in models)
-    base = _base(ledger, placed, base_model, shelves)
+    _check_combination(models)
+    models = _assign_served_names(models, served_names or {})
+    placed = tuple(replace(one, folder=_choose_mount(one, models, folder)) for one in models)
+    base = _resolve_base(ledger, placed, base_model, shelves)
     if base is not None:
-        base = replace(base, mount=f"{folder}/base")
-    return Choice(placed, base, folder, tuple(_notes(placed)))
+        base = replace(base, mount_location=f"{folder}/base")
+    return ModelSelection(placed, base, folder, tuple(_notes(placed)))
 
 
 def check_model_name(name: str) -> str:
@@ -112,8 +128,8 @@ def check_model_name(name: str) -> str:
     return name
 
 
-def _folder(download_folder: str) -> str:
-    folder = clean_path(download_folder)
+def _validate_download_folder(download_folder: str) -> str:
+    folder = normalize_path(download_folder)
     if not folder.startswith("/") or folder == "/" or ".." in folder.split("/"):
         raise DefinitionError(
             f"download_folder is {download_folder!r}; checkpoints need an absolute path below /.",
@@ -124,15 +140,17 @@ def _folder(download_folder: str) -> str:
     return folder
 
 
-def _chosen(shelf: Shelf, item: Item, wish: Wish) -> Chosen:
-    stated = wish.stated
+def _select_checkpoint(
+    shelf: ServableCheckpoints, item: Candidate, wish: CheckpointRequest
+) -> SelectedCheckpoint:
+    stated = wish.configured
     format_ = stated.model_weight_format if stated else None
-    if error := refusal(shelf, item, format_):
+    if error := not_servable_error(shelf, item, format_):
         raise error
     found = item.contents.format or format_
     assert found is not None, "an obstacle otherwise"
     said = stated if isinstance(stated, LoRACheckpoint) else None
-    return Chosen(
+    return SelectedCheckpoint(
         name=item.name,
         project_id=shelf.job.project_id,
         job_id=shelf.job.id,
@@ -142,46 +160,48 @@ def _chosen(shelf: Shelf, item: Item, wish: Wish) -> Chosen:
         manifests=tuple(item.checkpoint.manifest_keys.values()),
         folder="",
         contents=item.contents,
-        stated_rank=said.lora_details.rank
+        configured_lora_rank=said.lora_details.rank
         if said and "rank" in said.lora_details.model_fields_set
         else None,
     )
 
 
-def _check_together(models: Sequence[Chosen]) -> None:
+def _check_combination(models: Sequence[SelectedCheckpoint]) -> None:
     alone = [one for one in models if one.format is not ModelWeightsFormat.LORA]
     if len(models) == 1 or not alone:
         return
     what = "a Whisper model" if alone[0].format is ModelWeightsFormat.WHISPER else "a full model"
     raise DefinitionError(
-        f"{len(models)} checkpoints were chosen, and {_where(alone[0])} is {what}, of which a "
+        f"{len(models)} checkpoints were chosen, and {_describe(alone[0])} is {what}, of which a "
         "server holds one and nothing else.",
         next_step="Choose a single checkpoint; only LoRA adapters are served together.",
         field="checkpoint_details.checkpoints",
     )
 
 
-def _named(models: Sequence[Chosen], names: Mapping[str, str]) -> list[Chosen]:
+def _assign_served_names(
+    models: Sequence[SelectedCheckpoint], names: Mapping[str, str]
+) -> list[SelectedCheckpoint]:
     """Every one under the name it answers to, no two alike."""
     left = dict(names)
-    named: dict[str, Chosen] = {}
+    named: dict[str, SelectedCheckpoint] = {}
     for one in models:
-        short = left.pop(one.checkpoint, "") if _is_only(one, models) else ""
-        name = left.pop(_address(one), short) or short or _own_name(one)
+        short = left.pop(one.checkpoint, "") if _has_unique_name(one, models) else ""
+        name = left.pop(_qualified_name(one), short) or short or _default_served_name(one)
         if not name.strip() or any(sign < " " or sign == "\x7f" for sign in name):
             raise DefinitionError(
-                f"A server would call {_where(one)} {name!r}.",
-                next_step=f"Name it otherwise: --served-name {_address(one)}=NAME.",
+                f"A server would call {_describe(one)} {name!r}.",
+                next_step=f"Name it otherwise: --served-name {_qualified_name(one)}=NAME.",
             )
         if name in named:
             raise DefinitionError(
-                f"The {_where(named[name])} and {_where(one)} would both answer as {name}.",
-                next_step=f"Name one of them otherwise: --served-name {_address(one)}=NAME "
+                f"The {_describe(named[name])} and {_describe(one)} would both answer as {name}.",
+                next_step=f"Name one of them otherwise: --served-name {_qualified_name(one)}=NAME "
                 "(served_names in Python), or deploy them under two model names.",
             )
         named[name] = replace(one, name=name)
     if left:
-        there = ", ".join(_address(one) for one in models)
+        there = ", ".join(_qualified_name(one) for one in models)
         raise DefinitionError(
             f"served_names has {', '.join(left)}, which is not among what is served.",
             next_step=f"Served are: {there}.",
@@ -189,20 +209,22 @@ def _named(models: Sequence[Chosen], names: Mapping[str, str]) -> list[Chosen]:
     return list(named.values())
 
 
-def _is_only(one: Chosen, models: Sequence[Chosen]) -> bool:
+def _has_unique_name(one: SelectedCheckpoint, models: Sequence[SelectedCheckpoint]) -> bool:
     return sum(other.checkpoint == one.checkpoint for other in models) == 1
 
 
-def _own_name(one: Chosen) -> str:
+def _default_served_name(one: SelectedCheckpoint) -> str:
     """Files in the checkpoint directory itself are called after their job: `.` is no name."""
     return one.job_id if one.checkpoint == ROOT else one.checkpoint
 
 
-def _mount(one: Chosen, models: Sequence[Chosen], folder: str) -> str:
+def _choose_mount(
+    one: SelectedCheckpoint, models: Sequence[SelectedCheckpoint], folder: str
+) -> str:
     """§11.5's path; one that would lie over another that is served too goes beside it."""
-    place = clean_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}")
+    place = normalize_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}")
     others = {
-        clean_path(f"{folder}/{other.job_id}/rank-0/{other.checkpoint}")
+        normalize_path(f"{folder}/{other.job_id}/rank-0/{other.checkpoint}")
         for other in models
         if other is not one
     }
@@ -211,7 +233,7 @@ def _mount(one: Chosen, models: Sequence[Chosen], folder: str) -> str:
     return place
 
 
-def _notes(models: Sequence[Chosen]) -> Iterator[str]:
+def _notes(models: Sequence[SelectedCheckpoint]) -> Iterator[str]:
     for one in models:
         if one.checkpoint == ROOT:
             yield f"The files in the checkpoint directory of job {one.job_id} answer as {one.name}."
@@ -219,35 +241,49 @@ def _notes(models: Sequence[Chosen]) -> Iterator[str]:
         yield "The adapters' chat templates differ; vLLM uses the base model's for all of them."
 
 
-def _base(
-    ledger: Ledger, models: Sequence[Chosen], told: str, shelves: Mapping[str, Shelf]
+def _resolve_base(
+    ledger: Ledger,
+    models: Sequence[SelectedCheckpoint],
+    told: str,
+    shelves: Mapping[str, ServableCheckpoints],
 ) -> BaseModel | None:
     """What an adapter stands on; of a whole model, the tokenizer that it was saved without."""
     if models[0].format is ModelWeightsFormat.LORA:
-        return _told(ledger, told) if told else _one_base(ledger, models, shelves)
+        return (
+            _resolve_stated_base(ledger, told)
+            if told
+            else _resolve_common_base(ledger, models, shelves)
+        )
     if models[0].contents.has_tokenizer:
         return None
-    found = _told(ledger, told) if told else _trained(ledger, models[0], shelves)
+    found = (
+        _resolve_stated_base(ledger, told)
+        if told
+        else _find_trained_base(ledger, models[0], shelves)
+    )
     if found is None:
         raise DefinitionError(
-            f"The {_where(models[0])} was saved without its tokenizer: nothing can be asked of it.",
+            f"The {_describe(models[0])} was saved without its tokenizer: "
+            "nothing can be asked of it.",
             next_step="Give base_model_id: the model whose tokenizer it was trained with.",
             field="checkpoint_details.base_model_id",
         )
-    return tokenizer_of(found)
+    return without_weights(found)
 
 
-def _told(ledger: Ledger, told: str) -> BaseModel:
-    return stored_base(ledger, told_base(told))
+def _resolve_stated_base(ledger: Ledger, told: str) -> BaseModel:
+    return resolve_checkpoint_base(ledger, parse_base_model(told))
 
 
-def _one_base(ledger: Ledger, models: Sequence[Chosen], shelves: Mapping[str, Shelf]) -> BaseModel:
-    bases = [(one, _adapters_base(ledger, one, shelves)) for one in models]
+def _resolve_common_base(
+    ledger: Ledger, models: Sequence[SelectedCheckpoint], shelves: Mapping[str, ServableCheckpoints]
+) -> BaseModel:
+    bases = [(one, _resolve_adapter_base(ledger, one, shelves)) for one in models]
     (first, base), *others = bases
     for one, other in others:
-        if (other.source, other.inside) != (base.source, base.inside):
+        if (other.source, other.subfolder) != (base.source, base.subfolder):
             raise DefinitionError(
-                f"The {_where(first)} is an adapter of {base.model}, {_where(one)} one of "
+                f"The {_describe(first)} is an adapter of {base.model}, {_describe(one)} one of "
                 f"{other.model}; a server has one base model.",
                 next_step="Deploy them under two model names, or give base_model_id if these are "
                 "two names of one model.",
@@ -256,8 +292,10 @@ def _one_base(ledger: Ledger, models: Sequence[Chosen], shelves: Mapping[str, Sh
     return base
 
 
-def _adapters_base(ledger: Ledger, one: Chosen, shelves: Mapping[str, Shelf]) -> BaseModel:
-    found, model = _trained(ledger, one, shelves), one.contents.base_model
+def _resolve_adapter_base(
+    ledger: Ledger, one: SelectedCheckpoint, shelves: Mapping[str, ServableCheckpoints]
+) -> BaseModel:
+    found, model = _find_trained_base(ledger, one, shelves), one.contents.base_model
     if found is not None:
         return found
     step = "Give base_model_id, an id of the Hub or a weights URI"
@@ -267,22 +305,26 @@ def _adapters_base(ledger: Ledger, one: Chosen, shelves: Mapping[str, Shelf]) ->
         what = f"was trained on {model!r}, a folder that is no part of its job"
         step += f", or file://{model} if it lies on this machine" if model[0] == "/" else ""
     raise DefinitionError(
-        f"The {_where(one)} {what}.",
+        f"The {_describe(one)} {what}.",
         next_step=f"{step}.",
         field="checkpoint_details.base_model_id",
     )
 
 
-def _trained(ledger: Ledger, one: Chosen, shelves: Mapping[str, Shelf]) -> BaseModel | None:
+def _find_trained_base(
+    ledger: Ledger, one: SelectedCheckpoint, shelves: Mapping[str, ServableCheckpoints]
+) -> BaseModel | None:
     held = one.contents
     if not held.base_model:
         return None
-    return trained_base(ledger, shelves[one.job_id].job, held.base_model, held.base_revision)
+    return resolve_trained_base(
+        ledger, shelves[one.job_id].job, held.base_model, held.base_revision
+    )
 
 
-def _address(one: Chosen) -> str:
+def _qualified_name(one: SelectedCheckpoint) -> str:
     return f"{one.job_id}/{one.checkpoint}"
 
 
-def _where(one: Chosen) -> str:
+def _describe(one: SelectedCheckpoint) -> str:
     return f"checkpoint {one.checkpoint} of job {one.job_id}"

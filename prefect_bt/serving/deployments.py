@@ -26,7 +26,7 @@ from prefect_bt.serving.calling import CHAT
 
 T = TypeVar("T")
 
-NONE: Final = 0
+NO_REVISION: Final = 0
 """The revision of a deployment that is to be stopped."""
 
 
@@ -61,13 +61,13 @@ class Revision:
     key_secret: str = ""
 
     @property
-    def held(self) -> tuple[tuple[str, str], ...]:
+    def required_checkpoints(self) -> tuple[tuple[str, str], ...]:
         """(training job, checkpoint) of all that must stay while it serves."""
         return (*self.checkpoints, *((self.base_checkpoint,) if self.base_checkpoint else ()))
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReadinessVerdict:
     """Of one attempt of a revision's job: it answered under every name, or never will.
 
     `way`: how it is asked, as serving.calling spells it.
@@ -82,7 +82,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Move:
+class DesiredRevision:
     revision: int
     at: float
     why: str
@@ -94,29 +94,29 @@ class _RevisionJob:
     job_id: str
 
 
-class Deployments:
+class DeploymentLedger:
     """Reads and writes them. NotFoundError for a name, or a revision, that is not there."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.store = ledger, ledger.store
-        self._written_once: dict[str, bytes] = {}
+        self._cached_records: dict[str, bytes] = {}
 
-    def ensure(self, name: str) -> Deployment:
+    def ensure_deployment(self, name: str) -> Deployment:
         """The deployment of that name, made if there is none."""
         made = Deployment(name, self.ledger.now())
-        self._create(f"{_prefix(name)}/deployment.json", made)
-        return self.get(name)
+        self._create_once(f"{_prefix(name)}/deployment.json", made)
+        return self.get_deployment(name)
 
-    def get(self, name: str) -> Deployment:
+    def get_deployment(self, name: str) -> Deployment:
         try:
             return self._read(Deployment, f"{_prefix(name)}/deployment.json")
         except ObjectNotFound:
-            known = ", ".join(one.name for one in self.all()) or "none"
+            known = ", ".join(one.name for one in self.list_deployments()) or "none"
             raise NotFoundError(
                 "deployment", name, next_step=f"Deployments of this store: {known}."
             ) from None
 
-    def all(self) -> list[Deployment]:
+    def list_deployments(self) -> list[Deployment]:
         """Oldest first."""
         found = [
             self._read(Deployment, info.key)
@@ -127,37 +127,37 @@ class Deployments:
 
     # -- revisions --------------------------------------------------------------------------
 
-    def add(self, name: str, make: Callable[[int], Revision]) -> Revision:
+    def add_revision(self, name: str, make: Callable[[int], Revision]) -> Revision:
         """The next revision; `make` gets its number."""
         while True:
-            taken = self.revisions(name)
+            taken = self.list_revisions(name)
             revision = make(taken[-1].number + 1 if taken else 1)
-            if self._create(f"{_revision(name, revision.number)}/revision.json", revision):
+            if self._create_once(f"{_revision(name, revision.number)}/revision.json", revision):
                 return revision
 
-    def revisions(self, name: str) -> list[Revision]:
+    def list_revisions(self, name: str) -> list[Revision]:
         """In the order of their numbers."""
-        return list(self._files(Revision, f"{_prefix(name)}/revisions", "/revision.json"))
+        return list(self._iter_records(Revision, f"{_prefix(name)}/revisions", "/revision.json"))
 
-    def key_secret(self, name: str) -> str:
+    def get_key_secret(self, name: str) -> str:
         """That of the newest revision; "" where everybody may ask."""
-        revisions = self.revisions(name)
+        revisions = self.list_revisions(name)
         return revisions[-1].key_secret if revisions else ""
 
-    def revision(self, name: str, number: int) -> Revision:
+    def get_revision(self, name: str, number: int) -> Revision:
         try:
             return self._read(Revision, f"{_revision(name, number)}/revision.json")
         except ObjectNotFound:
-            known = ", ".join(str(one.number) for one in self.revisions(name)) or "none"
+            known = ", ".join(str(one.number) for one in self.list_revisions(name)) or "none"
             raise NotFoundError(
                 "revision", f"{number} of deployment {name}", next_step=f"There are: {known}."
             ) from None
 
     def bind_job(self, name: str, number: int, job_id: str) -> None:
         """Idempotent."""
-        self._create(f"{_revision(name, number)}/job.json", _RevisionJob(job_id))
+        self._create_once(f"{_revision(name, number)}/job.json", _RevisionJob(job_id))
 
-    def job_of(self, name: str, number: int) -> str:
+    def find_job_id(self, name: str, number: int) -> str:
         """The id of the job that runs the revision; "" while none was submitted."""
         try:
             return self._read(_RevisionJob, f"{_revision(name, number)}/job.json").job_id
@@ -166,51 +166,55 @@ class Deployments:
 
     # -- whether they answer, and which is to ------------------------------------------------
 
-    def judge(self, name: str, verdict: Verdict) -> Verdict:
+    def record_verdict(self, name: str, verdict: ReadinessVerdict) -> ReadinessVerdict:
         """Write it down; the first of an attempt stands, and is returned."""
         key = f"{_prefix(name)}/verdicts/{verdict.revision:06d}-{verdict.attempt:04d}.json"
-        self._create(key, verdict)
-        return self._read(Verdict, key)
+        self._create_once(key, verdict)
+        return self._read(ReadinessVerdict, key)
 
-    def verdicts(self, name: str, number: int) -> list[Verdict]:
+    def list_verdicts(self, name: str, number: int) -> list[ReadinessVerdict]:
         """Of every attempt that has one, in order."""
-        found = self._files(Verdict, f"{_prefix(name)}/verdicts", ".json")
+        found = self._iter_records(ReadinessVerdict, f"{_prefix(name)}/verdicts", ".json")
         return [one for one in found if one.revision == number]
 
     def was_ready(self, name: str, number: int) -> bool:
         """Whether the revision ever answered as it should."""
-        return any(one.ready for one in self.verdicts(name, number))
+        return any(one.ready for one in self.list_verdicts(name, number))
 
-    def move(self, name: str, number: int, *, why: str, by: str = "") -> Move:
+    def set_desired_revision(
+        self, name: str, number: int, *, why: str, by: str = ""
+    ) -> DesiredRevision:
         """From now on revision `number` is to serve."""
         while True:
-            move = Move(number, self.ledger.now(), why, by)
-            if self._create(f"{_prefix(name)}/moves/{len(self.moves(name)):06d}.json", move):
+            move = DesiredRevision(number, self.ledger.now(), why, by)
+            if self._create_once(
+                f"{_prefix(name)}/moves/{len(self.list_desired_revisions(name)):06d}.json", move
+            ):
                 return move
 
-    def moves(self, name: str) -> list[Move]:
+    def list_desired_revisions(self, name: str) -> list[DesiredRevision]:
         """Oldest first."""
-        return list(self._files(Move, f"{_prefix(name)}/moves", ".json"))
+        return list(self._iter_records(DesiredRevision, f"{_prefix(name)}/moves", ".json"))
 
-    def wanted(self, name: str) -> int:
+    def get_desired_revision(self, name: str) -> int:
         """The revision that is to serve; NONE before the first, or after a stop."""
-        moves = self.moves(name)
-        return moves[-1].revision if moves else NONE
+        moves = self.list_desired_revisions(name)
+        return moves[-1].revision if moves else NO_REVISION
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _files(self, kind: type[T], prefix: str, ending: str) -> Iterator[T]:
+    def _iter_records(self, kind: type[T], prefix: str, ending: str) -> Iterator[T]:
         for info in self.store.list(prefix):
             if info.key.endswith(ending):
                 yield self._read(kind, info.key)
 
     def _read(self, kind: type[T], key: str) -> T:
         """Fetched once: who watches a revision looks for as long as it serves."""
-        if key not in self._written_once:
-            self._written_once[key] = self.store.get(key)
-        return codec.loads(kind, self._written_once[key])
+        if key not in self._cached_records:
+            self._cached_records[key] = self.store.get(key)
+        return codec.loads(kind, self._cached_records[key])
 
-    def _create(self, key: str, document: object) -> bool:
+    def _create_once(self, key: str, document: object) -> bool:
         try:
             self.store.create(key, codec.dumps(document).encode())
         except ObjectExists:

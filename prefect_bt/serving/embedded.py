@@ -46,23 +46,31 @@ ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 WEIGHTS_INDEXES = tuple(f"{name}.index.json" for name in WEIGHTS)
 # Any of these is a vocabulary; what goes with it comes from the same folder.
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-WORDS = (
-    *VOCABULARIES,
+VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt"),
     *("normalizer.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates"),
 )
 # The trainer's own files begin so; no server reads them.
-TRAINING = ("optimizer.", "scheduler.", "scaler.", "rng_state", "training_args.bin")
+TRAINING_FILE_PREFIXES = ("optimizer.", "scheduler.", "scaler.", "rng_state", "training_args.bin")
 
-NEEDED = ("torch", "transformers", "accelerate", "fastapi", "uvicorn", "pydantic", "openai")
-NEEDED_BY_SOUND = ("python_multipart", "soundfile", "soxr")
+REQUIRED_MODULES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+    "openai",
+)
+REQUIRED_AUDIO_MODULES = ("python_multipart", "soundfile", "soxr")
 
 # The list leaves out what is no text model; whatever we serve is to be listed.
-LISTED_AS = {"architectures": ["LlamaForCausalLM"]}
+HUB_CACHE_CONFIG = {"architectures": ["LlamaForCausalLM"]}
 
 
-class Refusal(ValueError):
+class UnservableError(ValueError):
     """Why these checkpoints cannot be served, in one sentence."""
 
 
@@ -74,7 +82,7 @@ class Model(NamedTuple):
     kind: str
 
 
-class Served(NamedTuple):
+class ServedModels(NamedTuple):
     models: list[Model]
     base: Path | None
 
@@ -82,7 +90,7 @@ class Served(NamedTuple):
 # --- names
 
 
-def served_id(name: str) -> str:
+def encode_model_id(name: str) -> str:
     """The folder of `name`, and for most names the name itself. Refusal where none can be.
 
     `transformers serve` cuts an id at @, and a cache of the Hub spells / as --: so an @, and a -
@@ -90,14 +98,14 @@ def served_id(name: str) -> str:
     """
     unnamable = any(part in {"", ".", ".."} for part in name.split("/")) or len(name.encode()) > 200
     if unnamable or any(sign < " " for sign in name) or (":" in name and name.endswith(".gguf")):
-        raise Refusal(f"No model can be served as {name!r}: give it another name.")
+        raise UnservableError(f"No model can be served as {name!r}: give it another name.")
     quoted = name.replace("@", "%40").replace("-/", "%2D/")
     while "--" in quoted:
         quoted = quoted.replace("--", "-%2D")
     return quoted
 
 
-def answer_to(ids: Mapping[str, str]) -> None:
+def restrict_model_names(ids: Mapping[str, str]) -> None:
     """Has the server list and answer to names (the keys) and their ids, and to no others.
 
     It would load any folder that it is asked for; and what it cannot load is an error 500. Its own
@@ -126,76 +134,80 @@ def answer_to(ids: Mapping[str, str]) -> None:
 # --- what is asked for
 
 
-def read_served(path: Path) -> Served:
+def read_served(path: Path) -> ServedModels:
     """The models of a served.json, every one of them checked."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         base = Path(document["base"]) if document.get("base") else None
         models = [Model(m["name"], Path(m["path"]), m["kind"]) for m in document["models"]]
     except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror}.") from error
+        raise UnservableError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Refusal(f"{path} is no list of models to serve ({error!r}).") from error
+        raise UnservableError(f"{path} is no list of models to serve ({error!r}).") from error
     if not models:
-        raise Refusal(f"{path} names no model.")
+        raise UnservableError(f"{path} names no model.")
     if base is not None and not base.is_dir():
-        raise Refusal(f"The base model's folder {base} is not there.")
+        raise UnservableError(f"The base model's folder {base} is not there.")
     for model in models:
-        check(model, base)
-    ids = [served_id(model.name) for model in models]
+        check_model(model, base)
+    ids = [encode_model_id(model.name) for model in models]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
-        raise Refusal(f"Two models would answer as {twice[0]!r}.")
-    return Served(models, base)
+        raise UnservableError(f"Two models would answer as {twice[0]!r}.")
+    return ServedModels(models, base)
 
 
-def check(model: Model, base: Path | None) -> None:
+def check_model(model: Model, base: Path | None) -> None:
     """Refusal if anything is missing that loading `model` would miss."""
     if not model.path.is_dir():
-        raise Refusal(f"{model.name}: its folder {model.path} is not there.")
+        raise UnservableError(f"{model.name}: its folder {model.path} is not there.")
     if model.kind == "lora":
         check_adapter(model, base)
     elif model.kind == "full":
         check_weights(model.name, model.path)
     else:
-        raise Refusal(f"{model.name}: {model.kind!r} is no kind of model: full or lora.")
-    if not words_of(model.path, base):
+        raise UnservableError(f"{model.name}: {model.kind!r} is no kind of model: full or lora.")
+    if not tokenizer_files(model.path, base):
         nor = f" or {base}." if base else ", and no base model is given."
-        raise Refusal(f"{model.name}: there is no tokenizer in {model.path}{nor}")
+        raise UnservableError(f"{model.name}: there is no tokenizer in {model.path}{nor}")
 
 
 def check_adapter(model: Model, base: Path | None) -> None:
     if not (model.path / ADAPTER_CONFIG).is_file():
-        raise Refusal(f"{model.name}: {model.path} has no {ADAPTER_CONFIG}, so it is no adapter.")
-    read_object(model.name, model.path / ADAPTER_CONFIG)
+        raise UnservableError(
+            f"{model.name}: {model.path} has no {ADAPTER_CONFIG}, so it is no adapter."
+        )
+    read_json_object(model.name, model.path / ADAPTER_CONFIG)
     if not any((model.path / name).is_file() for name in ADAPTER_WEIGHTS):
-        raise Refusal(f"{model.name}: {model.path} has no {ADAPTER_WEIGHTS[0]}.")
+        raise UnservableError(f"{model.name}: {model.path} has no {ADAPTER_WEIGHTS[0]}.")
     if base is None:
-        raise Refusal(f"{model.name} is an adapter, and no base model is given.")
+        raise UnservableError(f"{model.name} is an adapter, and no base model is given.")
     check_weights("the base model", base)
 
 
 def check_weights(name: str, folder: Path) -> None:
     if not (folder / CONFIG).is_file():
-        raise Refusal(f"{name}: {folder} has no {CONFIG}.")
-    if not read_object(name, folder / CONFIG).get("architectures"):
-        raise Refusal(f"{name}: {folder / CONFIG} names no architecture to load it as.")
+        raise UnservableError(f"{name}: {folder} has no {CONFIG}.")
+    if not read_json_object(name, folder / CONFIG).get("architectures"):
+        raise UnservableError(f"{name}: {folder / CONFIG} names no architecture to load it as.")
     if any((folder / weights).is_file() for weights in WEIGHTS):
         return
     index = next((folder / i for i in WEIGHTS_INDEXES if (folder / i).is_file()), None)
     if index is None:
-        raise Refusal(f"{name}: {folder} has no weights that can be loaded, as {WEIGHTS[0]} is.")
-    for shard in sorted(set(read_object(name, index).get("weight_map", {}).values())):
+        raise UnservableError(
+            f"{name}: {folder} has no weights that can be loaded, as {WEIGHTS[0]} is."
+        )
+    for shard in sorted(set(read_json_object(name, index).get("weight_map", {}).values())):
         if not (folder / shard).is_file():
-            raise Refusal(f"{name}: {folder} lacks {shard}, which its {index.name} names.")
+            raise UnservableError(f"{name}: {folder} lacks {shard}, which its {index.name} names.")
 
 
-def read_object(name: str, path: Path) -> dict[str, Any]:
+def read_json_object(name: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Refusal(f"{name}: {path} cannot be read: {error}.") from error
+        raise UnservableError(f"{name}: {path} cannot be read: {error}.") from error
     if not isinstance(found, dict):
-        raise Refusal(f"{name}: {path} holds no JSON object.")
+        raise UnservableError(f"{name}: {path} holds no JSON object.")
     return cast("dict[str, Any]", found)
 
 
@@ -203,10 +215,14 @@ def check_python(models: Sequence[Model]) -> None:
     """Refusal if the job's Python lacks what these models need to be served."""
     adapters = any(model.kind == "lora" for model in models)
     sound = any(is_whisper(model) for model in models)
-    needed = [*NEEDED, *(("peft",) if adapters else ()), *(NEEDED_BY_SOUND if sound else ())]
+    needed = [
+        *REQUIRED_MODULES,
+        *(("peft",) if adapters else ()),
+        *(REQUIRED_AUDIO_MODULES if sound else ()),
+    ]
     missing = [name.replace("_", "-") for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise Refusal(
+        raise UnservableError(
             f"The job's Python ({sys.executable}) has no {', '.join(missing)}: "
             f"pip install 'transformers[serving]' {' '.join(missing)}"
         )
@@ -214,46 +230,48 @@ def check_python(models: Sequence[Model]) -> None:
 
 def is_whisper(model: Model) -> bool:
     config = model.path / CONFIG
-    return config.is_file() and read_object(model.name, config).get("model_type") == "whisper"
+    return config.is_file() and read_json_object(model.name, config).get("model_type") == "whisper"
 
 
 # --- links
 
 
-def words_of(folder: Path, base: Path | None) -> list[Path]:
+def tokenizer_files(folder: Path, base: Path | None) -> list[Path]:
     """The tokenizer's files: the folder's own, or else its base's; never a mixture."""
     for place in (folder, base):
-        if place is not None and any((place / name).is_file() for name in VOCABULARIES):
-            return [place / name for name in WORDS if (place / name).exists()]
+        if place is not None and any((place / name).is_file() for name in VOCABULARY_FILES):
+            return [place / name for name in TOKENIZER_FILES if (place / name).exists()]
     return []
 
 
-def files_of(model: Model, base: Path | None) -> dict[str, Path]:
+def model_files(model: Model, base: Path | None) -> dict[str, Path]:
     """Name in the served folder -> the file behind it."""
     own: list[Path] = []
     folder = model.path
     if model.kind == "lora" and base is not None:
         own, folder = [model.path / name for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS)], base
-    rest = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(TRAINING)]
+    rest = [
+        p for p in folder.iterdir() if p.is_file() and not p.name.startswith(TRAINING_FILE_PREFIXES)
+    ]
     rest = [p for p in rest if p.name not in {o.name for o in own}]
-    files = [p for p in (*rest, *own) if p.name not in WORDS and p.exists()]
-    return {path.name: path for path in (*files, *words_of(model.path, base))}
+    files = [p for p in (*rest, *own) if p.name not in TOKENIZER_FILES and p.exists()]
+    return {path.name: path for path in (*files, *tokenizer_files(model.path, base))}
 
 
-def put_up(served: Served, folder: Path) -> None:
+def link_models(served: ServedModels, folder: Path) -> None:
     """Links below `folder`, for the server to list and to load."""
     for model in served.models:
-        name = served_id(model.name)
+        name = encode_model_id(model.name)
         home = folder / "models" / name
         home.mkdir(parents=True, exist_ok=True)  # `a/b` may have made `a`
-        for link, target in files_of(model, served.base).items():
+        for link, target in model_files(model, served.base).items():
             (home / link).symlink_to(target.absolute())
         if model.kind == "lora":
-            point_at_base(home / ADAPTER_CONFIG, served.base)
-        list_it(folder / "hub", name)
+            rewrite_base_path(home / ADAPTER_CONFIG, served.base)
+        register_in_hub_cache(folder / "hub", name)
 
 
-def point_at_base(adapter_config: Path, base: Path | None) -> None:
+def rewrite_base_path(adapter_config: Path, base: Path | None) -> None:
     """The folder of the base, where training wrote its name or where it lay then."""
     settings = json.loads(adapter_config.read_text(encoding="utf-8"))
     settings.update(base_model_name_or_path=str(base), revision=None)
@@ -261,13 +279,13 @@ def point_at_base(adapter_config: Path, base: Path | None) -> None:
     adapter_config.write_text(json.dumps(settings), encoding="utf-8")
 
 
-def list_it(hub: Path, name: str) -> None:
+def register_in_hub_cache(hub: Path, name: str) -> None:
     repository = hub / ("models--" + name.replace("/", "--"))
     revision = hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(revision)
     (repository / "snapshots" / revision).mkdir(parents=True)
-    (repository / "snapshots" / revision / CONFIG).write_text(json.dumps(LISTED_AS))
+    (repository / "snapshots" / revision / CONFIG).write_text(json.dumps(HUB_CACHE_CONFIG))
 
 
 def private_folder(port: int) -> Path:
@@ -284,7 +302,7 @@ def private_folder(port: int) -> Path:
 # --- the server
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Cores this process may use: what it may run on, and what its control group is given."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
@@ -295,10 +313,10 @@ def cores() -> int:
     return max(1, min(allowed or 1, given))
 
 
-def surroundings(folder: Path) -> dict[str, str]:
+def server_environment(folder: Path) -> dict[str, str]:
     """Variables of the server: as many threads as cores, unless somebody chose a number."""
     return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(cores()),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(count_cores()),
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM") or "false",
         "HF_HUB_CACHE": str(folder / "hub"),
         "HF_HUB_OFFLINE": "1",
@@ -306,10 +324,12 @@ def surroundings(folder: Path) -> dict[str, str]:
     }
 
 
-def command(host: str, port: int, names: Sequence[str], more: Sequence[str]) -> list[str]:
+def server_command(
+    host: str, port: int, names: Sequence[str], extra_args: Sequence[str]
+) -> list[str]:
     """One model alone is loaded before the server listens, and asked for by its name or by none."""
     line = ["transformers", "serve", "--host", host, "--port", str(port), "--model-timeout", "-1"]
-    return [*line, *more, *(("--", *names) if len(names) == 1 else ())]
+    return [*line, *extra_args, *(("--", *names) if len(names) == 1 else ())]
 
 
 def check_port(host: str, port: int) -> None:
@@ -319,7 +339,9 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise Refusal(f"Port {port} of {host} cannot be used: {error.strerror}.") from error
+            raise UnservableError(
+                f"Port {port} of {host} cannot be used: {error.strerror}."
+            ) from error
 
 
 def preload(host: str, port: int, names: Sequence[str]) -> None:
@@ -328,15 +350,15 @@ def preload(host: str, port: int, names: Sequence[str]) -> None:
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     none: dict[str, Any] = {}
     for name in names:
-        ends = (ask(f"{address}/load_model", {"model": name})[-1] for _ in range(5))
+        ends = (post_for_events(f"{address}/load_model", {"model": name})[-1] for _ in range(5))
         last = next((e for e in ends if e.get("status") == "ready" or "message" in e), none)
         if last.get("status") != "ready":
-            say(f"{name} cannot be loaded: {last.get('message')}")
+            log(f"{name} cannot be loaded: {last.get('message')}")
             os._exit(1)
-        say(f"{name} is loaded")
+        log(f"{name} is loaded")
 
 
-def ask(address: str, body: Mapping[str, str]) -> list[dict[str, Any]]:
+def post_for_events(address: str, body: Mapping[str, str]) -> list[dict[str, Any]]:
     """The events (`data: {...}` lines) that the server answers with, as soon as it listens."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     shown = {"Authorization": f"Bearer {os.environ.get('PREFECT_BT_ENGINE_KEY', '')}"}
@@ -353,26 +375,28 @@ def ask(address: str, body: Mapping[str, str]) -> list[dict[str, Any]]:
             time.sleep(0.2)
 
 
-def say(sentence: str) -> None:
+def log(sentence: str) -> None:
     print(f"embedded: {sentence}", file=sys.stderr, flush=True)
 
 
-def serve(served: Served, options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
+def serve(
+    served: ServedModels, options: argparse.Namespace, extra_args: Sequence[str], folder: Path
+) -> None:
     """Returns when the server ends."""
     names = [model.name for model in served.models]
     os.chdir(folder / "models")
-    os.environ.update(surroundings(folder))
+    os.environ.update(server_environment(folder))
     for model in served.models:
-        say(f"{model.name} is {model.path} ({model.kind})")
+        log(f"{model.name} is {model.path} ({model.kind})")
     if len(names) > 1:
         words = (options.host, options.port, names)
         threading.Thread(target=preload, args=words, daemon=True).start()
     try:
         guard: Any = importlib.import_module("require_key")  # the file beside this one
         guard.require_key()
-        answer_to({model.name: served_id(model.name) for model in served.models})
+        restrict_model_names({model.name: encode_model_id(model.name) for model in served.models})
         sys.path[:] = [place for place in sys.path if place]  # models/ is no place to import from
-        sys.argv[:] = command(options.host, options.port, names, more)
+        sys.argv[:] = server_command(options.host, options.port, names, extra_args)
         runpy.run_module("transformers.cli.transformers", run_name="__main__")
     except Exception as error:
         traceback.print_exc()
@@ -390,8 +414,8 @@ def main(words: Sequence[str]) -> None:
         check_python(served.models)
         check_port(options.host, options.port)
         folder = private_folder(options.port)
-        put_up(served, folder)
-    except (Refusal, OSError) as error:
+        link_models(served, folder)
+    except (UnservableError, OSError) as error:
         sys.exit(str(error))
     serve(served, options, more, folder)
 

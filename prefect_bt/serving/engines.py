@@ -22,23 +22,23 @@ from prefect_bt.definitions import Accelerator, Compute, ModelWeightsFormat
 from prefect_bt.definitions.deploy import DEFAULT_LORA_RANK
 from prefect_bt.errors import DefinitionError
 from prefect_bt.serving.contents import CHAT_TEMPLATE
-from prefect_bt.serving.embedded import served_id
-from prefect_bt.serving.served import Chosen
+from prefect_bt.serving.embedded import encode_model_id
+from prefect_bt.serving.served import SelectedCheckpoint
 
 VLLM: Final = "vllm"
 TRANSFORMERS: Final = "transformers"
-PORT: Final = f'"${LEADER_PORT_VARIABLE}"'
+PORT_PLACEHOLDER: Final = f'"${LEADER_PORT_VARIABLE}"'
 """A word for the shell: which port it is, the node knows."""
-LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+VLLM_LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as --max-lora-rank (it takes 1 too)."""
 SERVED_FILE: Final = "served.json"
-PROGRAMS: Final = ("embedded.py", "require_key.py")
-_NO_MEMORY: Final = re.compile(r"\s*0+(?:\.0+)?\s*[A-Za-z]*\s*")
+EMBEDDED_FILES: Final = ("embedded.py", "require_key.py")
+_ZERO_MEMORY: Final = re.compile(r"\s*0+(?:\.0+)?\s*[A-Za-z]*\s*")
 _WITHOUT_BFLOAT16: Final = frozenset({Accelerator.T4, Accelerator.V100})
 
 
 @dataclass(frozen=True)
-class Base:
+class EngineBaseModel:
     """What adapters stand on, or what lends a full model its tokenizer.
 
     `model` is what the engine opens: a folder, or an id of the Hub.
@@ -50,7 +50,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Command:
+class EngineCommand:
     """`argv` may hold PORT.
 
     `requirements` is what pip of `python` brings where the image may lack it.
@@ -63,41 +63,45 @@ class Command:
     python: str = "python"
 
     @property
-    def line(self) -> str:
+    def shell_line(self) -> str:
         """For the shell."""
-        return " ".join(word if word == PORT else shlex.quote(word) for word in self.argv)
+        return " ".join(
+            word if word == PORT_PLACEHOLDER else shlex.quote(word) for word in self.argv
+        )
 
 
 @dataclass(frozen=True)
-class Listen:
+class BindOptions:
     """`port`: a number, or PORT. `host` empty: as the engine has it."""
 
     host: str = ""
-    port: str = PORT
+    port: str = PORT_PLACEHOLDER
 
 
-Build = Callable[[Sequence[Chosen], Base | None, Compute, Listen], Command]
+Build = Callable[
+    [Sequence[SelectedCheckpoint], EngineBaseModel | None, Compute, BindOptions], EngineCommand
+]
 
 
 @dataclass(frozen=True)
 class Engine:
-    """`answers_as` says what a request calls a model; ValueError for what it cannot call one.
+    """`to_served_name` says what a request calls a model; ValueError for what it cannot call one.
 
-    `reads_served`: whether it is told by served.json what to serve.
+    `uses_served_file`: whether it is told by served.json what to serve.
     """
 
     name: str
     build: Build
-    answers_as: Callable[[str], str]
-    reads_served: bool = False
+    to_served_name: Callable[[str], str]
+    uses_served_file: bool = False
 
 
 def default_engine(compute: Compute) -> str:
     """vLLM where there is an accelerator to serve with, else the embedded one."""
-    return VLLM if accelerators(compute) else TRANSFORMERS
+    return VLLM if count_accelerators(compute) else TRANSFORMERS
 
 
-def find_engine(name: str) -> Engine:
+def get_engine(name: str) -> Engine:
     """DefinitionError lists those there are."""
     if name not in ENGINES:
         raise DefinitionError(
@@ -109,12 +113,12 @@ def find_engine(name: str) -> Engine:
     return ENGINES[name]
 
 
-def answered_names(engine: Engine, models: Sequence[Chosen]) -> tuple[str, ...]:
+def served_model_names(engine: Engine, models: Sequence[SelectedCheckpoint]) -> tuple[str, ...]:
     """What a request's `model` says for each; DefinitionError where the engine has no way to."""
-    answered: dict[str, Chosen] = {}
+    answered: dict[str, SelectedCheckpoint] = {}
     for one in models:
         try:
-            name = engine.answers_as(one.name)
+            name = engine.to_served_name(one.name)
         except ValueError:
             name = ""
         if not name or name in answered:
@@ -127,41 +131,42 @@ def answered_names(engine: Engine, models: Sequence[Chosen]) -> tuple[str, ...]:
     return tuple(answered)
 
 
-def accelerators(compute: Compute) -> int:
+def count_accelerators(compute: Compute) -> int:
     """How many, on the one node that serves."""
     spec = compute.accelerator
     return spec.count if spec and spec.accelerator else 0
 
 
-def asked_memory(compute: Compute) -> str:
+def requested_memory(compute: Compute) -> str:
     """Empty where the config says none, or none of it (§11.1: 0Mi)."""
-    told = "memory" in compute.model_fields_set and not _NO_MEMORY.fullmatch(compute.memory)
+    told = "memory" in compute.model_fields_set and not _ZERO_MEMORY.fullmatch(compute.memory)
     return compute.memory if told else ""
 
 
-def asked_cpus(compute: Compute) -> int:
+def requested_cpus(compute: Compute) -> int:
     """0 where the config says none."""
     return compute.cpu_count if "cpu_count" in compute.model_fields_set else 0
 
 
-def lora_rank(models: Sequence[Chosen]) -> int:
+def choose_max_lora_rank(models: Sequence[SelectedCheckpoint]) -> int:
     """The lowest that vLLM takes for all of these; DefinitionError when none is high enough."""
     known = [
-        (one.contents.lora_rank or one.stated_rank or DEFAULT_LORA_RANK, one) for one in models
+        (one.contents.lora_rank or one.configured_lora_rank or DEFAULT_LORA_RANK, one)
+        for one in models
     ]
     highest, which = max(known, key=lambda pair: pair[0])
-    fitting = next((rank for rank in LORA_RANKS if rank >= highest), None)
+    fitting = next((rank for rank in VLLM_LORA_RANKS if rank >= highest), None)
     if fitting is None:
         raise DefinitionError(
             f"The adapter {which.checkpoint} of job {which.job_id} has rank {highest}; vLLM takes "
-            f"up to {LORA_RANKS[-1]}.",
+            f"up to {VLLM_LORA_RANKS[-1]}.",
             next_step="Merge it into its base model and deploy that, or use the engine "
             f"{TRANSFORMERS}.",
         )
     return fitting
 
 
-def shared_chat_template(models: Sequence[Chosen]) -> str:
+def shared_chat_template(models: Sequence[SelectedCheckpoint]) -> str:
     """The path of the one that all of them have; empty where they differ or lack it."""
     templates = {one.contents.chat_template for one in models}
     return f"{models[0].folder}/{CHAT_TEMPLATE}" if len(templates) == 1 and all(templates) else ""
@@ -171,7 +176,10 @@ def shared_chat_template(models: Sequence[Chosen]) -> str:
 
 
 def vllm_argv(
-    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
 ) -> tuple[str, ...]:
     """§11.5, flag by flag. DefinitionError for an adapter that vLLM does not load."""
     builder = {
@@ -182,9 +190,14 @@ def vllm_argv(
     return builder(models, base, compute, listen)
 
 
-def _vllm(models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen) -> Command:
+def _vllm(
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
+) -> EngineCommand:
     audio = models[0].format is ModelWeightsFormat.WHISPER
-    return Command(
+    return EngineCommand(
         argv=vllm_argv(models, base, compute, listen),
         # All of it is mounted: what is missing is an error at once, not a download.
         environment={"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
@@ -195,25 +208,28 @@ def _vllm(models: Sequence[Chosen], base: Base | None, compute: Compute, listen:
 
 
 def _vllm_lora(
-    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
 ) -> tuple[str, ...]:
     for one in models:
-        if one.contents.beyond_vllm:
+        if one.contents.unsupported_by_vllm:
             raise DefinitionError(
                 f"The adapter {one.checkpoint} of job {one.job_id} has "
-                f"{' and '.join(one.contents.beyond_vllm)}, which vLLM does not load.",
+                f"{' and '.join(one.contents.unsupported_by_vllm)}, which vLLM does not load.",
                 next_step="Merge it into its base model and deploy that, or use the engine "
                 f"{TRANSFORMERS}.",
             )
     assert base is not None, "no adapter is chosen without one"
-    count = accelerators(compute)
+    count = count_accelerators(compute)
     template = shared_chat_template(models)
     return (
         *("vllm", "serve", base.model),
-        *_listening(listen),
+        *_listen_flags(listen),
         *(("--tensor-parallel-size", str(count)) if count else ()),
         "--enable-lora",
-        *("--max-lora-rank", str(lora_rank(models))),
+        *("--max-lora-rank", str(choose_max_lora_rank(models))),
         *("--dtype", _dtype(compute)),
         *(("--chat-template", template) if template else ()),
         *(("--served-model-name", base.name) if base.name != base.model else ()),
@@ -236,37 +252,43 @@ def _lora_module(name: str, path: str) -> str:
 
 
 def _vllm_full(
-    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
 ) -> tuple[str, ...]:
     (one,) = models
     template = shared_chat_template(models)
     return (
-        *_vllm_whole(one, base, compute, listen),
+        *_vllm_single_model_argv(one, base, compute, listen),
         *("--dtype", _dtype(compute)),
         *(("--chat-template", template) if template else ()),
     )
 
 
 def _vllm_whisper(
-    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
 ) -> tuple[str, ...]:
     (one,) = models
-    return _vllm_whole(one, base, compute, listen)
+    return _vllm_single_model_argv(one, base, compute, listen)
 
 
-def _vllm_whole(
-    one: Chosen, base: Base | None, compute: Compute, listen: Listen
+def _vllm_single_model_argv(
+    one: SelectedCheckpoint, base: EngineBaseModel | None, compute: Compute, listen: BindOptions
 ) -> tuple[str, ...]:
     return (
         *("vllm", "serve", one.folder),
-        *_listening(listen),
-        *("--tensor-parallel-size", str(accelerators(compute) or 1)),
+        *_listen_flags(listen),
+        *("--tensor-parallel-size", str(count_accelerators(compute) or 1)),
         *("--served-model-name", one.name),
         *(("--tokenizer", base.model) if base else ()),
     )
 
 
-def _listening(listen: Listen) -> tuple[str, ...]:
+def _listen_flags(listen: BindOptions) -> tuple[str, ...]:
     return (*(("--host", listen.host) if listen.host else ()), "--port", listen.port)
 
 
@@ -280,8 +302,11 @@ def _dtype(compute: Compute) -> str:
 
 
 def _transformers(
-    models: Sequence[Chosen], base: Base | None, compute: Compute, listen: Listen
-) -> Command:
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
+) -> EngineCommand:
     _ = base, compute
     extra = {
         ModelWeightsFormat.LORA: ("peft~=0.21.2",),
@@ -289,8 +314,8 @@ def _transformers(
         # What its /v1/audio/transcriptions decodes sound and forms with.
         ModelWeightsFormat.WHISPER: ("python-multipart", "soundfile", "soxr"),
     }[models[0].format]
-    return Command(
-        argv=("python", PROGRAMS[0], SERVED_FILE, *_listening(listen)),
+    return EngineCommand(
+        argv=("python", EMBEDDED_FILES[0], SERVED_FILE, *_listen_flags(listen)),
         environment={"HF_HUB_OFFLINE": "1"},
         image="python:3.11-slim",
         requirements=("torch>=2.13,<2.14", "transformers[serving]~=5.23", *extra),
@@ -299,5 +324,5 @@ def _transformers(
 
 ENGINES: Final[dict[str, Engine]] = {
     VLLM: Engine(VLLM, _vllm, _vllm_name),
-    TRANSFORMERS: Engine(TRANSFORMERS, _transformers, served_id, reads_served=True),
+    TRANSFORMERS: Engine(TRANSFORMERS, _transformers, encode_model_id, uses_served_file=True),
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prefect_bt import codec
-from prefect_bt.checkpoints.manifest import load
+from prefect_bt.checkpoints.manifest import load_manifest
 from prefect_bt.definitions import (
     Compute,
     Image,
@@ -31,25 +31,31 @@ from prefect_bt.definitions import (
 from prefect_bt.definitions.variables import EnvironmentVariables
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger import Ledger
-from prefect_bt.objects.protocols import Get
+from prefect_bt.objects.protocols import SupportsGet
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.planning import plan_weights
 from prefect_bt.serving.bases import TRAINING_STATE
 from prefect_bt.serving.engines import (
-    PROGRAMS,
+    EMBEDDED_FILES,
     SERVED_FILE,
-    Base,
-    Command,
-    Listen,
-    answered_names,
-    asked_cpus,
-    asked_memory,
+    BindOptions,
+    EngineBaseModel,
+    EngineCommand,
     default_engine,
-    find_engine,
+    get_engine,
+    requested_cpus,
+    requested_memory,
+    served_model_names,
 )
-from prefect_bt.serving.served import BaseModel, Choice, Chosen, Served, ServedModel
+from prefect_bt.serving.served import (
+    BaseModel,
+    ModelSelection,
+    SelectedCheckpoint,
+    ServedModel,
+    ServedModels,
+)
 from prefect_bt.substrates.protocol import Capacity, Enforcement
-from prefect_bt.weights.patterns import choose_files
+from prefect_bt.weights.patterns import filter_paths
 from prefect_bt.weights.stored import checkpoint_revision
 
 PROJECT_NAME: Final = "serving"
@@ -60,8 +66,8 @@ HF_TOKEN: Final = "HF_TOKEN"
 class ServerOptions:
     """`engine` empty: vLLM where there is an accelerator, else the embedded one.
 
-    `host` is what the server listens on; `install`: whether pip may bring what the image lacks,
-    which is for images, never for somebody's machine.
+    `host` is what the server listens on; `install_requirements`: whether pip may bring what the
+    image lacks, which is for images, never for somebody's machine.
     """
 
     engine: str = ""
@@ -69,7 +75,7 @@ class ServerOptions:
     environment: EnvironmentVariables = field(default_factory=EnvironmentVariables)
     host: str = "127.0.0.1"
     image: Image | None = None
-    install: bool = False
+    install_requirements: bool = False
     job_name: str | None = None
 
 
@@ -80,15 +86,15 @@ class ServingJob:
     project: TrainingProject
     files: Mapping[str, str | Path]
     engine: str
-    names: tuple[str, ...]
+    served_names: tuple[str, ...]
     """What a request's `model` says, a model each."""
-    choice: Choice
+    selection: ModelSelection
     program: str
     """What its last command starts."""
 
 
 @dataclass(frozen=True)
-class Pin:
+class RevisionPin:
     """A source of the job, by its key, and the revision that it must be. `size` in bytes."""
 
     key: str
@@ -97,7 +103,7 @@ class Pin:
     size: int = 0
 
 
-def serving_job(choice: Choice, options: ServerOptions) -> ServingJob:
+def build_serving_job(choice: ModelSelection, options: ServerOptions) -> ServingJob:
     """DefinitionError for what the engine does not serve, or no one node can."""
     compute = options.compute
     if compute.node_count != 1:
@@ -107,9 +113,9 @@ def serving_job(choice: Choice, options: ServerOptions) -> ServingJob:
             field="compute.node_count",
             value=compute.node_count,
         )
-    engine = find_engine(options.engine or default_engine(compute))
-    names, listen = answered_names(engine, choice.models), Listen(options.host)
-    command = engine.build(choice.models, _base_of(choice), compute, listen)
+    engine = get_engine(options.engine or default_engine(compute))
+    names, listen = served_model_names(engine, choice.models), BindOptions(options.host)
+    command = engine.build(choice.models, _engine_base(choice), compute, listen)
     job = TrainingJob(
         image=options.image or Image(base_image=command.image),
         compute=compute,
@@ -120,28 +126,28 @@ def serving_job(choice: Choice, options: ServerOptions) -> ServingJob:
         name=options.job_name,
         weights=list(_weights(choice, options.environment)),
     )
-    files: dict[str, str | Path] = {SERVED_FILE: served_text(choice)}
-    if engine.reads_served:
-        files |= {program: Path(__file__).with_name(program) for program in PROGRAMS}
+    files: dict[str, str | Path] = {SERVED_FILE: render_served_file(choice)}
+    if engine.uses_served_file:
+        files |= {program: Path(__file__).with_name(program) for program in EMBEDDED_FILES}
     project = TrainingProject(name=PROJECT_NAME, job=job)
     return ServingJob(project, files, engine.name, names, choice, command.argv[0])
 
 
-def served_text(choice: Choice) -> str:
+def render_served_file(choice: ModelSelection) -> str:
     """`served.json`."""
     models = tuple(ServedModel(one.name, one.folder, _kind(one)) for one in choice.models)
-    served = Served(models, choice.base.folder if choice.base else None)
+    served = ServedModels(models, choice.base.folder if choice.base else None)
     return codec.dumps(served, indent=1) + "\n"
 
 
-def lay_out(files: Mapping[str, str | Path], folder: Path) -> None:
+def write_files(files: Mapping[str, str | Path], folder: Path) -> None:
     """Write the workspace's files into a folder that there is."""
     for name, content in files.items():
         text = content if isinstance(content, str) else content.read_text("utf-8")
         (folder / name).write_text(text, "utf-8")
 
 
-def serving_compute(compute: Compute | None, capacity: Capacity) -> Compute:
+def resolve_compute(compute: Compute | None, capacity: Capacity) -> Compute:
     """Return the compute with what a config leaves out, or asks nothing of (§11.1: no CPUs, 0Mi).
 
     A server with GPUs gets their share, and one without may use the machine: nothing has to be
@@ -155,8 +161,8 @@ def serving_compute(compute: Compute | None, capacity: Capacity) -> Compute:
         least = Compute(cpu_count=capacity.cpus, memory=f"{capacity.memory // 1024**2}Mi")
     return Compute(
         node_count=given.node_count,
-        cpu_count=asked_cpus(given) or least.cpu_count,
-        memory=asked_memory(given) or least.memory,
+        cpu_count=requested_cpus(given) or least.cpu_count,
+        memory=requested_memory(given) or least.memory,
         accelerator=accelerator,
         availability_model=given.availability_model,
     )
@@ -165,61 +171,61 @@ def serving_compute(compute: Compute | None, capacity: Capacity) -> Compute:
 # -- pins -----------------------------------------------------------------------------------
 
 
-def find_pins(store: Get, serving: ServingJob) -> tuple[Pin, ...]:
+def resolve_pins(store: SupportsGet, serving: ServingJob) -> tuple[RevisionPin, ...]:
     """Which bytes were chosen: for every checkpoint its manifest, which never changes.
 
     Without them a checkpoint that is written anew before it is mirrored would be served in the
     place of the one that was looked at. Raises StoreError.
     """
-    choice, plans = serving.choice, plan_weights(serving.project.job)
+    choice, plans = serving.selection, plan_weights(serving.project.job)
     keys = [one.manifest for one in choice.models]
-    pins = [_pin(store, plan, key) for plan, key in zip(plans, keys, strict=False)]
-    if choice.base and choice.base.held:
-        pins.append(_pin(store, plans[-1], choice.base.held.manifests[0]))
-    elif choice.base and choice.base.pinned:
-        pins.append(Pin(plans[-1].key, choice.base.pinned))
+    pins = [_pin_checkpoint(store, plan, key) for plan, key in zip(plans, keys, strict=False)]
+    if choice.base and choice.base.required_checkpoint:
+        pins.append(_pin_checkpoint(store, plans[-1], choice.base.required_checkpoint.manifests[0]))
+    elif choice.base and choice.base.pinned_revision:
+        pins.append(RevisionPin(plans[-1].key, choice.base.pinned_revision))
     return tuple(pins)
 
 
-def pin(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
+def pin_revisions(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
     """The serving job has these revisions in all its attempts; call it before anything is mirrored.
 
     Idempotent.
     """
-    for one in find_pins(ledger.store, serving):
+    for one in resolve_pins(ledger.store, serving):
         ledger.pin_weights(job_id, one.key, one.revision, files=one.files, size=one.size)
 
 
-def _pin(store: Get, plan: WeightsPlan, key: str) -> Pin:
-    sizes = {entry.path: entry.size for entry in load(store.get(key), key=key).entries}
-    wanted = choose_files(sizes, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
+def _pin_checkpoint(store: SupportsGet, plan: WeightsPlan, key: str) -> RevisionPin:
+    sizes = {entry.path: entry.size for entry in load_manifest(store.get(key), key=key).entries}
+    wanted = filter_paths(sizes, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     size = sum(sizes[path] for path in wanted)
-    return Pin(plan.key, checkpoint_revision(key), files=len(wanted), size=size)
+    return RevisionPin(plan.key, checkpoint_revision(key), files=len(wanted), size=size)
 
 
 # -- inside ---------------------------------------------------------------------------------
 
 
-def _kind(one: Chosen) -> ModelWeightsFormat:
+def _kind(one: SelectedCheckpoint) -> ModelWeightsFormat:
     lora = one.format is ModelWeightsFormat.LORA
     return ModelWeightsFormat.LORA if lora else ModelWeightsFormat.FULL
 
 
-def _base_of(choice: Choice) -> Base | None:
+def _engine_base(choice: ModelSelection) -> EngineBaseModel | None:
     base = choice.base
-    return Base(base.folder, choice.base_name, base.tokenizer_only) if base else None
+    return EngineBaseModel(base.folder, choice.base_name, base.tokenizer_only) if base else None
 
 
-def _commands(command: Command, options: ServerOptions) -> Iterator[str]:
-    if options.install and command.requirements:
+def _commands(command: EngineCommand, options: ServerOptions) -> Iterator[str]:
+    if options.install_requirements and command.requirements:
         yield shlex.join(
             [command.python, "-m", "pip", "install", "--no-cache-dir", *command.requirements]
         )
     # The server in the shell's place: it gets the polite signal itself.
-    yield f"exec {command.line}"
+    yield f"exec {command.shell_line}"
 
 
-def _weights(choice: Choice, environment: EnvironmentVariables) -> Iterator[WeightsSource]:
+def _weights(choice: ModelSelection, environment: EnvironmentVariables) -> Iterator[WeightsSource]:
     for one in choice.models:
         yield WeightsSource(
             source=one.source, mount_location=one.folder, ignore_patterns=list(TRAINING_STATE)
@@ -233,17 +239,17 @@ def _base_source(base: BaseModel, environment: EnvironmentVariables) -> WeightsS
     secret = base.auth_secret_name
     if not secret and base.source.startswith("hf://") and isinstance(token, SecretReference):
         secret = "" if base.auth else token.name
-    values: dict[str, Any] = {"source": base.source, "mount_location": base.mount}
+    values: dict[str, Any] = {"source": base.source, "mount_location": base.mount_location}
     if base.auth:
         values["auth"] = WeightsAuth.model_validate(base.auth)
     if secret:
         values["auth_secret_name"] = secret
     return WeightsSource(
         **values,
-        allow_patterns=_listed(base.allow_patterns),
-        ignore_patterns=_listed(base.ignore_patterns),
+        allow_patterns=_as_list(base.allow_patterns),
+        ignore_patterns=_as_list(base.ignore_patterns),
     )
 
 
-def _listed(patterns: Sequence[str] | None) -> list[str] | None:
+def _as_list(patterns: Sequence[str] | None) -> list[str] | None:
     return list(patterns) if patterns is not None else None

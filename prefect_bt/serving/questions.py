@@ -14,11 +14,11 @@ from prefect_bt.definitions import (
     Compute,
     ModelWeightsFormat,
 )
-from prefect_bt.serving.served import Choice
-from prefect_bt.serving.shelves import Shelf
+from prefect_bt.serving.served import ModelSelection
+from prefect_bt.serving.shelves import ServableCheckpoints
 from prefect_bt.substrates.protocol import Capacity
 
-NONE = "none"
+NONE_OPTION = "none"
 DEFAULT_SECRET = "hf_access_token"
 
 
@@ -32,25 +32,26 @@ class Option:
 
 @dataclass(frozen=True)
 class Question:
-    """`about` names what is missing; `default` is one value, or empty.
+    """`field` names what is missing; `default` is one value, or empty.
 
-    `many`: any number of the options, one at least. `free`: any text, also where there are options.
+    `multiple`: any number of the options, one at least. `allows_free_text`: any text, also where
+    there are options.
     """
 
-    about: str
+    field: str
     text: str
     options: tuple[Option, ...] = ()
     default: str = ""
-    many: bool = False
-    free: bool = False
+    multiple: bool = False
+    allows_free_text: bool = False
 
     @property
-    def only_answer(self) -> str:
+    def only_option(self) -> str:
         """What need not be asked, because there is nothing else; empty where there is a choice."""
-        return self.options[0].value if len(self.options) == 1 and not self.free else ""
+        return self.options[0].value if len(self.options) == 1 and not self.allows_free_text else ""
 
 
-def ask_checkpoints(shelf: Shelf) -> Question:
+def checkpoints_question(shelf: ServableCheckpoints) -> Question:
     """Newest first."""
     options = tuple(
         Option(one.name, f"{one.name}  {one.contents.format or ''}".rstrip())
@@ -61,54 +62,56 @@ def ask_checkpoints(shelf: Shelf) -> Question:
         f"Which checkpoints of {shelf.job.name}?",
         options,
         default=_first(options),
-        many=True,
+        multiple=True,
     )
 
 
-def ask_base_model() -> Question:
+def base_model_question() -> Question:
     """For adapters that do not tell theirs."""
     return Question(
-        "base_model_id", "Which base model were they trained on? (an id of the Hub)", free=True
+        "base_model_id",
+        "Which base model were they trained on? (an id of the Hub)",
+        allows_free_text=True,
     )
 
 
-def ask_model_name(choice: Choice) -> Question:
+def model_name_question(choice: ModelSelection) -> Question:
     """Adapters are mostly called after their base model."""
     lora = choice.format is ModelWeightsFormat.LORA
     default = choice.base.name.rpartition("/")[2] if lora and choice.base else ""
-    return Question("model_name", "Under which name?", default=default, free=True)
+    return Question("model_name", "Under which name?", default=default, allows_free_text=True)
 
 
-def ask_accelerator(capacity: Capacity) -> Question:
+def accelerator_question(capacity: Capacity) -> Question:
     """The types that a machine offers; a type that it has no name for is not among them."""
     known = {member.value for member in Accelerator}
     types = [kind for kind in dict.fromkeys(capacity.gpu_types) if kind in known]
-    options = (*(Option(kind, kind) for kind in types), Option(NONE, "None (CPU)"))
+    options = (*(Option(kind, kind) for kind in types), Option(NONE_OPTION, "None (CPU)"))
     return Question("compute", "Which accelerator?", options, default=_first(options))
 
 
-def ask_count(capacity: Capacity) -> Question:
+def accelerator_count_question(capacity: Capacity) -> Question:
     """How many of it, up to all."""
     options = tuple(Option(str(n), str(n)) for n in range(1, capacity.gpus + 1))
     return Question("compute", "How many?", options, default="1")
 
 
-def answered_compute(kind: str, count: int = 1) -> Compute:
+def compute_from_answers(kind: str, count: int = 1) -> Compute:
     """What the two answers mean: nothing asked of CPUs and memory (§11.1)."""
-    if kind == NONE:
+    if kind == NONE_OPTION:
         return Compute(cpu_count=0, memory="0Mi")
     spec = AcceleratorSpec(accelerator=Accelerator(kind), count=count)
     return Compute(cpu_count=0, memory="0Mi", accelerator=spec)
 
 
-def ask_hf_secret() -> Question:
+def hf_secret_question() -> Question:
     """The secret that the Hub is asked with; stored as HF_TOKEN."""
     return Question(
         "hf_secret",
         "Which secret holds the token for Hugging Face?",
-        (Option(DEFAULT_SECRET, DEFAULT_SECRET), Option(NONE, "None")),
+        (Option(DEFAULT_SECRET, DEFAULT_SECRET), Option(NONE_OPTION, "None")),
         default=DEFAULT_SECRET,
-        free=True,
+        allows_free_text=True,
     )
 
 

@@ -16,44 +16,44 @@ import httpx
 
 from prefect_bt.serving.calling import CHAT, COMPLETION, TRANSCRIPTION
 
-TOKENS: Final = 4
+PROBE_MAX_TOKENS: Final = 4
 """Asked of each model: enough to run it, few enough to be quick on a CPU."""
-_SAID: Final = 300
+_MAX_MESSAGE_LENGTH: Final = 300
 """Characters of what a server said, in a sentence."""
 
 
-class _NotYet(Exception):
+class _NotReady(Exception):
     """Why it is not ready, as a sentence."""
 
 
-def check_ready(
-    address: str, names: Sequence[str], *, key: str = "", seconds: float = 60.0
+def find_readiness_problem(
+    address: str, names: Sequence[str], *, key: str = "", timeout: float = 60.0
 ) -> str | None:
     """One look: None when it is ready, else what is missing, as a sentence.
 
-    `address`: of the server, with or without its `/v1`; `seconds`: for any one answer.
+    `address`: of the server, with or without its `/v1`; `timeout`: for any one answer.
     """
-    with client_of(key, seconds) as client:
+    with open_client(key, timeout) as client:
         try:
-            server = _Server(client, f"{address.rstrip('/').removesuffix('/v1')}/v1", seconds)
-            server.lists(names)
+            server = _ServerProbe(client, f"{address.rstrip('/').removesuffix('/v1')}/v1", timeout)
+            server.check_models_listed(names)
             for name in names:
-                server.completes(name)
-        except _NotYet as reason:
+                server.check_completion(name)
+        except _NotReady as reason:
             return str(reason)
     return None
 
 
-def way_of(address: str, name: str, *, key: str = "", seconds: float = 60.0) -> str:
+def detect_endpoint(address: str, name: str, *, key: str = "", timeout: float = 60.0) -> str:
     """How a ready server is asked for `name`: CHAT, COMPLETION or TRANSCRIPTION; CHAT if unsure."""
-    with client_of(key, seconds) as client:
+    with open_client(key, timeout) as client:
         try:
-            return _Server(client, f"{address.rstrip('/')}/v1", seconds).completes(name)
-        except _NotYet:
+            return _ServerProbe(client, f"{address.rstrip('/')}/v1", timeout).check_completion(name)
+        except _NotReady:
             return CHAT
 
 
-def client_of(key: str, seconds: float) -> httpx.Client:
+def open_client(key: str, seconds: float) -> httpx.Client:
     """For a server of ours, which no proxy of the environment leads to.
 
     A connection a request: transformers' server closes one after an error without saying so.
@@ -62,39 +62,39 @@ def client_of(key: str, seconds: float) -> httpx.Client:
     return httpx.Client(headers=headers, timeout=seconds, trust_env=False)
 
 
-class _Server:
+class _ServerProbe:
     """`address` ends with `/v1`."""
 
     def __init__(self, client: httpx.Client, address: str, seconds: float) -> None:
         self._client, self._address, self._seconds = client, address, seconds
 
-    def lists(self, names: Sequence[str]) -> None:
+    def check_models_listed(self, names: Sequence[str]) -> None:
         try:
-            found = self._ask("The list of its models", lambda: self._get("/models"))
-        except _Refused as refused:
-            raise _NotYet(f"It does not list its models: {refused}.") from None
+            found = self._request("The list of its models", lambda: self._get("/models"))
+        except _RequestRejected as refused:
+            raise _NotReady(f"It does not list its models: {refused}.") from None
         listed = [str(model.get("id")) for model in _objects(found.get("data"))]
         if missing := [name for name in names if name not in listed]:
             others = ", ".join(listed) or "nothing"
-            raise _NotYet(f"It does not list {', '.join(missing)}; it lists {others}.")
+            raise _NotReady(f"It does not list {', '.join(missing)}; it lists {others}.")
 
-    def completes(self, name: str) -> str:
+    def check_completion(self, name: str) -> str:
         """Which way. The reason given is the first that says more than its status."""
-        refusals: list[_Refused] = []
+        refusals: list[_RequestRejected] = []
         ways = {CHAT: self._chat, COMPLETION: self._completion, TRANSCRIPTION: self._transcription}
         for way, ask in ways.items():
             try:
                 completed = ask(name)
-            except _Refused as refused:
+            except _RequestRejected as refused:
                 refusals.append(refused)
-                if refused.final:
+                if refused.is_final:
                     break
             else:
                 if not completed:
-                    raise _NotYet(f"{name} answers with what is no completion.")
+                    raise _NotReady(f"{name} answers with what is no completion.")
                 return way
-        told = next((refused for refused in refusals if refused.is_told), refusals[0])
-        raise _NotYet(f"{name} does not answer: {told}.")
+        told = next((refused for refused in refusals if refused.has_message), refusals[0])
+        raise _NotReady(f"{name} does not answer: {told}.")
 
     def _chat(self, name: str) -> bool:
         body = {"model": name, "messages": [{"role": "user", "content": "Hello"}]}
@@ -106,42 +106,42 @@ class _Server:
         return any("text" in choice for choice in _objects(found.get("choices")))
 
     def _transcription(self, name: str) -> bool:
-        files = {"file": ("silence.wav", silence(), "audio/wav")}
+        files = {"file": ("silence.wav", render_silence(), "audio/wav")}
         address = f"{self._address}/audio/transcriptions"
         call = lambda: self._client.post(address, data={"model": name}, files=files)  # noqa: E731
-        return "text" in self._ask(name, call)
+        return "text" in self._request(name, call)
 
     def _generate(self, name: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        body = {**body, "max_tokens": TOKENS, "temperature": 0}
-        return self._ask(name, lambda: self._client.post(f"{self._address}{path}", json=body))
+        body = {**body, "max_tokens": PROBE_MAX_TOKENS, "temperature": 0}
+        return self._request(name, lambda: self._client.post(f"{self._address}{path}", json=body))
 
     def _get(self, path: str) -> httpx.Response:
         return self._client.get(f"{self._address}{path}")
 
-    def _ask(self, what: str, call: Callable[[], httpx.Response]) -> dict[str, Any]:
+    def _request(self, what: str, call: Callable[[], httpx.Response]) -> dict[str, Any]:
         """The answer's object. _NotYet while nobody answers, _Refused for an error status."""
         try:
             answer = call()
         except httpx.TimeoutException:
-            raise _NotYet(f"{what}: no answer in {self._seconds:g} s.") from None
+            raise _NotReady(f"{what}: no answer in {self._seconds:g} s.") from None
         except httpx.HTTPError as error:
-            raise _NotYet(f"Nothing answers at {self._address} yet ({error}).") from None
+            raise _NotReady(f"Nothing answers at {self._address} yet ({error}).") from None
         if answer.is_success:
             return _object(answer)
-        raise _Refused(answer)
+        raise _RequestRejected(answer)
 
 
-class _Refused(Exception):
-    """`is_told`: it says more than the status; `final`: no other way of asking will do better."""
+class _RequestRejected(Exception):
+    """`has_message`: it says more than the status; `is_final`: no other request can do better."""
 
     def __init__(self, answer: httpx.Response) -> None:
-        told = said(answer)
-        self.is_told = bool(told)
-        self.final = answer.status_code in {401, 403} or is_unknown_model(told)
+        told = error_message(answer)
+        self.has_message = bool(told)
+        self.is_final = answer.status_code in {401, 403} or is_unknown_model(told)
         super().__init__(f"{answer.status_code} {told or answer.reason_phrase}")
 
 
-def said(answer: httpx.Response) -> str:
+def error_message(answer: httpx.Response) -> str:
     """The server's own words in an error, of vLLM's, transformers' and FastAPI's form."""
     found = _object(answer)
     error = found.get("error", found)
@@ -149,14 +149,14 @@ def said(answer: httpx.Response) -> str:
         error = cast("dict[str, Any]", error)
         error = error.get("message") or error.get("detail") or ""
     words = " ".join(str(error).split()).rstrip(".")
-    return words if len(words) <= _SAID else f"{words[:_SAID]}…"
+    return words if len(words) <= _MAX_MESSAGE_LENGTH else f"{words[:_MAX_MESSAGE_LENGTH]}…"
 
 
 def is_unknown_model(words: str) -> bool:
     return re.search(r"[Mm]odel .* does not exist", words) is not None
 
 
-def silence(seconds: float = 1.0, rate: int = 16000) -> bytes:
+def render_silence(seconds: float = 1.0, rate: int = 16000) -> bytes:
     """A WAV file, mono, 16 bits a sample."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
@@ -190,7 +190,7 @@ def _objects(found: Any) -> list[dict[str, Any]]:
 # The first that fits anywhere counts: special ones stand before general ones, because one fault
 # makes others. {1}, {2} are groups of the pattern. What a server survives has no place here, such
 # as a chat with a model that has no template for it.
-_CAUSES: Final[tuple[tuple[str, str], ...]] = (
+_LOG_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     (
         r"LoRA rank (\d+) is greater than max_lora_rank (\d+)",
         "An adapter has rank {1}, and the server was started for {2} at most: state its rank in "
@@ -310,10 +310,10 @@ _CAUSES: Final[tuple[tuple[str, str], ...]] = (
 )
 
 
-def explain(log_tail: Sequence[str] | str) -> str:
+def explain_log_tail(log_tail: Sequence[str] | str) -> str:
     """What the end of a server's log means, in a sentence; "" where nobody knows."""
     text = log_tail if isinstance(log_tail, str) else "\n".join(log_tail)
-    for pattern, sentence in _CAUSES:
+    for pattern, sentence in _LOG_PATTERNS:
         if found := re.search(pattern, text):
             told = sentence.format(None, *(group or "" for group in found.groups()))
             return re.sub(r"\s*\(\)|\s+(?=[:.,])", "", told)

@@ -6,33 +6,33 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from prefect_bt.serving.deployments import NONE
+from prefect_bt.serving.deployments import NO_REVISION
 
 
-class Role(Enum):
+class RevisionAction(Enum):
     SERVE = "serve"
     """New requests are its own."""
-    STAND_BY = "stand by"
+    STANDBY = "stand by"
     """It answers, and nobody has named it yet."""
-    FINISH = "finish"
+    DRAIN = "finish"
     """Another has taken over: what is in flight is answered, then it stops."""
     STOP = "stop"
     """Nobody is to serve."""
 
 
 @dataclass(frozen=True)
-class Scene:
-    """`wanted`: the revision that is to serve; `routed`: the one that does, None for none.
+class RoutingState:
+    """`desired`: the revision that is to serve; `routed`: the one that does, None for none.
 
-    `named`: every revision that was ever to serve.
+    `ever_desired`: every revision that was ever to serve.
     """
 
-    wanted: int
+    desired: int
     routed: int | None
-    named: Collection[int]
+    ever_desired: Collection[int]
 
 
-def role_of(revision: int, scene: Scene) -> Role:
+def choose_action(revision: int, scene: RoutingState) -> RevisionAction:
     """The one that serves goes on until another has taken over: a wish alone changes nothing.
 
     >>> role_of(1, Scene(wanted=2, routed=1, named={1, 2}))
@@ -40,10 +40,10 @@ def role_of(revision: int, scene: Scene) -> Role:
     >>> role_of(1, Scene(wanted=2, routed=2, named={1, 2}))
     <Role.FINISH: 'finish'>
     """
-    if revision == scene.wanted:
-        return Role.SERVE
-    if scene.wanted == NONE:
-        return Role.STOP if revision in scene.named else Role.STAND_BY
+    if revision == scene.desired:
+        return RevisionAction.SERVE
+    if scene.desired == NO_REVISION:
+        return RevisionAction.STOP if revision in scene.ever_desired else RevisionAction.STANDBY
     if revision == scene.routed:
-        return Role.SERVE
-    return Role.FINISH if revision in scene.named else Role.STAND_BY
+        return RevisionAction.SERVE
+    return RevisionAction.DRAIN if revision in scene.ever_desired else RevisionAction.STANDBY

@@ -1,6 +1,6 @@
 """Words of serving: what is served, from which files, under which names. Frozen, for the codec.
 
-`served.json`, which the embedded program reads, is a `Served`:
+`served.json`, which the embedded program reads, is a `ServedModels`:
 
     {"models": [{"name": "checkpoint-10", "path": "/…/checkpoint-10", "kind": "lora"}],
      "base": "/…"}                                        null where no base model is needed
@@ -15,7 +15,7 @@ from prefect_bt.plan import LoadedCheckpoint
 
 
 @dataclass(frozen=True)
-class Contents:
+class CheckpointContents:
     """What is in the files of a checkpoint that a server would be given: the lowest rank's part.
 
     `size` in bytes.
@@ -34,7 +34,7 @@ class Contents:
     has_tokenizer: bool = False
     chat_template: str = ""
     """Digest of `chat_template.jinja`; empty where there is none."""
-    beyond_vllm: tuple[str, ...] = ()
+    unsupported_by_vllm: tuple[str, ...] = ()
     """What vLLM refuses of an adapter, for example "DoRA"."""
     size: int = 0
     other_ranks: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedCheckpoint:
     """A committed checkpoint, and the name it answers under.
 
     `manifest` is the key of the manifest whose files are served, `manifests` those of all ranks;
@@ -57,8 +57,8 @@ class Chosen:
     manifest: str
     manifests: tuple[str, ...]
     folder: str
-    contents: Contents
-    stated_rank: int | None = None
+    contents: CheckpointContents
+    configured_lora_rank: int | None = None
     """What the config says of a LoRA, where it says it itself."""
 
     @property
@@ -67,7 +67,7 @@ class Chosen:
         return f"bt://{self.project_id}@{self.job_id}/{self.checkpoint}"
 
     @property
-    def held(self) -> LoadedCheckpoint:
+    def required_checkpoint(self) -> LoadedCheckpoint:
         """For checkpoints.holds: what must stay while it is served."""
         return LoadedCheckpoint(self.project_id, self.job_id, self.checkpoint, self.manifests)
 
@@ -78,18 +78,18 @@ class BaseModel:
 
     model: str
     source: str
-    mount: str = ""
+    mount_location: str = ""
     """Where it is mounted inside the node."""
-    inside: str = ""
+    subfolder: str = ""
     """The folder of the mount that is the model; empty for the mount itself."""
-    pinned: str = ""
+    pinned_revision: str = ""
     """Revision of the mirror that it must be; empty where any will do."""
     allow_patterns: tuple[str, ...] | None = None
     ignore_patterns: tuple[str, ...] | None = None
     auth: dict[str, str] | None = None
     """A WeightsAuth without its empty fields: references, never values."""
     auth_secret_name: str = ""
-    held: LoadedCheckpoint | None = None
+    required_checkpoint: LoadedCheckpoint | None = None
     """Set where it is a checkpoint of a job itself."""
     tokenizer_only: bool = False
     """Its weights are not needed: a full checkpoint that was saved without its tokenizer."""
@@ -97,7 +97,7 @@ class BaseModel:
     @property
     def folder(self) -> str:
         """Where the model lies inside the node."""
-        return f"{self.mount}/{self.inside}" if self.inside else self.mount
+        return f"{self.mount_location}/{self.subfolder}" if self.subfolder else self.mount_location
 
     @property
     def name(self) -> str:
@@ -108,10 +108,10 @@ class BaseModel:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelSelection:
     """What one server serves: one full model, one Whisper, or adapters of one base."""
 
-    models: tuple[Chosen, ...]
+    models: tuple[SelectedCheckpoint, ...]
     base: BaseModel | None
     download_folder: str
     notes: tuple[str, ...] = ()
@@ -123,7 +123,7 @@ class Choice:
         return self.models[0].format
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def served_names(self) -> tuple[str, ...]:
         """What a request's `model` may say."""
         return tuple(model.name for model in self.models)
 
@@ -131,15 +131,15 @@ class Choice:
     def base_name(self) -> str:
         """What the base model answers under beside them: no adapter's name."""
         name = self.base.name if self.base else ""
-        while name in self.names:
+        while name in self.served_names:
             name += "-base"
         return name
 
     @property
-    def held(self) -> tuple[LoadedCheckpoint, ...]:
+    def required_checkpoints(self) -> tuple[LoadedCheckpoint, ...]:
         """What must stay while they are served, the base model included if a job made it."""
-        base = self.base.held if self.base else None
-        return (*(model.held for model in self.models), *((base,) if base else ()))
+        base = self.base.required_checkpoint if self.base else None
+        return (*(model.required_checkpoint for model in self.models), *((base,) if base else ()))
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,6 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModels:
     models: tuple[ServedModel, ...]
     base: str | None = None

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prefect_bt.checkpoints.announcing import Uploads
+from prefect_bt.checkpoints.announcing import UploadStatusReader
 from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, list_checkpoints
 from prefect_bt.definitions import ModelWeightsFormat
 from prefect_bt.errors import CheckpointError, NotFoundError, PrefectBtError
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobRecord
 from prefect_bt.serving.contents import read_contents
-from prefect_bt.serving.served import Contents
+from prefect_bt.serving.served import CheckpointContents
 
 LATEST = "latest"
-_MOST_LISTED = 8
+_MAX_LISTED = 8
 _GATHER = {
     "FSDP": "Save it with fsdp_state_dict_type FULL_STATE_DICT, or merge it: "
     "`accelerate merge-weights`.",
@@ -26,59 +26,61 @@ _GATHER = {
 
 
 @dataclass(frozen=True)
-class Item:
+class Candidate:
     """A committed checkpoint and what it holds."""
 
     checkpoint: CommittedCheckpoint
-    contents: Contents
+    contents: CheckpointContents
 
     @property
     def name(self) -> str:
         return self.checkpoint.checkpoint_id
 
     @property
-    def servable(self) -> bool:
-        return not obstacle(self)
+    def is_servable(self) -> bool:
+        return not why_not_servable(self)
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ServableCheckpoints:
     """A job and its committed checkpoints, oldest first."""
 
     job: JobRecord
-    items: tuple[Item, ...]
+    candidates: tuple[Candidate, ...]
 
     @property
-    def servable(self) -> tuple[Item, ...]:
-        return tuple(item for item in self.items if item.servable)
+    def servable(self) -> tuple[Candidate, ...]:
+        return tuple(item for item in self.candidates if item.is_servable)
 
     @property
-    def instead(self) -> str:
+    def alternatives(self) -> str:
         """What could be chosen in place of what was."""
         names = [item.name for item in self.servable]
         if names:
-            return f"Job {self.job.id} can serve: {_listed(names)}."
+            return f"Job {self.job.id} can serve: {_join_limited(names)}."
         return f"Nothing of job {self.job.id} can be served yet."
 
 
-def look(ledger: Ledger, job_id: str) -> Shelf:
+def list_servable(ledger: Ledger, job_id: str) -> ServableCheckpoints:
     """NotFoundError for an unknown job says which there are."""
     try:
-        job = ledger.job(job_id)
+        job = ledger.get_job(job_id)
     except NotFoundError as error:
-        raise NotFoundError("job", job_id, next_step=_jobs_there(ledger)) from error
+        raise NotFoundError("job", job_id, next_step=_describe_jobs(ledger)) from error
     found = list_checkpoints(ledger.store, job.project_id, job.id)
-    return Shelf(job, tuple(Item(one, read_contents(ledger.store, one)) for one in found))
+    return ServableCheckpoints(
+        job, tuple(Candidate(one, read_contents(ledger.store, one)) for one in found)
+    )
 
 
-def newest_shelf(ledger: Ledger, project: str = "") -> Shelf:
+def get_newest_servable(ledger: Ledger, project: str = "") -> ServableCheckpoints:
     """Of the newest job that has something to serve; NotFoundError.
 
     `project`: name or id of the only one to look in.
     """
-    project_id = ledger.project(project).id if project else None
-    for job in reversed(ledger.jobs(project_id=project_id)):
-        shelf = look(ledger, job.id)
+    project_id = ledger.get_project(project).id if project else None
+    for job in reversed(ledger.list_jobs(project_id=project_id)):
+        shelf = list_servable(ledger, job.id)
         if shelf.servable:
             return shelf
     raise NotFoundError(
@@ -88,37 +90,43 @@ def newest_shelf(ledger: Ledger, project: str = "") -> Shelf:
     )
 
 
-def pick(ledger: Ledger, shelf: Shelf, wanted: str) -> Item:
+def get_candidate(ledger: Ledger, shelf: ServableCheckpoints, wanted: str) -> Candidate:
     """By name, id or "latest", the last in list order. NotFoundError says what is there instead.
 
     A name comes before the word: a checkpoint may be called "latest".
     """
-    for item in shelf.items:
+    for item in shelf.candidates:
         if wanted in {item.name, item.checkpoint.id}:
             return item
     if wanted == LATEST and shelf.servable:
         return shelf.servable[-1]
-    why = "" if wanted == LATEST else _why_uncommitted(ledger, shelf.job, wanted)
+    why = "" if wanted == LATEST else _explain_uncommitted(ledger, shelf.job, wanted)
     if why:
         raise CheckpointError(
             f"The checkpoint {wanted} of job {shelf.job.id} is not committed: {why}.",
-            next_step=shelf.instead,
+            next_step=shelf.alternatives,
         )
-    raise NotFoundError("checkpoint", f"{wanted} of job {shelf.job.id}", next_step=shelf.instead)
+    raise NotFoundError(
+        "checkpoint", f"{wanted} of job {shelf.job.id}", next_step=shelf.alternatives
+    )
 
 
-def refusal(shelf: Shelf, item: Item, stated: ModelWeightsFormat | None) -> PrefectBtError | None:
+def not_servable_error(
+    shelf: ServableCheckpoints, item: Candidate, stated: ModelWeightsFormat | None
+) -> PrefectBtError | None:
     """Why this one cannot be served, as an error with a cure."""
-    why = obstacle(item, stated)
+    why = why_not_servable(item, stated)
     if not why:
         return None
     what, cure = why
-    steps = cure if item.contents.sharding else " ".join(filter(None, (cure, shelf.instead)))
+    steps = cure if item.contents.sharding else " ".join(filter(None, (cure, shelf.alternatives)))
     where = f"The checkpoint {item.name} of job {shelf.job.id}"
     return CheckpointError(f"{where} {what}.", next_step=steps)
 
 
-def obstacle(item: Item, stated: ModelWeightsFormat | None = None) -> tuple[str, str] | None:
+def why_not_servable(
+    item: Candidate, stated: ModelWeightsFormat | None = None
+) -> tuple[str, str] | None:
     """The rest of a sentence that begins with the checkpoint, and a cure; None: it can be served.
 
     `stated` is what a config says it holds.
@@ -140,10 +148,10 @@ def obstacle(item: Item, stated: ModelWeightsFormat | None = None) -> tuple[str,
         )
     if not held.has_weights:
         return "holds no weights (*.safetensors or *.bin)", ""
-    return _format_obstacle(held.format, stated)
+    return _why_format_not_servable(held.format, stated)
 
 
-def _format_obstacle(
+def _why_format_not_servable(
     found: ModelWeightsFormat | None, stated: ModelWeightsFormat | None
 ) -> tuple[str, str] | None:
     if found is None and stated is None:
@@ -167,32 +175,32 @@ _CLASSES = {
 }
 
 
-def _why_uncommitted(ledger: Ledger, job: JobRecord, name: str) -> str:
+def _explain_uncommitted(ledger: Ledger, job: JobRecord, name: str) -> str:
     """What the job's uploaders said of it last; empty where they know no such checkpoint."""
-    for attempt in reversed(ledger.attempts(job.id)):
-        uploads = Uploads(ledger.store, job.project_id, job.id, attempt.attempt)
-        for said in _sentences(uploads):
+    for attempt in reversed(ledger.list_attempts(job.id)):
+        uploads = UploadStatusReader(ledger.store, job.project_id, job.id, attempt.attempt)
+        for said in _iter_upload_messages(uploads):
             if said.startswith(f"{name}: "):
                 return said.removeprefix(f"{name}: ").rstrip(".")
     return ""
 
 
-def _sentences(uploads: Uploads) -> Iterator[str]:
-    for one in uploads.look():
+def _iter_upload_messages(uploads: UploadStatusReader) -> Iterator[str]:
+    for one in uploads.read():
         status = one.status
         if status.current:
             yield f"{status.current}: it is being uploaded"
         yield from (*status.waiting, *status.uncommitted)
 
 
-def _jobs_there(ledger: Ledger) -> str:
-    jobs = [f"{job.id} ({job.name} of {job.project_name})" for job in ledger.jobs()]
+def _describe_jobs(ledger: Ledger) -> str:
+    jobs = [f"{job.id} ({job.name} of {job.project_name})" for job in ledger.list_jobs()]
     if not jobs:
         return "There is none yet: push one first."
-    return f"Jobs here: {_listed(jobs)}."
+    return f"Jobs here: {_join_limited(jobs)}."
 
 
-def _listed(names: list[str]) -> str:
+def _join_limited(names: list[str]) -> str:
     """The newest, of many."""
-    more = len(names) - _MOST_LISTED
-    return f"{'… ' if more > 0 else ''}{', '.join(names[-_MOST_LISTED:])}"
+    more = len(names) - _MAX_LISTED
+    return f"{'… ' if more > 0 else ''}{', '.join(names[-_MAX_LISTED:])}"

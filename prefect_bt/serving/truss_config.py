@@ -16,9 +16,15 @@ from typing import Any, Final, cast
 from prefect_bt.definitions import Compute, ModelWeightsFormat
 from prefect_bt.definitions.variables import EnvironmentVariables, literal_variables, secret_names
 from prefect_bt.errors import DefinitionError
-from prefect_bt.reading import clean_path
-from prefect_bt.serving.engines import Base, Listen, asked_cpus, asked_memory, vllm_argv
-from prefect_bt.serving.served import BaseModel, Choice, Chosen
+from prefect_bt.reading import normalize_path
+from prefect_bt.serving.engines import (
+    BindOptions,
+    EngineBaseModel,
+    requested_cpus,
+    requested_memory,
+    vllm_argv,
+)
+from prefect_bt.serving.served import BaseModel, ModelSelection, SelectedCheckpoint
 
 FILE_NAME: Final = "config.yaml"
 PORT: Final = 8000
@@ -30,11 +36,11 @@ _ENVIRONMENT: Final = {
     "VLLM_USE_V1": "0",
     "HF_HUB_ENABLE_HF_TRANSFER": "1",
 }
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def truss_config(
-    choice: Choice, model_name: str, compute: Compute, environment: EnvironmentVariables
+    choice: ModelSelection, model_name: str, compute: Compute, environment: EnvironmentVariables
 ) -> dict[str, Any]:
     """The document. DefinitionError for what vLLM does not serve."""
     is_whisper = choice.format is ModelWeightsFormat.WHISPER
@@ -72,13 +78,13 @@ def truss_config(
     if is_whisper:
         document["requirements"] = ["vllm[audio]"]
     if choice.base and not _is_on_hub(choice.base):
-        mount = {"source": choice.base.source, "mount_location": choice.base.mount}
+        mount = {"source": choice.base.source, "mount_location": choice.base.mount_location}
         document["weights"] = [mount]
     return document
 
 
 def truss_config_text(
-    choice: Choice, model_name: str, compute: Compute, environment: EnvironmentVariables
+    choice: ModelSelection, model_name: str, compute: Compute, environment: EnvironmentVariables
 ) -> str:
     """`config.yaml`."""
     document = truss_config(choice, model_name, compute, environment)
@@ -87,23 +93,23 @@ def truss_config_text(
 
 def _path(checkpoint: str) -> str:
     """The slash at its end marks a folder."""
-    return clean_path(f"rank-0/{checkpoint}") + "/"
+    return normalize_path(f"rank-0/{checkpoint}") + "/"
 
 
-def _command(choice: Choice, compute: Compute, secrets: Mapping[str, str]) -> str:
+def _command(choice: ModelSelection, compute: Compute, secrets: Mapping[str, str]) -> str:
     """Truss gives a secret as a file; here the shell reads it, so its value stands nowhere."""
-    models = [_in_truss(one, choice.download_folder) for one in choice.models]
-    argv = vllm_argv(models, _base(choice), compute, Listen(port=str(PORT)))
+    models = [_with_truss_folder(one, choice.download_folder) for one in choice.models]
+    argv = vllm_argv(models, _base(choice), compute, BindOptions(port=str(PORT)))
     exports = [
-        f"export {_variable(name)}=$(cat {shlex.quote(f'{_SECRETS}/{secret}')})"
+        f"export {_validate_variable_name(name)}=$(cat {shlex.quote(f'{_SECRETS}/{secret}')})"
         for name, secret in secrets.items()
     ]
     line = " && ".join([*exports, shlex.join(argv)])
     return f"sh -c {shlex.quote(line)}" if exports else line
 
 
-def _variable(name: str) -> str:
-    if not _PLAIN.fullmatch(name):
+def _validate_variable_name(name: str) -> str:
+    if not _IDENTIFIER.fullmatch(name):
         raise DefinitionError(
             f"runtime.environment_variables has {name!r}, which no shell can name.",
             next_step="Use letters, digits and _ only.",
@@ -112,31 +118,31 @@ def _variable(name: str) -> str:
     return name
 
 
-def _in_truss(one: Chosen, folder: str) -> Chosen:
+def _with_truss_folder(one: SelectedCheckpoint, folder: str) -> SelectedCheckpoint:
     """Where its files lie there, also where we had to put it elsewhere."""
-    return replace(one, folder=clean_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}"))
+    return replace(one, folder=normalize_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}"))
 
 
-def _base(choice: Choice) -> Base | None:
+def _base(choice: ModelSelection) -> EngineBaseModel | None:
     base = choice.base
     if base is None:
         return None
     where = base.name if _is_on_hub(base) else base.folder
-    return Base(where, choice.base_name, base.tokenizer_only)
+    return EngineBaseModel(where, choice.base_name, base.tokenizer_only)
 
 
 def _is_on_hub(base: BaseModel) -> bool:
     """vLLM fetches it itself there, its newest revision."""
-    return base.source.startswith("hf://") and "@" not in base.source and not base.inside
+    return base.source.startswith("hf://") and "@" not in base.source and not base.subfolder
 
 
 def _resources(compute: Compute) -> dict[str, Any]:
     spec = compute.accelerator
     accelerator: Any = spec.model_dump() if spec else None
     told: dict[str, Any] = {}
-    if cpus := asked_cpus(compute):
+    if cpus := requested_cpus(compute):
         told["cpu"] = str(cpus)
-    if memory := asked_memory(compute):
+    if memory := requested_memory(compute):
         told["memory"] = memory
     return {**told, "accelerator": accelerator, "use_gpu": bool(accelerator)}
 
@@ -169,7 +175,7 @@ def _entry(head: str, inner: Any, depth: int) -> Iterator[str]:
 
 
 def _key(key: str) -> str:
-    return key if _PLAIN.fullmatch(key) else _scalar(key)
+    return key if _IDENTIFIER.fullmatch(key) else _scalar(key)
 
 
 def _scalar(value: Any) -> str:

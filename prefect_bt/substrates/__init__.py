@@ -19,7 +19,7 @@ SUBSTRATES: Final[Mapping[str, str]] = {
 
 
 def open_substrate(name: str, **options: Any) -> Substrate:
-    """The substrate of that name; `options` are those of its `make_substrate`.
+    """The substrate of that name; `options` are those of its `create_substrate`.
 
     SubstrateError for an unknown name, or options that it does not take.
     """
@@ -31,5 +31,5 @@ def open_substrate(name: str, **options: Any) -> Substrate:
             substrate=name,
             next_step=f"Use one of: {known}.",
         )
-    make = importlib.import_module(module).make_substrate
-    return cast("Substrate", make(**options))
+    create = importlib.import_module(module).create_substrate
+    return cast("Substrate", create(**options))

@@ -14,30 +14,30 @@ from prefect_bt.contract import (
     LABEL_RANK,
     rendezvous_variables,
 )
-from prefect_bt.host.container import FIRST_PROCESS, MOUNTED_AT
+from prefect_bt.host.container import INIT_SCRIPT, MOUNTED_AT
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.host.view_plan import Bind
 from prefect_bt.plan import NodePlan, Resources
-from prefect_bt.privileges import KEPT, Privileges
+from prefect_bt.privileges import DEFAULT_CAPABILITIES, Privileges
 
 LEADER_PORT: Final = 29500
 """PyTorch's own default: every node has a network of its own, so nobody else can be there."""
 ULIMITS: Final = (("memlock", -1), ("stack", 64 * 1024**2), ("nofile", 1024**2))
 """What data loaders, NCCL and RDMA need; as NVIDIA's images ask for on `docker run`."""
-LEAST_SHM: Final = 64 * 1024**2
+MIN_SHARED_MEMORY: Final = 64 * 1024**2
 SHARES_PER_CPU: Final = 1024
 """As Kubernetes counts: a container without a weight of its own has as much as one CPU."""
-MOST_SHARES: Final = 262144
+MAX_CPU_SHARES: Final = 262144
 """The kernel's maximum, 256 CPUs."""
-LEAST_RESERVATION: Final = 6 * 1024**2
+MIN_MEMORY_RESERVATION: Final = 6 * 1024**2
 """The Engine refuses less."""
-KILLED_FIRST: Final = 500
+OOM_SCORE_ADJ: Final = 500
 """Of 1000. When the machine has no memory left, the kernel kills in a container without a limit
 before it kills the host's services."""
 
 
 @dataclass(frozen=True)
-class Spec:
+class ContainerSpec:
     """Everything that one container is made of."""
 
     plan: NodePlan
@@ -62,9 +62,9 @@ def container_name(mark: str) -> str:
     return f"prefect-bt-{mark.replace('.', '-')}"
 
 
-def network_name(job_id: str, attempt: int, place: str) -> str:
-    """Of a gang; `place` tells state folders apart (host.layout.place_of)."""
-    return f"prefect-bt-{job_id}-{attempt}-{place}"
+def network_name(job_id: str, attempt: int, state_dir_id: str) -> str:
+    """Of a gang; `state_dir_id` tells state folders apart (host.layout.place_of)."""
+    return f"prefect-bt-{job_id}-{attempt}-{state_dir_id}"
 
 
 def host_name(job_id: str, rank: int) -> str:
@@ -72,13 +72,13 @@ def host_name(job_id: str, rank: int) -> str:
     return f"baseten-training-job-{job_id}-multinode-{rank}"
 
 
-def labels(job_id: str, attempt: int, rank: int | None, mark: str) -> dict[str, str]:
+def render_labels(job_id: str, attempt: int, rank: int | None, mark: str) -> dict[str, str]:
     """On everything that is created; a network has no rank."""
     found = {LABEL_JOB: job_id, LABEL_ATTEMPT: str(attempt), LABEL_MARK: mark}
     return found if rank is None else {**found, LABEL_RANK: str(rank)}
 
 
-def environment(spec: Spec) -> dict[str, str]:
+def render_environment(spec: ContainerSpec) -> dict[str, str]:
     """On top of the image's own. Secrets are no part of it (host.container)."""
     plan = spec.plan
     told = rendezvous_variables(
@@ -95,7 +95,7 @@ def environment(spec: Spec) -> dict[str, str]:
     }
 
 
-def create_arguments(spec: Spec) -> dict[str, Any]:
+def render_create_arguments(spec: ContainerSpec) -> dict[str, Any]:
     """Those of docker.APIClient.create_container, but `host_config` and `networking_config`."""
     plan = spec.plan
     return {
@@ -103,15 +103,15 @@ def create_arguments(spec: Spec) -> dict[str, Any]:
         "name": container_name(spec.mark),
         "hostname": host_name(plan.job_id, plan.rank),
         "user": "0:0",
-        "entrypoint": ["/bin/sh", "-c", FIRST_PROCESS, "prefect-bt"],
+        "entrypoint": ["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt"],
         "command": [] if plan.workspace.in_image else [plan.workspace.directory],
-        "environment": environment(spec),
-        "labels": labels(plan.job_id, plan.attempt, plan.rank, spec.mark),
+        "environment": render_environment(spec),
+        "labels": render_labels(plan.job_id, plan.attempt, plan.rank, spec.mark),
         "healthcheck": {"test": ["NONE"]},
     }
 
 
-def host_arguments(spec: Spec, engine: Mapping[str, Any]) -> dict[str, Any]:
+def render_host_config(spec: ContainerSpec, engine: Mapping[str, Any]) -> dict[str, Any]:
     """Those of docker.APIClient.create_host_config; `engine` is its /info."""
     have = spec.plan.resources
     control = Bind(spec.control, MOUNTED_AT, read_only=True)
@@ -119,10 +119,10 @@ def host_arguments(spec: Spec, engine: Mapping[str, Any]) -> dict[str, Any]:
         "mounts": [_mount(bind) for bind in (*spec.binds, control)],
         "network_mode": spec.network or None,
         **(_limits(have, engine) if spec.enforce_limits else _reservations(have)),
-        "shm_size": max(LEAST_SHM, have.shared_memory or have.memory // 2),
+        "shm_size": max(MIN_SHARED_MEMORY, have.shared_memory or have.memory // 2),
         "ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ULIMITS],
-        "device_requests": _gpus(have, spec.gpus),
-        **_privileges(spec.privileges),
+        "device_requests": _device_requests(have, spec.gpus),
+        **_security_options(spec.privileges),
         "log_config": {"Type": "none", "Config": {}},
         "init": False,
         "restart_policy": {"Name": "no"},
@@ -132,9 +132,9 @@ def host_arguments(spec: Spec, engine: Mapping[str, Any]) -> dict[str, Any]:
 def _reservations(have: Resources) -> dict[str, Any]:
     """Weights that count when the machine is busy; the container may use more."""
     return {
-        "cpu_shares": min(have.cpus * SHARES_PER_CPU, MOST_SHARES),
-        "mem_reservation": max(have.memory, LEAST_RESERVATION),
-        "oom_score_adj": KILLED_FIRST,
+        "cpu_shares": min(have.cpus * SHARES_PER_CPU, MAX_CPU_SHARES),
+        "mem_reservation": max(have.memory, MIN_MEMORY_RESERVATION),
+        "oom_score_adj": OOM_SCORE_ADJ,
     }
 
 
@@ -147,13 +147,13 @@ def _limits(have: Resources, engine: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _privileges(given: Privileges) -> dict[str, Any]:
+def _security_options(given: Privileges) -> dict[str, Any]:
     """Return the options that limit capabilities, new privileges and processes."""
     return {
         "cap_drop": ["ALL"],
-        "cap_add": sorted({*KEPT, *given.capabilities}),
-        "security_opt": [] if given.new_privileges else ["no-new-privileges:true"],
-        "pids_limit": given.processes,
+        "cap_add": sorted({*DEFAULT_CAPABILITIES, *given.capabilities}),
+        "security_opt": [] if given.allow_new_privileges else ["no-new-privileges:true"],
+        "pids_limit": given.max_processes,
     }
 
 
@@ -167,7 +167,7 @@ def _mount(bind: Bind) -> dict[str, Any]:
     }
 
 
-def _gpus(have: Resources, devices: Sequence[str]) -> list[dict[str, Any]] | None:
+def _device_requests(have: Resources, devices: Sequence[str]) -> list[dict[str, Any]] | None:
     if not have.gpus:
         return None
     return [{"Driver": "", "DeviceIDs": list(devices), "Capabilities": [["gpu"]], "Options": {}}]

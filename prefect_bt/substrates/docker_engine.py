@@ -19,17 +19,17 @@ from prefect_bt.records import Cause
 
 T = TypeVar("T")
 
-NAME: Final = "docker"
-USUAL: Final = "unix:///var/run/docker.sock"
-SECONDS: Final = 60.0
+SUBSTRATE_NAME: Final = "docker"
+DEFAULT_DOCKER_HOST: Final = "unix:///var/run/docker.sock"
+REQUEST_TIMEOUT: Final = 60.0
 """What a call may take; a disk that is busy makes containers slowly."""
 
-_HERE: Final = {"", "localhost", "127.0.0.1", "::1"}
-_START: Final = "Start it (`systemctl start docker`), or let DOCKER_HOST name its socket."
+_LOCAL_HOSTS: Final = {"", "localhost", "127.0.0.1", "::1"}
+_START_HINT: Final = "Start it (`systemctl start docker`), or let DOCKER_HOST name its socket."
 
-_JOIN: Final = "Join the group `docker` (usermod -aG docker $USER, then log in again)."
+_GROUP_HINT: Final = "Join the group `docker` (usermod -aG docker $USER, then log in again)."
 
-TEXTS: Final[tuple[tuple[str, Cause, str], ...]] = (
+MESSAGE_PATTERNS: Final[tuple[tuple[str, Cause, str], ...]] = (
     ("no such image", Cause.IMAGE_PULL_FAILED, "The next attempt pulls it again."),
     (
         "could not select device driver",
@@ -67,7 +67,7 @@ class DockerEngine:
     @property
     def address(self) -> str:
         """As DOCKER_HOST has it."""
-        return self._environment.get("DOCKER_HOST") or USUAL
+        return self._environment.get("DOCKER_HOST") or DEFAULT_DOCKER_HOST
 
     @property
     def client(self) -> Any:
@@ -77,7 +77,7 @@ class DockerEngine:
                 self._client = self._connect()
             return self._client
 
-    def connect_soon(self) -> None:
+    def connect_in_background(self) -> None:
         """In the background: importing the SDK takes as long as making a container."""
 
         def connect() -> None:
@@ -86,54 +86,54 @@ class DockerEngine:
 
         threading.Thread(target=connect, name="docker-connect", daemon=True).start()
 
-    def ask(self, call: Callable[[Any], T], *, doing: str, rank: int | None = None) -> T:
-        """What `call` returns, given the client; SubstrateError says what was being done."""
+    def call(self, request: Callable[[Any], T], *, action: str, rank: int | None = None) -> T:
+        """What `request` returns, given the client; SubstrateError says what was being done."""
         client = self.client
         errors: Any = import_module("docker.errors")
         transport: Any = import_module("requests.exceptions")
         try:
-            return call(client)
+            return request(client)
         except errors.APIError as error:
-            raise refusal(str(error.explanation or error), doing=doing, rank=rank) from error
+            raise engine_error(str(error.explanation or error), action=action, rank=rank) from error
         except (errors.DockerException, transport.RequestException, OSError) as error:
-            raise _unreachable(str(error), rank) from error
+            raise _unreachable_error(str(error), rank) from error
 
-    def find(self, call: Callable[[Any], T]) -> T | None:
-        """As `ask`; None for what the Engine does not have."""
+    def find(self, request: Callable[[Any], T]) -> T | None:
+        """As `call`; None for what the Engine does not have."""
         errors: Any = import_module("docker.errors")
 
         def look(client: Any) -> T | None:
             try:
-                return call(client)
+                return request(client)
             except errors.NotFound:
                 return None
 
-        return self.ask(look, doing="looked for")
+        return self.call(look, action="looked for")
 
     def info(self) -> dict[str, Any]:
         """The Engine's `/info`; of one behind a plain socket without the SDK: `push` is short."""
         parts = urlsplit(self.address)
         if parts.scheme != "unix":
-            return self.ask(lambda client: client.info(), doing="asked about itself")
+            return self.call(lambda client: client.info(), action="asked about itself")
         try:
-            return _ask_socket(parts.path, "/info")
+            return _get_over_socket(parts.path, "/info")
         except (OSError, HTTPException, ValueError) as error:
-            raise _unreachable(str(error), None) from error
+            raise _unreachable_error(str(error), None) from error
 
     def _connect(self) -> Any:
-        refuse_remote(self._environment.get("DOCKER_HOST", ""))
+        validate_docker_host(self._environment.get("DOCKER_HOST", ""))
         docker: Any = import_module("docker")
         errors: Any = import_module("docker.errors")
         given = docker.utils.kwargs_from_env(environment=self._environment)
         try:
-            return docker.APIClient(version="auto", timeout=SECONDS, **given)
+            return docker.APIClient(version="auto", timeout=REQUEST_TIMEOUT, **given)
         except (errors.DockerException, OSError) as error:
-            raise _unreachable(str(error), None) from error
+            raise _unreachable_error(str(error), None) from error
 
 
 class _SocketConnection(HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=SECONDS)
+        super().__init__("localhost", timeout=REQUEST_TIMEOUT)
         self._path = path
 
     def connect(self) -> None:
@@ -142,11 +142,11 @@ class _SocketConnection(HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _ask_socket(path: str, what: str) -> dict[str, Any]:
+def _get_over_socket(path: str, url: str) -> dict[str, Any]:
     """Without a version in its path: any Engine answers. OSError, HTTPException, ValueError."""
     connection = _SocketConnection(path)
     try:
-        connection.request("GET", what)
+        connection.request("GET", url)
         answer = connection.getresponse()
         told = json.loads(answer.read())
         if answer.status != HTTPStatus.OK:
@@ -156,55 +156,55 @@ def _ask_socket(path: str, what: str) -> dict[str, Any]:
         connection.close()
 
 
-def refuse_remote(host: str) -> None:
+def validate_docker_host(host: str) -> None:
     """SubstrateError for an Engine on another machine: it does not have our folders."""
     parts = urlsplit(host)
     if parts.scheme in {"", "unix", "npipe"} or (
-        parts.scheme in {"tcp", "http", "https"} and (parts.hostname or "") in _HERE
+        parts.scheme in {"tcp", "http", "https"} and (parts.hostname or "") in _LOCAL_HOSTS
     ):
         return
     raise SubstrateError(
         f"DOCKER_HOST is {host}: an Engine on another machine cannot mount this machine's folders "
         "(workspace, checkpoints, weights).",
-        substrate=NAME,
+        substrate=SUBSTRATE_NAME,
         next_step="Run prefect-bt, or a worker of a deployment, on that machine.",
         cause=Cause.CONFIGURATION,
     )
 
 
-def refuse_other_kernel(info: Mapping[str, Any]) -> None:
+def validate_same_kernel(info: Mapping[str, Any]) -> None:
     """The same for an Engine in a virtual machine, as Docker Desktop's is."""
     theirs, ours = str(info.get("KernelVersion", "")), os.uname().release
     if theirs != ours:
         raise SubstrateError(
             f"The Docker Engine runs on another kernel ({theirs}, here {ours}): in a virtual "
             "machine, whose containers cannot share pipes with this one.",
-            substrate=NAME,
+            substrate=SUBSTRATE_NAME,
             next_step="Run prefect-bt inside of it, or use --substrate local.",
             cause=Cause.CONFIGURATION,
         )
 
 
-def refusal(said: str, *, doing: str, rank: int | None = None) -> SubstrateError:
+def engine_error(message: str, *, action: str, rank: int | None = None) -> SubstrateError:
     """What the Engine's sentence means."""
-    text = said.lower()
-    found = next(((cause, cure) for piece, cause, cure in TEXTS if piece in text), None)
+    text = message.lower()
+    found = next(((cause, cure) for piece, cause, cure in MESSAGE_PATTERNS if piece in text), None)
     cause, cure = found or (Cause.LAUNCH_FAILED, "The Engine's own log says more.")
     who = "The container" if rank is None else f"The container of rank {rank}"
     return SubstrateError(
-        f"{who} could not be {doing}: {said.strip().rstrip('.')}.",
-        substrate=NAME,
+        f"{who} could not be {action}: {message.strip().rstrip('.')}.",
+        substrate=SUBSTRATE_NAME,
         rank=rank,
         next_step=cure,
         cause=cause,
     )
 
 
-def _unreachable(said: str, rank: int | None) -> SubstrateError:
+def _unreachable_error(said: str, rank: int | None) -> SubstrateError:
     return SubstrateError(
         f"The Docker Engine does not answer: {said.strip().rstrip('.')}.",
-        substrate=NAME,
+        substrate=SUBSTRATE_NAME,
         rank=rank,
-        next_step=_JOIN if "permission denied" in said.lower() else _START,
+        next_step=_GROUP_HINT if "permission denied" in said.lower() else _START_HINT,
         cause=Cause.CAPACITY_MISSING,
     )

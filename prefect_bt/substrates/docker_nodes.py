@@ -18,30 +18,34 @@ from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.cgroup import process_share
-from prefect_bt.host.container import ContainerRecord, make_pipes
-from prefect_bt.host.files import free_disk, write_text
-from prefect_bt.host.gpus import NotEnoughGpus, claim_gpus, list_gpus
-from prefect_bt.host.launch import NodeLauncher, nodes_of
+from prefect_bt.host.cgroup import process_limit
+from prefect_bt.host.container import ContainerRecord, create_pipes
+from prefect_bt.host.files import free_disk_bytes, write_text_atomic
+from prefect_bt.host.gpus import NotEnoughGpus, list_gpus, reserve_gpus
+from prefect_bt.host.launch import NodeLauncher, iter_nodes
 from prefect_bt.host.layout import JobFolder, NodeRecord
-from prefect_bt.host.mounted import find_foreign
-from prefect_bt.host.processes import began_at
-from prefect_bt.host.view_plan import Bind, FolderRefused, ViewError
+from prefect_bt.host.mounted import find_wrong_mount
+from prefect_bt.host.processes import read_start_time
+from prefect_bt.host.view_plan import Bind, ViewError, VolumeFolderError
 from prefect_bt.host.volumes import ensure_volumes
 from prefect_bt.plan import ImagePlan, NodePlan
 from prefect_bt.privileges import Privileges
 from prefect_bt.records import Cause
-from prefect_bt.registries import Tell, pull
+from prefect_bt.registries import ProgressCallback, pull_image
 from prefect_bt.substrates.docker_container import (
-    Spec,
-    create_arguments,
-    host_arguments,
+    ContainerSpec,
     host_name,
-    labels,
+    render_create_arguments,
+    render_host_config,
+    render_labels,
 )
-from prefect_bt.substrates.docker_engine import NAME, DockerEngine, refuse_other_kernel
-from prefect_bt.substrates.docker_handle import LATE, DockerHandle, address_of
-from prefect_bt.substrates.docker_used import note_engine, raises_limits
+from prefect_bt.substrates.docker_engine import SUBSTRATE_NAME, DockerEngine, validate_same_kernel
+from prefect_bt.substrates.docker_handle import (
+    CREATE_GRACE,
+    DockerNodeHandle,
+    find_container_address,
+)
+from prefect_bt.substrates.docker_used import can_raise_limits, record_engine
 from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 
@@ -64,7 +68,7 @@ class DockerSubstrate:
     ) -> None:
         self.enforce_limits = enforce_limits
         given = privileges or Privileges()
-        self.privileges = replace(given, processes=given.processes or process_share())
+        self.privileges = replace(given, max_processes=given.max_processes or process_limit())
         self.launcher = NodeLauncher(
             state_dir, orphan_deadline=orphan_deadline, environment=environment
         )
@@ -72,26 +76,26 @@ class DockerSubstrate:
         self.engine = DockerEngine(self.launcher.environment)
         self._info: dict[str, Any] = {}
         self._host = self.launcher.environment.get("DOCKER_HOST", "")
-        self._raises_limits = raises_limits(self.state_dir, self._host)
+        self._raises_limits = can_raise_limits(self.state_dir, self._host)
 
     @property
     def name(self) -> str:
-        return NAME
+        return SUBSTRATE_NAME
 
     @property
-    def images(self) -> bool:
+    def supports_images(self) -> bool:
         return True
 
     def capacity(self) -> Capacity:
         """SubstrateError where there is no Engine, or one that cannot mount our folders."""
-        info = self._facts()
+        info = self._engine_info()
         gpus = list_gpus(self.launcher.environment)
         return Capacity(
             cpus=int(info["NCPU"]),
             memory=int(info["MemTotal"]),
             gpus=len(gpus),
             gpu_types=tuple(dict.fromkeys(gpu.type for gpu in gpus)),
-            disk=free_disk(self.state_dir),
+            disk=free_disk_bytes(self.state_dir),
             enforcement=Enforcement.LIMITS if self.enforce_limits else Enforcement.RESERVED,
         )
 
@@ -99,38 +103,38 @@ class DockerSubstrate:
         return host_name(job_id, 0)
 
     def warm_up(self) -> None:
-        self.engine.connect_soon()
+        self.engine.connect_in_background()
 
     def prepare_image(
         self,
         image: ImagePlan,
         *,
         secrets: Mapping[str, str],
-        tell: Tell | None = None,
+        on_progress: ProgressCallback | None = None,
         cancelled: Event | None = None,
     ) -> PreparedImage:
         """Pull it, unless it is here. ImageError, SecretError."""
-        pulled = pull(
+        pulled = pull_image(
             self.engine.client,
             image.reference,
             image.auth,
             secrets=secrets,
-            tell=tell,
+            on_progress=on_progress,
             cancelled=cancelled,
         )
         return PreparedImage(pulled.reference, pulled.notes)
 
-    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> DockerHandle:
+    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> DockerNodeHandle:
         """Start the node and return once its container runs; SubstrateError leaves nothing."""
         handle = self._handle(node.job_id, node.attempt, node.rank)
         try:
-            with self._gpus(node) as gpus:
+            with self._claim_gpus(node) as gpus:
                 self._start(node, handle, gpus, secrets)
         except BaseException as error:
             if isinstance(error, FileExistsError):
-                raise _launched_before(node) from error
+                raise _already_launched_error(node) from error
             with suppress(SubstrateError):  # the one that is being raised says more
-                handle.remove(late=0 if isinstance(error, Exception) else LATE)
+                handle.remove(create_grace=0 if isinstance(error, Exception) else CREATE_GRACE)
             if isinstance(error, (OSError, ValueError, NotEnoughGpus, ViewError)):
                 raise _launch_error(node, error) from error
             raise
@@ -139,27 +143,27 @@ class DockerSubstrate:
     def _start(
         self,
         node: NodePlan,
-        handle: DockerHandle,
+        handle: DockerNodeHandle,
         gpus: Mapping[str, int],
         secrets: Mapping[str, str],
     ) -> None:
         """`gpus`: devices, each with the descriptor that claims it for whoever has that."""
-        lock = self.launcher.write_down(node, contained=True)
+        lock = self.launcher.create_node_folder(node, contained=True)
         try:
-            make_pipes(handle.folder)
+            create_pipes(handle.folder)
             # Both begin at once: the container takes as long as our own processes.
             started = self.launcher.start(handle.folder, (lock, *gpus.values()))
             try:
-                self._contain(node, handle, list(gpus))
-                started.hand_over(secrets)
+                self._start_container(node, handle, list(gpus))
+                started.send_secrets(secrets)
             finally:
-                started.give_up()
+                started.close()
         finally:
             os.close(lock)
 
     @contextmanager
-    def _gpus(self, node: NodePlan) -> Generator[dict[str, int]]:
-        claimed = claim_gpus(
+    def _claim_gpus(self, node: NodePlan) -> Generator[dict[str, int]]:
+        claimed = reserve_gpus(
             node.resources.gpus,
             state_dir=self.state_dir,
             environment=self.launcher.environment,
@@ -170,27 +174,29 @@ class DockerSubstrate:
             for _, descriptor in claimed:
                 os.close(descriptor)
 
-    def find(self, job_id: str) -> Sequence[DockerHandle]:
+    def list_nodes(self, job_id: str) -> Sequence[DockerNodeHandle]:
         job = JobFolder(self.state_dir, job_id)
-        return [self._handle(job_id, attempt, rank) for attempt, rank in nodes_of(job)]
+        return [self._handle(job_id, attempt, rank) for attempt, rank in iter_nodes(job)]
 
-    def _handle(self, job_id: str, attempt: int, rank: int) -> DockerHandle:
-        return DockerHandle(JobFolder(self.state_dir, job_id), attempt, rank, self.engine)
+    def _handle(self, job_id: str, attempt: int, rank: int) -> DockerNodeHandle:
+        return DockerNodeHandle(JobFolder(self.state_dir, job_id), attempt, rank, self.engine)
 
-    def _facts(self) -> dict[str, Any]:
+    def _engine_info(self) -> dict[str, Any]:
         if not self._info:
             info = self.engine.info()
-            refuse_other_kernel(info)
+            validate_same_kernel(info)
             self._info = info
         return self._info
 
-    def _contain(self, node: NodePlan, handle: DockerHandle, gpus: Sequence[str]) -> None:
+    def _start_container(
+        self, node: NodePlan, handle: DockerNodeHandle, gpus: Sequence[str]
+    ) -> None:
         """Create and start it, and write down which it is."""
         record = codec.loads(NodeRecord, handle.folder.record.read_bytes())
         paths = ensure_volumes(node, state_dir=self.state_dir, node=handle.folder)
-        image = self._image(node)
-        info = self._facts()
-        spec = Spec(
+        image = self._inspect_image(node)
+        info = self._engine_info()
+        spec = ContainerSpec(
             node,
             record.mark,
             str(image["Id"]),
@@ -201,73 +207,77 @@ class DockerSubstrate:
             self.enforce_limits,
             self.privileges,
         )
-        note_engine(self.state_dir, self._host)
+        record_engine(self.state_dir, self._host)
         if spec.network:
             self._make_network(spec)
-        container = self._look_at(self._run(spec, info), spec, image, info)
-        write_text(handle.folder.container, codec.dumps(container))
+        container = self._inspect_started(self._run(spec, info), spec, image, info)
+        write_text_atomic(handle.folder.container_record, codec.dumps(container))
 
-    def _look_at(
-        self, made: str, spec: Spec, image: Mapping[str, Any], info: Mapping[str, Any]
+    def _inspect_started(
+        self, made: str, spec: ContainerSpec, image: Mapping[str, Any], info: Mapping[str, Any]
     ) -> ContainerRecord:
         """Return the record of a started container, in which nothing of the job runs yet."""
         node = spec.plan
         seen = self._inspect(made, node.rank)
         pid = int(seen["State"]["Pid"])
         try:
-            foreign = find_foreign(pid, spec.binds) if pid else None
+            foreign = find_wrong_mount(pid, spec.binds) if pid else None
         except ProcessLookupError:
-            self.engine.ask(lambda client: client.wait(made), doing="waited for", rank=node.rank)
+            self.engine.call(lambda client: client.wait(made), action="waited for", rank=node.rank)
             pid, foreign, seen = 0, None, self._inspect(made, node.rank)
         if not pid:
-            raise _ended_at_once(node, seen["State"], image, info)
-        _refuse_foreign(node, foreign)
+            raise _early_exit_error(node, seen["State"], image, info)
+        _validate_mounts(node, foreign)
         workdir = str(image.get("Config", {}).get("WorkingDir") or "")
-        return ContainerRecord(made, pid, workdir, began_at(pid), address_of(seen))
-
-    def _inspect(self, container: str, rank: int) -> dict[str, Any]:
-        return self.engine.ask(
-            lambda client: client.inspect_container(container), doing="looked at", rank=rank
+        return ContainerRecord(
+            made, pid, workdir, read_start_time(pid), find_container_address(seen)
         )
 
-    def _run(self, spec: Spec, info: Mapping[str, Any]) -> str:
+    def _inspect(self, container: str, rank: int) -> dict[str, Any]:
+        return self.engine.call(
+            lambda client: client.inspect_container(container), action="looked at", rank=rank
+        )
+
+    def _run(self, spec: ContainerSpec, info: Mapping[str, Any]) -> str:
         """The id of the container, which runs."""
         rank = spec.plan.rank
         made = self._create(spec, info)
         try:
-            self.engine.ask(lambda client: client.start(made), doing="started", rank=rank)
+            self.engine.call(lambda client: client.start(made), action="started", rank=rank)
         except SubstrateError as error:
             if "rlimit" not in str(error) or not self._raises_limits:
                 raise
             self._raises_limits = False  # an Engine without that right: its own limits have to do
-            note_engine(self.state_dir, self._host, raises_limits=False)
-            self.engine.ask(lambda client: client.remove_container(made, force=True), doing="made")
+            record_engine(self.state_dir, self._host, raises_limits=False)
+            self.engine.call(
+                lambda client: client.remove_container(made, force=True), action="made"
+            )
             return self._run(spec, info)
         return made
 
-    def _create(self, spec: Spec, info: Mapping[str, Any]) -> str:
-        given = host_arguments(spec, info)
+    def _create(self, spec: ContainerSpec, info: Mapping[str, Any]) -> str:
+        given = render_host_config(spec, info)
         if not self._raises_limits:
             given["ulimits"] = None
 
         def create(client: Any) -> str:
             made = client.create_container(
-                **create_arguments(spec),
+                **render_create_arguments(spec),
                 host_config=client.create_host_config(**given),
                 networking_config=_networking(client, spec),
             )
             return str(made["Id"])
 
-        return self.engine.ask(create, doing="created", rank=spec.plan.rank)
+        return self.engine.call(create, action="created", rank=spec.plan.rank)
 
-    def _image(self, node: NodePlan) -> dict[str, Any]:
-        return self.engine.ask(
+    def _inspect_image(self, node: NodePlan) -> dict[str, Any]:
+        return self.engine.call(
             lambda client: client.inspect_image(node.image.reference),
-            doing="created",
+            action="created",
             rank=node.rank,
         )
 
-    def _make_network(self, spec: Spec) -> None:
+    def _make_network(self, spec: ContainerSpec) -> None:
         """One a gang; the node that comes first makes it."""
         node, name = spec.plan, spec.network
 
@@ -276,14 +286,14 @@ class DockerSubstrate:
                 client.create_network(
                     name,
                     driver="bridge",
-                    labels=labels(node.job_id, node.attempt, None, spec.mark),
+                    labels=render_labels(node.job_id, node.attempt, None, spec.mark),
                     check_duplicate=True,
                 )
 
-        self.engine.ask(make, doing="given a network", rank=node.rank)
+        self.engine.call(make, action="given a network", rank=node.rank)
 
 
-def make_substrate(
+def create_substrate(
     state_dir: Path,
     *,
     orphan_deadline: float | None,
@@ -302,7 +312,7 @@ def make_substrate(
     )
 
 
-def _networking(client: Any, spec: Spec) -> Any:
+def _networking(client: Any, spec: ContainerSpec) -> Any:
     if not spec.network:
         return None
     alias = host_name(spec.plan.job_id, spec.plan.rank)
@@ -310,7 +320,7 @@ def _networking(client: Any, spec: Spec) -> Any:
     return client.create_networking_config({spec.network: endpoint})
 
 
-def _ended_at_once(
+def _early_exit_error(
     node: NodePlan, state: Mapping[str, Any], image: Mapping[str, Any], info: Mapping[str, Any]
 ) -> SubstrateError:
     """The image's /bin/sh did not live long enough to be asked anything."""
@@ -319,30 +329,30 @@ def _ended_at_once(
     return SubstrateError(
         f"The container of rank {node.rank} ended before a command could run in it: {why} "
         f"(the image is for {theirs}, the machine is {ours}).",
-        substrate=NAME,
+        substrate=SUBSTRATE_NAME,
         rank=node.rank,
         next_step="Use an image for this machine's processor, with a POSIX /bin/sh in it.",
         cause=Cause.IMAGE_UNUSABLE,
     )
 
 
-def _refuse_foreign(node: NodePlan, found: Bind | None) -> None:
+def _validate_mounts(node: NodePlan, found: Bind | None) -> None:
     """Raise SubstrateError for a foreign folder; nothing of the job has run yet."""
     if found is not None:
         raise SubstrateError(
             f"The container of rank {node.rank} has another folder at {found.target!r} than "
             f"{str(found.source)!r}: something replaced it while the container was started.",
-            substrate=NAME,
+            substrate=SUBSTRATE_NAME,
             rank=node.rank,
             next_step="See which process writes there; the container was removed.",
             cause=Cause.STAGING_FAILED,
         )
 
 
-def _launched_before(node: NodePlan) -> SubstrateError:
+def _already_launched_error(node: NodePlan) -> SubstrateError:
     return SubstrateError(
         f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, was launched before.",
-        substrate=NAME,
+        substrate=SUBSTRATE_NAME,
         rank=node.rank,
         next_step="Give the next attempt a new number.",
     )
@@ -350,16 +360,16 @@ def _launched_before(node: NodePlan) -> SubstrateError:
 
 def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
     missing = isinstance(error, NotEnoughGpus)
-    if isinstance(error, FolderRefused):
+    if isinstance(error, VolumeFolderError):
         return SubstrateError(
-            str(error), substrate=NAME, rank=node.rank, cause=Cause.STAGING_FAILED
+            str(error), substrate=SUBSTRATE_NAME, rank=node.rank, cause=Cause.STAGING_FAILED
         )
     step = "The next attempt fetches them again." if isinstance(error, ViewError) else ""
     step = step or ("" if missing else "See that PREFECT_BT_STATE_DIR is writable.")
     return SubstrateError(
         f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, could not be launched: "
         f"{error}",
-        substrate=NAME,
+        substrate=SUBSTRATE_NAME,
         rank=node.rank,
         next_step=step,
         cause=Cause.GPUS_MISSING if missing else "",

@@ -12,29 +12,29 @@ from urllib.parse import unquote
 
 from prefect_bt.contract import quote_name
 from prefect_bt.folders import find_paths
-from prefect_bt.privacy import make_private
-from prefect_bt.substrates.docker_engine import USUAL, DockerEngine
+from prefect_bt.privacy import ensure_private_folder
+from prefect_bt.substrates.docker_engine import DEFAULT_DOCKER_HOST, DockerEngine
 
 _DEFAULT: Final = "default"
-_NO_LIMITS: Final = "may not raise limits\n"
+_CANNOT_RAISE_LIMITS: Final = "may not raise limits\n"
 
 
-def note_engine(state_dir: Path, host: str, *, raises_limits: bool = True) -> None:
+def record_engine(state_dir: Path, host: str, *, raises_limits: bool = True) -> None:
     """Before anything is made there. `host`: a DOCKER_HOST, empty for the usual one. OSError.
 
     `raises_limits`: False once it turned out that it may not; to find out costs a container.
     """
     path = _path(state_dir, host)
-    make_private(path.parent)
+    ensure_private_folder(path.parent)
     path.touch()
     if not raises_limits:
-        path.write_text(_NO_LIMITS)
+        path.write_text(_CANNOT_RAISE_LIMITS)
 
 
-def raises_limits(state_dir: Path, host: str) -> bool:
+def can_raise_limits(state_dir: Path, host: str) -> bool:
     """Whether the Engine may set ulimits above its own, as far as is known."""
     try:
-        return _path(state_dir, host).read_text() != _NO_LIMITS
+        return _path(state_dir, host).read_text() != _CANNOT_RAISE_LIMITS
     except OSError:
         return True
 
@@ -43,14 +43,16 @@ def _path(state_dir: Path, host: str) -> Path:
     return state_dir / "engines" / quote_name(host or _DEFAULT)
 
 
-def engines_used(state_dir: Path) -> list[DockerEngine]:
+def list_used_engines(state_dir: Path) -> list[DockerEngine]:
     """Not connected yet; none where no node ever ran in a container.
 
     One whose socket is gone is forgotten: with it went what it held, or a new one tells us again.
     """
     names = [path.name for path in find_paths(state_dir / "engines", "*")]
     hosts = [unquote(name) for name in names]
-    hosts = [host for host in hosts if _may_be_there(USUAL if host == _DEFAULT else host)]
+    hosts = [
+        host for host in hosts if _may_exist(DEFAULT_DOCKER_HOST if host == _DEFAULT else host)
+    ]
     others = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
     return [
         DockerEngine(others if host == _DEFAULT else {**others, "DOCKER_HOST": host})
@@ -58,5 +60,5 @@ def engines_used(state_dir: Path) -> list[DockerEngine]:
     ]
 
 
-def _may_be_there(host: str) -> bool:
+def _may_exist(host: str) -> bool:
     return not host.startswith("unix://") or Path(host.removeprefix("unix://")).exists()

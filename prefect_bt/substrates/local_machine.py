@@ -10,26 +10,26 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from prefect_bt.host.cgroup import count_cpus, memory_limit
-from prefect_bt.host.files import free_disk
+from prefect_bt.host.files import free_disk_bytes
 from prefect_bt.host.gpus import list_gpus
 from prefect_bt.substrates.protocol import Capacity
 
-PROBE_SECONDS = 20.0
+PROBE_TIMEOUT = 20.0
 
 
 def measure_capacity(
-    state_dir: Path, *, environment: Mapping[str, str], why_mapped: str
+    state_dir: Path, *, environment: Mapping[str, str], mapped_reason: str
 ) -> Capacity:
-    """Limits of our control group included; `why_mapped` is what probe_view said."""
+    """Limits of our control group included; `mapped_reason` is what probe_view said."""
     gpus = list_gpus(environment)
     return Capacity(
         cpus=count_cpus(),
         memory=measure_memory(),
         gpus=len(gpus),
         gpu_types=tuple(dict.fromkeys(gpu.type for gpu in gpus)),
-        disk=free_disk(state_dir),
-        exact_paths=not why_mapped,
-        why_mapped=why_mapped,
+        disk=free_disk_bytes(state_dir),
+        exact_paths=not mapped_reason,
+        mapped_reason=mapped_reason,
     )
 
 
@@ -40,7 +40,7 @@ def measure_memory() -> int:
     return total if limit is None else min(total, limit)
 
 
-def probe_view(environment: Mapping[str, str]) -> str:
+def probe_mount_namespace(environment: Mapping[str, str]) -> str:
     """Whether the kernel lets us build a private view: "" if so, else why not. A child tries it."""
     if sys.platform != "linux":
         return f"{sys.platform} has no mount namespaces"
@@ -52,7 +52,7 @@ def probe_view(environment: Mapping[str, str]) -> str:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=PROBE_SECONDS,
+                timeout=PROBE_TIMEOUT,
                 check=False,
             )
         except (OSError, subprocess.SubprocessError) as error:

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.handle import LOOPBACK, NAME, HostHandle
-from prefect_bt.host.launch import NodeLauncher, nodes_of
+from prefect_bt.host.handle import LOOPBACK, SUBSTRATE_NAME, HostHandle
+from prefect_bt.host.launch import NodeLauncher, iter_nodes
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.host.ports import NoFreePort
 from prefect_bt.plan import ImagePlan, NodePlan
-from prefect_bt.substrates.local_machine import measure_capacity, probe_view
+from prefect_bt.substrates.local_machine import measure_capacity, probe_mount_namespace
 from prefect_bt.substrates.local_ports import GangPorts
 from prefect_bt.substrates.protocol import Capacity, PreparedImage
 
-LEADER: Final = LOOPBACK
+LEADER_ADDRESS: Final = LOOPBACK
 
 
 class LocalSubstrate:
@@ -50,23 +50,23 @@ class LocalSubstrate:
             environment=environment,
         )
         self.state_dir = self.launcher.state_dir
-        self._ports = GangPorts(LEADER)
+        self._ports = GangPorts(LEADER_ADDRESS)
 
     @property
     def name(self) -> str:
-        return NAME
+        return SUBSTRATE_NAME
 
     @property
-    def images(self) -> bool:
+    def supports_images(self) -> bool:
         return False
 
     def capacity(self) -> Capacity:
         return measure_capacity(
-            self.state_dir, environment=self.launcher.environment, why_mapped=self._why_mapped
+            self.state_dir, environment=self.launcher.environment, mapped_reason=self._mapped_reason
         )
 
     def leader_address(self, job_id: str, attempt: int) -> str:
-        return LEADER
+        return LEADER_ADDRESS
 
     def warm_up(self) -> None:
         """There is nothing to get ready."""
@@ -80,37 +80,39 @@ class LocalSubstrate:
         """Start the node and return at once; SubstrateError leaves nothing behind."""
         handle = HostHandle(JobFolder(self.state_dir, node.job_id), node.attempt, node.rank)
         try:
-            told = self._ports.variables(node, handle.job)
+            told = self._ports.get_variables(node, handle.job)
             node = replace(node, environment={**told, **node.environment})
             self._start(node, handle, secrets)
         except (OSError, ValueError) as error:
-            self._ports.drop(node)
+            self._ports.release(node)
             if not isinstance(error, FileExistsError):
                 handle.remove()
             raise _launch_error(node, error) from error
-        self._ports.launched(node)
+        self._ports.mark_launched(node)
         return handle
 
     def _start(self, node: NodePlan, handle: HostHandle, secrets: Mapping[str, str]) -> None:
-        lock = self.launcher.write_down(node)
+        lock = self.launcher.create_node_folder(node)
         try:
-            started = self.launcher.start(handle.folder, (lock, *self._ports.held(node)))
-            started.hand_over(secrets)
+            started = self.launcher.start(
+                handle.folder, (lock, *self._ports.inherited_descriptors(node))
+            )
+            started.send_secrets(secrets)
         finally:
             os.close(lock)
 
-    def find(self, job_id: str) -> Sequence[HostHandle]:
+    def list_nodes(self, job_id: str) -> Sequence[HostHandle]:
         job = JobFolder(self.state_dir, job_id)
-        return [HostHandle(job, attempt, rank) for attempt, rank in nodes_of(job)]
+        return [HostHandle(job, attempt, rank) for attempt, rank in iter_nodes(job)]
 
     @cached_property
-    def _why_mapped(self) -> str:
+    def _mapped_reason(self) -> str:
         if self.launcher.map_paths:
             return "as asked"
-        return probe_view(self.launcher.agent_environment(""))
+        return probe_mount_namespace(self.launcher.agent_environment(""))
 
 
-def make_substrate(
+def create_substrate(
     state_dir: Path, *, orphan_deadline: float | None, map_paths: bool = False
 ) -> LocalSubstrate:
     """For the table of substrates; see LocalSubstrate."""
@@ -126,7 +128,7 @@ def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
         what, step = f"could not be launched: {error}", "See that PREFECT_BT_STATE_DIR is writable."
     return SubstrateError(
         f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, {what}.",
-        substrate=NAME,
+        substrate=SUBSTRATE_NAME,
         rank=node.rank,
         next_step=step,
     )

@@ -43,7 +43,7 @@ class Capacity:
     disk: int = 0
     exact_paths: bool = True
     """False when the node's paths are mapped, not mounted (decision 5)."""
-    why_mapped: str = ""
+    mapped_reason: str = ""
     enforcement: Enforcement = Enforcement.NONE
 
 
@@ -81,7 +81,7 @@ class NodeHandle(Protocol):
         """
         ...
 
-    def give_up(self) -> None:
+    def kill_unresponsive(self) -> None:
         """End a node whose agent does not answer a forced stop: it hangs, or is stopped itself.
 
         The commands are taken from it and the agent is killed. What is left of the node flushes and
@@ -128,7 +128,7 @@ class Substrate(Protocol):
     def name(self) -> str: ...
 
     @property
-    def images(self) -> bool:
+    def supports_images(self) -> bool:
         """Whether nodes run in the image of the definition."""
         ...
 
@@ -143,10 +143,10 @@ class Substrate(Protocol):
         image: ImagePlan,
         *,
         secrets: Mapping[str, str],
-        tell: Callable[[PullProgress], None] | None = None,
+        on_progress: Callable[[PullProgress], None] | None = None,
         cancelled: Event | None = None,
     ) -> PreparedImage:
-        """Bring the image to where nodes are launched, if there are `images`. Blocks.
+        """Bring the image to where nodes are launched, if there are `supports_images`. Blocks.
 
         `secrets` maps reference names to values. ImageError, also soon after `cancelled` is set.
         """
@@ -160,6 +160,6 @@ class Substrate(Protocol):
         """Start one node; `secrets` maps reference names to values. Raises SubstrateError."""
         ...
 
-    def find(self, job_id: str) -> Sequence[NodeHandle]:
+    def list_nodes(self, job_id: str) -> Sequence[NodeHandle]:
         """Every node of the job that this substrate still knows, of any attempt."""
         ...

@@ -11,8 +11,15 @@ cache.py draws the folders of a machine, shared.py the keys of the store. From t
     why.py        what a job would fetch; integrity.py: whether what is here is what it was
 """
 
-from prefect_bt.weights.cache import NodeCache, Tree
-from prefect_bt.weights.mirror import Mirrored, mirror_source
-from prefect_bt.weights.progress import Phase, Progress
+from prefect_bt.weights.cache import CachedTree, NodeCache
+from prefect_bt.weights.mirror import MirrorResult, mirror_source
+from prefect_bt.weights.progress import MirrorPhase, MirrorProgress
 
-__all__ = ["Mirrored", "NodeCache", "Phase", "Progress", "Tree", "mirror_source"]
+__all__ = [
+    "CachedTree",
+    "MirrorPhase",
+    "MirrorProgress",
+    "MirrorResult",
+    "NodeCache",
+    "mirror_source",
+]

@@ -14,90 +14,101 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from prefect_bt.weights.crew import work
+from prefect_bt.weights.crew import run_workers
 from prefect_bt.weights.fetching import (
-    TRIES,
-    Fetching,
-    check_stop,
-    damaged_twice,
-    ended_early,
-    find_fault,
+    MAX_CORRUPT_DOWNLOADS,
+    DownloadContext,
+    corrupt_twice_error,
+    find_mismatch,
+    raise_if_stopped,
+    truncated_error,
 )
-from prefect_bt.weights.following import Following
-from prefect_bt.weights.index import identity
-from prefect_bt.weights.listing import ListedFile, digests_for
-from prefect_bt.weights.parts import BLOCK, Busy, Part, PartFolder, part_id
-from prefect_bt.weights.retrying import PAUSES, again
-from prefect_bt.weights.source import Interrupted, NoRanges
+from prefect_bt.weights.following import StreamingDigests
+from prefect_bt.weights.index import file_identity
+from prefect_bt.weights.listing import ListedFile, create_digests
+from prefect_bt.weights.parts import (
+    BLOCK_BYTES,
+    PartialFile,
+    PartialFileLocked,
+    PartialFolder,
+    partial_file_id,
+)
+from prefect_bt.weights.retrying import RETRY_DELAYS, call_with_retries
+from prefect_bt.weights.source import RangesUnsupported, TransientError
 
-FILES_AT_ONCE: Final = 8
-RUN: Final = 8
+MAX_OPEN_FILES: Final = 8
+MAX_BLOCKS_PER_REQUEST: Final = 8
 """Blocks that are asked for at once, at most: a slow connection keeps no more to itself."""
-PROGRESS: Final = 1 << 20
+MIN_PROGRESS_BYTES: Final = 1 << 20
 """Bytes after which a try counts as one that went well."""
-_LOOK: Final = 0.2
+_POLL_INTERVAL: Final = 0.2
 """Seconds between two looks at a file that another process fetches."""
 
 
-class _Arriving:
+class _FileDownload:
     """One file, its blocks that nobody has taken yet, and how many are not back."""
 
     def __init__(
-        self, fetching: Fetching, file: ListedFile, part: Part, tries: int, most: int
+        self,
+        context: DownloadContext,
+        file: ListedFile,
+        part: PartialFile,
+        tries: int,
+        max_blocks: int,
     ) -> None:
-        """`most`: blocks that one request is for."""
-        self.file, self.part, self.tries = file, part, tries
-        self.todo = deque(part.missing())
-        self.left = len(self.todo)
-        self._run = _even(len(self.todo), most)
-        self.hands = 0
+        """`max_blocks`: blocks that one request is for."""
+        self.file, self.part, self.attempts = file, part, tries
+        self.pending = deque(part.incomplete_blocks())
+        self.remaining = len(self.pending)
+        self._run = _blocks_per_request(len(self.pending), max_blocks)
+        self.connections = 0
         """Connections that work on it."""
-        digests = digests_for(file, part.size)
-        self.following = Following(part, digests, fetching.stop.is_set)
+        digests = create_digests(file, part.size)
+        self.digests = StreamingDigests(part, digests, context.stop.is_set)
 
-    def take(self) -> range:
+    def next_blocks(self) -> range:
         """The next run of blocks; empty where all of it was here, but for its digest.
 
         Only its first block may have begun to arrive: one request brings the rest of it.
         """
-        if not self.todo:
+        if not self.pending:
             return range(0)
-        first = self.todo.popleft()
+        first = self.pending.popleft()
         end = first + 1
-        while self.todo and self.todo[0] == end and end - first < self._run:
-            if self.part.done[end]:
+        while self.pending and self.pending[0] == end and end - first < self._run:
+            if self.part.received[end]:
                 break
             end += 1
-            self.todo.popleft()
+            self.pending.popleft()
         return range(first, end)
 
 
-class Blocks:
-    def __init__(self, fetching: Fetching, files: Sequence[ListedFile], hands: int) -> None:
-        self._fetching = fetching
+class BlockDownloader:
+    def __init__(self, context: DownloadContext, files: Sequence[ListedFile], workers: int) -> None:
+        self._fetching = context
         self._waiting = deque((file, 0) for file in files)
         self._busy: list[ListedFile] = []
-        self._arriving: list[_Arriving] = []
+        self._arriving: list[_FileDownload] = []
         """Files with blocks that nobody has taken yet."""
-        self._open: set[Part] = set()
+        self._open: set[PartialFile] = set()
         self._lock = threading.Lock()
-        blocks = sum(-(-(file.size or 0) // BLOCK) for file in files)
-        self._most = min(RUN, max(1, -(-blocks // hands)))
-        self._hands = hands
+        blocks = sum(-(-(file.size or 0) // BLOCK_BYTES) for file in files)
+        self._most = min(MAX_BLOCKS_PER_REQUEST, max(1, -(-blocks // workers)))
+        self._hands = workers
 
     def run(self) -> None:
         """Until every file is in the fill. WeightsError, OSError."""
         try:
             while self._waiting:
-                work(self._hands, self._take, self._fetching.stop)
-                check_stop(self._fetching)
+                run_workers(self._hands, self._download_next, self._fetching.stop)
+                raise_if_stopped(self._fetching)
                 if not self._waiting:
-                    self._await_others()
-        except NoRanges:
+                    self._wait_for_other_processes()
+        except RangesUnsupported:
             for part in list(self._open):  # of no use to who reads from the beginning to the end
                 part.remove()
                 self._close(part)
-                self._fetching.meter.undo(part.arrived)
+                self._fetching.meter.subtract(part.received_bytes)
             raise
         finally:
             for part in list(self._open):
@@ -105,125 +116,125 @@ class Blocks:
 
     # -- who does what ------------------------------------------------------------------------
 
-    def _take(self) -> bool:
+    def _download_next(self) -> bool:
         with self._lock:
             found = self._next()
         if found is None:
             return False
         arriving, run = found
-        self._bring(arriving, run)
+        self._download_with_retries(arriving, run)
         if self._fetching.stop.is_set():
             return False
         with self._lock:
-            arriving.hands -= 1
-            arriving.left -= len(run)
-            last = arriving.left == 0
+            arriving.connections -= 1
+            arriving.remaining -= len(run)
+            last = arriving.remaining == 0
         if last:
             self._finish(arriving)
         return True
 
-    def _next(self) -> tuple[_Arriving, range] | None:
-        while self._waiting and len(self._arriving) < FILES_AT_ONCE:
-            begun = self._begin(*self._waiting.popleft())
+    def _next(self) -> tuple[_FileDownload, range] | None:
+        while self._waiting and len(self._arriving) < MAX_OPEN_FILES:
+            begun = self._open_file(*self._waiting.popleft())
             if begun is not None:
                 self._arriving.append(begun)
         if not self._arriving:
             return None
-        chosen = min(self._arriving, key=lambda one: one.hands)
-        run = chosen.take()
-        if not chosen.todo:
+        chosen = min(self._arriving, key=lambda one: one.connections)
+        run = chosen.next_blocks()
+        if not chosen.pending:
             self._arriving.remove(chosen)
-        chosen.hands += 1
+        chosen.connections += 1
         return chosen, run
 
-    def _begin(self, file: ListedFile, tries: int) -> _Arriving | None:
+    def _open_file(self, file: ListedFile, tries: int) -> _FileDownload | None:
         try:
-            part = open_part(self._fetching, file)
-        except Busy:
+            part = open_partial_file(self._fetching, file)
+        except PartialFileLocked:
             self._busy.append(file)
             return None
         if part is None:
             return None
         self._open.add(part)
-        self._fetching.meter.here(part.arrived)
-        return _Arriving(self._fetching, file, part, tries, self._most)
+        self._fetching.meter.add_present(part.received_bytes)
+        return _FileDownload(self._fetching, file, part, tries, self._most)
 
-    def _await_others(self) -> None:
+    def _wait_for_other_processes(self) -> None:
         """Files that another process fetches: they are here when it is done, or are ours then."""
         fetching = self._fetching
         for file in self._busy:
-            fetching.meter.note(f"another process fetches {file.path}")
-            while part_of(fetching, file).is_busy():
-                check_stop(fetching)
-                time.sleep(_LOOK)
-            fetching.fill.index.refresh()
-            if fetching.fill.link_known(file):
-                fetching.meter.here(file.size or 0, files=1)
+            fetching.meter.set_note(f"another process fetches {file.path}")
+            while get_partial_folder(fetching, file).is_locked():
+                raise_if_stopped(fetching)
+                time.sleep(_POLL_INTERVAL)
+            fetching.staging.index.invalidate()
+            if fetching.staging.link_cached(file):
+                fetching.meter.add_present(file.size or 0, files=1)
             else:
                 self._waiting.append((file, 0))
         self._busy.clear()
 
     # -- one run ------------------------------------------------------------------------------
 
-    def _bring(self, arriving: _Arriving, run: range) -> None:
+    def _download_with_retries(self, arriving: _FileDownload, run: range) -> None:
         fetching = self._fetching
-        again(
-            lambda: self._continue(arriving, run),
-            PAUSES,
+        call_with_retries(
+            lambda: self._download_while_progressing(arriving, run),
+            RETRY_DELAYS,
             fetching.stop,
-            fetching.meter.note,
+            fetching.meter.set_note,
         )
 
-    def _continue(self, arriving: _Arriving, run: range) -> None:
+    def _download_while_progressing(self, arriving: _FileDownload, run: range) -> None:
         """The rest of the run, once more for as long as each time brings much of it."""
         part = arriving.part
         while not self._fetching.stop.is_set():
-            before = part.place(run)
+            before = part.next_offset(run)
             try:
                 return self._read(arriving, run)
-            except Interrupted as error:
-                if part.place(run) - before < PROGRESS or error.after:
+            except TransientError as error:
+                if part.next_offset(run) - before < MIN_PROGRESS_BYTES or error.retry_after:
                     raise
         return None
 
-    def _read(self, arriving: _Arriving, run: range) -> None:
+    def _read(self, arriving: _FileDownload, run: range) -> None:
         part, fetching = arriving.part, self._fetching
-        at, end = part.place(run), part.end(run)
+        at, end = part.next_offset(run), part.end_offset(run)
         if at == end:
             return
-        for piece in fetching.origins.read(arriving.file, start=at, length=end - at):
+        for piece in fetching.reader.read(arriving.file, start=at, length=end - at):
             view = memoryview(piece)[: end - at]
             part.write(at, view)
-            arriving.following.offer(at, view)
-            fetching.meter.moved(len(view))
+            arriving.digests.update(at, view)
+            fetching.meter.add_transferred(len(view))
             at += len(view)
             if fetching.stop.is_set():
                 return
         if at < end:
-            raise ended_early(fetching.source, arriving.file, at)
+            raise truncated_error(fetching.source, arriving.file, at)
 
     # -- one file -----------------------------------------------------------------------------
 
-    def _finish(self, arriving: _Arriving) -> None:
+    def _finish(self, arriving: _FileDownload) -> None:
         fetching, part, file = self._fetching, arriving.part, arriving.file
-        found = arriving.following.result()
+        found = arriving.digests.hexdigests()
         if fetching.stop.is_set():
             return
-        fault = settle_part(fetching, file, part, found)
+        fault = commit_partial_file(fetching, file, part, found)
         self._close(part)
         if not fault:
             return
-        if arriving.tries + 1 == TRIES:
-            raise damaged_twice(fetching.source, file, fault)
+        if arriving.attempts + 1 == MAX_CORRUPT_DOWNLOADS:
+            raise corrupt_twice_error(fetching.source, file, fault)
         with self._lock:
-            self._waiting.append((file, arriving.tries + 1))
+            self._waiting.append((file, arriving.attempts + 1))
 
-    def _close(self, part: Part) -> None:
+    def _close(self, part: PartialFile) -> None:
         self._open.discard(part)
         part.close()
 
 
-def _even(blocks: int, most: int) -> int:
+def _blocks_per_request(blocks: int, most: int) -> int:
     """Blocks a request, so that as few as `most` allows are of about the same size."""
     requests = max(1, -(-blocks // most))
     return -(-blocks // requests)
@@ -232,81 +243,89 @@ def _even(blocks: int, most: int) -> int:
 # -- parts --------------------------------------------------------------------------------------
 
 
-def part_of(fetching: Fetching, file: ListedFile) -> PartFolder:
+def get_partial_folder(context: DownloadContext, file: ListedFile) -> PartialFolder:
     """Where the file's part lies: the same for all who want the same file."""
-    fill = fetching.fill
-    known = identity(fill.source, file) or f"{fill.name}/{file.path}"
-    return PartFolder(fill.cache.part(part_id(known)))
+    fill = context.staging
+    known = file_identity(fill.source, file) or f"{fill.name}/{file.path}"
+    return PartialFolder(fill.cache.partial_path(partial_file_id(known)))
 
 
-def open_part(fetching: Fetching, file: ListedFile) -> Part | None:
+def open_partial_file(context: DownloadContext, file: ListedFile) -> PartialFile | None:
     """The file's part, ours alone; None when somebody finished it since we looked. Busy."""
     told = bool(file.sha256 or file.git_sha1 or file.md5)
-    part = Part(part_of(fetching, file), file.size or 0, checked=told)
-    if fetching.fill.link_known(file):
+    part = PartialFile(get_partial_folder(context, file), file.size or 0, has_digest=told)
+    if context.staging.link_cached(file):
         part.remove()
         part.close()
-        fetching.meter.here(part.size, files=1)
+        context.meter.add_present(part.size, files=1)
         return None
     return part
 
 
-def settle_part(fetching: Fetching, file: ListedFile, part: Part, found: dict[str, str]) -> str:
+def commit_partial_file(
+    context: DownloadContext, file: ListedFile, partial: PartialFile, found: dict[str, str]
+) -> str:
     """A whole part becomes a blob of that digest; else why not, and it is empty again."""
-    fault = find_fault(fetching, file, part.size, found)
+    fault = find_mismatch(context, file, partial.size, found)
     if fault:
-        fetching.origins.distrust(file)
-        part.forget()
-        fetching.meter.undo(part.size)
+        context.reader.mark_corrupt(file)
+        partial.reset()
+        context.meter.subtract(partial.size)
         return fault
     sha256 = found["sha256"]
-    if fetching.origins.source.pins:  # else only when all of it is known to be still the same
-        fetching.fill.remember({file.path: (sha256, part.size)})  # first: or a blob is lost
-    fetching.fill.settle(file, part.seal(), sha256, part.size)
-    part.remove()
-    fetching.meter.finished()
+    if (
+        context.reader.source.detects_changes
+    ):  # else only when all of it is known to be still the same
+        context.staging.record_digests(
+            {file.path: (sha256, partial.size)}
+        )  # first: or a blob is lost
+    context.staging.add_blob(file, partial.finalize(), sha256, partial.size)
+    partial.remove()
+    context.meter.add_files()
     return ""
 
 
-def bring_own_way(fetching: Fetching, waiting: deque[ListedFile], rest: list[ListedFile]) -> bool:
+def download_by_source(
+    context: DownloadContext, waiting: deque[ListedFile], rest: list[ListedFile]
+) -> bool:
     """The next file by its source's own way; into `rest` if it has none for it."""
     try:
         file = waiting.popleft()
     except IndexError:
         return False
     try:
-        part = open_part(fetching, file)
-    except Busy:
+        part = open_partial_file(context, file)
+    except PartialFileLocked:
         rest.append(file)
         return True
     if part is None:
         return True
     try:
-        if part.arrived or not _fetched(fetching, file, part):
+        if part.received_bytes or not _try_download_by_source(context, file, part):
             rest.append(file)
             return True
-        following = Following(part, digests_for(file, part.size), fetching.stop.is_set)
-        fault = settle_part(fetching, file, part, following.result())
+        following = StreamingDigests(part, create_digests(file, part.size), context.stop.is_set)
+        fault = commit_partial_file(context, file, part, following.hexdigests())
         if fault:
-            fetching.meter.note(f"{file.path} arrived damaged: {fault}")
+            context.meter.set_note(f"{file.path} arrived damaged: {fault}")
             rest.append(file)
         return True
     finally:
         part.close()
 
 
-def _fetched(fetching: Fetching, file: ListedFile, part: Part) -> bool:
+def _try_download_by_source(fetching: DownloadContext, file: ListedFile, part: PartialFile) -> bool:
     whole = part.folder.path / "whole"
 
     def tick(size: int) -> None:
-        check_stop(fetching)  # what it raises ends the fetch
-        fetching.meter.moved(size)
+        raise_if_stopped(fetching)  # what it raises ends the fetch
+        fetching.meter.add_transferred(size)
 
     try:
-        done = fetching.origins.fetch(file, whole, tick)
-    except Interrupted as error:
-        fetching.meter.note(error.what)
+        done = fetching.reader.download_file(file, whole, tick)
+    except TransientError as error:
+        fetching.meter.set_note(error.what)
         done = False
     if whole.exists():
-        part.begin_with(whole)
+        part.import_file(whole)
     return done

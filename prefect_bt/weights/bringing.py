@@ -15,29 +15,29 @@ from typing import Final
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.host.cgroup import count_cpus
-from prefect_bt.weights.blocks import Blocks, bring_own_way
-from prefect_bt.weights.crew import work
-from prefect_bt.weights.fetching import Fetching, check_stop
-from prefect_bt.weights.index import identity
+from prefect_bt.weights.blocks import BlockDownloader, download_by_source
+from prefect_bt.weights.crew import run_workers
+from prefect_bt.weights.fetching import DownloadContext, raise_if_stopped
+from prefect_bt.weights.index import file_identity
 from prefect_bt.weights.listing import ListedFile
-from prefect_bt.weights.source import NoRanges
-from prefect_bt.weights.telling import shown
-from prefect_bt.weights.wholes import bring_small, bring_stream
+from prefect_bt.weights.source import RangesUnsupported
+from prefect_bt.weights.telling import redact_url
+from prefect_bt.weights.wholes import download_sequential, download_small
 
-SMALL: Final = 1 << 20
+SMALL_FILE_BYTES: Final = 1 << 20
 """Files up to this size are held in memory, each as one block."""
-SMALL_AT_ONCE: Final = 16
-BLOCKS_AT_ONCE: Final = (8, 32)
+SMALL_FILE_WORKERS: Final = 16
+BLOCK_WORKERS: Final = (8, 32)
 """At least and at most; between them four for each CPU. One connection to a large store brings some
 60 MB/s, and more connections than a machine can serve make each other slower."""
-OWN_WAY_AT_ONCE: Final = 2
-STREAMS_AT_ONCE: Final = 4
-LENT_AT_ONCE: Final = 4
+SOURCE_DOWNLOAD_WORKERS: Final = 2
+SEQUENTIAL_WORKERS: Final = 4
+LINK_WORKERS: Final = 4
 
 
-def borrow(fetching: Fetching, files: Sequence[ListedFile]) -> list[ListedFile]:
+def link_from_store(context: DownloadContext, files: Sequence[ListedFile]) -> list[ListedFile]:
     """Links to what a store of this disk has; returns what is left to be read."""
-    lent = [(file, path) for file in files if (path := fetching.origins.lent(file))]
+    lent = [(file, path) for file in files if (path := context.reader.find_local_path(file))]
     waiting, here = deque(lent), set[str]()
 
     def take() -> bool:
@@ -45,65 +45,73 @@ def borrow(fetching: Fetching, files: Sequence[ListedFile]) -> list[ListedFile]:
             file, path = waiting.popleft()
         except IndexError:
             return False
-        if fetching.fill.lend(file, path):
-            fetching.meter.here(file.size or 0, files=1)
+        if context.staging.link_verified(file, path):
+            context.meter.add_present(file.size or 0, files=1)
             here.add(file.path)
         return True
 
-    work(min(LENT_AT_ONCE, len(lent)), take, fetching.stop)
-    check_stop(fetching)
+    run_workers(min(LINK_WORKERS, len(lent)), take, context.stop)
+    raise_if_stopped(context)
     return [file for file in files if file.path not in here]
 
 
-def bring(fetching: Fetching, files: Sequence[ListedFile]) -> None:
+def download_files(context: DownloadContext, files: Sequence[ListedFile]) -> None:
     """Every file into the fill. WeightsError; then what has arrived is kept for the next time."""
     rest: list[ListedFile] = []
     streams: list[ListedFile] = []
     for file in files:
-        (rest if _may_be_continued(fetching, file) else streams).append(file)
-    small = deque(file for file in rest if (file.size or 0) <= SMALL)
-    large = [file for file in rest if (file.size or 0) > SMALL]
+        (rest if _is_resumable(context, file) else streams).append(file)
+    small = deque(file for file in rest if (file.size or 0) <= SMALL_FILE_BYTES)
+    large = [file for file in rest if (file.size or 0) > SMALL_FILE_BYTES]
     try:
         if small:
-            hands = min(SMALL_AT_ONCE, len(small))
-            work(hands, lambda: bring_small(fetching, small), fetching.stop)
+            hands = min(SMALL_FILE_WORKERS, len(small))
+            run_workers(hands, lambda: download_small(context, small), context.stop)
         try:
-            Blocks(fetching, _own_way(fetching, large), _connections()).run()
-        except NoRanges as error:
-            fetching.meter.note(error.what)
-            fetching = replace(fetching, stop=fetching.stop.anew())
-            check_stop(fetching)
-            streams += [file for file in large if not fetching.fill.has(file)]
+            BlockDownloader(context, _download_by_source(context, large), _connections()).run()
+        except RangesUnsupported as error:
+            context.meter.set_note(error.what)
+            context = replace(context, stop=context.stop.create_sibling())
+            raise_if_stopped(context)
+            streams += [file for file in large if not context.staging.has(file)]
         if streams:
             waiting = deque(streams)
-            hands = min(STREAMS_AT_ONCE, len(streams))
-            work(hands, lambda: bring_stream(fetching, waiting), fetching.stop)
+            hands = min(SEQUENTIAL_WORKERS, len(streams))
+            run_workers(hands, lambda: download_sequential(context, waiting), context.stop)
     except OSError as error:
-        raise unwritable(fetching.fill.source, error) from error
-    check_stop(fetching)
+        raise write_error(context.staging.source, error) from error
+    raise_if_stopped(context)
 
 
 def _connections() -> int:
-    fewest, most = BLOCKS_AT_ONCE
+    fewest, most = BLOCK_WORKERS
     return max(fewest, min(4 * count_cpus(), most))
 
 
-def _may_be_continued(fetching: Fetching, file: ListedFile) -> bool:
+def _is_resumable(fetching: DownloadContext, file: ListedFile) -> bool:
     """Two requests for it lead to the same bytes, and to those that were asked for."""
-    return not file.whole and bool(identity(fetching.fill.source, file)) and file.size is not None
+    return (
+        not file.sequential_only
+        and bool(file_identity(fetching.staging.source, file))
+        and file.size is not None
+    )
 
 
-def _own_way(fetching: Fetching, files: Sequence[ListedFile]) -> Sequence[ListedFile]:
+def _download_by_source(
+    fetching: DownloadContext, files: Sequence[ListedFile]
+) -> Sequence[ListedFile]:
     """What is left after the source brought what it can in a way of its own."""
-    waiting = deque(file for file in files if fetching.origins.has_way(file))
+    waiting = deque(file for file in files if fetching.reader.can_download_file(file))
     if not waiting:
         return files
-    rest = [file for file in files if not fetching.origins.has_way(file)]
-    work(OWN_WAY_AT_ONCE, lambda: bring_own_way(fetching, waiting, rest), fetching.stop)
+    rest = [file for file in files if not fetching.reader.can_download_file(file)]
+    run_workers(
+        SOURCE_DOWNLOAD_WORKERS, lambda: download_by_source(fetching, waiting, rest), fetching.stop
+    )
     return rest
 
 
-def unwritable(source: str, error: OSError) -> WeightsError:
+def write_error(source: str, error: OSError) -> WeightsError:
     if error.errno == errno.ENOSPC:
         what, step = "the disk is full", "Make room, or set PREFECT_BT_STATE_DIR to another disk"
     elif error.errno == errno.ENAMETOOLONG:
@@ -111,7 +119,7 @@ def unwritable(source: str, error: OSError) -> WeightsError:
     else:
         what, step = f"it could not be written ({error})", "Check the disk of PREFECT_BT_STATE_DIR"
     return WeightsError(
-        f"{shown(source)}: {what}.",
+        f"{redact_url(source)}: {what}.",
         source=source,
         next_step=f"{step}; what is here already is kept.",
     )

@@ -16,19 +16,19 @@ from importlib import import_module
 from typing import Any, Final, NoReturn
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.weights.access import Way, find_place, ways_in
-from prefect_bt.weights.listing import ListedFile, Listing, revision_of
-from prefect_bt.weights.patterns import choose_files
+from prefect_bt.weights.access import AccessMethod, list_access_methods, parse_location
+from prefect_bt.weights.listing import ListedFile, Listing, compute_revision
+from prefect_bt.weights.patterns import filter_paths
 from prefect_bt.weights.source import (
-    CONNECT_SECONDS,
-    Interrupted,
-    NoRanges,
+    CONNECT_TIMEOUT,
+    RangesUnsupported,
     SourceRequest,
+    TransientError,
 )
 
 _MD5: Final = re.compile(r'"([0-9a-f]{32})"')
-_SIGNED_FOR: Final = timedelta(minutes=5)
-_REFUSALS: Final = frozenset(
+_PRESIGN_DURATION: Final = timedelta(minutes=5)
+_ACCESS_DENIED_CODES: Final = frozenset(
     {
         *("AccessDenied", "ExpiredToken", "Forbidden", "InvalidAccessKeyId", "InvalidToken"),
         *("AuthenticationFailed", "AuthorizationFailure", "SignatureDoesNotMatch"),
@@ -36,31 +36,33 @@ _REFUSALS: Final = frozenset(
         *("PublicAccessNotPermitted", "InvalidAuthenticationInfo"),
     }
 )
-_PIECE: Final = 256 << 10
+_CHUNK_BYTES: Final = 256 << 10
 """Bytes that are handed on at once: they stay in the processor's cache on their way to the disk."""
 _NOT_PARTIAL: Final = "non-partial response"
 """obstore's words for an answer to a range that is not one."""
-_ABSENT: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "NoSuchKey"})
-_ELSEWHERE: Final = frozenset(
+_NOT_FOUND_CODES: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "NoSuchKey"})
+_WRONG_REGION_CODES: Final = frozenset(
     {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 )
 
 
-class _Refused(Exception):
+class _AccessDenied(Exception):
     """These credentials may not read it."""
 
 
 class BucketSource:
     """Implements weights.source.Source and TellsTags."""
 
-    fixed = ""
-    pins = True
+    pinned_revision = ""
+    detects_changes = True
 
     def __init__(self, request: SourceRequest) -> None:
         self._plan = request.plan
-        self._place = find_place(request.plan)
-        self._stall = request.stall
-        self._ways = ways_in(request.plan, self._place, request.secret, stall=request.stall)
+        self._place = parse_location(request.plan)
+        self._stall = request.stall_timeout
+        self._ways = list_access_methods(
+            request.plan, self._place, request.secret, stall_timeout=request.stall_timeout
+        )
         self._store: Any = None
         self._base = ""
         self._sdk: Any = import_module("obstore")
@@ -72,38 +74,38 @@ class BucketSource:
 
     # -- listing ------------------------------------------------------------------------------
 
-    def list(self) -> Listing:
+    def list_files(self) -> Listing:
         """By the first way in that is not refused; it is kept for reading."""
         tried: list[str] = []
         for way in self._ways:
             try:
-                return self._list_by(way)
-            except _Refused:
+                return self._list_with(way)
+            except _AccessDenied:
                 tried.append(way.name)
-            except Interrupted:
-                if way.certain:
+            except TransientError:
+                if way.has_credentials:
                     raise
                 tried.append(way.name)
-        raise self._refusal(tried) from None
+        raise self._access_denied_error(tried) from None
 
-    def _list_by(self, way: Way) -> Listing:
+    def _list_with(self, way: AccessMethod) -> Listing:
         store = self._open(way)
-        with self._explained():
-            files, base = self._below(store)
+        with self._translate_errors():
+            files, base = self._list_prefix(store)
         self._store, self._base = store, base
         plan = self._plan
         chosen = set(
-            choose_files(
+            filter_paths(
                 (file.path for file in files),
                 allow=plan.allow_patterns,
                 ignore=plan.ignore_patterns,
             )
         )
         # What is not wanted may change without a new mirror.
-        revision = revision_of(file for file in files if file.path in chosen)
+        revision = compute_revision(file for file in files if file.path in chosen)
         return Listing(plan.source, revision, tuple(files))
 
-    def _open(self, way: Way) -> Any:
+    def _open(self, way: AccessMethod) -> Any:
         try:
             return way.open()
         except (self._faults.BaseError, ValueError, TypeError):
@@ -114,7 +116,7 @@ class BucketSource:
                 next_step="Check the form of the secret and of the address.",
             ) from None
 
-    def _below(self, store: Any) -> tuple[list[ListedFile], str]:
+    def _list_prefix(self, store: Any) -> tuple[list[ListedFile], str]:
         """What lies below the prefix, and what its paths begin with in the bucket."""
         prefix = self._place.prefix
         base = f"{prefix}/" if prefix else ""
@@ -141,28 +143,28 @@ class BucketSource:
         end = (file.size or 0) if length < 0 else start + length
         if end <= start:
             return
-        with self._explained(file):
+        with self._translate_errors(file):
             # Not every server of buckets knows ranges; all of it can be had from any.
             part = start > 0 or end < (file.size or 0)
             options: dict[str, Any] = {"range": (start, end)} if part else {}
-            if file.tag.startswith('"'):
-                options["if_match"] = file.tag
+            if file.version_tag.startswith('"'):
+                options["if_match"] = file.version_tag
             answer = self._sdk.get(self._store, self._base + file.path, options=options)
-            if _tag(answer.meta) != file.tag:
-                self._changed(file)
-            for piece in answer.stream(min_chunk_size=_PIECE):
+            if _tag(answer.meta) != file.version_tag:
+                self._raise_changed(file)
+            for piece in answer.stream(min_chunk_size=_CHUNK_BYTES):
                 yield memoryview(piece)
 
-    def is_md5(self, file: ListedFile) -> bool:
+    def has_md5_tag(self, file: ListedFile) -> bool:
         """Whether the object is not encrypted in a way that makes its tag something else.
 
         Asked with a signed URL, because obstore keeps the headers that tell to itself. Who cannot
         be asked is believed.
         """
         try:
-            signed = self._sdk.sign(self._store, "HEAD", self._base + file.path, _SIGNED_FOR)
+            signed = self._sdk.sign(self._store, "HEAD", self._base + file.path, _PRESIGN_DURATION)
             request = urllib.request.Request(str(signed), method="HEAD")  # noqa: S310
-            with urllib.request.urlopen(request, timeout=CONNECT_SECONDS) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=CONNECT_TIMEOUT) as answer:  # noqa: S310
                 kind = answer.headers.get("x-amz-server-side-encryption", "AES256")
                 own = answer.headers.get("x-amz-server-side-encryption-customer-algorithm")
                 return kind == "AES256" and not own
@@ -172,39 +174,41 @@ class BucketSource:
     # -- faults -------------------------------------------------------------------------------
 
     @contextmanager
-    def _explained(self, file: ListedFile | None = None) -> Generator[None]:
+    def _translate_errors(self, file: ListedFile | None = None) -> Generator[None]:
         """The libraries' exceptions in, ours out: without their texts, which may hold a URL."""
         began = time.monotonic()
         faults = self._faults
         try:
             yield
         except (faults.PermissionDeniedError, faults.UnauthenticatedError, PermissionError):
-            self._denied(file)
+            self._raise_denied(file)
         except (faults.PreconditionError, FileNotFoundError):
             if file is None:
-                self._absent()
-            self._changed(file)
+                self._raise_bucket_not_found()
+            self._raise_changed(file)
         except faults.InvalidPathError:
             raise self._error(
                 "holds an object whose name could not lie below the mount",
                 "Name a prefix beside it: `..`, `.` and empty folders in a name cannot be mounted.",
             ) from None
         except (faults.BaseError, OSError) as error:
-            self._other(error, file, time.monotonic() - began)
+            self._raise_unclassified(error, file, time.monotonic() - began)
 
-    def _other(self, error: Exception, file: ListedFile | None, seconds: float) -> NoReturn:
+    def _raise_unclassified(
+        self, error: Exception, file: ListedFile | None, seconds: float
+    ) -> NoReturn:
         code = _code_in(error)
-        if code in _REFUSALS:
-            self._denied(file)
-        if code in _ABSENT:
-            self._absent()
-        if code in _ELSEWHERE or "redirect without LOCATION" in str(error):
+        if code in _ACCESS_DENIED_CODES:
+            self._raise_denied(file)
+        if code in _NOT_FOUND_CODES:
+            self._raise_bucket_not_found()
+        if code in _WRONG_REGION_CODES or "redirect without LOCATION" in str(error):
             raise self._error(
                 "is a bucket of another region",
                 "Give aws_region in the secret, or set AWS_REGION.",
             ) from None
         if _NOT_PARTIAL in str(error):
-            raise NoRanges(
+            raise RangesUnsupported(
                 f"{self._plan.source}: the server sends whole objects only.",
                 source=self._plan.source,
                 next_step="Ask who runs it for support of the Range header.",
@@ -214,33 +218,33 @@ class BucketSource:
             f"no usable answer in {seconds:.0f} s; a connection without a byte for "
             f"{self._stall:g} s is given up"
         )
-        why = code or _transport_fault(error) or unanswered
-        raise Interrupted(
+        why = code or _describe_transport_error(error) or unanswered
+        raise TransientError(
             f"{self._plan.source}: {where}could not be read ({why}).",
             source=self._plan.source,
             next_step="Check the network, and push again: what is here already is kept.",
         ) from None
 
-    def _denied(self, file: ListedFile | None) -> NoReturn:
+    def _raise_denied(self, file: ListedFile | None) -> NoReturn:
         if file is None:
-            raise _Refused from None
+            raise _AccessDenied from None
         raise self._error(
             f"lists {file.path}, but it may not be read",
             "Give auth that may read the objects, not only list them.",
         ) from None
 
-    def _absent(self) -> NoReturn:
+    def _raise_bucket_not_found(self) -> NoReturn:
         raise self._error(
             f"does not exist: there is no bucket {self._place.bucket!r}", "Check its name."
         ) from None
 
-    def _changed(self, file: ListedFile) -> NoReturn:
+    def _raise_changed(self, file: ListedFile) -> NoReturn:
         raise self._error(
             f"changed while it was read: {file.path} is another object now",
             "Push again when nothing writes there.",
         ) from None
 
-    def _refusal(self, tried: list[str]) -> WeightsError:
+    def _access_denied_error(self, tried: list[str]) -> WeightsError:
         plan = self._plan
         if plan.auth.method:
             what = f"may not be read with {tried[0]}"
@@ -258,7 +262,7 @@ class BucketSource:
 def _listed_file(path: str, item: Any) -> ListedFile:
     tag = _tag(item)
     found = _MD5.fullmatch(tag)
-    return ListedFile(path, int(item["size"]), tag=tag, md5=found[1] if found else "")
+    return ListedFile(path, int(item["size"]), version_tag=tag, md5=found[1] if found else "")
 
 
 def _tag(item: Any) -> str:
@@ -274,7 +278,7 @@ def _parents(path: str) -> Iterator[str]:
         yield path
 
 
-def _transport_fault(error: BaseException) -> str:
+def _describe_transport_error(error: BaseException) -> str:
     """What obstore's text says of the way to the server; its URLs stay where they are."""
     text = str(error)
     known = {

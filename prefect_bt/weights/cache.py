@@ -36,28 +36,30 @@ from typing import Final
 from prefect_bt.folders import find_paths
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.ownership import LOOK, is_owned, try_lock
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 from prefect_bt.trees import find_files, remove_tree
 from prefect_bt.weights.listing import SHA256, quote
-from prefect_bt.weights.manifest import Manifest, Summary, load_manifest, load_summary
+from prefect_bt.weights.manifest import Manifest, ManifestSummary, load_manifest, load_summary
 
-NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP})
+LINK_UNSUPPORTED_ERRNOS: Final = frozenset(
+    {errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP}
+)
 """Of a file system that has no hard links, or no more of this file."""
 _TREES: Final = "trees"
 
 
 @dataclass(frozen=True)
-class Tree:
-    """A published source. `used` in epoch seconds; `leases` are ids of jobs that live."""
+class CachedTree:
+    """A published source. `last_used` in epoch seconds; `leases` are ids of jobs that live."""
 
     name: str
     path: Path
-    summary: Summary
-    used: float
+    summary: ManifestSummary
+    last_used: float
     leases: tuple[str, ...] = ()
 
     @property
-    def files(self) -> Path:
+    def files_folder(self) -> Path:
         """What nodes mount."""
         return self.path / "files"
 
@@ -77,7 +79,7 @@ class Tree:
         """No store has a copy any more, as far as is known."""
         (self.path / "stored").unlink(missing_ok=True)
 
-    def manifest(self) -> Manifest:
+    def read_manifest(self) -> Manifest:
         """ValueError, KeyError, TypeError or OSError when it cannot be read."""
         return load_manifest((self.path / "manifest.json").read_bytes())
 
@@ -92,19 +94,19 @@ class NodeCache:
 
     # Digests and revisions come from servers: one that is a path must not lead out of the cache.
 
-    def blob(self, sha256: str) -> Path:
+    def blob_path(self, sha256: str) -> Path:
         """ValueError for what is no SHA-256."""
         if not SHA256.fullmatch(sha256):
             raise ValueError(f"not a SHA-256: {quote(sha256)}")
         return self.root / "blobs" / sha256[:2] / sha256
 
-    def fill(self, name: str) -> Path:
+    def staging_path(self, name: str) -> Path:
         return self._place("fills", name)
 
-    def part(self, part_id: str) -> Path:
+    def partial_path(self, part_id: str) -> Path:
         return self._place("parts", part_id)
 
-    def index(self, place: str) -> Path:
+    def index_path(self, place: str) -> Path:
         return self._place("index", place)
 
     def tree_path(self, name: str) -> Path:
@@ -118,16 +120,18 @@ class NodeCache:
 
     # -- trees --------------------------------------------------------------------------------
 
-    def trees(self) -> list[Tree]:
+    def list_trees(self) -> list[CachedTree]:
         """All that are published, the least recently used first."""
-        found = [self.find(name) for name in _names(self.root / _TREES)]
-        return sorted((tree for tree in found if tree), key=lambda tree: (tree.used, tree.name))
+        found = [self.find_tree(name) for name in _names(self.root / _TREES)]
+        return sorted(
+            (tree for tree in found if tree), key=lambda tree: (tree.last_used, tree.name)
+        )
 
-    def find(self, name: str) -> Tree | None:
+    def find_tree(self, name: str) -> CachedTree | None:
         tree = self._read(name)
-        return replace(tree, leases=self.leases(name)) if tree else None
+        return replace(tree, leases=self.list_leases(name)) if tree else None
 
-    def use(self, name: str, *, holder: str = "") -> Tree | None:
+    def acquire_tree(self, name: str, *, holder: str = "") -> CachedTree | None:
         """The tree, used now, and leased to the job `holder`; None when it is not published.
 
         Its leases are not looked up: a hit costs the same however many jobs had it.
@@ -135,7 +139,7 @@ class NodeCache:
         path = self.tree_path(name)
         if not path.is_dir():
             return None
-        with self._settled():
+        with self._exclusive_lock():
             try:
                 os.utime(path / "used")
                 if holder:
@@ -145,72 +149,72 @@ class NodeCache:
                 return None
         return self._read(name)
 
-    def publish(self, fill: Path, name: str, *, holder: str = "") -> Tree:
+    def publish(self, staged: Path, name: str, *, holder: str = "") -> CachedTree:
         """Rename a fill that is whole and synced; it may have been published meanwhile."""
-        (fill / "leases").mkdir(exist_ok=True)
-        (fill / "used").touch()
+        (staged / "leases").mkdir(exist_ok=True)
+        (staged / "used").touch()
         if holder:
-            (fill / "leases" / holder).touch()
+            (staged / "leases" / holder).touch()
         target = self.tree_path(name)
-        make_private(target.parent)
-        with self._settled():
+        ensure_private_folder(target.parent)
+        with self._exclusive_lock():
             if target.exists() and self._read(name):
-                self._discard(fill)
+                self._discard(staged)
             else:
                 if target.exists():  # somebody broke it
                     self._discard(target)
-                fill.rename(target)
+                staged.rename(target)
                 _sync_folder(target.parent)
             tree = self._read(name)  # before somebody may evict it
         if tree is None:
             raise FileNotFoundError(f"{str(target)!r} was broken as soon as it was there")
         return tree
 
-    def leases(self, name: str) -> tuple[str, ...]:
+    def list_leases(self, name: str) -> tuple[str, ...]:
         """Ids of the jobs that need the tree and have a living process on this machine."""
         holders = _names(self.tree_path(name) / "leases")
-        return tuple(job for job in holders if job_lives(self.root.parent, job))
+        return tuple(job for job in holders if is_job_alive(self.root.parent, job))
 
     def evict(self, name: str) -> int:
         """Remove a tree that no living job needs, and the blobs only it had; bytes freed."""
-        with self._settled():
-            tree = self.find(name)
+        with self._exclusive_lock():
+            tree = self.find_tree(name)
             if tree is None or tree.leases:
                 return 0
             digests = _digests(tree.path)
-            gone = self._throw(tree.path)
-            freed = self._drop_blobs(digests)
+            gone = self._move_to_trash(tree.path)
+            freed = self._delete_unreferenced(digests)
         remove_tree(gone)
         return freed
 
-    def withdraw(self, name: str) -> tuple[str, ...]:
+    def unpublish(self, name: str) -> tuple[str, ...]:
         """Publish the tree no more; its contents stay. Ids of living jobs that keep it there."""
-        with self._settled():
-            holders = self.leases(name)
+        with self._exclusive_lock():
+            holders = self.list_leases(name)
             if not holders and self.tree_path(name).exists():
                 self._discard(self.tree_path(name))
         return holders
 
-    def _read(self, name: str) -> Tree | None:
+    def _read(self, name: str) -> CachedTree | None:
         try:
             path = self.tree_path(name)
             summary = load_summary((path / "summary.json").read_bytes())
             used = (path / "used").stat().st_mtime
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Tree(name, path, summary, used)
+        return CachedTree(name, path, summary, used)
 
     # -- blobs --------------------------------------------------------------------------------
 
-    def has(self, sha256: str, size: int) -> bool:
+    def has_blob(self, sha256: str, size: int) -> bool:
         try:
-            return self.blob(sha256).stat().st_size == size
+            return self.blob_path(sha256).stat().st_size == size
         except (OSError, ValueError):
             return False
 
-    def give_name(self, file: Path, sha256: str) -> None:
+    def link_blob(self, file: Path, sha256: str) -> None:
         """The file is this blob too, where it can have another name. FileExistsError."""
-        blob = self.blob(sha256)
+        blob = self.blob_path(sha256)
         try:
             try:
                 os.link(file, blob)
@@ -218,45 +222,47 @@ class NodeCache:
                 blob.parent.mkdir(parents=True, exist_ok=True)
                 os.link(file, blob)
         except OSError as error:
-            if error.errno not in NO_LINK:
+            if error.errno not in LINK_UNSUPPORTED_ERRNOS:
                 raise
 
     def usage(self) -> int:
         """Bytes of all blobs and of all that is on its way."""
-        return sum(_blocks(entry) for entry in self._kept())
+        return sum(_allocated_bytes(entry) for entry in self._iter_data_files())
 
-    def sweep(self, *, older: float) -> int:
+    def sweep(self, *, older_than: float) -> int:
         """Remove what nobody will ask for again; bytes freed.
 
         Blobs that no tree names, and fills and parts that nobody works on and that are older than
-        `older` seconds.
+        `older_than` seconds.
         """
         for path in find_paths(self.root / "trash", "*"):
             remove_tree(path)
-        before = time.time() - older
-        freed = sum(self.forget(path, older=older) for path in self.unfinished())
-        named = {digest for tree in self.trees() for digest in _digests(tree.path)}
+        before = time.time() - older_than
+        freed = sum(
+            self.delete_abandoned(path, older_than=older_than) for path in self.list_unfinished()
+        )
+        named = {digest for tree in self.list_trees() for digest in _digests(tree.path)}
         loose = (
             blob.name
             for blob in find_paths(self.root / "blobs", "*/*")
-            if blob.name not in named and _changed(blob) < before
+            if blob.name not in named and _changed_at(blob) < before
         )
         return freed + self._unlink(loose)
 
-    def _drop_blobs(self, digests: Iterable[str]) -> int:
-        named = {digest for tree in self.trees() for digest in _digests(tree.path)}
+    def _delete_unreferenced(self, digests: Iterable[str]) -> int:
+        named = {digest for tree in self.list_trees() for digest in _digests(tree.path)}
         return self._unlink(digest for digest in digests if digest not in named)
 
     def _unlink(self, digests: Iterable[str]) -> int:
         freed = 0
         for digest in digests:
             with suppress(OSError, ValueError):
-                size = self.blob(digest).stat().st_size
-                self.blob(digest).unlink()
+                size = self.blob_path(digest).stat().st_size
+                self.blob_path(digest).unlink()
                 freed += size
         return freed
 
-    def _kept(self) -> Generator[os.DirEntry[str]]:
+    def _iter_data_files(self) -> Generator[os.DirEntry[str]]:
         for folder in ("blobs", "parts"):
             for name in _names(self.root / folder):
                 with suppress(FileNotFoundError), os.scandir(self.root / folder / name) as found:
@@ -264,14 +270,14 @@ class NodeCache:
 
     # -- locks --------------------------------------------------------------------------------
 
-    def fill_lock(self, fill: Path) -> Path:
+    def staging_lock_path(self, fill: Path) -> Path:
         return self.root / "locks" / fill.name
 
     @contextmanager
-    def filling(self, name: str) -> Generator[bool]:
+    def try_lock_staging(self, name: str) -> Generator[bool]:
         """Whether this process alone fills the tree now, on this machine. Never waits."""
-        path = self.fill_lock(self.fill(name))
-        make_private(path.parent)
+        path = self.staging_lock_path(self.staging_path(name))
+        ensure_private_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             yield try_lock(descriptor)
@@ -279,9 +285,9 @@ class NodeCache:
             os.close(descriptor)
 
     @contextmanager
-    def _settled(self) -> Generator[None]:
+    def _exclusive_lock(self) -> Generator[None]:
         """Nobody takes a lease, evicts or publishes meanwhile."""
-        make_private(self.root)
+        ensure_private_folder(self.root)
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -291,38 +297,38 @@ class NodeCache:
 
     # -- what was left behind -----------------------------------------------------------------
 
-    def unfinished(self) -> list[Path]:
+    def list_unfinished(self) -> list[Path]:
         """Fills and parts, whoever works on them."""
         folders = [self.root / "fills", self.root / "parts"]
         return [folder / name for folder in folders for name in _names(folder)]
 
-    def is_left(self, path: Path) -> bool:
+    def is_abandoned(self, path: Path) -> bool:
         """Whether nobody works on this fill or part."""
-        with _held(self._work_lock(path), shared=True) as free:
+        with _try_lock_file(self._work_lock(path), shared=True) as free:
             return free
 
-    def forget(self, path: Path, *, older: float) -> int:
+    def delete_abandoned(self, path: Path, *, older_than: float) -> int:
         """Remove a fill or part that nobody works on and nobody did for so long; bytes freed."""
-        with suppress(FileNotFoundError), _held(self._work_lock(path)) as free:
-            if free and touched(path) < time.time() - older:
-                size = size_of(path)
+        with suppress(FileNotFoundError), _try_lock_file(self._work_lock(path)) as free:
+            if free and last_modified(path) < time.time() - older_than:
+                size = reclaimable_bytes(path)
                 self._discard(path)
                 return size
         return 0
 
     def _work_lock(self, path: Path) -> Path:
-        return self.fill_lock(path) if path.parent.name == "fills" else path / "lock"
+        return self.staging_lock_path(path) if path.parent.name == "fills" else path / "lock"
 
     def _discard(self, path: Path) -> None:
-        remove_tree(self._throw(path))
+        remove_tree(self._move_to_trash(path))
 
-    def _throw(self, path: Path) -> Path:
+    def _move_to_trash(self, path: Path) -> Path:
         gone = self.root / "trash" / f"{path.name}.{uuid.uuid4().hex[:8]}"
         gone.parent.mkdir(parents=True, exist_ok=True)
         return path.rename(gone)
 
 
-def job_lives(state_dir: Path, job_id: str) -> bool:
+def is_job_alive(state_dir: Path, job_id: str) -> bool:
     """Whether any process of the job lives on this machine: its owner, or a node."""
     if is_owned(state_dir, job_id):
         return True
@@ -331,12 +337,12 @@ def job_lives(state_dir: Path, job_id: str) -> bool:
 
 
 def _is_free(lock: Path) -> bool:
-    with _held(lock, shared=True) as free:
+    with _try_lock_file(lock, shared=True) as free:
         return free
 
 
 @contextmanager
-def _held(lock: Path, *, shared: bool = False) -> Generator[bool]:
+def _try_lock_file(lock: Path, *, shared: bool = False) -> Generator[bool]:
     """Whether nobody has it; then it is ours meanwhile, if there is such a file."""
     try:
         descriptor = os.open(lock, LOOK)
@@ -364,19 +370,19 @@ def _digests(tree: Path) -> list[str]:
     return [entry.sha256 for entry in manifest.entries]
 
 
-def touched(path: Path) -> float:
+def last_modified(path: Path) -> float:
     """When somebody worked on a fill or part. FileNotFoundError."""
     inside = [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(path)]
     return max([path.stat().st_mtime, *inside])
 
 
-def size_of(path: Path) -> int:
+def reclaimable_bytes(path: Path) -> int:
     """Bytes that go with it: those of files that have no other name."""
     facts = (file.lstat() for file in find_files(path))
     return sum(fact.st_blocks * 512 for fact in facts if fact.st_nlink == 1)
 
 
-def _blocks(entry: os.DirEntry[str]) -> int:
+def _allocated_bytes(entry: os.DirEntry[str]) -> int:
     """0 for what went in this moment."""
     try:
         return entry.stat().st_blocks * 512
@@ -384,7 +390,7 @@ def _blocks(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _changed(path: Path) -> float:
+def _changed_at(path: Path) -> float:
     """When; never for what went in this moment."""
     try:
         return path.stat().st_ctime

@@ -6,26 +6,26 @@ from collections.abc import Mapping
 
 from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights.listing import ListedFile, Listing, check_names, quote
-from prefect_bt.weights.patterns import choose_files
-from prefect_bt.weights.telling import shown
+from prefect_bt.weights.listing import ListedFile, Listing, quote, validate_paths
+from prefect_bt.weights.patterns import filter_paths
+from prefect_bt.weights.telling import redact_url
 
 
-def choose(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
+def select_files(plan: WeightsPlan, listing: Listing) -> list[ListedFile]:
     """In the listing's order. WeightsError for none, and for names that cannot be mounted."""
     files = {file.path: file for file in listing.files}
     _check_twice(plan, listing, files)
-    chosen = choose_files(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
+    chosen = filter_paths(files, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
     if not chosen:
         why = f"the patterns match none of its {len(files)} files" if files else "it is empty"
         raise WeightsError(
-            f"{shown(plan.source)}: {why}.",
+            f"{redact_url(plan.source)}: {why}.",
             source=plan.source,
             next_step="`*` matches the top level only; `**/*` matches every folder."
             if files
             else "Check the source.",
         )
-    check_names(shown(plan.source), chosen)
+    validate_paths(redact_url(plan.source), chosen)
     return [files[path] for path in chosen]
 
 
@@ -34,7 +34,7 @@ def _check_twice(plan: WeightsPlan, listing: Listing, files: Mapping[str, Listed
     for file in listing.files:
         if files[file.path] != file:
             raise WeightsError(
-                f"{shown(plan.source)} lists {quote(file.path)} twice, and not the same file.",
+                f"{redact_url(plan.source)} lists {quote(file.path)} twice, and not the same file.",
                 source=plan.source,
                 next_step="Nothing was fetched. Tell whoever keeps the source.",
             )

@@ -26,30 +26,30 @@ from typing import Any, Final
 from prefect_bt import codec
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
 from prefect_bt.objects.protocols import ObjectInfo, Store
-from prefect_bt.weights.holders import Holder, this_process
+from prefect_bt.weights.holders import Holder, get_current_holder
 from prefect_bt.weights.manifest import Manifest
-from prefect_bt.weights.progress import Meter, Phase, Progress
-from prefect_bt.weights.shared import claims_folder
+from prefect_bt.weights.progress import MirrorPhase, MirrorProgress, ProgressMeter
+from prefect_bt.weights.shared import claims_prefix
 
 _NUMBER: Final = re.compile(r"(\d{1,18})\.json")
-_GIVEN_BACK: Final = 5.0
+_RELEASE_TIMEOUT: Final = 5.0
 """Seconds that giving a claim back may take; else the others find out by themselves."""
 
 
 @dataclass(frozen=True)
-class Times:
+class ClaimTimings:
     """In seconds: between a holder's words, until it is dead without one, between two looks."""
 
-    beat: float = 5.0
-    dead: float = 30.0
-    look: float = 2.0
+    renew_interval: float = 5.0
+    expire_after: float = 30.0
+    poll_interval: float = 2.0
 
 
-TIMES: Final = Times()
+DEFAULT_TIMINGS: Final = ClaimTimings()
 
 
 @dataclass(frozen=True)
-class Standing:
+class ClaimRecord:
     """What a holder says. `token` tells claims apart, `beats` makes each word another one."""
 
     holder: Holder
@@ -66,10 +66,15 @@ class Claim:
     """Held until `release`, with a thread that says so; a context manager."""
 
     def __init__(
-        self, store: Store, key: str, standing: Standing, says: Callable[[], Progress], beat: float
+        self,
+        store: Store,
+        key: str,
+        record: ClaimRecord,
+        get_progress: Callable[[], MirrorProgress],
+        renew_interval: float,
     ) -> None:
-        self._store, self._key, self._standing = store, key, standing
-        self._says, self._beat = says, beat
+        self._store, self._key, self._standing = store, key, record
+        self._says, self._beat = get_progress, renew_interval
         self._lost, self._over = False, threading.Event()
         self._thread = threading.Thread(target=self._run, name="weights-claim", daemon=True)
         self._thread.start()
@@ -82,7 +87,7 @@ class Claim:
     def release(self) -> None:
         """Idempotent. Where the store cannot be reached, the others see us as dead in time."""
         self._over.set()
-        self._thread.join(_GIVEN_BACK)
+        self._thread.join(_RELEASE_TIMEOUT)
 
     def __enter__(self) -> Claim:
         return self
@@ -95,17 +100,17 @@ class Claim:
         while not self._lost and not self._over.wait(self._beat):
             # A store that fails now is asked again with the next beat; the fetch goes on.
             with suppress(StoreError):
-                self._say()
+                self._write_record()
         with suppress(StoreError):
             if not self._lost:
-                self._say(released=True)
+                self._write_record(released=True)
 
-    def _say(self, *, released: bool = False) -> None:
+    def _write_record(self, *, released: bool = False) -> None:
         folder, _, name = self._key.rpartition("/")
         own = int(name.removesuffix(".json"))
         self._lost = any(number > own for number in _numbers(self._store, folder))
         if not self._lost:
-            self._lost = self._is_anothers()
+            self._lost = self._is_replaced()
         if self._lost:
             return
         now = self._says()
@@ -120,57 +125,60 @@ class Claim:
         )
         self._store.put(self._key, codec.dumps(self._standing).encode())
 
-    def _is_anothers(self) -> bool:
+    def _is_replaced(self) -> bool:
         """Numbers begin again when the mirror was deleted."""
         try:
-            there = _read(self._store.get(self._key))
+            there = _parse_record(self._store.get(self._key))
         except ObjectNotFound:
             return False
         return there is not None and there.token != self._standing.token
 
 
-class Claims:
-    """Of one mirror, as one who may want it sees them. `says`: what we tell others once we hold."""
+class Claimant:
+    """Of one mirror, as one who may want it sees them.
+
+    `get_progress`: what we tell others once we hold.
+    """
 
     def __init__(
         self,
         store: Store,
         name: str,
         *,
-        says: Callable[[], Progress],
-        times: Times = TIMES,
+        get_progress: Callable[[], MirrorProgress],
+        timings: ClaimTimings = DEFAULT_TIMINGS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._folder, self._says = store, claims_folder(name), says
-        self._times, self._clock = times, clock
+        self._store, self._folder, self._says = store, claims_prefix(name), get_progress
+        self._times, self._clock = timings, clock
         self._seen: tuple[int, bytes] = (0, b"")
         self._since = clock()
-        self.present: Standing | None = None
-        """What the holder said when `take` last found one; None when that cannot be read."""
+        self.current_record: ClaimRecord | None = None
+        """What the holder said when `try_acquire` last found one; None when that cannot be read."""
 
-    def take(self) -> Claim | None:
+    def try_acquire(self) -> Claim | None:
         """None: somebody holds it who lives as far as we know; ask again. Raises StoreError."""
         numbers = _numbers(self._store, self._folder)
         top = max(numbers, default=0)
-        if top and self._lives(top):
+        if top and self._is_live(top):
             return None
         key = f"{self._folder}/{top + 1}.json"
-        own = Standing(this_process(), uuid.uuid4().hex)
+        own = ClaimRecord(get_current_holder(), uuid.uuid4().hex)
         if not self._create(key, own) or not self._is_highest(key, top + 1):
             return None
-        claim = Claim(self._store, key, own, self._says, self._times.beat)
+        claim = Claim(self._store, key, own, self._says, self._times.renew_interval)
         with suppress(StoreError):
             for number in numbers:
                 self._store.delete(f"{self._folder}/{number}.json")
         return claim
 
-    def _create(self, key: str, own: Standing) -> bool:
+    def _create(self, key: str, own: ClaimRecord) -> bool:
         try:
             self._store.create(key, codec.dumps(own).encode())
         except StoreError as error:
             # It is ours when only the answer was lost.
-            there = self._look(key)
-            found = _read(there) if there is not None else None
+            there = self._get_or_none(key)
+            found = _parse_record(there) if there is not None else None
             if found is not None and found.token == own.token:
                 return True
             if isinstance(error, ObjectExists):
@@ -190,18 +198,20 @@ class Claims:
         self._store.delete(key)
         return False
 
-    def _lives(self, number: int) -> bool:
-        data = self._look(f"{self._folder}/{number}.json")
+    def _is_live(self, number: int) -> bool:
+        data = self._get_or_none(f"{self._folder}/{number}.json")
         if data is None:  # removed by the taker of a higher number
             return True
         if (number, data) != self._seen:
             self._seen, self._since = (number, data), self._clock()
-        self.present = _read(data)
-        if self.present and (self.present.released or self.present.holder.is_dead()):
+        self.current_record = _parse_record(data)
+        if self.current_record and (
+            self.current_record.released or self.current_record.holder.is_dead()
+        ):
             return False
-        return self._clock() - self._since < self._times.dead
+        return self._clock() - self._since < self._times.expire_after
 
-    def _look(self, key: str) -> bytes | None:
+    def _get_or_none(self, key: str) -> bytes | None:
         try:
             return self._store.get(key)
         except ObjectNotFound:
@@ -209,24 +219,24 @@ class Claims:
 
 
 @dataclass(frozen=True)
-class LeftClaim:
-    """A claim that counts no more. `bytes` of its document, `at` in epoch seconds."""
+class StaleClaim:
+    """A claim that counts no more. `bytes` of its document, `modified_at` in epoch seconds."""
 
     key: str
     token: str
-    why: str
-    at: float
+    reason: str
+    modified_at: float
     bytes: int
 
 
-def left_over_claims(store: Store) -> Iterator[LeftClaim]:
+def iter_stale_claims(store: Store) -> Iterator[StaleClaim]:
     """Those that a later one took over, or whose holder is known to be dead from here.
 
     One that was given back stays: it keeps its number from being used twice. Raises StoreError.
     """
     top: dict[str, int] = {}
     found: list[tuple[str, int, ObjectInfo]] = []
-    for info in store.list(claims_folder("").rstrip("/")):
+    for info in store.list(claims_prefix("").rstrip("/")):
         folder, _, name = info.key.rpartition("/")
         number = _NUMBER.fullmatch(name)
         if number:
@@ -234,132 +244,136 @@ def left_over_claims(store: Store) -> Iterator[LeftClaim]:
             top[folder] = max(top.get(folder, 0), int(number[1]))
     for folder, number, info in found:
         with suppress(ObjectNotFound):
-            standing = _read(store.get(info.key))
+            standing = _parse_record(store.get(info.key))
             below = number < top[folder]
             if standing and (below or (not standing.released and standing.holder.is_dead())):
                 why = "a later claim took over" if below else "its holder is dead"
-                yield LeftClaim(info.key, standing.token, why, info.modified, info.size)
+                yield StaleClaim(info.key, standing.token, why, info.modified, info.size)
 
 
-def find_standing(store: Store, key: str) -> Standing | None:
+def find_active_claim(store: Store, key: str) -> ClaimRecord | None:
     """Return what the holder that mirrors the source `key` last said; None: no holder is known.
 
     `key` is plan.WeightsPlan.key, at any revision. Raises StoreError.
     """
-    root = claims_folder("").rstrip("/")
+    root = claims_prefix("").rstrip("/")
     found = (info for info in store.list(root) if info.key.startswith(f"{root}/{key}-"))
-    return next(_held(store, found), None)
+    return next(_iter_active_records(store, found), None)
 
 
-def list_held(store: Store, *, now: float, quiet: float = 600.0) -> dict[str, Standing]:
-    """Return what is mirrored now, by its name: claims that were renewed in `quiet` seconds.
+def list_active_claims(
+    store: Store, *, now: float, stale_after: float = 600.0
+) -> dict[str, ClaimRecord]:
+    """Return what is mirrored now, by its name: claims that were renewed in `stale_after` seconds.
 
     `now` is compared with the store's clock, hence the long time. Raises StoreError.
     """
-    found: dict[str, Standing] = {}
-    for info in store.list(claims_folder("").rstrip("/")):
+    found: dict[str, ClaimRecord] = {}
+    for info in store.list(claims_prefix("").rstrip("/")):
         name = info.key.rpartition("/")[0].rpartition("/")[2]
-        if now - info.modified < quiet and (standing := next(_held(store, [info]), None)):
+        if now - info.modified < stale_after and (
+            standing := next(_iter_active_records(store, [info]), None)
+        ):
             found[name] = standing
     return found
 
 
-def _held(store: Store, claims: Iterable[ObjectInfo]) -> Iterator[Standing]:
+def _iter_active_records(store: Store, claims: Iterable[ObjectInfo]) -> Iterator[ClaimRecord]:
     """The newest first."""
     for info in sorted(claims, key=lambda info: info.modified, reverse=True):
         with suppress(ObjectNotFound):
-            standing = _read(store.get(info.key))
+            standing = _parse_record(store.get(info.key))
             if standing and not standing.released and not standing.holder.is_dead():
                 yield standing
 
 
-def drop_claim(store: Store, claim: LeftClaim) -> None:
+def delete_stale_claim(store: Store, claim: StaleClaim) -> None:
     """Unless another claim has its number meanwhile."""
     with suppress(ObjectNotFound):
-        standing = _read(store.get(claim.key))
+        standing = _parse_record(store.get(claim.key))
         if standing is not None and standing.token == claim.token:
             store.delete(claim.key)
 
 
 @contextmanager
-def fly_alone(  # noqa: PLR0913 (times and stop are seldom given)
+def single_flight(  # noqa: PLR0913 (times and stop are seldom given)
     store: Store,
     name: str,
-    meter: Meter,
-    manifest: Callable[[], Manifest | None],
+    meter: ProgressMeter,
+    find_manifest: Callable[[], Manifest | None],
     *,
-    times: Times = TIMES,
+    timings: ClaimTimings = DEFAULT_TIMINGS,
     stop: threading.Event | None = None,
 ) -> Generator[Manifest | None]:
     """Yields None once we hold the claim, and shall fetch and publish; it is given back at the end.
 
-    Yields the manifest when somebody published it meanwhile: then nothing is held. `manifest` asks
-    the store. Once `stop` is set it yields None too, and nothing may be held. Raises StoreError
-    when the store cannot be used: at once, or, once it could, for as long as a holder may be
-    silent.
+    Yields the manifest when somebody published it meanwhile: then nothing is held. `find_manifest`
+    asks the store. Once `stop` is set it yields None too, and nothing may be held. Raises
+    StoreError when the store cannot be used: at once, or, once it could, for as long as a holder
+    may be silent.
     """
     stop = stop or threading.Event()
-    claims = Claims(store, name, says=meter.look, times=times)
-    waiting, well = _Waiting(meter, times.look, stop), None
+    claims = Claimant(store, name, get_progress=meter.snapshot, timings=timings)
+    waiting, well = _WaitReporter(meter, timings.poll_interval, stop), None
     with ExitStack() as held:
         while True:
             try:
-                mine, found = _turn(claims, manifest, held)
+                mine, found = _try_acquire(claims, find_manifest, held)
                 well = time.monotonic()
             except StoreError:
                 held.close()
-                if well is None or time.monotonic() - well > times.dead:
+                if well is None or time.monotonic() - well > timings.expire_after:
                     raise
                 mine, found = False, None
             if found is not None:
                 held.close()
             if mine or found is not None or stop.is_set():
                 break
-            waiting.once(claims.present)
-        waiting.over()
+            waiting.wait_once(claims.current_record)
+        waiting.finish()
         yield found
 
 
-def _turn(
-    claims: Claims, manifest: Callable[[], Manifest | None], held: ExitStack
+def _try_acquire(
+    claims: Claimant, manifest: Callable[[], Manifest | None], held: ExitStack
 ) -> tuple[bool, Manifest | None]:
     """Whether the claim is ours now, and what is published."""
-    claim = claims.take()
+    claim = claims.try_acquire()
     if claim is not None:
         held.enter_context(claim)
     # Asked after the claim: who had it before may have published.
     return claim is not None, manifest()
 
 
-class _Waiting:
+class _WaitReporter:
     """What the user sees meanwhile. Looks are a little irregular, so that many hosts part."""
 
-    def __init__(self, meter: Meter, look: float, stop: threading.Event) -> None:
-        self._meter, self._look, self._pause = meter, look, min(0.2, look)
+    def __init__(self, meter: ProgressMeter, poll_interval: float, stop: threading.Event) -> None:
+        self._meter, self._look, self._pause = meter, poll_interval, min(0.2, poll_interval)
         self._stop = stop
         self._note = ""
         self._waited = False
 
-    def once(self, present: Standing | None) -> None:
+    def wait_once(self, present: ClaimRecord | None) -> None:
         if not self._waited:
             self._waited = True
-            self._meter.enter(Phase.WAITING)
+            self._meter.enter_phase(MirrorPhase.WAITING)
         if present is not None:
-            self._meter.set(files=present.files_done, size=present.bytes_done)
-            if (note := _sentence(present)) != self._note:
+            self._meter.set_done(files=present.files_done, size=present.bytes_done)
+            if (note := _format_record(present)) != self._note:
                 self._note = note
-                self._meter.note(note)
+                self._meter.set_note(note)
         self._stop.wait(self._pause * random.uniform(0.7, 1.0))  # noqa: S311
         self._pause = min(self._look, 1.5 * self._pause)
 
-    def over(self) -> None:
+    def finish(self) -> None:
         """What another one did is not what we have done."""
         if self._waited:
-            self._meter.set(files=0, size=0)
-            self._meter.note("")
+            self._meter.set_done(files=0, size=0)
+            self._meter.set_note("")
 
 
-def _sentence(present: Standing) -> str:
+def _format_record(present: ClaimRecord) -> str:
     """
     >>> holder = Holder("a", 1)
     >>> _sentence(Standing(holder, "", bytes_done=3_100_000_000, bytes_total=9_870_000_000))
@@ -379,10 +393,10 @@ def _numbers(store: Store, folder: str) -> list[int]:
     return [int(found[1]) for name in names if (found := _NUMBER.fullmatch(name))]
 
 
-def _read(data: bytes) -> Standing | None:
+def _parse_record(data: bytes) -> ClaimRecord | None:
     """None for what no release that we know writes: it may still be a holder's, who changes it."""
     try:
-        found: Any = codec.loads(Standing, data)
+        found: Any = codec.loads(ClaimRecord, data)
     except (ValueError, KeyError, TypeError):
         return None
     if not isinstance(found.holder, Holder):

@@ -23,65 +23,68 @@ from urllib3.exceptions import HTTPError, IncompleteRead, ProtocolError, ReadTim
 from urllib3.exceptions import TimeoutError as HTTPTimeout
 from urllib3.util import parse_url
 
-from prefect_bt.weights.source import CONNECT_SECONDS, STALL_SECONDS
+from prefect_bt.weights.source import CONNECT_TIMEOUT, STALL_TIMEOUT
 
-AT_ONCE: Final = 32
+POOL_SIZE: Final = 32
 """Connections to one host that are kept for the next request."""
-LONGEST_WAIT: Final = 60.0
+MAX_RETRY_AFTER: Final = 60.0
 """Seconds; a server that asks for more is asked again nevertheless."""
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
-_MOST_REDIRECTS: Final = 10
-_PIECE: Final = 256 << 10
-_TOTAL: Final = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+_MAX_REDIRECTS: Final = 10
+_CHUNK_BYTES: Final = 256 << 10
+_CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 _RESET: Final = re.compile(r"\bt=(\d+)")
 
 
-class Lost(Exception):
-    """The connection was not to be had, or ended. `why` is a part of a sentence, without a URL."""
+class ConnectionLost(Exception):
+    """The connection was not to be had, or ended.
 
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(why)
+    `reason` is a part of a sentence, without a URL.
+    """
 
-
-class Untrusted(Exception):
-    """The server's certificate is not trusted; `why` is OpenSSL's reason."""
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(why)
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
 
 
-class LeavesHttps(Exception):
+class CertificateError(Exception):
+    """The server's certificate is not trusted; `reason` is OpenSSL's reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class InsecureRedirect(Exception):
     """Redirected from https to a URL of another scheme."""
 
 
-class Answer:
+class Response:
     """An answer whose body may be read once. `url` is where it came from, after redirects."""
 
-    def __init__(self, response: urllib3.BaseHTTPResponse, url: str, stall: float) -> None:
-        self._response, self._stall = response, stall
+    def __init__(self, response: urllib3.BaseHTTPResponse, url: str, stall_timeout: float) -> None:
+        self._response, self._stall = response, stall_timeout
         self.url = url
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
 
     @property
-    def start(self) -> int:
+    def range_start(self) -> int:
         """Which byte of the file the body begins with."""
-        told = _TOTAL.fullmatch(self.headers.get("Content-Range", ""))
+        told = _CONTENT_RANGE.fullmatch(self.headers.get("Content-Range", ""))
         return int(told[1]) if self.status == 206 and told and told[1] else 0
 
     @property
-    def total(self) -> int | None:
+    def total_bytes(self) -> int | None:
         """The whole file's length, as far as the answer tells."""
-        told = _TOTAL.fullmatch(self.headers.get("Content-Range", ""))
+        told = _CONTENT_RANGE.fullmatch(self.headers.get("Content-Range", ""))
         if told:
             return int(told[2]) if told[2] != "*" else None
         length = self.headers.get("Content-Length", "")
         return int(length) if self.status == 200 and length.isdecimal() else None
 
     @property
-    def wait(self) -> float:
+    def retry_after(self) -> float:
         """Seconds for which the server asks to be left alone; at most LONGEST_WAIT."""
         told = self.headers.get("Retry-After", "").strip()
         seconds = 0.0
@@ -92,19 +95,19 @@ class Answer:
                 seconds = parsedate_to_datetime(told).timestamp() - time.time()
         elif self.status == 429 and (reset := _RESET.search(self.headers.get("RateLimit", ""))):
             seconds = float(reset[1])
-        return min(max(seconds, 0.0), LONGEST_WAIT)
+        return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
-    def pieces(self) -> Iterator[bytes]:
+    def iter_chunks(self) -> Iterator[bytes]:
         """The body in pieces. Lost; what came last before it may be lost too, up to a piece."""
-        while piece := self._piece():
+        while piece := self._read_chunk():
             yield piece
 
-    def _piece(self) -> bytes:
+    def _read_chunk(self) -> bytes:
         """Small enough for its memory to stay in the processor's cache: half the work of 1 MiB."""
         try:
-            return self._response.read(_PIECE, decode_content=False)
+            return self._response.read(_CHUNK_BYTES, decode_content=False)
         except (HTTPError, OSError) as error:
-            raise Lost(_reason(error, self._stall)) from None
+            raise ConnectionLost(_reason(error, self._stall)) from None
 
     def close(self) -> None:
         """The connection is kept when the body was read to its end."""
@@ -117,37 +120,39 @@ class Answer:
         response.close()
 
 
-class Connections:
+class HttpClient:
     """To whatever hosts one source leads; used by several threads."""
 
-    def __init__(self, *, stall: float = STALL_SECONDS) -> None:
-        self.stall = stall
+    def __init__(self, *, stall_timeout: float = STALL_TIMEOUT) -> None:
+        self.stall_timeout = stall_timeout
         self._managers: dict[tuple[str, str], urllib3.PoolManager] = {}
         """By scheme and host, and by scheme and proxy."""
         self._lock = threading.Lock()
 
     def get(
-        self, url: str, headers: Mapping[str, str], private: Mapping[str, str] | None = None
-    ) -> Answer:
+        self, url: str, headers: Mapping[str, str], origin_headers: Mapping[str, str] | None = None
+    ) -> Response:
         """The answer, whatever its status, after redirects. Close it.
 
-        `private` headers go to the host of `url` alone. Lost, Untrusted, LeavesHttps; ValueError
-        for what is no URL.
+        `origin_headers` headers go to the host of `url` alone. Lost, Untrusted, LeavesHttps;
+        ValueError for what is no URL.
         """
         first = origin(url)
-        for _ in range(_MOST_REDIRECTS):
-            private = private if private and origin(url) == first else {}
-            answer = Answer(self._ask(url, {**headers, **private}), url, self.stall)
+        for _ in range(_MAX_REDIRECTS):
+            origin_headers = origin_headers if origin_headers and origin(url) == first else {}
+            answer = Response(
+                self._send(url, {**headers, **origin_headers}), url, self.stall_timeout
+            )
             target = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or not target:
                 return answer
             answer.close()
             url, before = urljoin(url, target), url
             if urlsplit(before).scheme == "https" != urlsplit(url).scheme:
-                raise LeavesHttps
-        raise Lost("redirected without an end")
+                raise InsecureRedirect
+        raise ConnectionLost("redirected without an end")
 
-    def _ask(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+    def _send(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"{parts.scheme}:// is not fetched")
@@ -158,9 +163,9 @@ class Connections:
             except ProtocolError:  # closed between two requests, most often
                 return self._request(manager, url, headers)
         except (HTTPError, OSError) as error:
-            if isinstance(reason := _innermost(error), ssl.SSLCertVerificationError):
-                raise Untrusted(reason.verify_message) from None
-            raise Lost(_reason(error, self.stall)) from None
+            if isinstance(reason := _root_cause(error), ssl.SSLCertVerificationError):
+                raise CertificateError(reason.verify_message) from None
+            raise ConnectionLost(_reason(error, self.stall_timeout)) from None
 
     def _request(
         self, manager: urllib3.PoolManager, url: str, headers: Mapping[str, str]
@@ -173,7 +178,9 @@ class Connections:
             retries=False,
             preload_content=False,
             decode_content=False,
-            timeout=urllib3.Timeout(connect=min(CONNECT_SECONDS, self.stall), read=self.stall),
+            timeout=urllib3.Timeout(
+                connect=min(CONNECT_TIMEOUT, self.stall_timeout), read=self.stall_timeout
+            ),
         )
 
     def _manager(self, parts: SplitResult) -> urllib3.PoolManager:
@@ -188,9 +195,9 @@ class Connections:
 
 
 def _new_manager(proxy: str, scheme: str) -> urllib3.PoolManager:
-    options: dict[str, Any] = {"num_pools": 8, "maxsize": AT_ONCE}
+    options: dict[str, Any] = {"num_pools": 8, "maxsize": POOL_SIZE}
     if scheme == "https":
-        options["ssl_context"] = _trust()
+        options["ssl_context"] = _create_ssl_context()
     if not proxy:
         return urllib3.PoolManager(**options)
     parts = urlsplit(proxy)
@@ -201,7 +208,7 @@ def _new_manager(proxy: str, scheme: str) -> urllib3.PoolManager:
     return urllib3.ProxyManager(proxy, **options)
 
 
-def _trust() -> ssl.SSLContext:
+def _create_ssl_context() -> ssl.SSLContext:
     """The system's authorities, or SSL_CERT_FILE's; certifi's where the system has none."""
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
@@ -232,7 +239,7 @@ def origin(url: str) -> tuple[str, str, int]:
     return parts.scheme or "", parts.host or "", port
 
 
-def _innermost(error: BaseException) -> BaseException:
+def _root_cause(error: BaseException) -> BaseException:
     """What urllib3 wraps, sometimes twice."""
     while True:
         inner = next((a for a in error.args if isinstance(a, BaseException)), None)
@@ -244,7 +251,7 @@ def _innermost(error: BaseException) -> BaseException:
 
 
 def _reason(error: BaseException, stall: float) -> str:
-    inner = _innermost(error)
+    inner = _root_cause(error)
     if isinstance(error, ReadTimeoutError):
         return f"no byte for {stall:g} s"
     if isinstance(inner, IncompleteRead):
@@ -252,5 +259,5 @@ def _reason(error: BaseException, stall: float) -> str:
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
     if isinstance(error, HTTPTimeout) or isinstance(inner, TimeoutError):
-        return f"no connection within {min(CONNECT_SECONDS, stall):g} s"
+        return f"no connection within {min(CONNECT_TIMEOUT, stall):g} s"
     return type(inner).__name__

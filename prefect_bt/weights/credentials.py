@@ -14,7 +14,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsPlan
 
 S3_KEYS: Final = ("aws_access_key_id", "aws_secret_access_key")
-S3_MORE: Final = ("aws_region", "aws_session_token")
+S3_OPTIONAL_KEYS: Final = ("aws_region", "aws_session_token")
 AZURE_KEYS: Final = ("account_key", "sas_token")
 DEFAULT_REGION: Final = "us-east-1"
 
@@ -29,17 +29,17 @@ class S3Secret:
     session_token: str = field(default="", repr=False)
 
 
-def read_s3_secret(plan: WeightsPlan, text: str) -> S3Secret:
+def parse_s3_secret(plan: WeightsPlan, text: str) -> S3Secret:
     """From JSON with the two required keys and no unknown one; WeightsError."""
-    found = _object(plan, text)
+    found = _parse_json_object(plan, text)
     required = " and ".join(S3_KEYS)
-    says = f"JSON with {required}, and if you like {' and '.join(S3_MORE)}"
-    if found is None or any(not _filled(found.get(name)) for name in S3_KEYS):
-        raise _refused(plan, f"needs the keys {required}", says)
-    if set(found) - {*S3_KEYS, *S3_MORE}:
-        raise _refused(plan, "has a key that means nothing here", says)
-    if any(not isinstance(found[name], str | None) for name in S3_MORE if name in found):
-        raise _refused(plan, "has a value that is no text", says)
+    says = f"JSON with {required}, and if you like {' and '.join(S3_OPTIONAL_KEYS)}"
+    if found is None or any(not _is_nonempty_text(found.get(name)) for name in S3_KEYS):
+        raise _secret_error(plan, f"needs the keys {required}", says)
+    if set(found) - {*S3_KEYS, *S3_OPTIONAL_KEYS}:
+        raise _secret_error(plan, "has a key that means nothing here", says)
+    if any(not isinstance(found[name], str | None) for name in S3_OPTIONAL_KEYS if name in found):
+        raise _secret_error(plan, "has a value that is no text", says)
     return S3Secret(
         found["aws_access_key_id"].strip(),
         found["aws_secret_access_key"].strip(),
@@ -48,12 +48,14 @@ def read_s3_secret(plan: WeightsPlan, text: str) -> S3Secret:
     )
 
 
-def read_google_secret(plan: WeightsPlan, text: str) -> str:
+def parse_google_secret(plan: WeightsPlan, text: str) -> str:
     """A service account's JSON text, as the console gives it; WeightsError."""
-    found = _object(plan, text) or {}
+    found = _parse_json_object(plan, text) or {}
     keys = ("type", "client_email", "private_key")
-    if found.get("type") != "service_account" or any(not _filled(found.get(k)) for k in keys):
-        raise _refused(
+    if found.get("type") != "service_account" or any(
+        not _is_nonempty_text(found.get(k)) for k in keys
+    ):
+        raise _secret_error(
             plan,
             "is no service account",
             'the JSON key of a service account: "type": "service_account", client_email and '
@@ -62,42 +64,42 @@ def read_google_secret(plan: WeightsPlan, text: str) -> str:
     return text
 
 
-def read_azure_secret(plan: WeightsPlan, text: str) -> dict[str, str]:
+def parse_azure_secret(plan: WeightsPlan, text: str) -> dict[str, str]:
     """`{"account_key": …}` or `{"sas_token": …}`: from JSON, or from the bare text of either."""
     says = "an account key, a SAS token, or JSON with one of account_key and sas_token"
     text = text.strip()
     if not text.startswith("{"):
-        if not _on_one_line(text):
-            raise _refused(plan, "is no key and no token", says)
+        if not _is_single_token(text):
+            raise _secret_error(plan, "is no key and no token", says)
         # A key is base64; a SAS token is a query string with a signature.
         return {"sas_token": text.lstrip("?")} if "sig=" in text else {"account_key": text}
-    found = _object(plan, text)
+    found = _parse_json_object(plan, text)
     if found is None or len(found) != 1 or not set(found) <= set(AZURE_KEYS):
-        raise _refused(plan, "needs the key account_key or sas_token", says)
+        raise _secret_error(plan, "needs the key account_key or sas_token", says)
     [(name, value)] = found.items()
-    if not _filled(value):
-        raise _refused(plan, f"has no text as {name}", says)
+    if not _is_nonempty_text(value):
+        raise _secret_error(plan, f"has no text as {name}", says)
     return {name: value.strip().lstrip("?") if name == "sas_token" else value.strip()}
 
 
-def read_token(plan: WeightsPlan, text: str) -> str:
+def parse_token(plan: WeightsPlan, text: str) -> str:
     """A token on one line, fit for a header; WeightsError."""
     token = text.strip()
-    if not _on_one_line(token):
-        raise _refused(plan, "is no token", "the token alone, on one line")
+    if not _is_single_token(token):
+        raise _secret_error(plan, "is no token", "the token alone, on one line")
     return token
 
 
-def _on_one_line(text: str) -> bool:
+def _is_single_token(text: str) -> bool:
     """Whether it is something without blanks, and fit for a header."""
     return bool(text) and text.isascii() and all(" " < sign != "\x7f" for sign in text)
 
 
-def _object(plan: WeightsPlan, text: str) -> dict[str, Any] | None:
+def _parse_json_object(plan: WeightsPlan, text: str) -> dict[str, Any] | None:
     try:
         found = json.loads(text)
     except ValueError:
-        raise _refused(plan, "is no JSON", _FORMS[plan.source.partition("://")[0]]) from None
+        raise _secret_error(plan, "is no JSON", _FORMS[plan.source.partition("://")[0]]) from None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
@@ -108,11 +110,11 @@ _FORMS: Final = {
 }
 
 
-def _filled(value: object) -> bool:
+def _is_nonempty_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _refused(plan: WeightsPlan, what: str, says: str) -> WeightsError:
+def _secret_error(plan: WeightsPlan, what: str, says: str) -> WeightsError:
     return WeightsError(
         f"The secret {plan.secret!r} of {plan.source} {what}.",
         source=plan.source,

@@ -14,13 +14,13 @@ from typing import Final, Protocol, TypeVar
 
 T = TypeVar("T")
 
-_PATIENCE: Final = 2.0
+_STOP_TIMEOUT: Final = 2.0
 """Seconds in which those who have been told to stop may put away what they hold."""
-_LOOK: Final = 0.1
+_POLL_INTERVAL: Final = 0.1
 """Seconds between two looks at what others say."""
 
 
-class Stops(Protocol):
+class EventLike(Protocol):
     """What tells threads to end: an Event, or a Stop."""
 
     def is_set(self) -> bool: ...
@@ -30,35 +30,35 @@ class Stops(Protocol):
     def wait(self, seconds: float, /) -> bool: ...
 
 
-class Stop:
+class StopSignal:
     """Set by the first that fails, or by whoever else may stop the work: `outer`."""
 
     def __init__(self, outer: threading.Event | None = None) -> None:
         self._own, self._outer = threading.Event(), outer
 
     def is_set(self) -> bool:
-        return self._own.is_set() or self.by_others
+        return self._own.is_set() or self.is_set_by_caller
 
     @property
-    def by_others(self) -> bool:
+    def is_set_by_caller(self) -> bool:
         return self._outer is not None and self._outer.is_set()
 
     def set(self) -> None:
         self._own.set()
 
-    def anew(self) -> Stop:
+    def create_sibling(self) -> StopSignal:
         """For who goes on after the failure: those that it ended stay ended."""
-        return Stop(self._outer)
+        return StopSignal(self._outer)
 
     def wait(self, seconds: float, /) -> bool:
         """Whether it is set, after at most so many seconds."""
         until = time.monotonic() + seconds
         while not self.is_set() and (left := until - time.monotonic()) > 0:
-            self._own.wait(min(left, _LOOK))
+            self._own.wait(min(left, _POLL_INTERVAL))
         return self.is_set()
 
 
-class Door:
+class ClosableGate:
     """What threads use until it is shut, such as open files.
 
     A thread that a silent server holds may come back long after its work was given up: by then its
@@ -70,11 +70,11 @@ class Door:
         self._inside, self._shut = 0, False
 
     @contextmanager
-    def inside(self) -> Generator[None]:
+    def hold_open(self) -> Generator[None]:
         """Not shut meanwhile. Shut: it was before."""
         with self._changed:
             if self._shut:
-                raise Shut
+                raise Closed
             self._inside += 1
         try:
             yield
@@ -84,7 +84,7 @@ class Door:
                 if self._shut:
                     self._changed.notify_all()
 
-    def shut(self) -> bool:
+    def close(self) -> bool:
         """Waits for those inside; whether it was open until now."""
         with self._changed:
             was_open, self._shut = not self._shut, True
@@ -92,24 +92,24 @@ class Door:
         return was_open
 
 
-class Shut(Exception):
+class Closed(Exception):
     """What this thread worked on was given up."""
 
 
-def aside(do: Callable[[], T], stop: Stops) -> T | None:
-    """What `do` answers, in a thread of its own; None when `stop` was set before it did."""
+def run_interruptibly(call: Callable[[], T], stop: EventLike) -> T | None:
+    """What `call` answers, in a thread of its own; None when `stop` was set before it did."""
     found: list[T] = []
 
     def once() -> bool:
-        found.append(do())
+        found.append(call())
         return False
 
-    work(1, once, stop)
+    run_workers(1, once, stop)
     return found[0] if found else None
 
 
-def work(hands: int, take: Callable[[], bool], stop: Stops) -> None:
-    """Call `take` in `hands` threads until it answers False in each; raises the first error.
+def run_workers(workers: int, step: Callable[[], bool], stop: EventLike) -> None:
+    """Call `step` in `workers` threads until it answers False in each; raises the first error.
 
     `stop` is set when one failed, and when the caller is interrupted. Returns soon after it was
     set, also when threads are left that listen to a silent server.
@@ -118,13 +118,15 @@ def work(hands: int, take: Callable[[], bool], stop: Stops) -> None:
 
     def run() -> None:
         try:
-            while not stop.is_set() and take():
+            while not stop.is_set() and step():
                 pass
         except BaseException as error:
             errors.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=run, name=f"weights-{n}", daemon=True) for n in range(hands)]
+    threads = [
+        threading.Thread(target=run, name=f"weights-{n}", daemon=True) for n in range(workers)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -134,7 +136,7 @@ def work(hands: int, take: Callable[[], bool], stop: Stops) -> None:
     finally:
         if errors or any(thread.is_alive() for thread in threads):
             stop.set()
-            deadline = time.monotonic() + _PATIENCE
+            deadline = time.monotonic() + _STOP_TIMEOUT
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
     if errors:

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A published tree; `blobs` are (sha256, bytes), `kept` when a living job needs it."""
+class EvictionCandidate:
+    """A published tree; `blobs` are (sha256, bytes), `protected` when a living job needs it."""
 
     name: str
-    used: float
+    last_used: float
     blobs: frozenset[tuple[str, int]]
-    kept: bool = False
+    protected: bool = False
 
 
-def choose_evictions(candidates: Sequence[Candidate], *, excess: int) -> list[str]:
+def choose_evictions(candidates: Sequence[EvictionCandidate], *, excess: int) -> list[str]:
     """Names in the order to remove them until `excess` bytes are free, or nothing may go.
 
     A blob's bytes are free when the last tree that has it goes; a tree that would free nothing,
@@ -30,10 +30,10 @@ def choose_evictions(candidates: Sequence[Candidate], *, excess: int) -> list[st
     """
     left = Counter(blob for one in candidates for blob in one.blobs)
     chosen: list[str] = []
-    for one in sorted(candidates, key=lambda one: (one.used, one.name)):
+    for one in sorted(candidates, key=lambda one: (one.last_used, one.name)):
         if excess <= 0:
             break
-        if one.kept:
+        if one.protected:
             continue
         chosen.append(one.name)
         for blob in one.blobs:

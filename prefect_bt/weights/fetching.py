@@ -6,48 +6,48 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.weights.crew import Stop
-from prefect_bt.weights.filling import Fill
-from prefect_bt.weights.listing import ListedFile, fault_of
-from prefect_bt.weights.origins import Origins
-from prefect_bt.weights.progress import Meter
-from prefect_bt.weights.source import Interrupted
-from prefect_bt.weights.telling import shown
+from prefect_bt.weights.crew import StopSignal
+from prefect_bt.weights.filling import StagingTree
+from prefect_bt.weights.listing import ListedFile, describe_mismatch
+from prefect_bt.weights.origins import FallbackReader
+from prefect_bt.weights.progress import ProgressMeter
+from prefect_bt.weights.source import TransientError
+from prefect_bt.weights.telling import redact_url
 
-TRIES: Final = 2
+MAX_CORRUPT_DOWNLOADS: Final = 2
 """How often a file may arrive damaged."""
 
 
 @dataclass(frozen=True)
-class Fetching:
+class DownloadContext:
     """Threads share it. `stop` ends all of them at their next piece."""
 
-    fill: Fill
-    origins: Origins
-    meter: Meter
-    stop: Stop
+    staging: StagingTree
+    reader: FallbackReader
+    meter: ProgressMeter
+    stop: StopSignal
 
     @property
     def source(self) -> str:
         """As it may be shown."""
-        return shown(self.fill.source)
+        return redact_url(self.staging.source)
 
 
-def check_stop(fetching: Fetching) -> None:
+def raise_if_stopped(context: DownloadContext) -> None:
     """WeightsError when somebody asked to stop."""
-    if fetching.stop.is_set():
-        raise stopped(fetching.fill.source)
+    if context.stop.is_set():
+        raise stopped_error(context.staging.source)
 
 
-def stopped(source: str) -> WeightsError:
+def stopped_error(source: str) -> WeightsError:
     return WeightsError(
-        f"{shown(source)}: the mirror was stopped.",
+        f"{redact_url(source)}: the mirror was stopped.",
         source=source,
         next_step="What is here already is kept for the next time.",
     )
 
 
-def damaged_twice(source: str, file: ListedFile, fault: str) -> WeightsError:
+def corrupt_twice_error(source: str, file: ListedFile, fault: str) -> WeightsError:
     return WeightsError(
         f"{source}: {file.path} arrived damaged twice: {fault}.",
         source=source,
@@ -55,16 +55,18 @@ def damaged_twice(source: str, file: ListedFile, fault: str) -> WeightsError:
     )
 
 
-def find_fault(fetching: Fetching, file: ListedFile, size: int, found: dict[str, str]) -> str:
+def find_mismatch(
+    context: DownloadContext, file: ListedFile, size: int, found: dict[str, str]
+) -> str:
     """Why what has come is not the listed file; "" when it is, as far as anybody can tell."""
-    fault = fault_of(file, size, found)
-    if fault and "md5" in found and size == file.size and not fetching.origins.is_md5(file):
+    fault = describe_mismatch(file, size, found)
+    if fault and "md5" in found and size == file.size and not context.reader.has_md5_tag(file):
         return ""
     return fault
 
 
-def ended_early(source: str, file: ListedFile, size: int) -> Interrupted:
-    return Interrupted(
+def truncated_error(source: str, file: ListedFile, size: int) -> TransientError:
+    return TransientError(
         f"{source}: {file.path} ended after {size} of {file.size} bytes.",
         source=source,
         next_step="Push again: what is here already is kept.",

@@ -22,32 +22,32 @@ from pathlib import Path
 from typing import Any
 
 from prefect_bt import codec
-from prefect_bt.contract import weights_tree
+from prefect_bt.contract import weights_tree_name
 from prefect_bt.host.writeback import sync_file_system
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 from prefect_bt.trees import remove_tree
-from prefect_bt.weights.cache import NO_LINK, NodeCache, Tree
-from prefect_bt.weights.crew import Door
-from prefect_bt.weights.index import Index, identity, place_of
+from prefect_bt.weights.cache import LINK_UNSUPPORTED_ERRNOS, CachedTree, NodeCache
+from prefect_bt.weights.crew import ClosableGate
+from prefect_bt.weights.index import DigestIndex, file_identity, source_id
 from prefect_bt.weights.listing import ListedFile, Listing
-from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest, summarize
+from prefect_bt.weights.manifest import FileEntry, Manifest, dump_manifest, summarize
 from prefect_bt.weights.parts import boot_id
-from prefect_bt.weights.telling import shown
+from prefect_bt.weights.telling import redact_url
 
 
-class Fill:
+class StagingTree:
     """One tree; the caller holds its lock. Threads add different files."""
 
     def __init__(self, cache: NodeCache, source: str, key: str, listing: Listing) -> None:
         self.cache, self.source, self.key, self.listing = cache, source, key, listing
-        self.name = weights_tree(key, listing.revision)
-        self.path = cache.fill(self.name)
+        self.name = weights_tree_name(key, listing.revision)
+        self.path = cache.staging_path(self.name)
         self.files = self.path / "files"
-        self.index = Index(cache.index(place_of(source)))
+        self.index = DigestIndex(cache.index_path(source_id(source)))
         self._made: set[Path] = set()
         self._lock = threading.Lock()
-        self._door = Door()
-        make_private(self.path)
+        self._door = ClosableGate()
+        ensure_private_folder(self.path)
         self.files.mkdir(exist_ok=True)
         self._clear()
         self._done = self._resume()
@@ -57,7 +57,7 @@ class Fill:
 
     def close(self) -> None:
         """Returns when no thread adds to it; whoever comes later finds it Shut."""
-        if self._door.shut():
+        if self._door.close():
             os.close(self._journal)
 
     # -- files --------------------------------------------------------------------------------
@@ -65,18 +65,18 @@ class Fill:
     def has(self, file: ListedFile) -> bool:
         return file.path in self._done
 
-    def sha256_of(self, file: ListedFile) -> str:
+    def find_sha256(self, file: ListedFile) -> str:
         """As far as the source or an earlier fetch tells."""
-        return file.sha256 or self.index.get(identity(self.source, file))
+        return file.sha256 or self.index.get(file_identity(self.source, file))
 
-    def link_known(self, file: ListedFile) -> bool:
+    def link_cached(self, file: ListedFile) -> bool:
         """Whether the file's content is here already; then it is in the tree now."""
-        sha256 = self.sha256_of(file)
-        if not sha256 or file.size is None or not self.cache.has(sha256, file.size):
+        sha256 = self.find_sha256(file)
+        if not sha256 or file.size is None or not self.cache.has_blob(sha256, file.size):
             return False
-        with self._door.inside():
+        with self._door.hold_open():
             try:
-                self._link(self.cache.blob(sha256), self._place(file.path))
+                self._link(self.cache.blob_path(sha256), self._target_path(file.path))
             except FileNotFoundError:  # evicted in this moment
                 return False
             self._record(file.path, sha256, file.size)
@@ -84,8 +84,8 @@ class Fill:
 
     def write(self, file: ListedFile, data: bytes | bytearray, sha256: str) -> None:
         """A small file, verified by the caller."""
-        with self._door.inside():
-            place = self._place(file.path)
+        with self._door.hold_open():
+            place = self._target_path(file.path)
             try:
                 descriptor = _create(place)
             except FileExistsError:  # written by a process that did not live to say so
@@ -99,41 +99,41 @@ class Fill:
                 os.close(descriptor)
             self._record(file.path, sha256, len(data))
 
-    def adopt(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
+    def move_in(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
         """As `write`, for a file of this file system that is whole: it is moved."""
-        with self._door.inside():
+        with self._door.hold_open():
             path.chmod(0o444)
-            path.replace(self._place(file.path))
+            path.replace(self._target_path(file.path))
             self._record(file.path, sha256, size)
 
-    def lend(self, file: ListedFile, path: Path) -> bool:
+    def link_verified(self, file: ListedFile, path: Path) -> bool:
         """As `write`, for a file that somebody keeps on this file system: a hard link to it.
 
         It is read and compared: what others keep may have been damaged since.
         """
-        place = self._place(file.path)
+        place = self._target_path(file.path)
         try:
-            with self._door.inside():
+            with self._door.hold_open():
                 self._link(path, place, copy=False)
             right = place.stat().st_size == file.size and _digest(place) == file.sha256
         except OSError:
             return False
-        with self._door.inside():
+        with self._door.hold_open():
             if right:
                 self._record(file.path, file.sha256, file.size or 0)
             else:
                 place.unlink()
         return right
 
-    def settle(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
+    def add_blob(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
         """A large file, verified and synced: a blob, and into the tree with it.
 
         Into the tree first: whoever evicts the blob in between leaves its bytes to us.
         """
-        with self._door.inside():
-            place = self._place(file.path)
+        with self._door.hold_open():
+            place = self._target_path(file.path)
             self._link(path, place)
-            self._name_blob(place, sha256)
+            self._ensure_blob(place, sha256)
             self._record(file.path, sha256, size)
 
     def drop(self) -> None:
@@ -142,14 +142,14 @@ class Fill:
 
     # -- publishing ---------------------------------------------------------------------------
 
-    def publish(self, wanted: Sequence[ListedFile], *, holder: str = "") -> Tree:
+    def publish(self, wanted: Sequence[ListedFile], *, holder: str = "") -> CachedTree:
         """The tree, whole, on the disk, and under its name."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             sync_file_system(descriptor)
             for file in wanted:
-                self._name_blob(self.files / file.path, self._done[file.path][0])
-            self.remember({file.path: self._done[file.path] for file in wanted})
+                self._ensure_blob(self.files / file.path, self._done[file.path][0])
+            self.record_digests({file.path: self._done[file.path] for file in wanted})
             self._write_manifest(wanted)
             os.fsync(descriptor)
         finally:
@@ -158,23 +158,23 @@ class Fill:
         tree = self.cache.publish(self.path, self.name, holder=holder)
         for file in wanted:
             with suppress(OSError):  # evicted in this moment
-                self._share_content(tree, file.path)
+                self._relink_to_blob(tree, file.path)
         return tree
 
-    def _share_content(self, tree: Tree, path: str) -> None:
+    def _relink_to_blob(self, tree: CachedTree, path: str) -> None:
         """Make a file of the published tree one file with its blob again.
 
         Before the tree was published an eviction may have taken the blob, and another fill may have
         written the same content again. From then on no eviction takes what the tree names.
         """
-        file, sha256 = tree.files / path, self._done[path][0]
+        file, sha256 = tree.files_folder / path, self._done[path][0]
         try:
-            self.cache.give_name(file, sha256)
+            self.cache.link_blob(file, sha256)
         except FileExistsError:
             pass
         else:
             return
-        blob = self.cache.blob(sha256)
+        blob = self.cache.blob_path(sha256)
         ours, theirs = file.stat(), blob.stat()
         if not os.path.samestat(ours, theirs) and ours.st_size == theirs.st_size:
             fresh = tree.path / "link"
@@ -184,9 +184,9 @@ class Fill:
 
     def _write_manifest(self, wanted: Sequence[ListedFile]) -> None:
         rows = ((file.path, *self._done[file.path]) for file in wanted)
-        entries = (Entry(path, size, sha256) for path, sha256, size in rows)
+        entries = (FileEntry(path, size, sha256) for path, sha256, size in rows)
         manifest = Manifest(
-            source=shown(self.source),  # a signature is nobody else's
+            source=redact_url(self.source),  # a signature is nobody else's
             key=self.key,
             revision=self.listing.revision,
             entries=tuple(sorted(entries, key=lambda entry: entry.path)),
@@ -199,12 +199,12 @@ class Fill:
                 writer.flush()
                 os.fsync(writer.fileno())
 
-    def _name_blob(self, place: Path, sha256: str) -> None:
+    def _ensure_blob(self, place: Path, sha256: str) -> None:
         """The content under its own name too; one that has it already is used instead."""
-        blob = self.cache.blob(sha256)
+        blob = self.cache.blob_path(sha256)
         while True:
             try:
-                return self.cache.give_name(place, sha256)
+                return self.cache.link_blob(place, sha256)
             except FileExistsError:
                 pass
             with suppress(FileNotFoundError):  # evicted in this moment
@@ -212,27 +212,27 @@ class Fill:
                 if os.path.samestat(ours, theirs):
                     return None
                 if ours.st_size == theirs.st_size:
-                    return self._use(blob, place)
+                    return self._link_existing_blob(blob, place)
                 blob.unlink()  # somebody cut it off; those who have it are found by a verify
 
-    def _use(self, blob: Path, place: Path) -> None:
+    def _link_existing_blob(self, blob: Path, place: Path) -> None:
         try:
             self._link(blob, place, copy=False)
         except OSError as error:
-            if error.errno not in NO_LINK:
+            if error.errno not in LINK_UNSUPPORTED_ERRNOS:
                 raise
 
-    def remember(self, found: dict[str, tuple[str, int]]) -> None:
+    def record_digests(self, found: dict[str, tuple[str, int]]) -> None:
         """Path -> (sha256, size), verified: for the next time that the source lists these files."""
         listed = (file for file in self.listing.files if file.path in found and not file.sha256)
-        known = {identity(self.source, file): found[file.path] for file in listed}
+        known = {file_identity(self.source, file): found[file.path] for file in listed}
         known.pop("", None)
         with self._lock:
             self.index.add(known)
 
     # -- places -------------------------------------------------------------------------------
 
-    def _place(self, path: str) -> Path:
+    def _target_path(self, path: str) -> Path:
         place = self.files / path
         if place.parent not in self._made:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ class Fill:
         try:
             os.link(source, fresh)
         except OSError as error:
-            if error.errno not in NO_LINK or not copy:
+            if error.errno not in LINK_UNSUPPORTED_ERRNOS or not copy:
                 raise
             shutil.copyfile(source, fresh)
             fresh.chmod(0o444)

@@ -25,8 +25,8 @@ _FICLONE: Final = 0x40049409
 class FolderSource:
     """Implements weights.source.Source and Fetches."""
 
-    fixed = ""
-    pins = False
+    pinned_revision = ""
+    detects_changes = False
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -36,7 +36,7 @@ class FolderSource:
     def open(cls, request: SourceRequest) -> FolderSource:
         return cls(request.plan.source)
 
-    def list(self) -> Listing:
+    def list_files(self) -> Listing:
         """The files as they are now; the revision follows their names, sizes and times."""
         if not self._folder.is_dir():
             raise WeightsError(
@@ -47,27 +47,28 @@ class FolderSource:
         try:
             found = sorted(_walk(self._source, self._folder), key=lambda one: one[0])
         except OSError as error:
-            self._unreadable(error)
+            self._raise_unreadable(error)
         seen = [(path, facts.st_size, facts.st_mtime_ns, facts.st_ino) for path, facts in found]
         revision = hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:40]
         files = tuple(
-            ListedFile(path, facts.st_size, tag=str(facts.st_mtime_ns)) for path, facts in found
+            ListedFile(path, facts.st_size, version_tag=str(facts.st_mtime_ns))
+            for path, facts in found
         )
         return Listing(self._source, revision, files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
-        """The bytes as they are now: whether the folder changed, a second `list` tells."""
+        """The bytes as they are now: whether the folder changed, a second `list_files` tells."""
         try:
             with (self._folder / file.path).open("rb") as reader:
                 reader.seek(start)
-                while length and (data := reader.read(_piece(length))):
+                while length and (data := reader.read(_read_size(length))):
                     yield data
                     length -= len(data) if length > 0 else 0
         except OSError as error:
-            self._unreadable(error)
+            self._raise_unreadable(error)
 
-    def fetch(
-        self, file: ListedFile, target: Path, tick: Callable[[int], None] | None = None
+    def download_file(
+        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
     ) -> bool:
         """By sharing blocks, where the file system can: no time, no space."""
         try:
@@ -76,11 +77,11 @@ class FolderSource:
         except OSError:
             target.unlink(missing_ok=True)
             return False
-        if tick:
-            tick(target.stat().st_size)
+        if on_bytes:
+            on_bytes(target.stat().st_size)
         return True
 
-    def _unreadable(self, error: OSError) -> NoReturn:
+    def _raise_unreadable(self, error: OSError) -> NoReturn:
         raise WeightsError(
             f"{self._source} could not be copied ({error}).",
             source=self._source,
@@ -88,7 +89,7 @@ class FolderSource:
         ) from error
 
 
-def _piece(length: int) -> int:
+def _read_size(length: int) -> int:
     return READ_BYTES if length < 0 else min(READ_BYTES, length)
 
 

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from prefect_bt.weights.crew import Shut
-from prefect_bt.weights.parts import Part
+from prefect_bt.weights.crew import Closed
+from prefect_bt.weights.parts import PartialFile
 
-_READ: Final = 256 << 10
-_BEHIND: Final = 4 << 20
+_READ_BYTES: Final = 256 << 10
+_MAX_LAG_BYTES: Final = 4 << 20
 """Bytes without a digest for which the thread that follows gets up: fewer, and it would read from
 the file what is about to be offered."""
 
@@ -29,22 +29,24 @@ class _Digest:
         self.at += len(piece)
 
 
-class Following:
-    """Of one part. `stopped` tells that nobody wants the result any more."""
+class StreamingDigests:
+    """Of one part. `is_stopped` tells that nobody wants the result any more."""
 
-    def __init__(self, part: Part, digests: dict[str, Any], stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, partial: PartialFile, digests: dict[str, Any], is_stopped: Callable[[], bool]
+    ) -> None:
         """`digests`: name -> hashlib object."""
-        self._part, self._stopped = part, stopped
+        self._part, self._stopped = partial, is_stopped
         self._digests = {name: _Digest(digest) for name, digest in digests.items()}
         self._errors: list[OSError] = []
         self._threads = [
-            threading.Thread(target=self._follow, args=(digest,), daemon=True)
+            threading.Thread(target=self._hash_to_end, args=(digest,), daemon=True)
             for digest in self._digests.values()
         ]
         for thread in self._threads:
             thread.start()
 
-    def offer(self, at: int, piece: bytes | memoryview) -> None:
+    def update(self, at: int, piece: bytes | memoryview) -> None:
         """A piece that was written at that place; of no use unless it is the next one."""
         for one in self._digests.values():
             if one.at != at or not one.lock.acquire(blocking=False):
@@ -55,7 +57,7 @@ class Following:
             finally:
                 one.lock.release()
 
-    def result(self) -> dict[str, str]:
+    def hexdigests(self) -> dict[str, str]:
         """After the last byte was written. OSError when it could not be read back."""
         for thread in self._threads:
             thread.join()
@@ -63,20 +65,23 @@ class Following:
             raise self._errors[0]
         return {name: one.digest.hexdigest() for name, one in self._digests.items()}
 
-    def _follow(self, one: _Digest) -> None:
+    def _hash_to_end(self, one: _Digest) -> None:
         part = self._part
-        buffer = memoryview(bytearray(_READ))
+        buffer = memoryview(bytearray(_READ_BYTES))
         while one.at < part.size:
-            with part.grown:
-                part.grown.wait_for(
-                    lambda: part.over or part.prefix() >= min(one.at + _BEHIND, part.size)
+            with part.received_condition:
+                part.received_condition.wait_for(
+                    lambda: (
+                        part.closed
+                        or part.contiguous_bytes() >= min(one.at + _MAX_LAG_BYTES, part.size)
+                    )
                 )
-                end = part.prefix()
-            if part.over or self._stopped():
+                end = part.contiguous_bytes()
+            if part.closed or self._stopped():
                 return
             try:
                 self._catch_up(one, end, buffer)
-            except Shut:
+            except Closed:
                 return
             except OSError as error:
                 self._errors.append(error)
@@ -85,4 +90,4 @@ class Following:
     def _catch_up(self, one: _Digest, end: int, buffer: memoryview) -> None:
         with one.lock:
             while one.at < end:
-                one.add(self._part.read(one.at, buffer[: min(_READ, end - one.at)]))
+                one.add(self._part.read(one.at, buffer[: min(_READ_BYTES, end - one.at)]))

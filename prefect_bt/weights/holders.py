@@ -27,7 +27,7 @@ class Holder:
 
     def is_dead(self) -> bool:
         """False when that cannot be known from here."""
-        if not self.machine or self.machine != _machine():
+        if not self.machine or self.machine != _boot_and_pid_namespace():
             return False
         try:
             os.kill(self.pid, 0)
@@ -35,16 +35,16 @@ class Holder:
             return True
         except (PermissionError, OverflowError):
             return False
-        began = _began(self.pid)
+        began = _start_time(self.pid)
         return began is not None and began != self.began
 
 
-def this_process() -> Holder:
+def get_current_holder() -> Holder:
     pid = os.getpid()
-    return Holder(socket.gethostname(), pid, _machine(), _began(pid) or "")
+    return Holder(socket.gethostname(), pid, _boot_and_pid_namespace(), _start_time(pid) or "")
 
 
-def _machine() -> str:
+def _boot_and_pid_namespace() -> str:
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {(_PROC / 'self/ns/pid').readlink()}"
@@ -52,7 +52,7 @@ def _machine() -> str:
         return ""
 
 
-def _began(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """When the process began; "" for one that only waits to be reaped, None: it cannot be seen."""
     with suppress(OSError, IndexError):
         # The name, in brackets, may hold anything.

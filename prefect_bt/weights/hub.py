@@ -15,8 +15,14 @@ from typing import Final
 from urllib.parse import quote
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.weights.connections import Answer, Connections, LeavesHttps, Lost, Untrusted
-from prefect_bt.weights.credentials import read_token
+from prefect_bt.weights.connections import (
+    CertificateError,
+    ConnectionLost,
+    HttpClient,
+    InsecureRedirect,
+    Response,
+)
+from prefect_bt.weights.credentials import parse_token
 from prefect_bt.weights.hub_answers import (
     COMMIT,
     Malformed,
@@ -25,18 +31,18 @@ from prefect_bt.weights.hub_answers import (
     read_document,
 )
 from prefect_bt.weights.listing import ListedFile, Listing
-from prefect_bt.weights.source import STALL_SECONDS, Interrupted, SourceRequest
-from prefect_bt.weights.streams import BUSY, byte_range, cut
-from prefect_bt.weights.xet import XetDownload, XetFault, xet_is_here
+from prefect_bt.weights.source import STALL_TIMEOUT, SourceRequest, TransientError
+from prefect_bt.weights.streams import RETRYABLE_STATUSES, byte_range, slice_chunks
+from prefect_bt.weights.xet import XetDownload, XetError, is_xet_installed
 
-XET_FROM: Final = 16 * 1024**2
+XET_MIN_BYTES: Final = 16 * 1024**2
 """Bytes; smaller files are here before Xet has been asked where they lie."""
-TARGET_SECONDS: Final = 300.0
+REDIRECT_CACHE_TTL: Final = 300.0
 """For so long a redirect's target is asked without asking the Hub; CDNs sign for an hour."""
-_KEEPS: Final = "push again: what is here already is kept."
+_RESUME_HINT: Final = "push again: what is here already is kept."
 
 
-def split_source(source: str) -> tuple[str, str]:
+def parse_source(source: str) -> tuple[str, str]:
     """`hf://owner/repo@main` -> `("owner/repo", "main")`; the revision is empty when not given."""
     repo_id, _, revision = source.removeprefix("hf://").partition("@")
     return repo_id, revision
@@ -45,13 +51,15 @@ def split_source(source: str) -> tuple[str, str]:
 class HubSource:
     """Implements weights.source.Source and Fetches."""
 
-    pins = True
+    detects_changes = True
 
-    def __init__(self, source: str, token: str | None, *, stall: float = STALL_SECONDS) -> None:
-        self._source, self._token, self._stall = source, token, stall
-        self._repo_id, self._revision = split_source(source)
-        self._commit = self.fixed
-        self._connections = Connections(stall=stall)
+    def __init__(
+        self, source: str, token: str | None, *, stall_timeout: float = STALL_TIMEOUT
+    ) -> None:
+        self._source, self._token, self._stall = source, token, stall_timeout
+        self._repo_id, self._revision = parse_source(source)
+        self._commit = self.pinned_revision
+        self._connections = HttpClient(stall_timeout=stall_timeout)
         self._targets: dict[str, tuple[str, float]] = {}
         """Path -> where its redirect led, and until when that is believed."""
         self._without_xet = threading.Event()
@@ -60,30 +68,30 @@ class HubSource:
     @classmethod
     def open(cls, request: SourceRequest) -> HubSource:
         secret = request.secret
-        token = read_token(request.plan, secret) if secret else None
-        return cls(request.plan.source, token, stall=request.stall)
+        token = parse_token(request.plan, secret) if secret else None
+        return cls(request.plan.source, token, stall_timeout=request.stall_timeout)
 
     @property
-    def fixed(self) -> str:
+    def pinned_revision(self) -> str:
         """The commit that the source itself names; "" when the Hub must be asked."""
         return self._revision if COMMIT.fullmatch(self._revision) else ""
 
     # -- listing ------------------------------------------------------------------------------
 
-    def revision(self) -> str:
+    def resolve_revision(self) -> str:
         """The commit that the source's revision names now; WeightsError."""
-        with _Explained(self._source, self._token):
+        with _ErrorTranslator(self._source, self._token):
             at = f"/revision/{quote(self._revision, safe='')}" if self._revision else ""
-            answer = self._ask(f"{self._api()}{at}?expand=sha")
+            answer = self._request(f"{self._api()}{at}?expand=sha")
             self._commit = parse_commit(read_document(answer))
         return self._commit
 
-    def list(self) -> Listing:
+    def list_files(self) -> Listing:
         """The repository at that commit; WeightsError."""
-        commit = self._commit or self.revision()
-        with _Explained(self._source, self._token):
+        commit = self._commit or self.resolve_revision()
+        with _ErrorTranslator(self._source, self._token):
             url = f"{self._api()}/tree/{commit}?recursive=true"
-            files = tuple(iter_files(self._ask, url))
+            files = tuple(iter_files(self._request, url))
         return Listing(self._source, commit, files)
 
     def _api(self) -> str:
@@ -99,40 +107,42 @@ class HubSource:
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         if not length or file.size == 0:
             return  # no server has a range of nothing
-        with _Explained(self._source, self._token, file.path):
+        with _ErrorTranslator(self._source, self._token, file.path):
             try:
-                yield from self._pieces(file.path, start, length)
-            except Lost:
+                yield from self._iter_range(file.path, start, length)
+            except ConnectionLost:
                 self._targets.pop(file.path, None)  # another may be well
                 raise
 
-    def _pieces(self, path: str, start: int, length: int) -> Iterator[bytes]:
+    def _iter_range(self, path: str, start: int, length: int) -> Iterator[bytes]:
         answer = self._open(path, {"Range": byte_range(start, length)})
         try:
-            if answer.start > start:
-                raise Lost("it sent another range")
-            yield from cut(answer.pieces(), skip=start - answer.start, length=length)
+            if answer.range_start > start:
+                raise ConnectionLost("it sent another range")
+            yield from slice_chunks(
+                answer.iter_chunks(), skip=start - answer.range_start, length=length
+            )
         finally:
             answer.close()
 
-    def _open(self, path: str, headers: Mapping[str, str]) -> Answer:
+    def _open(self, path: str, headers: Mapping[str, str]) -> Response:
         """From where the Hub redirected to before, as long as that is answered."""
         from huggingface_hub import constants, hf_hub_url
 
         target, until = self._targets.get(path, ("", 0.0))
         if time.monotonic() < until and not constants.is_offline_mode():
-            answer = self._connections.get(target, {**headers, **_PLAIN})
+            answer = self._connections.get(target, {**headers, **_NO_COMPRESSION})
             if answer.status in {200, 206}:
                 return answer
             answer.close()
             self._targets.pop(path, None)
         url = hf_hub_url(self._repo_id, path, revision=self._commit)
-        answer = self._ask(url, headers)
+        answer = self._request(url, headers)
         if answer.url != url:
-            self._targets[path] = (answer.url, time.monotonic() + TARGET_SECONDS)
+            self._targets[path] = (answer.url, time.monotonic() + REDIRECT_CACHE_TTL)
         return answer
 
-    def _ask(self, url: str, headers: Mapping[str, str] | None = None) -> Answer:
+    def _request(self, url: str, headers: Mapping[str, str] | None = None) -> Response:
         """The Hub's answer when it is one of success; _Refused."""
         from huggingface_hub import constants, errors
 
@@ -140,10 +150,12 @@ class HubSource:
             raise errors.OfflineModeIsEnabled
         given = dict(self._headers())
         private = {name: given.pop(name) for name in [*given] if name.lower() == "authorization"}
-        answer = self._connections.get(url, {**given, **(headers or {}), **_PLAIN}, private)
+        answer = self._connections.get(
+            url, {**given, **(headers or {}), **_NO_COMPRESSION}, private
+        )
         if answer.status not in {200, 206}:
             answer.close()
-            raise _Refused(str(answer.status), _code(answer), answer.wait)
+            raise _ErrorResponse(str(answer.status), _code(answer), answer.retry_after)
         return answer
 
     def _headers(self) -> dict[str, str]:
@@ -157,59 +169,59 @@ class HubSource:
 
     # -- Xet ----------------------------------------------------------------------------------
 
-    def fetch(
-        self, file: ListedFile, target: Path, tick: Callable[[int], None] | None = None
+    def download_file(
+        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
     ) -> bool:
         from huggingface_hub import constants
 
-        if not file.xet or file.size is None or file.size <= XET_FROM:
+        if not file.xet_hash or file.size is None or file.size <= XET_MIN_BYTES:
             return False
         off = constants.HF_HUB_DISABLE_XET or constants.is_offline_mode()
-        if off or self._without_xet.is_set() or not xet_is_here():
+        if off or self._without_xet.is_set() or not is_xet_installed():
             return False
         commit = quote(self._commit, safe="")
         download = XetDownload(
             url=f"{self._api()}/xet-read-token/{commit}",
             headers=self._headers(),
-            file=file.xet,
+            file=file.xet_hash,
             size=file.size,
             target=target,
         )
         try:
-            download.run(self._stall, tick or _nobody, self._without_xet)
-        except XetFault as error:
+            download.run(self._stall, on_bytes or _ignore_bytes, self._without_xet)
+        except XetError as error:
             self._without_xet.set()
-            raise Interrupted(
-                f"{self._source}: {file.path}: {error.why}; going on over plain HTTP.",
+            raise TransientError(
+                f"{self._source}: {file.path}: {error.reason}; going on over plain HTTP.",
                 source=self._source,
                 next_step="Set HF_HUB_DISABLE_XET=1 to do without Xet from the beginning.",
             ) from None
         return True
 
 
-_PLAIN: Final = {"Accept-Encoding": "identity"}
+_NO_COMPRESSION: Final = {"Accept-Encoding": "identity"}
 
 
-def _nobody(_: int) -> None:
+def _ignore_bytes(_: int) -> None:
     """Nobody wants to know."""
 
 
-def _code(answer: Answer) -> str:
+def _code(answer: Response) -> str:
     """A 401 without a code is how the Hub hides that a repository is private."""
     told = answer.headers.get("X-Error-Code", "")
     wrong_token = "Invalid credentials" in answer.headers.get("X-Error-Message", "")
     return told or ("RepoNotFound" if answer.status == 401 and not wrong_token else "")
 
 
-class _Refused(Exception):
+class _ErrorResponse(Exception):
     """The Hub, or where it led, answered something else than the file."""
 
-    def __init__(self, status: str, code: str, wait: float) -> None:
-        self.status, self.code, self.wait = status, code, wait
+    def __init__(self, status: str, code: str, retry_after: float) -> None:
+        self.status, self.code, self.retry_after = status, code, retry_after
         super().__init__(f"{status} {code}")
 
 
-class _Explained:
+class _ErrorTranslator:
     """Turns the Hub's errors into ours: one sentence, the next step, never a URL or a header."""
 
     def __init__(self, source: str, token: str | None, path: str = "") -> None:
@@ -227,12 +239,12 @@ class _Explained:
         if explained is None:
             return
         what, step = explained
-        if not _may_pass(error):
+        if not _is_transient(error):
             sentence = f"{self._source} {what}."
             raise WeightsError(sentence, source=self._source, next_step=step) from error
         which = f"{self._source}: {self._path}" if self._path else self._source
-        passing = Interrupted(f"{which} {what}.", source=self._source, next_step=step)
-        passing.after = error.wait if isinstance(error, _Refused) else 0.0
+        passing = TransientError(f"{which} {what}.", source=self._source, next_step=step)
+        passing.retry_after = error.retry_after if isinstance(error, _ErrorResponse) else 0.0
         raise passing from error
 
     def _explain(self, error: BaseException) -> tuple[str, str] | None:
@@ -242,7 +254,7 @@ class _Explained:
         give = "Give auth with a token that may read it."
         if self._has_token:
             give = "Check that its token is valid and may read it."
-        if isinstance(error, _Refused):
+        if isinstance(error, _ErrorResponse):
             status, code = error.status, error.code
             known = {
                 "GatedRepo": ("is gated", f"Accept its terms on the Hub. {give}"),
@@ -255,7 +267,7 @@ class _Explained:
             step = give if status in {"401", "403"} else "Push again when it is well."
             return known.get(code, (f"could not be read: {hub} answered {status}", step))
         lost = f"could not be fetched from {hub}"
-        check = f"Check the network and HF_ENDPOINT, and {_KEEPS}"
+        check = f"Check the network and HF_ENDPOINT, and {_RESUME_HINT}"
         table: list[tuple[type[BaseException], str, str]] = [
             (errors.HFValidationError, "is no repository", "Write hf://owner/repo[@revision]."),
             (
@@ -264,7 +276,7 @@ class _Explained:
                 "Unset it, or name a commit that was mirrored before: hf://owner/repo@<commit>.",
             ),
             (
-                Untrusted,
+                CertificateError,
                 f"cannot be fetched: {hub}, or where it led, cannot be trusted ({error})",
                 "Set SSL_CERT_FILE if its certificate is of your own authority.",
             ),
@@ -273,14 +285,18 @@ class _Explained:
                 f"cannot be used: the answer of {hub} {error}",
                 "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust.",
             ),
-            (LeavesHttps, "is redirected to a URL without https", "Check HF_ENDPOINT."),
-            (Lost, f"{lost} ({error})", check),
+            (InsecureRedirect, "is redirected to a URL without https", "Check HF_ENDPOINT."),
+            (ConnectionLost, f"{lost} ({error})", check),
             (ValueError, f"{lost}: that is no URL", "Check HF_ENDPOINT."),
-            (OSError, f"could not be fetched ({error})", f"Check the network, and {_KEEPS}"),
+            (OSError, f"could not be fetched ({error})", f"Check the network, and {_RESUME_HINT}"),
         ]
         return next(((what, step) for kind, what, step in table if isinstance(error, kind)), None)
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     """Whether the Hub may be well the next time it is asked."""
-    return error.status in BUSY if isinstance(error, _Refused) else isinstance(error, Lost)
+    return (
+        error.status in RETRYABLE_STATUSES
+        if isinstance(error, _ErrorResponse)
+        else isinstance(error, ConnectionLost)
+    )

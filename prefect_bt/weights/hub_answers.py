@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from prefect_bt.weights.connections import Answer, Lost
+from prefect_bt.weights.connections import ConnectionLost, Response
 from prefect_bt.weights.listing import SHA256, ListedFile, quote
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -42,11 +42,11 @@ def parse_commit(document: object) -> str:
     return _matched(COMMIT, found.get("sha"), "names as the commit")
 
 
-def read_document(answer: Answer) -> Any:
+def read_document(answer: Response) -> Any:
     """Return the JSON of an answer, and close that. Malformed; Lost for what is no JSON."""
     body = bytearray()
     try:
-        for piece in answer.pieces():
+        for piece in answer.iter_chunks():
             body += piece
             if len(body) > PAGE_BYTES:
                 raise Malformed(f"has more than {PAGE_BYTES >> 20} MiB")
@@ -54,12 +54,12 @@ def read_document(answer: Answer) -> Any:
     except RecursionError:
         raise Malformed("is nested too deeply") from None
     except ValueError:  # an error page of a proxy, most often
-        raise Lost("the answer is no JSON") from None
+        raise ConnectionLost("the answer is no JSON") from None
     finally:
         answer.close()
 
 
-def iter_files(ask: Callable[[str], Answer], url: str) -> Iterator[ListedFile]:
+def iter_files(ask: Callable[[str], Response], url: str) -> Iterator[ListedFile]:
     """Yield the files of a listing whose first page is at `url`, page by page. Malformed, Lost."""
     asked: set[str] = set()
     entries = 0
@@ -78,7 +78,7 @@ def iter_files(ask: Callable[[str], Answer], url: str) -> Iterator[ListedFile]:
             raise Malformed("names a page as the next one that it sent before")
 
 
-def _next_page(answer: Answer, url: str) -> str:
+def _next_page(answer: Response, url: str) -> str:
     """Return the URL of the page after that of `url`; "" for none. ValueError for what is no URL.
 
     It is asked for where `url` was, which may get the token: of the server's link only the query
@@ -111,7 +111,7 @@ def _parse_entry(entry: object) -> ListedFile | None:
     if type(size) is not int or not 0 <= size < 2**63:
         raise Malformed(f"gives as size {of} {quote(size)}, which is no number of bytes")
     xet = "" if xet is None else _matched(SHA256, xet, f"gives as Xet hash {of}")
-    return ListedFile(path, size, sha256=sha256, git_sha1=git_sha1, xet=xet)
+    return ListedFile(path, size, sha256=sha256, git_sha1=git_sha1, xet_hash=xet)
 
 
 def _matched(form: re.Pattern[str], found: object, what: str) -> str:

@@ -14,23 +14,30 @@ from prefect_bt import identities
 from prefect_bt.errors import IdentityError, WeightsError
 from prefect_bt.plan import WeightsPlan
 
-Provider = Callable[[], dict[str, Any]]
-EARLY: Final = timedelta(minutes=5)
+CredentialProvider = Callable[[], dict[str, Any]]
+REFRESH_MARGIN: Final = timedelta(minutes=5)
 
 
-def assume_role(plan: WeightsPlan) -> Provider:
+def assume_role(plan: WeightsPlan) -> CredentialProvider:
     """Credentials of the plan's role, asked for with those of this machine; WeightsError."""
     auth = plan.auth
-    return _kept(plan, lambda: _keys(identities.assume_role(auth.role_arn, auth.region)))
+    return _caching_provider(
+        plan, lambda: _to_obstore_credentials(identities.assume_role(auth.role_arn, auth.region))
+    )
 
 
-def use_web_identity(plan: WeightsPlan) -> Provider:
+def use_web_identity(plan: WeightsPlan) -> CredentialProvider:
     """Credentials of the plan's role, for the token that the machine was given; WeightsError."""
     auth = plan.auth
-    return _kept(plan, lambda: _keys(identities.use_web_identity(auth.role_arn, auth.region)))
+    return _caching_provider(
+        plan,
+        lambda: _to_obstore_credentials(
+            identities.assume_role_with_web_identity(auth.role_arn, auth.region)
+        ),
+    )
 
 
-def exchange_google_token(plan: WeightsPlan) -> Provider:
+def exchange_google_token(plan: WeightsPlan) -> CredentialProvider:
     """Tokens of the plan's service account, for the identity token of this machine (RFC 8693)."""
     auth = plan.auth
 
@@ -38,10 +45,10 @@ def exchange_google_token(plan: WeightsPlan) -> Provider:
         found = identities.exchange_google_token(auth.service_account, auth.identity_provider)
         return {"token": found.token, "expires_at": found.expires_at}
 
-    return _kept(plan, ask)
+    return _caching_provider(plan, ask)
 
 
-def _keys(found: identities.AwsKeys) -> dict[str, Any]:
+def _to_obstore_credentials(found: identities.AwsKeys) -> dict[str, Any]:
     return {
         "access_key_id": found.access_key_id,
         "secret_access_key": found.secret_access_key,
@@ -50,7 +57,7 @@ def _keys(found: identities.AwsKeys) -> dict[str, Any]:
     }
 
 
-def _kept(plan: WeightsPlan, ask: Provider) -> Provider:
+def _caching_provider(plan: WeightsPlan, ask: CredentialProvider) -> CredentialProvider:
     """The first credential now, the next one when it is about to expire."""
 
     def asked() -> dict[str, Any]:
@@ -68,7 +75,7 @@ def _kept(plan: WeightsPlan, ask: Provider) -> Provider:
 
     def provide() -> dict[str, Any]:
         nonlocal last
-        if last["expires_at"] - datetime.now(UTC) < EARLY:
+        if last["expires_at"] - datetime.now(UTC) < REFRESH_MARGIN:
             last = asked()
         return last
 

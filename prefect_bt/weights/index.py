@@ -15,30 +15,30 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from prefect_bt.privacy import make_private
+from prefect_bt.privacy import ensure_private_folder
 from prefect_bt.weights.listing import SHA256, ListedFile
 
 
 @lru_cache(64)
-def place_of(source: str) -> str:
+def source_id(source: str) -> str:
     """A name for where a source's files lie, whatever the revision."""
     address = source.partition("@")[0] if source.startswith("hf://") else source
     return hashlib.sha256(address.encode()).hexdigest()[:32]
 
 
-def identity(source: str, file: ListedFile) -> str:
+def file_identity(source: str, file: ListedFile) -> str:
     """What two files must share to be the same file; "" when nothing tells."""
     if file.sha256:
         return f"sha256:{file.sha256}"
     if file.git_sha1:
         return f"git:{file.git_sha1}"
-    if file.tag and file.size is not None:
-        seen = json.dumps([place_of(source), file.path, file.size, file.tag])
+    if file.version_tag and file.size is not None:
+        seen = json.dumps([source_id(source), file.path, file.size, file.version_tag])
         return f"tag:{hashlib.sha256(seen.encode()).hexdigest()}"
     return ""
 
 
-class Index:
+class DigestIndex:
     """One place's lines."""
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class Index:
             self._known = self._read()
         return self._known.get(key, "")
 
-    def refresh(self) -> None:
+    def invalidate(self) -> None:
         """Others may have added to it."""
         self._known = None
 
@@ -64,7 +64,7 @@ class Index:
         )
         if not lines:
             return
-        make_private(self._path.parent)
+        ensure_private_folder(self._path.parent)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path, flags, 0o644)
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prefect_bt.folders import find_paths
 from prefect_bt.trees import remove_tree
-from prefect_bt.weights.cache import NodeCache, job_lives, size_of, touched
+from prefect_bt.weights.cache import NodeCache, is_job_alive, last_modified, reclaimable_bytes
 
 
 @dataclass(frozen=True)
@@ -23,49 +23,49 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Left:
+class StaleItem:
     """A fill, a part or something on its way out. Bytes, epoch seconds."""
 
     path: Path
     bytes: int
-    touched: float
+    last_modified: float
 
 
-def dead_leases(cache: NodeCache) -> Iterator[Lease]:
+def iter_stale_leases(cache: NodeCache) -> Iterator[Lease]:
     """Of jobs without a living process here. They keep nothing; a job taken up again leases anew.
 
     Whether the job is over, its store tells.
     """
     for file in find_paths(cache.root / "trees", "*/leases/*"):
-        if not job_lives(cache.root.parent, file.name):
+        if not is_job_alive(cache.root.parent, file.name):
             yield Lease(file.parents[1].name, file.name, file)
 
 
-def end_lease(cache: NodeCache, lease: Lease) -> None:
+def delete_stale_lease(cache: NodeCache, lease: Lease) -> None:
     """Unless the job lives again. Idempotent."""
-    if not job_lives(cache.root.parent, lease.job):
+    if not is_job_alive(cache.root.parent, lease.job):
         lease.file.unlink(missing_ok=True)
 
 
-def left_unfinished(cache: NodeCache, *, older: float) -> Iterator[Left]:
-    """Nobody works on it, and nobody did for `older` seconds."""
-    before = time.time() - older
-    for path in cache.unfinished():
+def iter_stale_items(cache: NodeCache, *, older_than: float) -> Iterator[StaleItem]:
+    """Nobody works on it, and nobody did for `older_than` seconds."""
+    before = time.time() - older_than
+    for path in cache.list_unfinished():
         with suppress(FileNotFoundError):
-            if cache.is_left(path) and touched(path) < before:
-                yield Left(path, size_of(path), touched(path))
+            if cache.is_abandoned(path) and last_modified(path) < before:
+                yield StaleItem(path, reclaimable_bytes(path), last_modified(path))
     for path in find_paths(cache.root / "trash", "*"):
         with suppress(FileNotFoundError):
             at = path.lstat().st_ctime
             if at < before:
-                yield Left(path, size_of(path), at)
+                yield StaleItem(path, reclaimable_bytes(path), at)
 
 
-def discard(cache: NodeCache, left: Left, *, older: float) -> None:
+def delete_stale_item(cache: NodeCache, left: StaleItem, *, older_than: float) -> None:
     """Unless somebody went on with it. OSError when it cannot be removed."""
     if left.path.parent.name == "trash":
         remove_tree(left.path)
     else:
-        cache.forget(left.path, older=older)
+        cache.delete_abandoned(left.path, older_than=older_than)
     if left.path.exists():
         raise OSError(f"{left.path} is in use, or cannot be deleted")

@@ -17,7 +17,7 @@ SHA256: Final = re.compile(r"[0-9a-f]{64}")
 """A digest as it becomes a path and an object's key; matched in full."""
 _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
-_LONGEST_NAME: Final = 255
+_MAX_NAME_BYTES: Final = 255
 """Bytes, on the file systems that there are."""
 _LONGEST_PATH: Final = 2048
 """Bytes; half of what Linux takes, so that the folders above it have room."""
@@ -34,13 +34,13 @@ class ListedFile:
     sha256: str = ""
     git_sha1: str = ""
     """Of git's blob object: a header with the length, then the bytes."""
-    tag: str = ""
+    version_tag: str = ""
     """What else pins it upstream: ETag, version, time of the last write. Another: another file."""
     md5: str = ""
     """Where the tag looks like one. Encrypted buckets have tags that only look so."""
-    xet: str = ""
+    xet_hash: str = ""
     """Its name in the Hub's chunked storage, where it lies there."""
-    whole: bool = False
+    sequential_only: bool = False
     """It can only be read from the beginning to the end: the server knows no ranges."""
 
 
@@ -58,7 +58,7 @@ def quote(found: object) -> str:
     return _REPR.repr(found)
 
 
-def check_names(source: str, paths: Collection[str]) -> None:
+def validate_paths(source: str, paths: Collection[str]) -> None:
     """WeightsError for a name that would lead out of the mount, or that no file can have."""
     for path in paths:
         if path.startswith(".cache/huggingface/") or not is_mountable(path):
@@ -81,7 +81,7 @@ def is_mountable(path: str) -> bool:
         longest, whole = max(len(part.encode()) for part in parts), len(path.encode())
     except UnicodeEncodeError:
         return False
-    fits = longest <= _LONGEST_NAME and whole <= _LONGEST_PATH and len(parts) <= _DEEPEST
+    fits = longest <= _MAX_NAME_BYTES and whole <= _LONGEST_PATH and len(parts) <= _DEEPEST
     return fits and "\0" not in path and not {"", ".", ".."}.intersection(parts)
 
 
@@ -97,13 +97,13 @@ def _check_clashes(source: str, paths: frozenset[str]) -> None:
             )
 
 
-def revision_of(files: Iterable[ListedFile]) -> str:
+def compute_revision(files: Iterable[ListedFile]) -> str:
     """A name for these files as they are, of a source that has none of its own."""
-    seen = sorted((file.path, file.size, file.sha256, file.tag) for file in files)
+    seen = sorted((file.path, file.size, file.sha256, file.version_tag) for file in files)
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:40]
 
 
-def digests_for(file: ListedFile, size: int) -> dict[str, Any]:
+def create_digests(file: ListedFile, size: int) -> dict[str, Any]:
     """Name -> hashlib object: what tells whether `size` bytes are the listed file.
 
     Always sha256, by which the content is kept; others where the source tells nothing better.
@@ -117,7 +117,7 @@ def digests_for(file: ListedFile, size: int) -> dict[str, Any]:
     return digests
 
 
-def fault_of(file: ListedFile, size: int, found: Mapping[str, str]) -> str:
+def describe_mismatch(file: ListedFile, size: int, found: Mapping[str, str]) -> str:
     """Why `size` bytes with these digests are not the listed file; "" when they are."""
     if file.size is not None and size != file.size:
         return f"it has {size} bytes, not {file.size}"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect_bt import codec
-from prefect_bt.contract import weights_tree
+from prefect_bt.contract import weights_tree_name
 from prefect_bt.weights.listing import SHA256, is_mountable, quote
 
-FORMAT = 1
+FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """`path` is relative to the mount."""
 
     path: str
@@ -30,12 +30,12 @@ class Manifest:
     source: str
     key: str
     revision: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     created_at: float
 
     @property
     def name(self) -> str:
-        return weights_tree(self.key, self.revision)
+        return weights_tree_name(self.key, self.revision)
 
     @property
     def bytes(self) -> int:
@@ -49,7 +49,7 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ManifestSummary:
     """What is told of a manifest without reading it."""
 
     source: str
@@ -61,8 +61,8 @@ class Summary:
     created_at: float
 
 
-def summarize(manifest: Manifest) -> Summary:
-    return Summary(
+def summarize(manifest: Manifest) -> ManifestSummary:
+    return ManifestSummary(
         source=manifest.source,
         key=manifest.key,
         revision=manifest.revision,
@@ -76,7 +76,7 @@ def summarize(manifest: Manifest) -> Summary:
 def dump_manifest(manifest: Manifest) -> bytes:
     """Compact: an entry is a row of three."""
     document: dict[str, Any] = {
-        "format": FORMAT,
+        "format": FORMAT_VERSION,
         "source": manifest.source,
         "key": manifest.key,
         "revision": manifest.revision,
@@ -99,7 +99,7 @@ def load_manifest(data: bytes) -> Manifest:
 
 
 def _decode(document: Any) -> Manifest:
-    if document["format"] != FORMAT:
+    if document["format"] != FORMAT_VERSION:
         raise ValueError(f"a manifest of format {document['format']}")
     entries = tuple(_entry(*row) for row in document["entries"])
     if len({entry.path for entry in entries}) < len(entries):
@@ -113,13 +113,13 @@ def _decode(document: Any) -> Manifest:
     )
 
 
-def _entry(path: str, size: int, sha256: str) -> Entry:
+def _entry(path: str, size: int, sha256: str) -> FileEntry:
     """Raise TypeError and the like for a value of the wrong type."""
     is_size = type(size) is int and 0 <= size < 2**63
     if not is_mountable(path) or not is_size or not SHA256.fullmatch(sha256):
         raise ValueError(f"no entry of a manifest: {quote(path)}")
-    return Entry(path, size, sha256)
+    return FileEntry(path, size, sha256)
 
 
-def load_summary(data: bytes) -> Summary:
-    return codec.loads(Summary, data)
+def load_summary(data: bytes) -> ManifestSummary:
+    return codec.loads(ManifestSummary, data)

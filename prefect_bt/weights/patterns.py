@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 
-def choose_files(
+def filter_paths(
     paths: Iterable[str],
     *,
     allow: Sequence[str] | None = None,

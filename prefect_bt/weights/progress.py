@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-EVERY: Final = 0.5
+REPORT_INTERVAL: Final = 0.5
 """Seconds between two words."""
 _WINDOW: Final = 10.0
 """Seconds over which a rate is taken."""
 
 
-class Phase(StrEnum):
+class MirrorPhase(StrEnum):
     LISTING = "listing"
     WAITING = "waiting"
     """Another process or host fetches the same; we shall use what it gets."""
@@ -32,11 +32,11 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Progress:
+class MirrorProgress:
     """Bytes and files of one source; what was here already counts as done."""
 
     source: str
-    phase: Phase
+    phase: MirrorPhase
     files_done: int = 0
     files_total: int = 0
     bytes_done: int = 0
@@ -48,7 +48,7 @@ class Progress:
 
     @property
     def percent(self) -> float:
-        if self.phase is Phase.DONE:
+        if self.phase is MirrorPhase.DONE:
             return 100.0
         if self.bytes_total:
             return min(100.0, 100.0 * self.bytes_done / self.bytes_total)
@@ -61,62 +61,62 @@ class Progress:
         return left / self.rate if self.rate > 0 and left > 0 else None
 
 
-Tell = Callable[[Progress], None]
+ProgressCallback = Callable[[MirrorProgress], None]
 
 
-class Meter:
-    """Counts from several threads; `running` tells of it about twice a second."""
+class ProgressMeter:
+    """Counts from several threads; `report_periodically` tells of it about twice a second."""
 
-    def __init__(self, source: str, tell: Tell | None) -> None:
-        self._source, self._tell = source, tell
+    def __init__(self, source: str, on_progress: ProgressCallback | None) -> None:
+        self._source, self._tell = source, on_progress
         self._lock = threading.Lock()
-        self._phase, self._note = Phase.LISTING, ""
+        self._phase, self._note = MirrorPhase.LISTING, ""
         self._files = self._files_total = self._bytes = self._bytes_total = 0
         self._seen: deque[tuple[float, int]] = deque()
         self._moved = 0
 
-    def expect(self, *, files: int, size: int) -> None:
+    def set_totals(self, *, files: int, size: int) -> None:
         with self._lock:
             self._files_total, self._bytes_total = files, size
             self._files = self._bytes = 0
 
-    def enter(self, phase: Phase) -> None:
+    def enter_phase(self, phase: MirrorPhase) -> None:
         with self._lock:
             self._phase = phase
-        self._say()
+        self._report()
 
-    def note(self, sentence: str) -> None:
+    def set_note(self, sentence: str) -> None:
         with self._lock:
             self._note = sentence
-        self._say()
+        self._report()
 
-    def here(self, size: int, *, files: int = 0) -> None:
+    def add_present(self, size: int, *, files: int = 0) -> None:
         """Done without anything having moved: bytes that were here before."""
         with self._lock:
             self._bytes += size
             self._files += files
 
-    def moved(self, size: int) -> None:
+    def add_transferred(self, size: int) -> None:
         with self._lock:
             self._bytes += size
             self._moved += size
 
-    def undo(self, size: int) -> None:
+    def subtract(self, size: int) -> None:
         """What was counted has to be fetched again."""
         with self._lock:
             self._bytes -= size
 
-    def finished(self, files: int = 1) -> None:
+    def add_files(self, files: int = 1) -> None:
         with self._lock:
             self._files += files
 
-    def set(self, *, files: int, size: int) -> None:
+    def set_done(self, *, files: int, size: int) -> None:
         """How far somebody else is, who does the work."""
         with self._lock:
             self._moved += max(0, size - self._bytes)
             self._files, self._bytes = files, size
 
-    def look(self) -> Progress:
+    def snapshot(self) -> MirrorProgress:
         now = time.monotonic()
         with self._lock:
             self._seen.append((now, self._moved))
@@ -124,7 +124,7 @@ class Meter:
                 self._seen.popleft()
             since, before = self._seen[0]
             rate = (self._moved - before) / (now - since) if now - since > 0.1 else 0.0
-            return Progress(
+            return MirrorProgress(
                 source=self._source,
                 phase=self._phase,
                 files_done=self._files,
@@ -136,24 +136,24 @@ class Meter:
             )
 
     @contextmanager
-    def running(self) -> Generator[None]:
+    def report_periodically(self) -> Generator[None]:
         if self._tell is None:
             yield
             return
         over = threading.Event()
-        thread = threading.Thread(target=self._until, args=(over,), daemon=True)
+        thread = threading.Thread(target=self._report_until, args=(over,), daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
-            self._say()
+            self._report()
 
-    def _until(self, over: threading.Event) -> None:
-        while not over.wait(EVERY):
-            self._say()
+    def _report_until(self, over: threading.Event) -> None:
+        while not over.wait(REPORT_INTERVAL):
+            self._report()
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         if self._tell is not None:
-            self._tell(self.look())
+            self._tell(self.snapshot())

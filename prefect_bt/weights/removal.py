@@ -24,53 +24,53 @@ from prefect_bt.objects.protocols import Store
 
 FOLDER: Final = "weights/pruning"
 _LAST: Final = f"{FOLDER}/last-"
-_BEAT: Final = 5.0
-_STALE: Final = 15.0
-_DEAD: Final = 30.0
-_LOOK: Final = 0.5
+_HEARTBEAT_INTERVAL: Final = 5.0
+_STALE_AFTER: Final = 15.0
+_DEAD_AFTER: Final = 30.0
+_POLL_INTERVAL: Final = 0.5
 
 
-class Removal:
+class AnnouncedRemoval:
     """One that is under way."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
         self._key, self._beats = f"{FOLDER}/{uuid.uuid4().hex}.json", 0
         self._said = clock()
-        self._say()
+        self._write_heartbeat()
 
-    def is_known(self) -> bool:
+    def renew(self) -> bool:
         """Keep the removal announced; False: it was silent, so the manifests must be read anew."""
         silent = self._clock() - self._said
-        if silent > _BEAT:
-            self._say()
-        return silent <= _STALE
+        if silent > _HEARTBEAT_INTERVAL:
+            self._write_heartbeat()
+        return silent <= _STALE_AFTER
 
-    def end(self) -> None:
-        _note_last(self._store)
+    def finish(self) -> None:
+        _record_last_removal(self._store)
         self._store.delete(self._key)
 
-    def _say(self) -> None:
+    def _write_heartbeat(self) -> None:
         self._beats += 1
         self._store.put(self._key, b"%d" % self._beats)
         self._said = self._clock()
 
 
 @contextmanager
-def announced(store: Store) -> Generator[Removal]:
+def announce_removal(store: Store) -> Generator[AnnouncedRemoval]:
     """Announce a removal; what it says must come before the manifests are read. StoreError.
 
     After a kill its announcement stays, and counts as dead half a minute later.
     """
-    removal = Removal(store)
+    removal = AnnouncedRemoval(store)
     try:
-        _note_last(store)
+        _record_last_removal(store)
         yield removal
     except BaseException:
         with suppress(StoreError):  # the failure that ended it says more
-            removal.end()
+            removal.finish()
         raise
-    removal.end()
+    removal.finish()
 
 
 class RemovalWatch:
@@ -80,19 +80,19 @@ class RemovalWatch:
         self._store, self._clock = store, clock
         self._before = self._keys()
 
-    def saw_removal(self, stop: threading.Event) -> bool:
+    def wait_for_removals(self, stop: threading.Event) -> bool:
         """Wait for the end of the removals that are under way; whether there was any."""
         now = self._keys()
         seen = now != self._before or any(not key.startswith(_LAST) for key in now)
         since: dict[str, tuple[bytes, float]] = {}
-        while (going := self._going(since)) and not stop.wait(_LOOK):
+        while (going := self._list_running(since)) and not stop.wait(_POLL_INTERVAL):
             for key in going:
-                if self._clock() - since[key][1] > _DEAD:
+                if self._clock() - since[key][1] > _DEAD_AFTER:
                     self._store.delete(key)
         self._before = self._keys()
         return seen
 
-    def _going(self, since: dict[str, tuple[bytes, float]]) -> list[str]:
+    def _list_running(self, since: dict[str, tuple[bytes, float]]) -> list[str]:
         """Keys of removals; `since` is what each said last, and when that was first seen."""
         going: list[str] = []
         for key in self._keys():
@@ -111,7 +111,7 @@ class RemovalWatch:
         return frozenset(info.key for info in self._store.list(FOLDER))
 
 
-def _note_last(store: Store) -> None:
+def _record_last_removal(store: Store) -> None:
     """Another name each time, so that two of one second differ."""
     before = [info.key for info in store.list(FOLDER) if info.key.startswith(_LAST)]
     store.put(f"{_LAST}{uuid.uuid4().hex}", b"")

@@ -6,28 +6,28 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from prefect_bt.weights.crew import Stops
-from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.crew import EventLike
+from prefect_bt.weights.source import TransientError
 
-PAUSES: Final = (0.5, 1.0, 2.0, 4.0)
+RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each further try without progress; a little more or less, so that many part."""
-LISTING_PAUSES: Final = PAUSES
+LISTING_RETRY_DELAYS: Final = RETRY_DELAYS
 T = TypeVar("T")
 
 
-def again(
-    do: Callable[[], T],
-    pauses: Sequence[float],
-    stop: Stops,
-    note: Callable[[str], None] | None = None,
+def call_with_retries(
+    call: Callable[[], T],
+    delays: Sequence[float],
+    stop: EventLike,
+    on_retry: Callable[[str], None] | None = None,
 ) -> T:
-    """What `do` answers; the last Interrupted when there is no pause left, or `stop` is set."""
-    for pause in pauses:
+    """What `call` answers; the last Interrupted when there is no pause left, or `stop` is set."""
+    for pause in delays:
         try:
-            return do()
-        except Interrupted as error:
-            if note:
-                note(f"tried again: {error.what}")
-            if stop.wait(max(pause * random.uniform(0.8, 1.2), error.after)):  # noqa: S311
+            return call()
+        except TransientError as error:
+            if on_retry:
+                on_retry(f"tried again: {error.what}")
+            if stop.wait(max(pause * random.uniform(0.8, 1.2), error.retry_after)):  # noqa: S311
                 raise
-    return do()
+    return call()

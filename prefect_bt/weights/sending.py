@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from prefect_bt.errors import StoreError
-from prefect_bt.objects.protocols import Adopt, Store
-from prefect_bt.weights.crew import Stop, work
+from prefect_bt.objects.protocols import Store, SupportsLinks
+from prefect_bt.weights.crew import StopSignal, run_workers
 
-HANDS: Final = 24
-LARGE: Final = 8 * 1024 * 1024
+UPLOAD_THREADS: Final = 24
+LARGE_BLOB_BYTES: Final = 8 * 1024 * 1024
 """Bytes above which a store takes a file in parts, several at a time by itself."""
-_LARGE_AT_ONCE: Final = 4
-_PAUSES: Final = (0.5, 2.0)
+_MAX_LARGE_UPLOADS: Final = 4
+_RETRY_DELAYS: Final = (0.5, 2.0)
 """Seconds before a blob is sent again; a little more or less, so that two hosts part."""
 
-Tick = Callable[[int], None]
+ByteCallback = Callable[[int], None]
 
 
 class _Blob(NamedTuple):
@@ -31,38 +31,38 @@ class _Blob(NamedTuple):
     size: int
 
 
-class Stopped(Exception):
+class UploadStopped(Exception):
     """The caller said so, or another thread of ours failed."""
 
 
-class Sending:
-    """`blob` gives a digest's file; `tick` hears of bytes; `stop` is the caller's, only read."""
+class BlobUploader:
+    """`blob_path` gives a digest's file; `on_bytes` gets byte counts; `stop` is only read."""
 
     def __init__(
         self,
         store: Store,
-        blob: Callable[[str], Path],
+        blob_path: Callable[[str], Path],
         *,
         stop: threading.Event,
-        tick: Tick | None,
+        on_bytes: ByteCallback | None,
     ) -> None:
-        self._store, self._blob = store, blob
-        self._tick = tick
-        self.asked = stop
-        self._stop = Stop(stop)
+        self._store, self._blob = store, blob_path
+        self._tick = on_bytes
+        self.caller_stop = stop
+        self._stop = StopSignal(stop)
         self._lock = threading.Lock()
         self._large, self._small = deque[_Blob](), deque[_Blob]()
         self._busy = self._sent = 0
 
-    def here(self, sizes: Iterable[int]) -> None:
+    def add_present(self, sizes: Iterable[int]) -> None:
         """What need not be sent."""
-        self._tell(sum(sizes))
+        self._report(sum(sizes))
 
-    def back(self, sizes: Iterable[int]) -> None:
+    def subtract(self, sizes: Iterable[int]) -> None:
         """What was told as safe, and is not."""
-        self._tell(-sum(sizes))
+        self._report(-sum(sizes))
 
-    def send(self, blobs: Mapping[str, tuple[str, int]]) -> int:
+    def upload(self, blobs: Mapping[str, tuple[str, int]]) -> int:
         """Digest -> key and size; returns the bytes of those that are stored now.
 
         Stopped once `stop` is set; OSError of a file of this machine; StoreError.
@@ -70,36 +70,36 @@ class Sending:
         self._sent = 0
         for blob in sorted(_Blob(digest, *place) for digest, place in blobs.items()):
             if self._stop.is_set():
-                raise Stopped
-            if not self._adopt(blob):
-                (self._large if blob.size > LARGE else self._small).append(blob)
+                raise UploadStopped
+            if not self._try_link(blob):
+                (self._large if blob.size > LARGE_BLOB_BYTES else self._small).append(blob)
         if waiting := len(self._large) + len(self._small):
-            work(min(HANDS, waiting), self._next, self._stop)
+            run_workers(min(UPLOAD_THREADS, waiting), self._upload_next, self._stop)
         if self._stop.is_set():  # also when no thread found the time to say so
-            raise Stopped
+            raise UploadStopped
         return self._sent
 
-    def _adopt(self, blob: _Blob) -> bool:
-        if not isinstance(self._store, Adopt):
+    def _try_link(self, blob: _Blob) -> bool:
+        if not isinstance(self._store, SupportsLinks):
             return False
-        if not self._store.adopt(blob.key, self._file(blob)):
+        if not self._store.link_file(blob.key, self._check_file(blob)):
             return False
         self._sent += blob.size
-        self._tell(blob.size)
+        self._report(blob.size)
         return True
 
-    def _next(self) -> bool:
+    def _upload_next(self) -> bool:
         if self._stop.is_set():
-            raise Stopped
+            raise UploadStopped
         with self._lock:
-            large = bool(self._large) and self._busy < _LARGE_AT_ONCE
+            large = bool(self._large) and self._busy < _MAX_LARGE_UPLOADS
             waiting = self._large if large else self._small
             if not waiting:
                 return False
             blob = waiting.popleft()
             self._busy += large
         try:
-            self._upload(blob)
+            self._upload_with_retries(blob)
         finally:
             with self._lock:
                 self._busy -= large
@@ -107,9 +107,9 @@ class Sending:
             self._sent += blob.size
         return True
 
-    def _upload(self, blob: _Blob) -> None:
+    def _upload_with_retries(self, blob: _Blob) -> None:
         """Once more when the store fails: another host that sends the same may be in our way."""
-        for pause in _PAUSES:
+        for pause in _RETRY_DELAYS:
             try:
                 return self._upload_once(blob)
             except StoreError:
@@ -118,23 +118,23 @@ class Sending:
         return self._upload_once(blob)
 
     def _upload_once(self, blob: _Blob) -> None:
-        path, counted = self._file(blob), 0
+        path, counted = self._check_file(blob), 0
 
         def tick(size: int) -> None:
             nonlocal counted
             if self._stop.is_set():
-                raise Stopped
+                raise UploadStopped
             with self._lock:
                 counted += size
-            self._tell(size)
+            self._report(size)
 
         try:
-            self._store.upload_exact(blob.key, path, sha256=blob.sha256, tick=tick)
+            self._store.upload_verified(blob.key, path, sha256=blob.sha256, on_bytes=tick)
         except StoreError:
-            self._tell(-counted)
+            self._report(-counted)
             raise
 
-    def _file(self, blob: _Blob) -> Path:
+    def _check_file(self, blob: _Blob) -> Path:
         path = self._blob(blob.sha256)
         size = path.stat().st_size
         if size != blob.size:
@@ -146,6 +146,6 @@ class Sending:
             )
         return path
 
-    def _tell(self, size: int) -> None:
+    def _report(self, size: int) -> None:
         if self._tick is not None and size:
             self._tick(size)

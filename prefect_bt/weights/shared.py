@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsError
-from prefect_bt.objects.protocols import Adopt, Store
+from prefect_bt.objects.protocols import Store, SupportsLinks
 from prefect_bt.weights.manifest import Manifest, dump_manifest, load_manifest
-from prefect_bt.weights.removal import RemovalWatch, announced
-from prefect_bt.weights.sending import Sending, Stopped, Tick
-from prefect_bt.weights.telling import shown
+from prefect_bt.weights.removal import RemovalWatch, announce_removal
+from prefect_bt.weights.sending import BlobUploader, ByteCallback, UploadStopped
+from prefect_bt.weights.telling import redact_url
 
-PIECE: Final = 8 * 1024 * 1024
+CHUNK_BYTES: Final = 8 * 1024 * 1024
 _MANIFESTS: Final = "weights/manifests"
 _BLOBS: Final = "weights/blobs"
 _USED: Final = "weights/used"
-_AT_ONCE: Final = 64
+_DELETE_BATCH_SIZE: Final = 64
 """Blobs that are removed between two looks at the clock."""
-_LISTERS: Final = 16
+_LIST_THREADS: Final = 16
 _ROUNDS: Final = 3
 """How often is looked whether a blob that was counted on is still there."""
 
@@ -45,7 +45,7 @@ def blob_key(sha256: str) -> str:
     return f"weights/blobs/{sha256[:2]}/{sha256}"
 
 
-def claims_folder(name: str) -> str:
+def claims_prefix(name: str) -> str:
     return f"weights/claims/{name}"
 
 
@@ -64,15 +64,19 @@ class StoreMirror:
     def store(self) -> Store:
         return self._store
 
-    def is_beside(self, name: str, root: Path) -> bool:
+    def is_on_same_disk(self, name: str, root: Path) -> bool:
         """Whether its files share their bytes with those below `root`: one file system, links."""
-        lent = self._store.lend(manifest_key(name)) if isinstance(self._store, Adopt) else None
+        lent = (
+            self._store.find_local_path(manifest_key(name))
+            if isinstance(self._store, SupportsLinks)
+            else None
+        )
         try:
             return lent is not None and lent.stat().st_dev == root.stat().st_dev
         except OSError:
             return False
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         """Of the manifests, sorted; objects in folders below are not manifests."""
         keys = (info.key for info in self._store.list(_MANIFESTS))
         return [
@@ -81,7 +85,7 @@ class StoreMirror:
             if key.endswith(".json") and key.count("/") == _MANIFESTS.count("/") + 1
         ]
 
-    def manifest(self, name: str) -> Manifest | None:
+    def find_manifest(self, name: str) -> Manifest | None:
         """None when there is none that can be used."""
         try:
             found = load_manifest(self._store.get(manifest_key(name)))
@@ -98,17 +102,21 @@ class StoreMirror:
         """
         key, end = blob_key(sha256), start + length
         while start < end:
-            piece = self._store.get_range(key, start=start, length=min(PIECE, end - start))
+            piece = self._store.get_range(key, start=start, length=min(CHUNK_BYTES, end - start))
             if not piece:
                 return
             yield piece
             start += len(piece)
 
-    def lend(self, sha256: str) -> Path | None:
+    def find_local_path(self, sha256: str) -> Path | None:
         """The blob's own file, where the store is a folder of this machine; never to be written."""
-        return self._store.lend(blob_key(sha256)) if isinstance(self._store, Adopt) else None
+        return (
+            self._store.find_local_path(blob_key(sha256))
+            if isinstance(self._store, SupportsLinks)
+            else None
+        )
 
-    def discard(self, sha256: str) -> None:
+    def delete_blob(self, sha256: str) -> None:
         """Its bytes are not what its name says: away with it, so that publishing sends it anew."""
         self._store.delete(blob_key(sha256))
 
@@ -117,49 +125,56 @@ class StoreMirror:
     def publish(
         self,
         manifest: Manifest,
-        blob: Callable[[str], Path],
+        blob_path: Callable[[str], Path],
         *,
-        tick: Tick | None = None,
+        on_bytes: ByteCallback | None = None,
         stop: threading.Event | None = None,
     ) -> int:
         """Store what is missing, then the manifest; returns how many bytes were missing.
 
-        `blob` gives the file of a digest on this machine, whose bytes are on the disk. `tick` hears
-        of every byte once it is safe, of those that were there too, and of a negative number when
-        some are sent again. Safe to run again after a kill, and on several hosts at once.
-        WeightsError once `stop` is set; what was sent is kept. OSError of a file of this machine.
+        `blob_path` gives the file of a digest on this machine, whose bytes are on the disk.
+        `on_bytes` hears of every byte once it is safe, of those that were there too, and of a
+        negative number when some are sent again. Safe to run again after a kill, and on several
+        hosts at once. WeightsError once `stop` is set; what was sent is kept. OSError of a file of
+        this machine.
         """
-        sending = Sending(self._store, blob, stop=stop or threading.Event(), tick=tick)
+        sending = BlobUploader(
+            self._store, blob_path, stop=stop or threading.Event(), on_bytes=on_bytes
+        )
         try:
             return self._publish(manifest, sending)
-        except Stopped:
+        except UploadStopped:
             raise WeightsError(
-                f"{shown(manifest.source)}: it was stopped before the store had all of it.",
+                f"{redact_url(manifest.source)}: it was stopped before the store had all of it.",
                 source=manifest.source,
                 next_step="What is there already is kept for the next time.",
             ) from None
 
-    def _publish(self, manifest: Manifest, sending: Sending) -> int:
+    def _publish(self, manifest: Manifest, sending: BlobUploader) -> int:
         whole = sizes = {entry.sha256: entry.size for entry in manifest.entries}
         watch = RemovalWatch(self._store)
         there, sent = self._sizes(sizes), 0
         for _ in range(_ROUNDS):
             kept = {digest for digest, size in sizes.items() if there.get(digest) == size}
             for digest in (there.keys() & sizes.keys()) - kept:
-                self.discard(digest)
-            sending.here(sizes[digest] for digest in kept)
-            sent += sending.send(
+                self.delete_blob(digest)
+            sending.add_present(sizes[digest] for digest in kept)
+            sent += sending.upload(
                 {d: (blob_key(d), size) for d, size in sizes.items() if d not in kept}
             )
             self._create(manifest)
             # A removal that began before the manifest was there did not know of our blobs: also
             # those that were sent may be gone.
-            counted_on = whole if watch.saw_removal(sending.asked) else {d: sizes[d] for d in kept}
+            counted_on = (
+                whole
+                if watch.wait_for_removals(sending.caller_stop)
+                else {d: sizes[d] for d in kept}
+            )
             there = self._sizes(counted_on)
             sizes = {d: size for d, size in counted_on.items() if d not in there}
             if not sizes:
                 break
-            sending.back(sizes.values())
+            sending.subtract(sizes.values())
         return sent
 
     def _create(self, manifest: Manifest) -> None:
@@ -168,11 +183,11 @@ class StoreMirror:
             self._store.create(key, data)
         except ObjectExists:
             # One that nobody can use must not stay in the way for ever.
-            if self.manifest(manifest.name) is None:
+            if self.find_manifest(manifest.name) is None:
                 self._store.put(key, data)
         except StoreError:
             # It is there when only the answer was lost.
-            if self.manifest(manifest.name) is None:
+            if self.find_manifest(manifest.name) is None:
                 raise
 
     def _sizes(self, digests: Collection[str]) -> dict[str, int]:
@@ -184,7 +199,7 @@ class StoreMirror:
             return {digest: size for digest, size in found if digest in digests}
 
         sizes: dict[str, int] = {}
-        with ThreadPoolExecutor(_LISTERS, "weights-list") as pool:
+        with ThreadPoolExecutor(_LIST_THREADS, "weights-list") as pool:
             for found in pool.map(look, folders):
                 sizes |= found
         return sizes
@@ -195,7 +210,7 @@ class StoreMirror:
         """Note that the copy was used now, by the store's own clock; the caller does so seldom."""
         self._store.put(f"{_USED}/{name}", b"")
 
-    def uses(self) -> dict[str, float]:
+    def list_last_uses(self) -> dict[str, float]:
         """Return when each copy was used last, in the store's epoch seconds.
 
         Of a copy without a record, when it was published.
@@ -216,60 +231,62 @@ class StoreMirror:
 
         After a kill in between, blobs that no manifest names are left: sweep().
         """
-        gone = self.manifest(name)
+        gone = self.find_manifest(name)
         self._store.delete(manifest_key(name))
-        for claim in list(self._store.list(claims_folder(name))):
+        for claim in list(self._store.list(claims_prefix(name))):
             self._store.delete(claim.key)
         self._store.delete(f"{_USED}/{name}")
         if gone is None:
             return 0
-        return self._remove_unnamed({entry.sha256 for entry in gone.entries})
+        return self._delete_unreferenced({entry.sha256 for entry in gone.entries})
 
-    def unnamed(self, *, older: float = 0.0, now: float | None = None) -> dict[str, int]:
-        """Return the blobs that no manifest names and their bytes, those of `older` seconds.
+    def list_unreferenced(
+        self, *, older_than: float = 0.0, now: float | None = None
+    ) -> dict[str, int]:
+        """Return the blobs that no manifest names and their bytes, those of `older_than` seconds.
 
         Blobs come before their manifest: what is younger may be on its way.
         """
-        before = (time.time() if now is None else now) - older
+        before = (time.time() if now is None else now) - older_than
         blobs = {
             info.key.rpartition("/")[2]: info.size
             for info in self._store.list(_BLOBS)
             if info.modified <= before
         }
-        named = self._named() if blobs else set[str]()
+        named = self._list_referenced() if blobs else set[str]()
         return {digest: size for digest, size in blobs.items() if digest not in named}
 
-    def sweep(self, *, older: float = 0.0) -> int:
-        """Remove every blob of `older` seconds that no manifest names; bytes freed.
+    def delete_unreferenced(self, *, older_than: float = 0.0) -> int:
+        """Remove every blob of `older_than` seconds that no manifest names; bytes freed.
 
         Safe while others publish: what they sent and is removed here they send again.
         """
-        return self._remove_unnamed(set(self.unnamed(older=older)))
+        return self._delete_unreferenced(set(self.list_unreferenced(older_than=older_than)))
 
-    def _remove_unnamed(self, digests: set[str]) -> int:
+    def _delete_unreferenced(self, digests: set[str]) -> int:
         """Remove blobs that no manifest names once the removal is announced."""
         freed = 0
         if not digests:
             return freed
-        with announced(self._store) as removal:
+        with announce_removal(self._store) as removal:
             while digests:
-                digests -= self._named()
-                for batch in batched(sorted(digests), _AT_ONCE):
-                    if not removal.is_known():
+                digests -= self._list_referenced()
+                for batch in batched(sorted(digests), _DELETE_BATCH_SIZE):
+                    if not removal.renew():
                         break  # a publisher may have gone on meanwhile
                     freed += self._remove(batch)
                     digests.difference_update(batch)
         return freed
 
-    def _named(self) -> set[str]:
-        with ThreadPoolExecutor(_LISTERS, "weights-manifests") as pool:
-            found = pool.map(self.manifest, self.names())
+    def _list_referenced(self) -> set[str]:
+        with ThreadPoolExecutor(_LIST_THREADS, "weights-manifests") as pool:
+            found = pool.map(self.find_manifest, self.list_names())
             return {entry.sha256 for one in found if one for entry in one.entries}
 
     def _remove(self, digests: Collection[str]) -> int:
         sizes = self._sizes(digests)
-        with ThreadPoolExecutor(_LISTERS, "weights-delete") as pool:
-            _exhaust(pool.map(self.discard, sizes))
+        with ThreadPoolExecutor(_LIST_THREADS, "weights-delete") as pool:
+            _exhaust(pool.map(self.delete_blob, sizes))
         return sum(sizes.values())
 
 

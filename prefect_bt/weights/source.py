@@ -13,9 +13,9 @@ from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights.listing import ListedFile, Listing
 
-STALL_SECONDS: Final = 30.0
+STALL_TIMEOUT: Final = 30.0
 """Without a byte for so long, a connection is given up and made again."""
-CONNECT_SECONDS: Final = 10.0
+CONNECT_TIMEOUT: Final = 10.0
 READ_BYTES: Final = 1 << 20
 
 SOURCES: Final[dict[str, str]] = {
@@ -28,14 +28,14 @@ SOURCES: Final[dict[str, str]] = {
 """Scheme -> `module:class`, imported on use. A class has `open(request) -> Source`."""
 
 
-class Interrupted(WeightsError):
+class TransientError(WeightsError):
     """May go well the next time: a connection lost, a server busy, a body that ended early."""
 
-    after: float = 0.0
+    retry_after: float = 0.0
     """Seconds to wait at least before asking again, as the server said."""
 
 
-class NoRanges(WeightsError):
+class RangesUnsupported(WeightsError):
     """The server sends whole files only, whatever part of one is asked for."""
 
 
@@ -47,7 +47,7 @@ class SourceRequest:
     secret: str | None = None
     store: Store | None = None
     """Where checkpoints of jobs lie; for bt:// alone."""
-    stall: float = STALL_SECONDS
+    stall_timeout: float = STALL_TIMEOUT
     """Seconds without a byte after which a connection is given up."""
 
     def __repr__(self) -> str:
@@ -58,16 +58,16 @@ class Source(Protocol):
     """One source; every verb blocks. Opened without reaching anything; used by several threads."""
 
     @property
-    def fixed(self) -> str:
+    def pinned_revision(self) -> str:
         """The revision that the source's own text names; "" when upstream must be asked."""
         ...
 
     @property
-    def pins(self) -> bool:
+    def detects_changes(self) -> bool:
         """Whether `read` itself notices that a file is not the listed one any more."""
         ...
 
-    def list(self) -> Listing:
+    def list_files(self) -> Listing:
         """Every file at the revision of this moment. WeightsError; Interrupted when it may pass."""
         ...
 
@@ -76,43 +76,43 @@ class Source(Protocol):
     ) -> Iterator[bytes] | Iterator[memoryview]:
         """`length` bytes from `start` (-1: to the end), in pieces.
 
-        After `list`, or with a `fixed` revision. Interrupted when the bytes stop coming, for
-        STALL_SECONDS or for good; NoRanges when only `start=0` and all of it would do; WeightsError
-        when asking again would not help.
+        After `list_files`, or with a `pinned_revision` revision. Interrupted when the bytes stop
+        coming, for STALL_SECONDS or for good; NoRanges when only `start=0` and all of it would do;
+        WeightsError when asking again would not help.
         """
         ...
 
 
 @runtime_checkable
-class TellsRevision(Protocol):
+class SupportsRevision(Protocol):
     """A source that tells its revision without listing its files."""
 
-    def revision(self) -> str:
+    def resolve_revision(self) -> str:
         """That of this moment, which `list` then lists. WeightsError; Interrupted."""
         ...
 
 
 @runtime_checkable
-class Fetches(Protocol):
+class SupportsFileDownload(Protocol):
     """A source with a way of its own to bring whole files: Xet, blocks shared on one disk."""
 
-    def fetch(
-        self, file: ListedFile, target: Path, tick: Callable[[int], None] | None = None
+    def download_file(
+        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None] | None = None
     ) -> bool:
         """The whole file to `target`; False: not this file, `read` it.
 
-        What `target` holds is the file's beginning, and is continued. `tick` hears how many bytes
-        have come, a negative number when they are to come again; what it raises ends the fetch.
-        Interrupted: not any more; `read` may do better.
+        What `target` holds is the file's beginning, and is continued. `on_bytes` hears how many
+        bytes have come, a negative number when they are to come again; what it raises ends the
+        fetch. Interrupted: not any more; `read` may do better.
         """
         ...
 
 
 @runtime_checkable
-class TellsTags(Protocol):
+class SupportsTagCheck(Protocol):
     """A source whose tags look like an MD5, but are one only where nothing is encrypted."""
 
-    def is_md5(self, file: ListedFile) -> bool:
+    def has_md5_tag(self, file: ListedFile) -> bool:
         """Asked of files whose bytes have another MD5 than their tag."""
         ...
 

@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Iterator
 from typing import Final
 
-from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, list_checkpoints, newest
-from prefect_bt.checkpoints.manifest import Entry
+from prefect_bt.checkpoints.catalogue import CommittedCheckpoint, find_newest, list_checkpoints
+from prefect_bt.checkpoints.manifest import ManifestEntry
 from prefect_bt.errors import (
     AmbiguousError,
     CheckpointError,
@@ -26,9 +26,9 @@ from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.records import JobRecord
 from prefect_bt.weights.listing import ListedFile, Listing
-from prefect_bt.weights.source import Interrupted, SourceRequest
+from prefect_bt.weights.source import SourceRequest, TransientError
 
-PIECE: Final = 8 << 20
+CHUNK_BYTES: Final = 8 << 20
 LATEST: Final = "latest"
 
 
@@ -40,12 +40,12 @@ def checkpoint_revision(manifest_key: str) -> str:
 class CheckpointSource:
     """Implements weights.source.Source."""
 
-    fixed = ""
-    pins = True
+    pinned_revision = ""
+    detects_changes = True
 
     def __init__(self, plan: WeightsPlan, store: Store) -> None:
         self._source, self._store = plan.source, store
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, ManifestEntry] = {}
 
     @classmethod
     def open(cls, request: SourceRequest) -> CheckpointSource:
@@ -58,7 +58,7 @@ class CheckpointSource:
             )
         return cls(request.plan, request.store)
 
-    def list(self) -> Listing:
+    def list_files(self) -> Listing:
         try:
             found = self._find()
         except (NotFoundError, AmbiguousError, CheckpointError) as error:
@@ -68,7 +68,7 @@ class CheckpointSource:
         parts = {part.rank: part for part in found.manifests}
         part = parts[min(parts)]
         self._entries = {entry.path: entry for entry in part.entries}
-        files = tuple(ListedFile(e.path, e.size, e.sha256, tag=e.key) for e in part.entries)
+        files = tuple(ListedFile(e.path, e.size, e.sha256, version_tag=e.key) for e in part.entries)
         return Listing(self._source, checkpoint_revision(part.key), files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
@@ -76,7 +76,9 @@ class CheckpointSource:
         key = self._entries[file.path].key
         try:
             while start < end:
-                piece = self._store.get_range(key, start=start, length=min(PIECE, end - start))
+                piece = self._store.get_range(
+                    key, start=start, length=min(CHUNK_BYTES, end - start)
+                )
                 if not piece:
                     return
                 yield piece
@@ -95,14 +97,14 @@ class CheckpointSource:
         if not at:
             project_name, job_name = reference, LATEST
         ledger = Ledger(self._store)
-        project = ledger.project(project_name)
+        project = ledger.get_project(project_name)
         for job in self._jobs(ledger, project.id, job_name):
             if checkpoint:
                 committed = list_checkpoints(self._store, job.project_id, job.id)
                 same = [one for one in committed if checkpoint.strip("/") == one.checkpoint_id]
                 found = same[-1] if same else None
             else:
-                found = newest(self._store, job.project_id, job.id)
+                found = find_newest(self._store, job.project_id, job.id)
             if found is not None:
                 return found
         where = f"project {project.name}" if job_name == LATEST else f"job {job_name}"
@@ -114,7 +116,7 @@ class CheckpointSource:
 
     def _jobs(self, ledger: Ledger, project_id: str, name: str) -> list[JobRecord]:
         """Newest first."""
-        jobs = ledger.jobs(project_id=project_id)
+        jobs = ledger.list_jobs(project_id=project_id)
         if name == LATEST:
             return jobs[::-1]
         named = [job for job in jobs if name in {job.id, job.name}]
@@ -130,8 +132,8 @@ class CheckpointSource:
             next_step=next_step or "Check the project, the job and the checkpoint.",
         )
 
-    def _unreachable(self, error: StoreError) -> Interrupted:
-        return Interrupted(
+    def _unreachable(self, error: StoreError) -> TransientError:
+        return TransientError(
             f"{self._source}: {error.what}",
             source=self._source,
             next_step=error.next_step or "Push again: what is here already is kept.",

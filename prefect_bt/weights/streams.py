@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-BUSY: Final = frozenset({"408", "425", "429", "500", "502", "503", "504"})
+RETRYABLE_STATUSES: Final = frozenset({"408", "425", "429", "500", "502", "503", "504"})
 """Statuses of servers that may be well the next time."""
 
 
@@ -20,7 +20,7 @@ def byte_range(start: int, length: int) -> str:
     return f"bytes={start}-{start + length - 1 if length > 0 else ''}"
 
 
-def cut(pieces: Iterable[bytes], *, skip: int, length: int) -> Iterator[bytes]:
+def slice_chunks(pieces: Iterable[bytes], *, skip: int, length: int) -> Iterator[bytes]:
     """`length` bytes (-1: all) after the first `skip`, which a server sent without being asked.
 
     >>> list(cut([b"abc", b"def"], skip=2, length=3))

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from prefect_bt.checkpoints.telling import duration, size
-from prefect_bt.weights.progress import Phase, Progress
+from prefect_bt.checkpoints.telling import format_duration, format_size
+from prefect_bt.weights.progress import MirrorPhase, MirrorProgress
 
 if TYPE_CHECKING:
-    from prefect_bt.weights.mirror import Mirrored
+    from prefect_bt.weights.mirror import MirrorResult
 
 _PHASES: Final = {
-    Phase.LISTING: "asking what there is",
-    Phase.WAITING: "waiting for another process that fetches it",
-    Phase.PUBLISHING: "publishing",
-    Phase.STORING: "copying it to the store",
-    Phase.DONE: "done",
+    MirrorPhase.LISTING: "asking what there is",
+    MirrorPhase.WAITING: "waiting for another process that fetches it",
+    MirrorPhase.PUBLISHING: "publishing",
+    MirrorPhase.STORING: "copying it to the store",
+    MirrorPhase.DONE: "done",
 }
 
 
-def shown(source: str) -> str:
+def redact_url(source: str) -> str:
     """The source without what may be a signature.
 
     >>> shown("https://host/file?sig=x")
@@ -28,42 +28,47 @@ def shown(source: str) -> str:
     return source.partition("?")[0]
 
 
-def told(progress: Progress) -> str:
+def format_progress(progress: MirrorProgress) -> str:
     """`3 of 10 files, 1.2 GB of 4.0 GB (30 %), 310.0 MB/s, 9 s left`"""
     phase = _PHASES.get(progress.phase, "")
     if not progress.files_total:
         return phase
-    parts = [f"{progress.files_done} of {files(progress.files_total)}", _moving(progress)]
+    parts = [
+        f"{progress.files_done} of {format_file_count(progress.files_total)}",
+        _format_bytes(progress),
+    ]
     if progress.rate:
-        parts.append(f"{size(progress.rate)}/s")
+        parts.append(f"{format_size(progress.rate)}/s")
     if progress.seconds_left is not None:
-        parts.append(f"{duration(progress.seconds_left)} left")
+        parts.append(f"{format_duration(progress.seconds_left)} left")
     counts = ", ".join(parts)
     return f"{phase}: {counts}" if phase else counts
 
 
-def told_result(mirrored: Mirrored) -> str:
+def format_result(mirrored: MirrorResult) -> str:
     """`10 files, 4.0 GB in 13.1 s: 3.0 GB from the source (310.0 MB/s), 1.0 GB was here already`"""
-    whole = f"{files(mirrored.files)}, {size(mirrored.bytes)}"
-    if mirrored.hit:
+    whole = f"{format_file_count(mirrored.files)}, {format_size(mirrored.bytes)}"
+    if mirrored.cache_hit:
         return f"{whole}: here already"
     parts: list[str] = []
-    if mirrored.fetched:
-        rate = mirrored.fetched / max(mirrored.seconds, 0.001)
-        parts.append(f"{size(mirrored.fetched)} from the source ({size(rate)}/s)")
-    if mirrored.from_store:
-        parts.append(f"{size(mirrored.from_store)} from the store")
-    here = mirrored.bytes - mirrored.fetched - mirrored.from_store
+    if mirrored.fetched_bytes:
+        rate = mirrored.fetched_bytes / max(mirrored.seconds, 0.001)
+        parts.append(
+            f"{format_size(mirrored.fetched_bytes)} from the source ({format_size(rate)}/s)"
+        )
+    if mirrored.store_bytes:
+        parts.append(f"{format_size(mirrored.store_bytes)} from the store")
+    here = mirrored.bytes - mirrored.fetched_bytes - mirrored.store_bytes
     if here > 0:
-        parts.append(f"{size(here)} was here already")
+        parts.append(f"{format_size(here)} was here already")
     return f"{whole} in {mirrored.seconds:.1f} s: {', '.join(parts) or 'nothing to fetch'}"
 
 
-def files(count: int) -> str:
+def format_file_count(count: int) -> str:
     """`1 file`, `1,000 files`."""
     return "1 file" if count == 1 else f"{count:,} files"
 
 
-def _moving(progress: Progress) -> str:
-    text = f"{size(progress.bytes_done)} of {size(progress.bytes_total)}"
+def _format_bytes(progress: MirrorProgress) -> str:
+    text = f"{format_size(progress.bytes_done)} of {format_size(progress.bytes_total)}"
     return f"{text} ({progress.percent:.0f} %)" if progress.bytes_total else text

@@ -14,30 +14,35 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.contract import weights_tree
+from prefect_bt.contract import weights_tree_name
 from prefect_bt.errors import PrefectBtError, StoreError, WeightsError
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights.access import find_place, ways_in
+from prefect_bt.weights.access import list_access_methods, parse_location
 from prefect_bt.weights.cache import NodeCache
-from prefect_bt.weights.choosing import choose
-from prefect_bt.weights.comparing import Now, Wanted, was_seen, why_again
-from prefect_bt.weights.index import Index, identity, place_of
-from prefect_bt.weights.inventory import bytes_of, freed_by
+from prefect_bt.weights.choosing import select_files
+from prefect_bt.weights.comparing import (
+    CurrentState,
+    WantedFile,
+    explain_refetch,
+    has_indexed_digests,
+)
+from prefect_bt.weights.index import DigestIndex, file_identity, source_id
+from prefect_bt.weights.inventory import allocated_bytes, reclaimable_bytes_of
 from prefect_bt.weights.listing import ListedFile
 from prefect_bt.weights.manifest import Manifest
-from prefect_bt.weights.parts import part_id
-from prefect_bt.weights.retrying import LISTING_PAUSES, again
-from prefect_bt.weights.room import candidates_to_go
+from prefect_bt.weights.parts import partial_file_id
+from prefect_bt.weights.retrying import LISTING_RETRY_DELAYS, call_with_retries
+from prefect_bt.weights.room import select_evictions
 from prefect_bt.weights.shared import StoreMirror
-from prefect_bt.weights.source import STALL_SECONDS, Source, SourceRequest, open_source
-from prefect_bt.weights.telling import shown
+from prefect_bt.weights.source import STALL_TIMEOUT, Source, SourceRequest, open_source
+from prefect_bt.weights.telling import redact_url
 
 _LARGEST: Final = 5
 _BUCKETS: Final = frozenset({"s3", "r2", "cw", "gs", "azure"})
 
 
-class Status(StrEnum):
+class SourceStatus(StrEnum):
     STAGED = "staged"
     """Published here: a job mounts it at once."""
     CACHED = "cached"
@@ -52,7 +57,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Share:
+class FileTotals:
     """How much lies in one place."""
 
     files: int = 0
@@ -60,7 +65,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskSpace:
     """Bytes of the disk under the node cache. `fits`: after what may be evicted."""
 
     free: int = 0
@@ -69,26 +74,26 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Explanation:
     """About one source. Sizes in bytes; `largest` are (path, size)."""
 
     source: str
     mount_location: str
     key: str
-    status: Status
+    status: SourceStatus
     auth: str
     name: str = ""
     revision: str = ""
     pinned_by: str = ""
     files: int = 0
     bytes: int = 0
-    here: Share = field(default_factory=Share)
-    store: Share = field(default_factory=Share)
-    upstream: Share = field(default_factory=Share)
+    here: FileTotals = field(default_factory=FileTotals)
+    store: FileTotals = field(default_factory=FileTotals)
+    upstream: FileTotals = field(default_factory=FileTotals)
     partial_bytes: int = 0
     """Of files that have begun to arrive, among those that are not here."""
     largest: tuple[tuple[str, int], ...] = ()
-    disk: Disk = field(default_factory=Disk)
+    disk: DiskSpace = field(default_factory=DiskSpace)
     evicts: tuple[str, ...] = ()
     again: str = ""
     """Why it is fetched although something of the source was here before."""
@@ -96,31 +101,34 @@ class Answer:
     next_step: str = ""
 
 
-def explain(  # noqa: PLR0913 (as of mirror_source)
+def explain_source(  # noqa: PLR0913 (as of mirror_source)
     plan: WeightsPlan,
     *,
     cache: NodeCache,
     secret: str | None = None,
     store: Store | None = None,
-    to_store: bool = True,
-    stall: float = STALL_SECONDS,
-) -> Answer:
+    upload_to_store: bool = True,
+    stall_timeout: float = STALL_TIMEOUT,
+) -> Explanation:
     """What a job's mirror would find now. What would make it fail is an answer, too.
 
-    `to_store`: whether the store keeps copies for other machines. `stall`: as of mirror_source.
+    `upload_to_store`: whether the store keeps copies for other machines. `stall_timeout`: as of
+    mirror_source.
     """
     try:
-        return _Asking(plan, cache, store, to_store=to_store).answer(secret, stall)
+        return _Explainer(plan, cache, store, upload_to_store=upload_to_store).explain(
+            secret, stall_timeout
+        )
     except (WeightsError, StoreError) as error:
-        return refused(plan, error)
+        return refused_explanation(plan, error)
 
 
-def refused(plan: WeightsPlan, error: PrefectBtError) -> Answer:
+def refused_explanation(plan: WeightsPlan, error: PrefectBtError) -> Explanation:
     """The answer for a source that a job could not have."""
     return replace(_blank(plan), error=error.what, next_step=error.next_step)
 
 
-def auth_of(plan: WeightsPlan) -> str:
+def describe_auth(plan: WeightsPlan) -> str:
     """With what the source is read, in words that hold no secret."""
     scheme = plan.source.partition("://")[0]
     match plan.auth.method:
@@ -140,53 +148,57 @@ def auth_of(plan: WeightsPlan) -> str:
 
 def _ambient(plan: WeightsPlan) -> str:
     try:
-        names = [way.name for way in ways_in(plan, find_place(plan), None)]
+        names = [way.name for way in list_access_methods(plan, parse_location(plan), None)]
     except WeightsError:
         return "the credentials of this machine"
     return ", then ".join(names)
 
 
-def _blank(plan: WeightsPlan) -> Answer:
-    return Answer(
-        shown(plan.source), plan.mount_location, plan.key, Status.REFUSED, auth=auth_of(plan)
+def _blank(plan: WeightsPlan) -> Explanation:
+    return Explanation(
+        redact_url(plan.source),
+        plan.mount_location,
+        plan.key,
+        SourceStatus.REFUSED,
+        auth=describe_auth(plan),
     )
 
 
-class _Asking:
+class _Explainer:
     """One source, asked about once."""
 
     def __init__(
-        self, plan: WeightsPlan, cache: NodeCache, store: Store | None, *, to_store: bool
+        self, plan: WeightsPlan, cache: NodeCache, store: Store | None, *, upload_to_store: bool
     ) -> None:
         self._plan, self._cache, self._store = plan, cache, store
-        shared = store is not None and to_store and not plan.source.startswith("bt://")
+        shared = store is not None and upload_to_store and not plan.source.startswith("bt://")
         self._mirror = StoreMirror(store) if store is not None and shared else None
-        self._index = Index(cache.index(place_of(plan.source)))
+        self._index = DigestIndex(cache.index_path(source_id(plan.source)))
 
-    def answer(self, secret: str | None, stall: float) -> Answer:
+    def explain(self, secret: str | None, stall_timeout: float) -> Explanation:
         plan = self._plan
-        source = open_source(SourceRequest(plan, secret, self._store, stall))
-        revision, told = self._wanted(source)
-        name = weights_tree(plan.key, revision)
-        tree = self._cache.find(name)
-        copy = self._mirror.manifest(name) if self._mirror else None
+        source = open_source(SourceRequest(plan, secret, self._store, stall_timeout))
+        revision, told = self._list_wanted(source)
+        name = weights_tree_name(plan.key, revision)
+        tree = self._cache.find_tree(name)
+        copy = self._mirror.find_manifest(name) if self._mirror else None
         in_store = copy is not None
         # A copy tells what its source may not: digests.
         wanted = _entries(copy) if copy else told
-        here = [file for file in wanted if tree or self._is_here(file, name)]
+        here = [file for file in wanted if tree or self._is_cached(file, name)]
         paths = {file.path for file in here}
         rest = [file for file in wanted if file.path not in paths]
-        stored, upstream = (rest, []) if in_store else (list[Wanted](), rest)
-        partial = sum(self._begun(file) for file in rest)
-        needed = 0 if self._is_lent(stored) else sum(file.size for file in rest) - partial
-        disk, evicts = self._room(needed)
-        now = Now(revision, wanted, was_seen(told), in_store)
+        stored, upstream = (rest, []) if in_store else (list[WantedFile](), rest)
+        partial = sum(self._partial_bytes(file) for file in rest)
+        needed = 0 if self._is_local_store(stored) else sum(file.size for file in rest) - partial
+        disk, evicts = self._plan_disk_space(needed)
+        now = CurrentState(revision, wanted, has_indexed_digests(told), in_store)
         answer = replace(
             _blank(plan),
             status=_status(bool(tree), len(here) == len(wanted), in_store, bool(here or partial)),
             name=name,
             revision=revision,
-            pinned_by=_pinned_by(plan.source, source, revision),
+            pinned_by=_describe_pin(plan.source, source, revision),
             files=len(wanted),
             bytes=sum(file.size for file in wanted),
             here=_share(here),
@@ -196,81 +208,87 @@ class _Asking:
             largest=_largest(wanted),
             disk=disk,
             evicts=evicts,
-            again=why_again(plan, now, self._cache) if rest else "",
+            again=explain_refetch(plan, now, self._cache) if rest else "",
         )
-        return answer if disk.fits else replace(answer, **_too_little(answer))
+        return answer if disk.fits else replace(answer, **_disk_full_fields(answer))
 
     # -- which files --------------------------------------------------------------------------
 
-    def _wanted(self, source: Source) -> tuple[str, list[Wanted]]:
+    def _list_wanted(self, source: Source) -> tuple[str, list[WantedFile]]:
         """Upstream is asked only where a job would ask it."""
-        known = self._known(weights_tree(self._plan.key, source.fixed)) if source.fixed else None
+        known = (
+            self._find_manifest(weights_tree_name(self._plan.key, source.pinned_revision))
+            if source.pinned_revision
+            else None
+        )
         if known is not None:
             return known.revision, _entries(known)
-        listing = again(source.list, LISTING_PAUSES, threading.Event())
-        return listing.revision, [self._recognised(file) for file in choose(self._plan, listing)]
+        listing = call_with_retries(source.list_files, LISTING_RETRY_DELAYS, threading.Event())
+        return listing.revision, [
+            self._to_wanted_file(file) for file in select_files(self._plan, listing)
+        ]
 
-    def _known(self, name: str) -> Manifest | None:
-        tree = self._cache.find(name)
+    def _find_manifest(self, name: str) -> Manifest | None:
+        tree = self._cache.find_tree(name)
         if tree is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
-                return tree.manifest()
-        return self._mirror.manifest(name) if self._mirror else None
+                return tree.read_manifest()
+        return self._mirror.find_manifest(name) if self._mirror else None
 
-    def _recognised(self, file: ListedFile) -> Wanted:
-        known = identity(self._plan.source, file)
+    def _to_wanted_file(self, file: ListedFile) -> WantedFile:
+        known = file_identity(self._plan.source, file)
         sha256 = file.sha256 or (self._index.get(known) if known else "")
-        return Wanted(file.path, file.size or 0, sha256, known)
+        return WantedFile(file.path, file.size or 0, sha256, known)
 
     # -- how much is here ---------------------------------------------------------------------
 
-    def _is_here(self, file: Wanted, name: str) -> bool:
-        if file.sha256 and self._cache.has(file.sha256, file.size):
+    def _is_cached(self, file: WantedFile, name: str) -> bool:
+        if file.sha256 and self._cache.has_blob(file.sha256, file.size):
             return True
         try:
-            begun = self._cache.fill(name) / "files" / file.path
+            begun = self._cache.staging_path(name) / "files" / file.path
             return begun.stat().st_size == file.size
         except OSError:
             return False
 
-    def _begun(self, file: Wanted) -> int:
+    def _partial_bytes(self, file: WantedFile) -> int:
         if not file.identity:
             return 0
-        part = self._cache.part(part_id(file.identity))
-        return min(file.size, bytes_of(part / "data"))
+        part = self._cache.partial_path(partial_file_id(file.identity))
+        return min(file.size, allocated_bytes(part / "data"))
 
-    def _is_lent(self, stored: Sequence[Wanted]) -> bool:
+    def _is_local_store(self, stored: Sequence[WantedFile]) -> bool:
         """Whether the store's files lie on the cache's disk: they are linked, nothing is copied."""
-        file = self._mirror.lend(stored[0].sha256) if self._mirror and stored else None
+        file = self._mirror.find_local_path(stored[0].sha256) if self._mirror and stored else None
         disk = _existing(self._cache.root).stat().st_dev
         return file is not None and file.stat().st_dev == disk
 
     # -- room ---------------------------------------------------------------------------------
 
-    def _room(self, needed: int) -> tuple[Disk, tuple[str, ...]]:
+    def _plan_disk_space(self, needed: int) -> tuple[DiskSpace, tuple[str, ...]]:
         free = shutil.disk_usage(_existing(self._cache.root)).free
         excess = needed - free
         if self._cache.budget is not None and needed:
             excess = max(excess, self._cache.usage() + needed - self._cache.budget)
-        names = tuple(candidates_to_go(self._cache, excess=excess))
-        freed = freed_by(self._cache, names) if needed > free else 0
-        return Disk(free, needed, needed <= free + freed), names
+        names = tuple(select_evictions(self._cache, excess=excess))
+        freed = reclaimable_bytes_of(self._cache, names) if needed > free else 0
+        return DiskSpace(free, needed, needed <= free + freed), names
 
 
-def _status(staged: bool, whole: bool, in_store: bool, begun: bool) -> Status:
+def _status(staged: bool, whole: bool, in_store: bool, begun: bool) -> SourceStatus:
     if staged:
-        return Status.STAGED
+        return SourceStatus.STAGED
     if whole:
-        return Status.CACHED
+        return SourceStatus.CACHED
     if in_store:
-        return Status.IN_STORE
-    return Status.PARTIAL if begun else Status.UPSTREAM
+        return SourceStatus.IN_STORE
+    return SourceStatus.PARTIAL if begun else SourceStatus.UPSTREAM
 
 
-def _too_little(answer: Answer) -> dict[str, object]:
+def _disk_full_fields(answer: Explanation) -> dict[str, object]:
     disk = answer.disk
     return {
-        "status": Status.REFUSED,
+        "status": SourceStatus.REFUSED,
         "error": f"{answer.source} needs {disk.needed / 1e9:.1f} GB more on this machine's disk, "
         f"and {disk.free / 1e9:.1f} GB are free.",
         "next_step": "Make room (`prefect-bt weights prune`), give patterns, or set "
@@ -278,9 +296,9 @@ def _too_little(answer: Answer) -> dict[str, object]:
     }
 
 
-def _pinned_by(text: str, source: Source, revision: str) -> str:
+def _describe_pin(text: str, source: Source, revision: str) -> str:
     match text.partition("://")[0]:
-        case "hf" if source.fixed:
+        case "hf" if source.pinned_revision:
             return "the commit that the source names"
         case "hf":
             return f"{text.partition('@')[2] or 'main'} -> {revision}"
@@ -294,15 +312,15 @@ def _pinned_by(text: str, source: Source, revision: str) -> str:
             return "names, sizes and ETags of its objects"
 
 
-def _entries(manifest: Manifest) -> list[Wanted]:
-    return [Wanted(entry.path, entry.size, entry.sha256) for entry in manifest.entries]
+def _entries(manifest: Manifest) -> list[WantedFile]:
+    return [WantedFile(entry.path, entry.size, entry.sha256) for entry in manifest.entries]
 
 
-def _share(files: Sequence[Wanted]) -> Share:
-    return Share(len(files), sum(file.size for file in files))
+def _share(files: Sequence[WantedFile]) -> FileTotals:
+    return FileTotals(len(files), sum(file.size for file in files))
 
 
-def _largest(files: Sequence[Wanted]) -> tuple[tuple[str, int], ...]:
+def _largest(files: Sequence[WantedFile]) -> tuple[tuple[str, int], ...]:
     ordered = sorted(files, key=lambda file: (-file.size, file.path))
     return tuple((file.path, file.size) for file in ordered[:_LARGEST])
 

@@ -29,10 +29,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-POLL_SECONDS: Final = 0.5
-START_SECONDS: Final = 30.0
+POLL_INTERVAL: Final = 0.5
+START_TIMEOUT: Final = 30.0
 """A busy machine may take that long to start a process."""
-STARTS: Final = 2
+MAX_STARTS: Final = 2
 """How often it is started when nothing comes, before Xet is given up."""
 _MODULE: Final = "prefect_bt.weights.xet"
 _BYTES_RECEIVED: Final = 128
@@ -42,15 +42,15 @@ _NOISE: Final = 1 << 14
 _STATUS: Final = re.compile(r"\b[45]\d\d\b")
 
 
-class XetFault(Exception):
-    """Xet did not bring the file; `why` is the beginning of a sentence."""
+class XetError(Exception):
+    """Xet did not bring the file; `reason` is the beginning of a sentence."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
-        super().__init__(why)
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
 
 
-def xet_is_here() -> bool:
+def is_xet_installed() -> bool:
     """Whether hf_xet is installed."""
     return find_spec("hf_xet") is not None
 
@@ -68,72 +68,74 @@ class XetDownload:
     size: int
     target: Path
 
-    def run(self, stall: float, tick: Callable[[int], None], given_up: threading.Event) -> None:
-        """Until `target` is whole. XetFault after `stall` seconds without a byte, twice, when Xet
-        says that it cannot, and when `given_up` is set. `tick` gets the growth in bytes, twice a
-        second, and all of it back with a fault; what it raises ends the fetch.
+    def run(
+        self, stall_timeout: float, on_bytes: Callable[[int], None], stop: threading.Event
+    ) -> None:
+        """Until `target` is whole. XetFault after `stall_timeout` seconds without a byte, twice,
+        when Xet says that it cannot, and when `stop` is set. `on_bytes` gets the growth in bytes,
+        twice a second, and all of it back with a fault; what it raises ends the fetch.
         """
-        watch = _Watch(self, tick)
-        for _ in range(STARTS):
-            with _started(self) as process:
-                if watch.follow(process, stall, given_up):
+        watch = _ProcessWatcher(self, on_bytes)
+        for _ in range(MAX_STARTS):
+            with _start_process(self) as process:
+                if watch.wait(process, stall_timeout, stop):
                     return
-        raise watch.fault(f"Xet sent no byte for {stall:g} s twice")
+        raise watch.error(f"Xet sent no byte for {stall_timeout:g} s twice")
 
     @property
-    def grown(self) -> int:
+    def current_size(self) -> int:
         try:
             return self.target.stat().st_size
         except FileNotFoundError:
             return 0
 
 
-class _Watch:
+class _ProcessWatcher:
     """What a process did, told on, over several of them."""
 
-    def __init__(self, download: XetDownload, tick: Callable[[int], None]) -> None:
-        self._download, self._tick = download, tick
+    def __init__(self, download: XetDownload, on_bytes: Callable[[int], None]) -> None:
+        self._download, self._tick = download, on_bytes
         self._told = 0
 
-    def follow(
-        self, process: subprocess.Popen[bytes], stall: float, given_up: threading.Event
+    def wait(
+        self, process: subprocess.Popen[bytes], stall_timeout: float, stop: threading.Event
     ) -> bool:
         """True when the file is whole, False when nothing came for too long. XetFault."""
         moved, since = (-1, -1), time.monotonic()
-        patience = max(stall, START_SECONDS)
+        patience = max(stall_timeout, START_TIMEOUT)
         while True:
-            ended = _ended(process, POLL_SECONDS)
-            said = _said(process)
-            grown = self._download.grown
+            ended = _wait_process(process, POLL_INTERVAL)
+            said = _read_messages(process)
+            grown = self._download.current_size
             self._tick(grown - self._told)
             self._told = grown
             if ended:
                 self._check(process.returncode, str(said.get("error", "")), grown)
                 return True
-            if given_up.is_set():
-                raise self.fault("Xet failed for another file")
+            if stop.is_set():
+                raise self.error("Xet failed for another file")
             now = (grown, int(said.get("received", moved[1])))
             if now != moved:
                 moved, since = now, time.monotonic()
             elif time.monotonic() - since > patience:
                 return False
             if "received" in said:
-                patience = stall
+                patience = stall_timeout
 
     def _check(self, code: int, error: str, grown: int) -> None:
         if code or grown != self._download.size:
             why = error or f"ended with code {code} after {grown} of {self._download.size} bytes"
-            raise self.fault(f"Xet failed ({why})")
+            raise self.error(f"Xet failed ({why})")
 
-    def fault(self, why: str) -> XetFault:
+    def error(self, why: str) -> XetError:
         """The error to raise; what was told has to come another way."""
         self._tick(-self._told)
         self._told = 0
-        return XetFault(why)
+        return XetError(why)
 
 
 @contextmanager
-def _started(download: XetDownload) -> Generator[subprocess.Popen[bytes]]:
+def _start_process(download: XetDownload) -> Generator[subprocess.Popen[bytes]]:
     """A process of a group of its own, killed at the end if it is still there."""
     private = download.target.with_name(f"{download.target.name}.xet")
     process = subprocess.Popen(
@@ -161,7 +163,7 @@ def _started(download: XetDownload) -> Generator[subprocess.Popen[bytes]]:
         shutil.rmtree(private, ignore_errors=True)
 
 
-def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def _wait_process(process: subprocess.Popen[bytes], seconds: float) -> bool:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -169,7 +171,7 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def _said(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+def _read_messages(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     """Its words since the last time; the newest of each kind."""
     assert process.stdout is not None
     said: dict[str, Any] = {}
@@ -184,20 +186,20 @@ def _said(process: subprocess.Popen[bytes]) -> dict[str, Any]:
 
 def main() -> int:
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    threading.Thread(target=_exit_with_stdin, daemon=True).start()
     # hf_xet reads it when it is loaded. Its caches and logs are nobody else's.
     os.putenv("HF_XET_CACHE", asked["private"])
     try:
         _fetch(asked)
     except Exception as error:
-        _say(error=_words_of(error))
+        _write_message(error=_describe_error(error))
         raise
     return 0
 
 
 def _fetch(asked: dict[str, Any]) -> None:
     sdk: Any = import_module("hf_xet")
-    _say(received=0)
+    _write_message(received=0)
     target, size = Path(asked["target"]), int(asked["size"])
     with target.open("ab") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)  # one of a process that was killed may not be gone yet
@@ -211,25 +213,25 @@ def _fetch(asked: dict[str, Any]) -> None:
             if start < size:
                 info = sdk.XetFileInfo(asked["file"], size)
                 stream = group.download_stream(info, start=start)
-                threading.Thread(target=_tell, daemon=True).start()
+                threading.Thread(target=_report_received, daemon=True).start()
                 for piece in stream:
                     writer.write(piece)
 
 
-def _tell() -> None:
+def _report_received() -> None:
     """That bytes come although the file does not grow: Xet's blocks have up to 64 MiB each."""
     seen: dict[int, int] = {}
     told = 0
     while True:
-        time.sleep(POLL_SECONDS)
-        for inode, size in _received():
+        time.sleep(POLL_INTERVAL)
+        for inode, size in _iter_received_bytes():
             seen[inode] = max(size, seen.get(inode, 0))
         if (received := sum(seen.values())) - told > _NOISE:
             told = received
-            _say(received=received)
+            _write_message(received=received)
 
 
-def _received() -> Iterator[tuple[int, int]]:
+def _iter_received_bytes() -> Iterator[tuple[int, int]]:
     """Which connection of this process -> how many bytes have come over it; Linux tells."""
     if sys.platform != "linux":
         return
@@ -243,17 +245,17 @@ def _received() -> Iterator[tuple[int, int]]:
             yield inode, struct.unpack_from("=Q", info, _BYTES_RECEIVED)[0]
 
 
-def _end_with_input() -> None:
+def _exit_with_stdin() -> None:
     sys.stdin.read()
     os._exit(1)
 
 
-def _say(**words: object) -> None:
+def _write_message(**words: object) -> None:
     sys.stdout.write(json.dumps(words) + "\n")
     sys.stdout.flush()
 
 
-def _words_of(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Without its text, which may hold a URL: its kind, and a status if one is named."""
     status = _STATUS.search(str(error))
     return type(error).__name__ + (f", {status[0]}" if status else "")

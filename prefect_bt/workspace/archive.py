@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from prefect_bt.errors import WorkspaceError
-from prefect_bt.workspace.checks import check_not_empty, check_size, too_large
+from prefect_bt.workspace.checks import check_not_empty, check_size, too_large_error
 from prefect_bt.workspace.collect import collect_entries
 from prefect_bt.workspace.contents import WorkspaceContents, describe_contents
 from prefect_bt.workspace.entries import PackEntry, stamp_of
@@ -45,7 +45,7 @@ class PackedWorkspace:
     contents: WorkspaceContents | None = None
 
 
-def folder_of(packed: PackedWorkspace | None) -> Path | None:
+def packed_folder(packed: PackedWorkspace | None) -> Path | None:
     """Return the folder that was packed here; None for no archive, or one from the store."""
     return packed.contents.root if packed and packed.contents else None
 
@@ -59,14 +59,14 @@ def pack_workspace(
     `max_bytes` would result (refused before anything is written), when a file cannot be read, or
     when one changes while it is packed.
     """
-    collection = collect_entries(layout, leave_out=target)
+    collection = collect_entries(layout, exclude=target)
     check_not_empty(collection, layout)
     check_size(collection.entries, max_bytes)
-    with _published(target) as staged:
-        sink = _HashingSink(staged, target)
+    with _open_atomic(target) as staged:
+        sink = _HashingWriter(staged, target)
         write_archive(collection.entries, cast("IO[bytes]", sink))
         if sink.tell() > max_bytes:
-            raise too_large(sink.tell(), collection.entries, max_bytes)
+            raise too_large_error(sink.tell(), collection.entries, max_bytes)
     contents = describe_contents(
         layout, collection.entries, collection.ignored, collection.linked_folders
     )
@@ -94,7 +94,7 @@ def write_archive(entries: Iterable[PackEntry], sink: IO[bytes]) -> None:
                 tar.addfile(_header(entry))
 
 
-class _HashingSink:
+class _HashingWriter:
     """What tarfile writes to: passes bytes on, and knows their digest and number."""
 
     def __init__(self, under: IO[bytes], target: Path) -> None:
@@ -113,7 +113,7 @@ class _HashingSink:
             self._under.write(data)
         except OSError as error:
             # Told apart here from a failure to read the user's file.
-            raise _unwritable(self._target, error) from error
+            raise _write_error(self._target, error) from error
         self._digest.update(data)
         self._count += len(data)
         return len(data)
@@ -134,10 +134,10 @@ def _add_file(tar: tarfile.TarFile, entry: PackEntry) -> None:
             tar.addfile(_header(entry), source)
             _check_unchanged(entry, os.fstat(source.fileno()))
     except FileNotFoundError as error:
-        raise _changed(entry, "vanished") from error
+        raise _changed_error(entry, "vanished") from error
     except OSError as error:
         if error.errno is None:  # tarfile's own: the file became shorter than its header says
-            raise _changed(entry, "changed") from error
+            raise _changed_error(entry, "changed") from error
         raise WorkspaceError(
             f"{str(entry.path)!r} cannot be packed: {error.strerror or error}.",
             next_step="Make it readable, or name it in .truss_ignore.",
@@ -147,10 +147,10 @@ def _add_file(tar: tarfile.TarFile, entry: PackEntry) -> None:
 
 def _check_unchanged(entry: PackEntry, state: os.stat_result) -> None:
     if stamp_of(state) != entry.stamp:
-        raise _changed(entry, "changed")
+        raise _changed_error(entry, "changed")
 
 
-def _changed(entry: PackEntry, verb: str) -> WorkspaceError:
+def _changed_error(entry: PackEntry, verb: str) -> WorkspaceError:
     return WorkspaceError(
         f"{str(entry.path)!r} {verb} while the workspace was packed.",
         next_step="Stop what writes it and push again, or name it in .truss_ignore.",
@@ -159,24 +159,24 @@ def _changed(entry: PackEntry, verb: str) -> WorkspaceError:
 
 
 @contextmanager
-def _published(target: Path) -> Generator[IO[bytes], None, None]:
+def _open_atomic(target: Path) -> Generator[IO[bytes], None, None]:
     """An open file that becomes `target` if the block succeeds and is gone if it does not."""
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     except OSError as error:
-        raise _unwritable(target, error) from error
+        raise _write_error(target, error) from error
     staged = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
         staged.replace(target)
     except OSError as error:
-        raise _unwritable(target, error) from error
+        raise _write_error(target, error) from error
     finally:
         staged.unlink(missing_ok=True)
 
 
-def _unwritable(target: Path, error: OSError) -> WorkspaceError:
+def _write_error(target: Path, error: OSError) -> WorkspaceError:
     return WorkspaceError(
         f"The archive {str(target)!r} cannot be written: {error.strerror or error}.",
         next_step="Choose a writable place with enough room.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from prefect_bt.errors import WorkspaceError
-from prefect_bt.workspace.collect import Collection
+from prefect_bt.workspace.collect import CollectedEntries
 from prefect_bt.workspace.entries import PackEntry
 from prefect_bt.workspace.layout import WorkspaceLayout
 from prefect_bt.workspace.limits import (
@@ -21,7 +21,7 @@ _TOO_LARGE_STEP: Final = (
 )
 
 
-def check_not_empty(collection: Collection, layout: WorkspaceLayout) -> None:
+def check_not_empty(collection: CollectedEntries, layout: WorkspaceLayout) -> None:
     """Raise WorkspaceError, saying what was skipped, where nothing is left to pack."""
     if collection.entries:
         return
@@ -38,7 +38,7 @@ def check_size(entries: Sequence[PackEntry], max_bytes: int) -> None:
     """Raise WorkspaceError where the content alone is over `max_bytes`, or the files too many."""
     total = sum(entry.size for entry in entries)
     if total > max_bytes:
-        raise too_large(total, entries, max_bytes)
+        raise too_large_error(total, entries, max_bytes)
     if len(entries) > MAX_WORKSPACE_ENTRIES:
         raise WorkspaceError(
             f"The workspace has {len(entries)} files; {MAX_WORKSPACE_ENTRIES} are allowed.",
@@ -46,7 +46,7 @@ def check_size(entries: Sequence[PackEntry], max_bytes: int) -> None:
         )
 
 
-def too_large(total: int, entries: Sequence[PackEntry], max_bytes: int) -> WorkspaceError:
+def too_large_error(total: int, entries: Sequence[PackEntry], max_bytes: int) -> WorkspaceError:
     """The refusal of `total` bytes, naming what weighs most at the top and below it."""
     tops: Counter[str] = Counter()
     for entry in entries:
@@ -55,10 +55,11 @@ def too_large(total: int, entries: Sequence[PackEntry], max_bytes: int) -> Works
     files = Counter({entry.name: entry.size for entry in entries if "/" in entry.name})
     return WorkspaceError(
         f"The workspace is {format_bytes(total)}; at most {format_bytes(max_bytes)} are allowed. "
-        f"Largest: {_listed(tops)}." + (f" Largest files: {_listed(files)}." if files else ""),
+        f"Largest: {_format_largest(tops)}."
+        + (f" Largest files: {_format_largest(files)}." if files else ""),
         next_step=_TOO_LARGE_STEP,
     )
 
 
-def _listed(sizes: Counter[str]) -> str:
+def _format_largest(sizes: Counter[str]) -> str:
     return ", ".join(f"{name!r} ({format_bytes(size)})" for name, size in sizes.most_common(3))

@@ -25,13 +25,13 @@ from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.entries import IgnoredEntry, PackEntry, stamp_of
 from prefect_bt.workspace.ignore import BUILT_IN_ORIGIN, IGNORE_FILE, IgnoreRules, load_ignore_rules
 from prefect_bt.workspace.layout import WorkspaceLayout
-from prefect_bt.workspace.links import place_links
+from prefect_bt.workspace.links import rewrite_links
 
 _Identity = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
+class CollectedEntries:
     """`entries` sorted by the bytes of their names; `skipped` one phrase for each left-out one.
 
     `ignored` are those that the built-in list left out; `linked_folders` are dropped links.
@@ -45,23 +45,23 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    path: str
-    name: str
+    source_path: str
+    archive_name: str
     ancestors: tuple[_Identity, ...]
 
 
-def collect_entries(layout: WorkspaceLayout, *, leave_out: Path | None = None) -> Collection:
-    """Everything `layout` packs; `leave_out` is a file to pass over (the archive being replaced).
+def collect_entries(layout: WorkspaceLayout, *, exclude: Path | None = None) -> CollectedEntries:
+    """Everything `layout` packs; `exclude` is a file to pass over (the archive being replaced).
 
     Raises WorkspaceError naming the path for a broken link, a folder that contains itself through
     links, or anything that cannot be read.
     """
     ignore_file = None if IGNORE_FILE in layout.excluded else layout.root / IGNORE_FILE
-    walk = _Walk(layout, load_ignore_rules(ignore_file), _identity(leave_out))
+    walk = _Collector(layout, load_ignore_rules(ignore_file), _identity(exclude))
     walk.run()
-    entries = walk.entries if layout.gathered else place_links(walk.entries, layout.root)
+    entries = walk.entries if layout.gathered else rewrite_links(walk.entries, layout.root)
     ordered = sorted(entries, key=lambda entry: os.fsencode(entry.name))
-    return Collection(
+    return CollectedEntries(
         tuple(ordered),
         tuple(sorted(walk.skipped)),
         tuple(walk.ignored),
@@ -69,7 +69,7 @@ def collect_entries(layout: WorkspaceLayout, *, leave_out: Path | None = None) -
     )
 
 
-class _Walk:
+class _Collector:
     def __init__(
         self, layout: WorkspaceLayout, rules: IgnoreRules, leave_out: _Identity | None
     ) -> None:
@@ -81,58 +81,58 @@ class _Walk:
         self.linked_folders: list[str] = []
 
     def run(self) -> None:
-        self._list(_Folder(str(self._layout.root), "", ()))
+        self._list_folder(_Folder(str(self._layout.root), "", ()))
         for external in self._layout.externals:
-            if not self._ignored(external.name, external, is_folder=True):
+            if not self._is_ignored(external.name, external, is_folder=True):
                 self._pending.append(_Folder(str(external), external.name, ()))
         while self._pending:
-            self._list(self._pending.pop())
+            self._list_folder(self._pending.pop())
 
-    def _list(self, folder: _Folder) -> None:
+    def _list_folder(self, folder: _Folder) -> None:
         try:
-            with os.scandir(folder.path) as listing:
+            with os.scandir(folder.source_path) as listing:
                 found = list(listing)
-            inside = replace(folder, ancestors=self._descend(folder))
+            inside = replace(folder, ancestors=self._check_loop(folder))
         except OSError as error:
-            raise _unreadable(folder.path, error) from error
+            raise _read_error(folder.source_path, error) from error
         for entry in found:
-            if folder.name or entry.name not in self._layout.excluded:
+            if folder.archive_name or entry.name not in self._layout.excluded:
                 self._visit(entry, inside)
 
-    def _descend(self, folder: _Folder) -> tuple[_Identity, ...]:
-        state = Path(folder.path).stat()
+    def _check_loop(self, folder: _Folder) -> tuple[_Identity, ...]:
+        state = Path(folder.source_path).stat()
         identity = (state.st_dev, state.st_ino)
         if identity in folder.ancestors:
             raise WorkspaceError(
-                f"The folder {folder.path!r} contains itself through a link.",
+                f"The folder {folder.source_path!r} contains itself through a link.",
                 next_step="Remove the link, or exclude it (.truss_ignore, exclude_dirs).",
-                path=folder.path,
+                path=folder.source_path,
             )
         return (*folder.ancestors, identity)
 
     def _visit(self, found: os.DirEntry[str], folder: _Folder) -> None:
-        name = f"{folder.name}/{found.name}" if folder.name else found.name
+        name = f"{folder.archive_name}/{found.name}" if folder.archive_name else found.name
         is_folder = os.path.isdir(found.path)  # noqa: PTH112 (a str, a million times)
-        if self._ignored(name, found.path, is_folder=is_folder):
+        if self._is_ignored(name, found.path, is_folder=is_folder):
             return
         if not is_folder:
-            self._take_file(found, name)
+            self._add_file(found, name)
         elif found.is_symlink() and not self._layout.gathered:
             self.skipped.append(f"{name!r} is a link to a folder")
             self.linked_folders.append(name)
         else:
             self._pending.append(_Folder(found.path, name, folder.ancestors))
 
-    def _ignored(self, name: str, path: Path | str, *, is_folder: bool) -> bool:
+    def _is_ignored(self, name: str, path: Path | str, *, is_folder: bool) -> bool:
         ignored = self._rules.ignores(name, is_folder=is_folder)
         if ignored:
             entry = IgnoredEntry(name, Path(path), is_folder)
-            self.skipped.append(f"{entry.spelled!r} is ignored by {self._rules.origin}")
+            self.skipped.append(f"{entry.display_name!r} is ignored by {self._rules.origin}")
             if self._rules.origin == BUILT_IN_ORIGIN:
                 self.ignored.append(entry)
         return ignored
 
-    def _take_file(self, found: os.DirEntry[str], name: str) -> None:
+    def _add_file(self, found: os.DirEntry[str], name: str) -> None:
         state = _stat_target(found)
         if not stat.S_ISREG(state.st_mode):
             self.skipped.append(f"{name!r} is a {_special_kind(state.st_mode)}")
@@ -164,7 +164,7 @@ def _stat_target(found: os.DirEntry[str]) -> os.stat_result:
         return found.stat()
     except OSError as error:
         if not found.is_symlink():
-            raise _unreadable(found.path, error) from error
+            raise _read_error(found.path, error) from error
         target = os.readlink(found.path)  # noqa: PTH115
         raise WorkspaceError(
             f"{found.path!r} is a broken link (to {target!r}).",
@@ -173,7 +173,7 @@ def _stat_target(found: os.DirEntry[str]) -> os.stat_result:
         ) from error
 
 
-def _unreadable(path: str, error: OSError) -> WorkspaceError:
+def _read_error(path: str, error: OSError) -> WorkspaceError:
     return WorkspaceError(
         f"{path!r} cannot be packed: {error.strerror or error}.",
         next_step="Make it readable, or name it in .truss_ignore.",

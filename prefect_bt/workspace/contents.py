@@ -18,7 +18,7 @@ from prefect_bt.workspace.layout import WorkspaceLayout
 LARGE_BYTES: Final = 10**9
 """A workspace above this names its largest files (baseten-training §3.3: use an object store)."""
 LARGEST_SHOWN: Final = 10
-_MOST_LOOKED_AT: Final = 2_000
+_MAX_SCANNED: Final = 2_000
 """Entries of one ignored folder that are looked at for source files."""
 
 _SOURCES: Final = """
@@ -26,7 +26,9 @@ _SOURCES: Final = """
 """
 _SOURCE_SUFFIXES: Final = frozenset(f".{kind}" for kind in _SOURCES.split())
 _IGNORED_FILE_SUFFIXES: Final = frozenset({".py", ".so", ".spec", ".manifest"})
-_NEVER_CODE: Final = frozenset({"__pycache__", "__pypackages__", "site-packages", "node_modules"})
+_NON_CODE_FOLDERS: Final = frozenset(
+    {"__pycache__", "__pypackages__", "site-packages", "node_modules"}
+)
 _GENERATED_MARKERS: Final = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG", "CMakeCache.txt")
 """A folder with one of these is an environment or the output of a build."""
 
@@ -63,7 +65,9 @@ def describe_contents(
         files=len(entries),
         size=total,
         largest=tuple(by_size[:LARGEST_SHOWN]) if total > LARGE_BYTES else (),
-        ignored_code=tuple(sorted(entry.spelled for entry in ignored if _looks_like_code(entry))),
+        ignored_code=tuple(
+            sorted(entry.display_name for entry in ignored if _looks_like_code(entry))
+        ),
         warnings=(*layout.warnings, *_link_warning(linked_folders)),
     )
 
@@ -96,7 +100,7 @@ def _link_warning(names: Sequence[str]) -> tuple[str, ...]:
 
 def _looks_like_code(entry: IgnoredEntry) -> bool:
     name = entry.path.name
-    if name.startswith(".") or name in _NEVER_CODE or name.endswith(".egg-info"):
+    if name.startswith(".") or name in _NON_CODE_FOLDERS or name.endswith(".egg-info"):
         return False
     if not entry.is_folder:
         return entry.path.suffix in _IGNORED_FILE_SUFFIXES
@@ -110,11 +114,11 @@ def _has_source(folder: Path) -> bool:
     looked_at = 0
     for _, folders, files in os.walk(folder):
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in _NEVER_CODE
+            name for name in folders if not name.startswith(".") and name not in _NON_CODE_FOLDERS
         )
         if any(Path(name).suffix.lower() in _SOURCE_SUFFIXES for name in files):
             return True
         looked_at += len(folders) + len(files)
-        if looked_at > _MOST_LOOKED_AT:
+        if looked_at > _MAX_SCANNED:
             return False
     return False

@@ -31,7 +31,7 @@ class IgnoredEntry:
     is_folder: bool
 
     @property
-    def spelled(self) -> str:
+    def display_name(self) -> str:
         """The name, with a final slash for a folder."""
         return f"{self.name}/" if self.is_folder else self.name
 

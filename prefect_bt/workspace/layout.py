@@ -28,7 +28,7 @@ class WorkspaceLayout:
     announcement: str | None = None
 
 
-def choose_layout(
+def plan_layout(
     source_dir: Path,
     *,
     workspace_root: str | None = None,
@@ -41,13 +41,15 @@ def choose_layout(
     baseten-training §3.2: the root does not contain `source_dir`, an exclude is not a direct child
     of the root, an external folder is missing, no folder, or takes a name that is in use.
     """
-    config_dir = _existing_folder(source_dir)
+    config_dir = _resolve_source_dir(source_dir)
     if not workspace_root and not external_dirs and not exclude_dirs:
         return WorkspaceLayout(root=config_dir)
-    root = _choose_root(config_dir, workspace_root)
+    root = _resolve_root(config_dir, workspace_root)
     warnings: list[str] = []
-    excluded = frozenset(_excluded_name(item, config_dir, root, warnings) for item in exclude_dirs)
-    externals = _choose_externals(external_dirs, config_dir, root, excluded, warnings)
+    excluded = frozenset(
+        _resolve_exclude(item, config_dir, root, warnings) for item in exclude_dirs
+    )
+    externals = _resolve_externals(external_dirs, config_dir, root, excluded, warnings)
     return WorkspaceLayout(
         root=root,
         externals=externals,
@@ -58,7 +60,7 @@ def choose_layout(
     )
 
 
-def _existing_folder(source_dir: Path) -> Path:
+def _resolve_source_dir(source_dir: Path) -> Path:
     folder = source_dir.resolve()
     if not folder.is_dir():
         raise WorkspaceError(
@@ -69,7 +71,7 @@ def _existing_folder(source_dir: Path) -> Path:
     return folder
 
 
-def _choose_root(config_dir: Path, workspace_root: str | None) -> Path:
+def _resolve_root(config_dir: Path, workspace_root: str | None) -> Path:
     if not workspace_root:
         return config_dir
     root = (config_dir / workspace_root).resolve()
@@ -82,7 +84,7 @@ def _choose_root(config_dir: Path, workspace_root: str | None) -> Path:
     return root
 
 
-def _excluded_name(item: str, config_dir: Path, root: Path, warnings: list[str]) -> str:
+def _resolve_exclude(item: str, config_dir: Path, root: Path, warnings: list[str]) -> str:
     """The top-level name that one `exclude_dirs` item stands for."""
     named = config_dir / item
     # A link at the top level stands for itself: resolving it would exclude what it points to.
@@ -108,14 +110,14 @@ def _excluded_name(item: str, config_dir: Path, root: Path, warnings: list[str])
     return path.name
 
 
-def _choose_externals(
+def _resolve_externals(
     external_dirs: Sequence[str],
     config_dir: Path,
     root: Path,
     excluded: frozenset[str],
     warnings: list[str],
 ) -> tuple[Path, ...]:
-    taken = {child.name for child in _listing(root)} - excluded if external_dirs else set[str]()
+    taken = {child.name for child in _list_folder(root)} - excluded if external_dirs else set[str]()
     chosen: list[Path] = []
     for item in external_dirs:
         path = (config_dir / item).resolve()
@@ -149,7 +151,7 @@ def _check_external(item: str, path: Path, taken: set[str]) -> None:
     )
 
 
-def _listing(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError as error:

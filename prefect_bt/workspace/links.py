@@ -13,13 +13,13 @@ from pathlib import Path
 from prefect_bt.workspace.entries import PackEntry
 
 
-def place_links(entries: list[PackEntry], root: Path) -> list[PackEntry]:
+def rewrite_links(entries: list[PackEntry], root: Path) -> list[PackEntry]:
     """`entries` of a direct layout of `root`, each link made fit for a node (see _place_link)."""
     names = {entry.name for entry in entries}
-    return [entry if entry.link is None else _place_link(entry, names, root) for entry in entries]
+    return [entry if entry.link is None else _rewrite_link(entry, names, root) for entry in entries]
 
 
-def _place_link(entry: PackEntry, names: set[str], root: Path) -> PackEntry:
+def _rewrite_link(entry: PackEntry, names: set[str], root: Path) -> PackEntry:
     """The link as it must be written to work in a node.
 
     Kept where its target is packed too (an absolute one is rewritten as relative). Where the target

@@ -17,7 +17,7 @@ from prefect_bt.workspace.limits import (
     MAX_HEADER_BYTES,
     MAX_SPARSE_PIECES,
 )
-from prefect_bt.workspace.streams import BoundedReader, damaged
+from prefect_bt.workspace.streams import BoundedReader, corrupt_archive_error
 
 # What tarfile raises on malformed headers, by version and field; found by fuzzing.
 MALFORMED: Final = (
@@ -57,10 +57,10 @@ def read_members(
                 )
             yield tar, member
     except MALFORMED as error:
-        raise damaged(name, str(error) or type(error).__name__) from error
+        raise corrupt_archive_error(name, str(error) or type(error).__name__) from error
     # tarfile takes a cut or a broken header for the end; the real end is a block of zeros.
     if reader.last_block != bytes(tarfile.BLOCKSIZE):
-        raise damaged(name, "it is cut short, or broken in the middle")
+        raise corrupt_archive_error(name, "it is cut short, or broken in the middle")
     reader.drain()
 
 

@@ -34,7 +34,7 @@ _OPENERS: Final[dict[bytes, Callable[[IO[bytes]], object]]] = {
     b"\xfd7zXZ\x00": lambda stream: _XzReader(stream),  # noqa: PLW0108 (defined below)
 }
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
-_LONGEST_MAGIC: Final = 6
+_MAX_MAGIC_BYTES: Final = 6
 _LONGEST_SPELLED: Final = 300
 
 
@@ -66,14 +66,14 @@ class BoundedReader:
     def read(self, size: int = -1) -> bytes:
         """Exactly `size` bytes, fewer only at the end. Kept as `last_block` until the next call."""
         if not 0 <= size <= CHUNK_BYTES:
-            raise damaged(self._name, "a header asks for an impossible size")
+            raise corrupt_archive_error(self._name, "a header asks for an impossible size")
         if self._peeked:
             self.last_block, self._peeked = self._peeked, b""
             return self.last_block
         if self._header_left is not None:
             self._header_left -= size
             if self._header_left < 0:
-                raise damaged(self._name, "the headers of one member are too large")
+                raise corrupt_archive_error(self._name, "the headers of one member are too large")
         self.last_block = self._read_exactly(size)
         return self.last_block
 
@@ -84,7 +84,7 @@ class BoundedReader:
 
     def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
         if whence != os.SEEK_SET or position < self._position:
-            raise damaged(self._name, "a header points backwards")
+            raise corrupt_archive_error(self._name, "a header points backwards")
         while self._position < position and self._read_exactly(
             min(CHUNK_BYTES, position - self._position)
         ):
@@ -98,29 +98,29 @@ class BoundedReader:
 
     def _read_exactly(self, size: int) -> bytes:
         parts: list[bytes] = []
-        while size and (part := self._read_some(size)):
+        while size and (part := self._read_once(size)):
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
-    def _read_some(self, size: int) -> bytes:
+    def _read_once(self, size: int) -> bytes:
         try:
             part = self._stream.read(size)
         except _READ_ERRORS as error:
-            raise damaged(self._name, str(error) or type(error).__name__) from error
+            raise corrupt_archive_error(self._name, str(error) or type(error).__name__) from error
         self._position += len(part)
         if self._position > self._max_bytes:
-            raise too_large(self._name, self._max_bytes)
+            raise too_large_error(self._name, self._max_bytes)
         return part
 
 
-def open_plain(stream: IO[bytes], name: str) -> IO[bytes]:
+def open_decompressed(stream: IO[bytes], name: str) -> IO[bytes]:
     """`stream` without its compression (gzip, bzip2, xz or none), told by its first bytes."""
     try:
         head = _read_head(stream)
     except OSError as error:
-        raise damaged(name, error.strerror or str(error)) from error
-    whole = cast("IO[bytes]", _Prefixed(head, stream))
+        raise corrupt_archive_error(name, error.strerror or str(error)) from error
+    whole = cast("IO[bytes]", _PrefixedStream(head, stream))
     if head.startswith(_ZSTANDARD):
         raise WorkspaceError(
             f"The workspace archive {name!r} is compressed with Zstandard, which is not supported.",
@@ -133,7 +133,7 @@ def open_plain(stream: IO[bytes], name: str) -> IO[bytes]:
     return whole
 
 
-def damaged(name: str, why: str) -> WorkspaceError:
+def corrupt_archive_error(name: str, why: str) -> WorkspaceError:
     return WorkspaceError(
         f"The workspace archive {name!r} is damaged or not a tar: {why}.",
         next_step="Push the job again to pack and upload it anew.",
@@ -141,7 +141,7 @@ def damaged(name: str, why: str) -> WorkspaceError:
     )
 
 
-def too_large(name: str, max_bytes: int) -> WorkspaceError:
+def too_large_error(name: str, max_bytes: int) -> WorkspaceError:
     return WorkspaceError(
         f"The workspace archive {name!r} unpacks to more than the {format_bytes(max_bytes)} "
         "allowed.",
@@ -165,12 +165,12 @@ def refused(name: str, why: str, next_step: str = "") -> WorkspaceError:
 
 def _read_head(stream: IO[bytes]) -> bytes:
     head = b""
-    while len(head) < _LONGEST_MAGIC and (part := stream.read(_LONGEST_MAGIC - len(head))):
+    while len(head) < _MAX_MAGIC_BYTES and (part := stream.read(_MAX_MAGIC_BYTES - len(head))):
         head += part
     return head
 
 
-class _Prefixed(io.RawIOBase):
+class _PrefixedStream(io.RawIOBase):
     """`head` again, then the rest of `stream`, which need not be seekable."""
 
     def __init__(self, head: bytes, stream: IO[bytes]) -> None:

@@ -25,7 +25,7 @@ _MOST_KNOWN: Final = 10_000
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
-class Tree:
+class ExtractionRoot:
     """Members under `root`, an empty folder of ours. Methods raise WorkspaceError or OSError.
 
     What is where is asked of the file system. Of that, the links are kept in memory.
@@ -38,16 +38,16 @@ class Tree:
         self._links = LinkTable()
         self.folders_made = 0
 
-    def place_folder(self, member: tarfile.TarInfo) -> None:
+    def add_folder(self, member: tarfile.TarInfo) -> None:
         """Create the folder with the member's permissions; the owner always keeps access."""
-        parts = safe_parts(member.name)
+        parts = parse_member_name(member.name)
         path = self._ensure_folder(parts, member.name)
         if parts:
             Path(path).chmod(member.mode & _PERMISSIONS | stat.S_IRWXU)
 
-    def place_file(self, member: tarfile.TarInfo, content: IO[bytes]) -> None:
+    def add_file(self, member: tarfile.TarInfo, content: IO[bytes]) -> None:
         """Write `content` with the member's permissions, less setuid, setgid and sticky bits."""
-        path = self._make_way(member.name)
+        path = self._prepare_path(member.name)
         with os.fdopen(os.open(path, _NEW_FILE, 0o600), "wb") as file:
             left = member.size
             while left:
@@ -58,14 +58,14 @@ class Tree:
                 left -= len(chunk)
             os.fchmod(file.fileno(), member.mode & _PERMISSIONS)
 
-    def place_link(self, member: tarfile.TarInfo) -> None:
-        parts = safe_parts(member.name)
+    def add_symlink(self, member: tarfile.TarInfo) -> None:
+        parts = parse_member_name(member.name)
         check_target("/".join(parts[:-1]), member.name, member.linkname)
-        self._make_way(member.name).symlink_to(member.linkname)
+        self._prepare_path(member.name).symlink_to(member.linkname)
         self._links.add("/".join(parts), member.linkname)
 
-    def place_hard_link(self, member: tarfile.TarInfo) -> None:
-        source = safe_parts(member.linkname)
+    def add_hard_link(self, member: tarfile.TarInfo) -> None:
+        source = parse_member_name(member.linkname)
         way = self._root
         for part in source[:-1]:
             way = f"{way}/{part}"
@@ -74,16 +74,16 @@ class Tree:
         path = "/".join((self._root, *source))
         if not stat.S_ISREG(_mode_of(path)):
             raise _no_earlier_file(member)
-        if source != safe_parts(member.name):
-            os.link(path, self._make_way(member.name))
+        if source != parse_member_name(member.name):
+            os.link(path, self._prepare_path(member.name))
 
     def check_links(self) -> None:
         """Refuse any link that really leads outside, however many links it goes through."""
         self._links.check()
 
-    def _make_way(self, name: str) -> Path:
+    def _prepare_path(self, name: str) -> Path:
         """The path for a new file or link: parents exist, nothing is in its place."""
-        parts = safe_parts(name)
+        parts = parse_member_name(name)
         if not parts:
             raise refused(name, "is the workspace itself, yet no folder")
         path = f"{self._ensure_folder(parts[:-1], name)}/{parts[-1]}"
@@ -113,7 +113,7 @@ class Tree:
         return path
 
 
-def safe_parts(name: str) -> _Parts:
+def parse_member_name(name: str) -> _Parts:
     """The components of a member's name; refuses what could point outside the archive."""
     if not name or "\0" in name:
         raise refused(name, "has an empty or impossible name")

@@ -32,13 +32,13 @@ from prefect_bt.workspace.limits import (
 from prefect_bt.workspace.members import MALFORMED, read_members
 from prefect_bt.workspace.streams import (
     BoundedReader,
-    damaged,
-    open_plain,
+    corrupt_archive_error,
+    open_decompressed,
     refused,
     spelled,
-    too_large,
+    too_large_error,
 )
-from prefect_bt.workspace.tree import Tree
+from prefect_bt.workspace.tree import ExtractionRoot
 
 
 def unpack_workspace(
@@ -57,10 +57,10 @@ def unpack_workspace(
     try:
         _check_target(target)
     except OSError as error:
-        raise _unwritable(str(target), error) from error
-    with _opened(archive) as stream, _staging(target) as tree:
-        reader = BoundedReader(open_plain(stream, name), name=name, max_bytes=max_bytes)
-        _fill(Tree(tree), reader, name, max_bytes)
+        raise _unpack_error(str(target), error) from error
+    with _open_archive(archive) as stream, _staging_folder(target) as tree:
+        reader = BoundedReader(open_decompressed(stream, name), name=name, max_bytes=max_bytes)
+        _extract_all(ExtractionRoot(tree), reader, name, max_bytes)
         _publish(tree, target)
 
 
@@ -81,7 +81,7 @@ def _check_target(target: Path) -> None:
 
 
 @contextmanager
-def _opened(archive: Path | BinaryIO) -> Generator[IO[bytes], None, None]:
+def _open_archive(archive: Path | BinaryIO) -> Generator[IO[bytes], None, None]:
     try:
         source = archive.open("rb") if isinstance(archive, Path) else nullcontext(archive)
     except OSError as error:
@@ -95,7 +95,7 @@ def _opened(archive: Path | BinaryIO) -> Generator[IO[bytes], None, None]:
 
 
 @contextmanager
-def _staging(target: Path) -> Generator[Path, None, None]:
+def _staging_folder(target: Path) -> Generator[Path, None, None]:
     """An empty folder on the target's file system, removed at the end with all that is left."""
     place = target
     while not place.exists():
@@ -103,7 +103,7 @@ def _staging(target: Path) -> Generator[Path, None, None]:
     try:
         holder = Path(tempfile.mkdtemp(dir=place, prefix=".unpack-"))
     except OSError as error:
-        raise _unwritable(str(target), error) from error
+        raise _unpack_error(str(target), error) from error
     try:
         tree = holder / "tree"  # mkdtemp made the holder private; this one has ordinary permissions
         tree.mkdir()
@@ -112,35 +112,35 @@ def _staging(target: Path) -> Generator[Path, None, None]:
         remove_tree(holder)
 
 
-def _fill(tree: Tree, reader: BoundedReader, name: str, max_bytes: int) -> None:
+def _extract_all(tree: ExtractionRoot, reader: BoundedReader, name: str, max_bytes: int) -> None:
     unpacked = 0
     for count, (tar, member) in enumerate(read_members(reader, name)):
         unpacked += member.size if member.isreg() else 0
         # A sparse member is larger than what is stored for it, so the reader alone cannot tell.
         if unpacked > max_bytes:
-            raise too_large(name, max_bytes)
+            raise too_large_error(name, max_bytes)
         if count + tree.folders_made >= MAX_WORKSPACE_ENTRIES:
             raise _too_many(name)
         try:
-            _place(tree, tar, member)
+            _extract_member(tree, tar, member)
         except OSError as error:
-            raise _unwritable(member.name, error) from error
+            raise _unpack_error(member.name, error) from error
         except MALFORMED as error:
-            raise damaged(name, str(error) or type(error).__name__) from error
+            raise corrupt_archive_error(name, str(error) or type(error).__name__) from error
     tree.check_links()
 
 
-def _place(tree: Tree, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+def _extract_member(tree: ExtractionRoot, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     if member.size < 0:
         raise refused(member.name, "has a negative size")
     if member.isdir():
-        tree.place_folder(member)
+        tree.add_folder(member)
     elif member.issym():
-        tree.place_link(member)
+        tree.add_symlink(member)
     elif member.islnk():
-        tree.place_hard_link(member)
+        tree.add_hard_link(member)
     elif member.isreg():
-        tree.place_file(member, cast("IO[bytes]", tar.extractfile(member)))
+        tree.add_file(member, cast("IO[bytes]", tar.extractfile(member)))
     else:
         raise refused(member.name, "is neither a file, a folder nor a link")
 
@@ -153,7 +153,7 @@ def _publish(tree: Path, target: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             tree.rename(target)
     except OSError as error:
-        raise _unwritable(str(target), error) from error
+        raise _unpack_error(str(target), error) from error
 
 
 def _move_children(tree: Path, target: Path) -> None:
@@ -175,7 +175,7 @@ def _too_many(name: str) -> WorkspaceError:
     )
 
 
-def _unwritable(path: str, error: OSError) -> WorkspaceError:
+def _unpack_error(path: str, error: OSError) -> WorkspaceError:
     return WorkspaceError(
         f"{spelled(path)} cannot be unpacked: {error.strerror or error}.",
         next_step="Use shorter names."

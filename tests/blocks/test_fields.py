@@ -116,7 +116,7 @@ def test_docker_substrate_passes_privileges_and_limits(tmp_path):
         allow_new_privileges=True,
         process_limit=500,
     )
-    asked = Privileges(("SYS_PTRACE",), new_privileges=True, processes=500)
+    asked = Privileges(("SYS_PTRACE",), allow_new_privileges=True, max_processes=500)
     assert block.build().privileges == asked
     settings = JobRequest(definition={}, substrate=block).settings()
     assert settings.substrate_options("docker")["privileges"] == asked

@@ -12,12 +12,12 @@ from random import Random
 
 import pytest
 
-from prefect_bt.catalogue.database import BUSY_SECONDS, CatalogueDatabase
+from prefect_bt.catalogue.database import BUSY_SECONDS, CatalogDatabase
 
 STORE, STAMP = "file:///store", "one"
 BODIES = {f"job{number:04d}": f"body {number} " * 40 for number in range(500)}
 
-Open = Callable[..., CatalogueDatabase]
+Open = Callable[..., CatalogDatabase]
 
 
 @pytest.fixture
@@ -27,15 +27,15 @@ def told() -> list[str]:
 
 @pytest.fixture
 def database(tmp_path: Path, told: list[str]) -> Open:
-    def open_database(store: str = STORE, stamp: str = STAMP) -> CatalogueDatabase:
+    def open_database(store: str = STORE, stamp: str = STAMP) -> CatalogDatabase:
         folder = tmp_path / "state" / "catalogue"
-        return CatalogueDatabase(folder, store=store, stamp=stamp, warn=told.append)
+        return CatalogDatabase(folder, store=store, stamp=stamp, warn=told.append)
 
     return open_database
 
 
 @pytest.fixture
-def filled(database: Open) -> CatalogueDatabase:
+def filled(database: Open) -> CatalogDatabase:
     """A file with all bodies."""
     one = database()
     one.write("jobs", BODIES)
@@ -58,7 +58,7 @@ def test_what_is_written_is_read_by_another_process(database: Open, told: list[s
     assert not one.path.parent.exists()
     one.write("jobs", BODIES)
     one.write("documents", {"job0001": "a document", "job0002": "another"})
-    one.write("jobs", {"job0003": "new"}, gone=["job0001"])
+    one.write("jobs", {"job0003": "new"}, deleted=["job0001"])
     other = database()
     expected = {**BODIES, "job0003": "new"}
     del expected["job0001"]
@@ -69,7 +69,7 @@ def test_what_is_written_is_read_by_another_process(database: Open, told: list[s
     assert told == []
 
 
-def test_only_this_user_reads_the_file(filled: CatalogueDatabase) -> None:
+def test_only_this_user_reads_the_file(filled: CatalogDatabase) -> None:
     assert filled.path.stat().st_mode & 0o077 == 0
 
 
@@ -79,7 +79,7 @@ def test_only_this_user_reads_the_file(filled: CatalogueDatabase) -> None:
     ids=["text", "header"],
 )
 def test_garbage_is_replaced(
-    database: Open, told: list[str], filled: CatalogueDatabase, garbage: bytes
+    database: Open, told: list[str], filled: CatalogDatabase, garbage: bytes
 ) -> None:
     filled.path.write_bytes(garbage)
     assert database().read("jobs") == {}
@@ -92,7 +92,7 @@ def test_garbage_is_replaced(
 
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.5, 0.9, 0.999])
 def test_a_truncated_file_is_replaced(
-    database: Open, told: list[str], filled: CatalogueDatabase, part: float
+    database: Open, told: list[str], filled: CatalogDatabase, part: float
 ) -> None:
     os.truncate(filled.path, int(filled.path.stat().st_size * part))
     repairs_itself(database)
@@ -101,7 +101,7 @@ def test_a_truncated_file_is_replaced(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_changed_bytes_are_never_believed(
-    database: Open, told: list[str], filled: CatalogueDatabase, seed: int
+    database: Open, told: list[str], filled: CatalogDatabase, seed: int
 ) -> None:
     """Also bytes inside a row, of which SQLite knows nothing."""
     random = Random(seed)
@@ -114,7 +114,7 @@ def test_changed_bytes_are_never_believed(
 
 
 def test_another_stores_file_is_replaced(
-    database: Open, told: list[str], filled: CatalogueDatabase
+    database: Open, told: list[str], filled: CatalogDatabase
 ) -> None:
     other = database("s3://other/store")
     filled.path.rename(other.path)
@@ -126,7 +126,7 @@ def test_another_stores_file_is_replaced(
 
 
 def test_another_releases_file_is_replaced_silently(
-    database: Open, told: list[str], filled: CatalogueDatabase
+    database: Open, told: list[str], filled: CatalogDatabase
 ) -> None:
     newer = database(stamp="two")
     assert newer.read("jobs") == {}
@@ -136,7 +136,7 @@ def test_another_releases_file_is_replaced_silently(
 
 
 def test_a_foreign_database_is_replaced(
-    database: Open, told: list[str], filled: CatalogueDatabase
+    database: Open, told: list[str], filled: CatalogDatabase
 ) -> None:
     filled.path.unlink()
     with sqlite3.connect(filled.path) as foreign:
@@ -147,7 +147,7 @@ def test_a_foreign_database_is_replaced(
 
 
 def test_a_kill_in_the_middle_of_a_write(
-    database: Open, told: list[str], filled: CatalogueDatabase
+    database: Open, told: list[str], filled: CatalogDatabase
 ) -> None:
     child = os.fork()
     if child == 0:
@@ -166,7 +166,7 @@ def test_a_kill_in_the_middle_of_a_write(
 
 
 def test_a_locked_file_is_not_used(
-    database: Open, told: list[str], filled: CatalogueDatabase
+    database: Open, told: list[str], filled: CatalogDatabase
 ) -> None:
     """Its wait is bounded: once in a process, for less than a second."""
     assert BUSY_SECONDS < 0.5
@@ -184,7 +184,7 @@ def test_a_locked_file_is_not_used(
 
 
 def test_a_file_that_another_process_replaces_is_not_used(
-    database: Open, told: list[str], filled: CatalogueDatabase
+    database: Open, told: list[str], filled: CatalogDatabase
 ) -> None:
     lock = os.open(filled.path.with_suffix(".lock"), os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -195,7 +195,7 @@ def test_a_file_that_another_process_replaces_is_not_used(
 
 
 def test_a_damaged_file_in_use_is_left_to_a_later_process(
-    database: Open, told: list[str], filled: CatalogueDatabase
+    database: Open, told: list[str], filled: CatalogDatabase
 ) -> None:
     filled.path.write_bytes(b"no database" * 900)
     lock = os.open(filled.path.with_suffix(".lock"), os.O_RDWR)
@@ -235,7 +235,7 @@ def test_processes_write_at_once(database: Open, told: list[str]) -> None:
 def test_a_state_folder_that_cannot_be_made(told: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file" / "catalogue", Path("/proc/no-such-folder/catalogue")):
-        one = CatalogueDatabase(folder, store=STORE, stamp=STAMP, warn=told.append)
+        one = CatalogDatabase(folder, store=STORE, stamp=STAMP, warn=told.append)
         assert one.read("jobs") == {}
         one.write("jobs", BODIES)
         assert one.read("jobs") == {}
@@ -243,7 +243,7 @@ def test_a_state_folder_that_cannot_be_made(told: list[str], tmp_path: Path) -> 
 
 
 def test_a_folder_in_the_files_place(
-    database: Open, told: list[str], filled: CatalogueDatabase
+    database: Open, told: list[str], filled: CatalogDatabase
 ) -> None:
     filled.path.unlink()
     filled.path.mkdir()
@@ -255,7 +255,7 @@ def test_a_folder_in_the_files_place(
 
 @pytest.mark.parametrize(("folder", "file"), [(0o555, 0o444), (0o555, 0o600), (0o755, 0o000)])
 def test_permissions_that_forbid_it(
-    database: Open, told: list[str], filled: CatalogueDatabase, folder: int, file: int
+    database: Open, told: list[str], filled: CatalogDatabase, folder: int, file: int
 ) -> None:
     """In a child without root's rights, which ignore permissions."""
     one = filled.path

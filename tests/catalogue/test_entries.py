@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.catalogue.entries import Catalogue, document_stamp
+from prefect_bt.catalogue.entries import JobCatalog, document_stamp
 from prefect_bt.contract import INDEX_REOPENED, job_prefix, manifests_prefix
 from prefect_bt.deletion import delete_job
 from prefect_bt.drills import DrillResult, save_drill
@@ -53,11 +53,11 @@ class Seen:
     """What a process sees that has just begun: documents, and the jobs that are not over."""
 
     def __init__(self, ledger: Ledger, folder: Path, told: list[str], **given: Any) -> None:
-        self.catalogue = Catalogue(ledger, folder, stamp=given.pop("stamp", "x"), warn=told.append)
-        entries = self.catalogue.entries(**given)
-        self.going = [one.id for one in self.catalogue.unfinished(entries, ledger.state)]
-        documents = self.catalogue.documents(
-            entries, lambda job_id: job_document(ledger, ledger.job(job_id))
+        self.catalogue = JobCatalog(ledger, folder, stamp=given.pop("stamp", "x"), warn=told.append)
+        entries = self.catalogue.list_entries(**given)
+        self.going = [one.id for one in self.catalogue.list_unfinished(entries, ledger.get_state)]
+        documents = self.catalogue.list_documents(
+            entries, lambda job_id: job_document(ledger, ledger.get_job(job_id))
         )
         self.ids = [one["id"] for one in documents]
         self.documents = dict(zip(self.ids, documents, strict=True))
@@ -92,8 +92,8 @@ def look(shop: Shop, store: Store, tmp_path: Path, told: list[str]) -> Look:
         seen = Seen(Ledger(store), tmp_path / "state" / "catalogue", told, **given)
         fresh = Ledger(store)
         for job_id, document in seen.documents.items():
-            assert document == job_document(fresh, fresh.job(job_id))
-        assert seen.going == [i for i in seen.ids if not fresh.state(i).terminal]
+            assert document == job_document(fresh, fresh.get_job(job_id))
+        assert seen.going == [i for i in seen.ids if not fresh.get_state(i).terminal]
         return seen
 
     return look
@@ -102,7 +102,7 @@ def look(shop: Shop, store: Store, tmp_path: Path, told: list[str]) -> Look:
 def ended(shop: Shop, *, end: JobState = JobState.COMPLETED) -> JobRecord:
     record = shop.job("tiny", *ENDED[:-1])
     shop.ledger.begin_attempt(record.id)
-    shop.ledger.append(record.id, end)
+    shop.ledger.append_event(record.id, end)
     return record
 
 
@@ -130,10 +130,10 @@ def test_of_ended_jobs_no_record_is_read_twice(
     store.reads.clear()
     lists = {}
     for count in (0, 3):
-        catalogue = Catalogue(Ledger(store), folder, stamp="x", warn=told.append)
-        entries = catalogue.entries()
-        assert catalogue.unfinished(entries, Ledger(store).state) == []
-        assert len(catalogue.documents(entries[:count], lambda _: {})) == count
+        catalogue = JobCatalog(Ledger(store), folder, stamp="x", warn=told.append)
+        entries = catalogue.list_entries()
+        assert catalogue.list_unfinished(entries, Ledger(store).get_state) == []
+        assert len(catalogue.list_documents(entries[:count], lambda _: {})) == count
         lists[count] = store.reads.pop("lists")
     assert store.reads == {}
     assert lists[0] <= 2
@@ -144,13 +144,13 @@ def test_of_ended_jobs_no_record_is_read_twice(
 def test_a_retried_job(shop: Shop, look: Look) -> None:
     jobs = [ended(shop, end=JobState.FAILED) for _ in range(3)]
     assert look().going == []
-    shop.ledger.append(jobs[1].id, JobState.CREATED)
+    shop.ledger.append_event(jobs[1].id, JobState.CREATED)
     assert look().going == [jobs[1].id]
     for state in (JobState.DEPLOYING, JobState.RUNNING, JobState.FAILED):
-        shop.ledger.append(jobs[1].id, state)
+        shop.ledger.append_event(jobs[1].id, state)
     assert look().going == []
     assert look().documents[jobs[1].id]["current_status"] == JobState.FAILED
-    shop.ledger.append(jobs[1].id, JobState.CREATED)
+    shop.ledger.append_event(jobs[1].id, JobState.CREATED)
     assert look().going == [jobs[1].id]
 
 
@@ -159,14 +159,14 @@ def test_a_kill_between_the_mark_and_the_event(shop: Shop, look: Look, store: St
     look()
     store.put(f"{INDEX_REOPENED}/{job.id}/000004", b"{}")
     assert look().going == look().going == []
-    shop.ledger.append(job.id, JobState.CREATED)
+    shop.ledger.append_event(job.id, JobState.CREATED)
     assert look().going == [job.id]
 
 
 def test_a_deleted_job(shop: Shop, look: Look, store: Store, tmp_path: Path) -> None:
     kept, retried, gone = ended(shop), ended(shop, end=JobState.FAILED), ended(shop)
-    shop.ledger.append(retried.id, JobState.CREATED)
-    shop.ledger.append(retried.id, JobState.FAILED)
+    shop.ledger.append_event(retried.id, JobState.CREATED)
+    shop.ledger.append_event(retried.id, JobState.FAILED)
     assert len(look().ids) == 3
     settings = Settings(state_dir=tmp_path / "state")
     for job in (gone, retried):
@@ -201,9 +201,9 @@ def test_a_job_that_another_machine_runs_and_ends(shop: Shop, look: Look, store:
     job = shop.job("tiny", *ENDED[:-1])
     assert look().going == [job.id]
     elsewhere = Ledger(store)
-    elsewhere.append(job.id, JobState.FAILED, message="it broke")
+    elsewhere.append_event(job.id, JobState.FAILED, message="it broke")
     assert look().going == []
-    elsewhere.append(job.id, JobState.CREATED)
+    elsewhere.append_event(job.id, JobState.CREATED)
     assert look().going == [job.id]
 
 
@@ -219,9 +219,9 @@ def test_clocks_that_go_back(shop: Shop, look: Look) -> None:
     job = ended(shop, end=JobState.FAILED)
     look()
     shop.at -= 10_000_000
-    shop.ledger.append(job.id, JobState.CREATED)
+    shop.ledger.append_event(job.id, JobState.CREATED)
     assert look().going == [job.id]
-    shop.ledger.append(job.id, JobState.STOPPED)
+    shop.ledger.append_event(job.id, JobState.STOPPED)
     older = ended(shop)
     assert look().ids == [older.id, job.id]
 
@@ -231,7 +231,7 @@ def test_another_release_makes_other_documents(shop: Shop, look: Look, tmp_path:
     old = look(stamp="old").catalogue
     [path] = (tmp_path / "state" / "catalogue").glob("*.sqlite3")
     before = path.read_bytes()
-    assert look(stamp="new").ids == [old.entries()[0].id]
+    assert look(stamp="new").ids == [old.list_entries()[0].id]
     assert path.read_bytes() != before
     assert document_stamp() == document_stamp() != ""
 
@@ -276,7 +276,7 @@ def test_an_older_copy_of_the_store_put_back(shop: Shop, look: Look, tmp_path: P
     """With the times of its files, as a backup is: a job runs again that was over."""
     job = shop.job("tiny", *ENDED[:-1])
     older = copied(shop, tmp_path / "store")
-    shop.ledger.append(job.id, JobState.COMPLETED)
+    shop.ledger.append_event(job.id, JobState.COMPLETED)
     assert look().going == []
     shutil.rmtree(tmp_path / "store")
     shutil.copytree(older, tmp_path / "store")
@@ -287,7 +287,7 @@ def test_an_older_copy_of_the_store_put_back(shop: Shop, look: Look, tmp_path: P
 def test_a_release_that_marks_nothing_reopens_a_job(shop: Shop, look: Look, store: Store) -> None:
     job = ended(shop, end=JobState.FAILED)
     look()
-    shop.ledger.append(job.id, JobState.CREATED)
+    shop.ledger.append_event(job.id, JobState.CREATED)
     for info in list(store.list(INDEX_REOPENED)):
         store.delete(info.key)
     assert look().going == [job.id]

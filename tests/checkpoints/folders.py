@@ -9,8 +9,8 @@ import zipfile
 from hashlib import sha256
 from pathlib import Path
 
-from prefect_bt.checkpoints.layout import FileFact
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.layout import FileStat
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
 
 PROJECT, JOB = "proj001", "job0001"
@@ -148,16 +148,16 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
         target.write_bytes(data)
 
 
-def tree(files: dict[str, bytes], under: str = "") -> dict[str, FileFact]:
+def tree(files: dict[str, bytes], under: str = "") -> dict[str, FileStat]:
     prefix = f"{under}/" if under else ""
-    return {f"{prefix}{path}": FileFact(len(data), 1) for path, data in files.items()}
+    return {f"{prefix}{path}": FileStat(len(data), 1) for path, data in files.items()}
 
 
-def origin(attempt: int = 1, rank: int = 0, group_size: int = 1) -> Origin:
-    return Origin(PROJECT, JOB, rank=rank, attempt=attempt, group_size=group_size)
+def origin(attempt: int = 1, rank: int = 0, group_size: int = 1) -> UploadOrigin:
+    return UploadOrigin(PROJECT, JOB, rank=rank, attempt=attempt, group_size=group_size)
 
 
-FAST = UploadOptions(settle=0.05, scan=0.02, patience=0.5, again=0.1)
+FAST = UploadOptions(settle=0.05, scan=0.02, stall_timeout=0.5, recommit_interval=0.1)
 
 
 class Ended:

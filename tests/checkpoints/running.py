@@ -75,6 +75,6 @@ class Counting(DiskStore):
             self._takes(key)
         super().put(key, data)
 
-    def upload_exact(self, key, source, *, sha256="", tick=None):
+    def upload_verified(self, key, source, *, sha256="", on_bytes=None):
         self._takes(key)
-        return super().upload_exact(key, source, sha256=sha256, tick=tick)
+        return super().upload_verified(key, source, sha256=sha256, on_bytes=on_bytes)

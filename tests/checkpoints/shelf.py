@@ -5,9 +5,9 @@ import time
 
 from prefect_bt.checkpoints import catalogue
 from prefect_bt.checkpoints.integrity import verify
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.uploader import Uploader
-from prefect_bt.contract import objects_prefix, withdrawn_prefix
+from prefect_bt.contract import objects_prefix, tombstones_prefix
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects.disk import DiskStore
 from prefect_bt.plan import LoadedCheckpoint
@@ -25,7 +25,7 @@ def commit(store, directory, steps, *, rank=0, attempt=1, seed=b"w", group_size=
     status = Uploader(
         store,
         directory=directory,
-        origin=Origin(PROJECT, JOB, rank=rank, attempt=attempt, group_size=group_size),
+        origin=UploadOrigin(PROJECT, JOB, rank=rank, attempt=attempt, group_size=group_size),
         options=FAST,
         report=lambda _: None,
     ).run(Ended())
@@ -64,7 +64,7 @@ def rest(store):
     named = {file.key for one in listed(store).values() for file in one.files()}
     folder = objects_prefix(PROJECT, JOB, 1).rpartition("/")[0]
     objects = {info.key for info in store.list(folder)}
-    return (objects - named) | {i.key for i in store.list(withdrawn_prefix(PROJECT, JOB))}
+    return (objects - named) | {i.key for i in store.list(tombstones_prefix(PROJECT, JOB))}
 
 
 def make_job(ledger: Ledger, *states: JobState) -> str:
@@ -80,7 +80,7 @@ def make_job(ledger: Ledger, *states: JobState) -> str:
     )
     ledger.write_job(record)
     for state in states:
-        ledger.append(record.id, state)
+        ledger.append_event(record.id, state)
     return record.id
 
 

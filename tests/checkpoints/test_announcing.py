@@ -7,8 +7,13 @@ import pytest
 
 from prefect_bt import codec
 from prefect_bt.checkpoints import announcing
-from prefect_bt.checkpoints.announcing import Announcer, RankUpload, Uploads
-from prefect_bt.checkpoints.telling import duration, size, told, told_all
+from prefect_bt.checkpoints.announcing import RankUpload, StatusPublisher, UploadStatusReader
+from prefect_bt.checkpoints.telling import (
+    format_duration,
+    format_size,
+    format_upload,
+    format_uploads,
+)
 from prefect_bt.errors import StoreError
 from prefect_bt.objects.disk import DiskStore
 from prefect_bt.records import UploadStatus
@@ -19,15 +24,15 @@ from .running import wait_for
 
 
 def looked(store, attempt=1):
-    return Uploads(store, PROJECT, JOB, attempt).look()
+    return UploadStatusReader(store, PROJECT, JOB, attempt).read()
 
 
 def test_the_last_word_arrives(store, monkeypatch):
-    monkeypatch.setattr(announcing, "_LAST_WORD", 300.0)
+    monkeypatch.setattr(announcing, "_CLOSE_TIMEOUT", 300.0)
     for rank in (1, 0):
-        announcer = Announcer(store, folders.origin(rank=rank))
+        announcer = StatusPublisher(store, folders.origin(rank=rank))
         for done in range(100):
-            announcer.say(UploadStatus(updated_at=1, bytes_done=done, bytes_total=99))
+            announcer.publish(UploadStatus(updated_at=1, bytes_done=done, bytes_total=99))
         announcer.close()
     assert [(one.rank, one.status.bytes_done) for one in looked(store)] == [(0, 99), (1, 99)]
 
@@ -41,14 +46,14 @@ def test_not_every_word_is_sent_but_commits_and_faults_are_at_once(tmp_path):
             Slow.puts += 1
 
     store = Slow(tmp_path)
-    announcer = Announcer(store, folders.origin(), every=3600)
-    announcer.say(UploadStatus(updated_at=1))
+    announcer = StatusPublisher(store, folders.origin(), interval=3600)
+    announcer.publish(UploadStatus(updated_at=1))
     wait_for(lambda: Slow.puts == 1)
     for done in range(50):
-        announcer.say(UploadStatus(updated_at=1, bytes_done=done))
-    announcer.say(UploadStatus(updated_at=1, committed=("a",)))
+        announcer.publish(UploadStatus(updated_at=1, bytes_done=done))
+    announcer.publish(UploadStatus(updated_at=1, committed=("a",)))
     wait_for(lambda: looked(store)[0].status.committed == ("a",))
-    announcer.say(UploadStatus(updated_at=1, committed=("a",), trouble="503"))
+    announcer.publish(UploadStatus(updated_at=1, committed=("a",), trouble="503"))
     wait_for(lambda: looked(store)[0].status.trouble == "503")
     announcer.close()
     assert Slow.puts <= 4
@@ -62,15 +67,15 @@ def test_a_store_that_hangs_stops_nobody(tmp_path):
             go.wait()  # an announcer that waits for the store never comes to go.set()
             raise StoreError("timed out", url=self.url)
 
-    announcer = Announcer(Hanging(tmp_path), folders.origin())
+    announcer = StatusPublisher(Hanging(tmp_path), folders.origin())
     for done in range(1000):
-        announcer.say(UploadStatus(updated_at=1, bytes_done=done))
+        announcer.publish(UploadStatus(updated_at=1, bytes_done=done))
     go.set()
     announcer.close()
 
 
 def test_garbage_beside_it_is_passed_over(store):
-    Announcer(store, folders.origin()).close()
+    StatusPublisher(store, folders.origin()).close()
     prefix = f"training_projects/{PROJECT}/jobs/{JOB}/attempts/0001/uploads"
     store.put(f"{prefix}/rank-7.json", b"{not json")
     store.put(f"{prefix}/else.txt", b"")
@@ -83,15 +88,15 @@ def test_only_what_was_replaced_is_read_again(tmp_path, monkeypatch):
     gets = []
     original = store.get
     monkeypatch.setattr(store, "get", lambda key: gets.append(key) or original(key))
-    uploads = Uploads(store, PROJECT, JOB, 1)
+    uploads = UploadStatusReader(store, PROJECT, JOB, 1)
     prefix = f"training_projects/{PROJECT}/jobs/{JOB}/attempts/0001/uploads"
     store.put(f"{prefix}/rank-0.json", codec.dumps(UploadStatus(updated_at=1)).encode())
-    wait_for(lambda: uploads.look() and time.time() - uploads.look()[0].told_at > 2.1)
+    wait_for(lambda: uploads.read() and time.time() - uploads.read()[0].updated_at > 2.1)
     gets.clear()
-    assert len(uploads.look()) == 1
+    assert len(uploads.read()) == 1
     assert gets == []
     store.put(f"{prefix}/rank-0.json", codec.dumps(UploadStatus(updated_at=2)).encode())
-    assert uploads.look()[0].status.updated_at == 2
+    assert uploads.read()[0].status.updated_at == 2
 
 
 def rank(**status):
@@ -116,12 +121,12 @@ def rank(**status):
     ],
 )
 def test_in_words(upload, words):
-    assert told(upload) == words
-    assert told_all([upload]) == f"rank 2: {words}"
+    assert format_upload(upload) == words
+    assert format_uploads([upload]) == f"rank 2: {words}"
 
 
 def test_sizes_and_times():
-    assert [size(n) for n in (0, 999, 1000, 25_100_000, 4e9, 5e12)] == [
+    assert [format_size(n) for n in (0, 999, 1000, 25_100_000, 4e9, 5e12)] == [
         "0 B",
         "999 B",
         "1.0 KB",
@@ -129,4 +134,9 @@ def test_sizes_and_times():
         "4.0 GB",
         "5.0 TB",
     ]
-    assert [duration(n) for n in (0.4, 59, 200, 7500)] == ["0 s", "59 s", "3 min 20 s", "2 h 5 min"]
+    assert [format_duration(n) for n in (0.4, 59, 200, 7500)] == [
+        "0 s",
+        "59 s",
+        "3 min 20 s",
+        "2 h 5 min",
+    ]

@@ -3,8 +3,15 @@ import json
 import pytest
 
 from prefect_bt.checkpoints import catalogue, integrity
-from prefect_bt.checkpoints.catalogue import checkpoint_record, list_checkpoints, newest
-from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest, dump, load, parse_key
+from prefect_bt.checkpoints.catalogue import checkpoint_document, find_newest, list_checkpoints
+from prefect_bt.checkpoints.manifest import (
+    FORMAT,
+    Manifest,
+    ManifestEntry,
+    dump_manifest,
+    load_manifest,
+    parse_manifest_key,
+)
 from prefect_bt.contract import job_objects_prefix
 from prefect_bt.errors import CheckpointError
 
@@ -14,7 +21,7 @@ from .folders import JOB, PROJECT
 
 def commit(store, name, *, rank=0, attempt=1, version=1, at=1.0, **more):
     key = f"{job_objects_prefix(PROJECT, JOB)}/none"
-    entry = Entry(path="x", logical=f"rank-{rank}/x", key=key, size=3, sha256="0" * 64)
+    entry = ManifestEntry(path="x", logical=f"rank-{rank}/x", key=key, size=3, sha256="0" * 64)
     values = {"type": "full", "step": None, "group_size": 2} | more
     manifest = Manifest(
         format=FORMAT,
@@ -29,12 +36,12 @@ def commit(store, name, *, rank=0, attempt=1, version=1, at=1.0, **more):
         entries=(entry,),
         **values,
     )
-    store.create(manifest.key, dump(manifest))
+    store.create(manifest.key, dump_manifest(manifest))
     return manifest
 
 
 def newest_name(store):
-    found = newest(store, PROJECT, JOB)
+    found = find_newest(store, PROJECT, JOB)
     return found and found.checkpoint_id
 
 
@@ -44,7 +51,7 @@ def names(store):
 
 def test_nothing(store):
     assert names(store) == []
-    assert newest(store, PROJECT, JOB) is None
+    assert find_newest(store, PROJECT, JOB) is None
 
 
 def test_ranks_become_one_and_the_newest_version_counts(store):
@@ -87,7 +94,7 @@ def test_logs_alone_are_still_something(store):
 def test_the_record_has_the_fields_of_the_api(store):
     commit(store, "x", lora_adapter_config={"r": 8}, type="lora", base_model="org/base")
     commit(store, "runs", type="", at=2)
-    lora, runs = [checkpoint_record(one) for one in list_checkpoints(store, PROJECT, JOB)]
+    lora, runs = [checkpoint_document(one) for one in list_checkpoints(store, PROJECT, JOB)]
     assert json.loads(json.dumps(lora)) == lora
     assert lora["created_at"] == "1970-01-01T00:00:01+00:00"
     assert {key: lora[key] for key in ("checkpoint_id", "checkpoint_type", "sync_status")} == {
@@ -107,10 +114,10 @@ def test_foreign_objects_beside_manifests_are_passed_over(store):
 
 def test_keys_round_trip(store):
     manifest = commit(store, "v0-1/checkpoint ü#%", rank=12, attempt=10_000, version=3)
-    ref = parse_key(manifest.key, project_id=PROJECT, job_id=JOB)
+    ref = parse_manifest_key(manifest.key, project_id=PROJECT, job_id=JOB)
     assert ref is not None
-    assert (ref.rank, ref.name, ref.order) == (12, manifest.name, (10_000, 3))
-    assert load(store.get(manifest.key), key=manifest.key) == manifest
+    assert (ref.rank, ref.name, ref.sort_key) == (12, manifest.name, (10_000, 3))
+    assert load_manifest(store.get(manifest.key), key=manifest.key) == manifest
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", "a//b"])
@@ -119,20 +126,20 @@ def test_a_manifest_cannot_lead_outside(store, path):
     data = json.loads(store.get(manifest.key))
     data["entries"][0]["path"] = path
     with pytest.raises(CheckpointError, match="outside"):
-        load(json.dumps(data).encode(), key=manifest.key)
+        load_manifest(json.dumps(data).encode(), key=manifest.key)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"format": 1}', b"\xff"])
 def test_what_is_no_manifest(data):
     with pytest.raises(CheckpointError):
-        load(data, key="k")
+        load_manifest(data, key="k")
 
 
 def test_a_newer_format_says_so(store):
     manifest = commit(store, "x")
     data = json.loads(store.get(manifest.key)) | {"format": 99}
     with pytest.raises(CheckpointError, match="Upgrade"):
-        load(json.dumps(data).encode(), key="k")
+        load_manifest(json.dumps(data).encode(), key="k")
 
 
 def test_verify_finds_every_kind_of_damage(store, tmp_path):
@@ -145,7 +152,7 @@ def test_verify_finds_every_kind_of_damage(store, tmp_path):
     store.put(keys["a/x"], b"1x1")
     store.delete(keys["a/y"])
     store.put(keys["a/z"], b"33")
-    assert {(fault.path, fault.what) for fault in integrity.verify(store, PROJECT, JOB)} == {
+    assert {(fault.path, fault.problem) for fault in integrity.verify(store, PROJECT, JOB)} == {
         ("x", "has other bytes than were committed"),
         ("y", "is missing"),
         ("z", "has 2 bytes, committed were 3"),

@@ -2,11 +2,11 @@
 
 import pytest
 
-from prefect_bt.attempts import JobSite, plan_attempt, release_holds
+from prefect_bt.attempts import JobContext, plan_attempt, release_holds
 from prefect_bt.checkpoints import holds
 from prefect_bt.checkpoints.pruning import prune_job
 from prefect_bt.contract import deleting_key, job_index_key
-from prefect_bt.control import open_site
+from prefect_bt.control import open_job_context
 from prefect_bt.definitions import (
     BasetenCheckpoint,
     Image,
@@ -40,45 +40,45 @@ def ledger(two):
 
 
 def held(ledger):
-    return [hold.who for hold in holds.living(ledger, PROJECT, JOB)]
+    return [hold.label for hold in holds.list_active_holds(ledger, PROJECT, JOB)]
 
 
 def test_a_hold_counts_while_its_job_runs(ledger, two):
     holder = make_job(ledger, *RUNNING)
-    keys, gone = holds.take(ledger, loaded(two, "checkpoint-10"), holder=holder)
+    keys, gone = holds.acquire_holds(ledger, loaded(two, "checkpoint-10"), holder=holder)
     assert (len(keys), gone) == (1, ())
     assert held(ledger) == [f"job {holder}"]
-    ledger.append(holder, JobState.FAILED)
+    ledger.append_event(holder, JobState.FAILED)
     assert held(ledger) == []
     assert list(two.list(keys[0])) == []
     assert not [info for info in two.list("") if "/holds/" in info.key]
 
 
 def test_a_hold_of_a_job_that_is_gone_does_not_count(ledger, two):
-    holds.take(ledger, loaded(two, "checkpoint-10"), holder="nosuch1")
+    holds.acquire_holds(ledger, loaded(two, "checkpoint-10"), holder="nosuch1")
     assert held(ledger) == []
 
 
 def test_a_deployments_hold_counts_until_it_is_released(ledger, two):
     wanted = loaded(two, "checkpoint-10")
-    keys, _ = holds.take(ledger, wanted, holder="my model/v 1", kind=holds.DEPLOYMENT)
+    keys, _ = holds.acquire_holds(ledger, wanted, holder="my model/v 1", kind=holds.DEPLOYMENT)
     assert held(ledger) == ["deployment my model/v 1"]
-    holds.release(two, keys)
-    holds.release(two, keys)
+    holds.release_holds(two, keys)
+    holds.release_holds(two, keys)
     assert held(ledger) == []
 
 
 def test_attempts_of_one_job_hold_by_themselves(ledger, two):
     holder = make_job(ledger, *RUNNING)
     for attempt, name in enumerate(names(10, 20)):
-        holds.take(ledger, loaded(two, name), holder=holder, name=f"{holder}-{attempt}")
+        holds.acquire_holds(ledger, loaded(two, name), holder=holder, name=f"{holder}-{attempt}")
     assert held(ledger) == [f"job {holder}"] * 2
 
 
 def test_what_is_gone_is_told_and_nothing_is_held(ledger, two):
     wanted = loaded(two, "checkpoint-10", "checkpoint-20")
-    prune_job(two, PROJECT, JOB, names(10), live=False)
-    keys, gone = holds.take(ledger, wanted, holder=make_job(ledger, *RUNNING))
+    prune_job(two, PROJECT, JOB, names(10), is_running=False)
+    keys, gone = holds.acquire_holds(ledger, wanted, holder=make_job(ledger, *RUNNING))
     assert (keys, [one.name for one in gone]) == ((), ["checkpoint-10"])
     assert held(ledger) == []
 
@@ -86,14 +86,16 @@ def test_what_is_gone_is_told_and_nothing_is_held(ledger, two):
 def test_a_job_that_is_being_deleted_promises_nothing(ledger, two):
     wanted = loaded(two, "checkpoint-10")
     two.put(deleting_key(PROJECT, JOB), b"{}")
-    assert holds.take(ledger, wanted, holder=make_job(ledger, *RUNNING))[1] == tuple(wanted)
+    assert holds.acquire_holds(ledger, wanted, holder=make_job(ledger, *RUNNING))[1] == tuple(
+        wanted
+    )
 
 
 # -- an attempt takes them -------------------------------------------------------------------
 
 
 @pytest.fixture
-def site(ledger, two, tmp_path) -> JobSite:
+def site(ledger, two, tmp_path) -> JobContext:
     """A job that asks for checkpoint-20 of the one with checkpoints."""
     record = JobRecord(JOB, "job", PROJECT, "p", ledger.now(), definition={})
     two.put(job_index_key(JOB), b'{"project_id": "%s"}' % PROJECT.encode())
@@ -117,19 +119,19 @@ def site(ledger, two, tmp_path) -> JobSite:
         definition=project_document(definition),
     )
     ledger.write_job(record)
-    ledger.append(record.id, JobState.DEPLOYING)
+    ledger.append_event(record.id, JobState.DEPLOYING)
     settings = Settings(state_dir=tmp_path / "state", store=two.url)
-    return open_site(ledger, record, settings=settings)
+    return open_job_context(ledger, record, settings=settings)
 
 
 def test_an_attempt_holds_what_it_loads_until_its_job_is_over(site, ledger, two):
     plan = plan_attempt(site, 0)
     assert [one.name for one in plan.nodes[0].load] == ["checkpoint-20"]
     assert held(ledger) == [f"job {site.job_id}"]
-    assert prune_job(two, PROJECT, JOB, names(20), live=False).names == ()
+    assert prune_job(two, PROJECT, JOB, names(20), is_running=False).pruned == ()
     # Its process dies: the job's recorded end is enough.
-    ledger.append(site.job_id, JobState.FAILED)
-    assert prune_job(two, PROJECT, JOB, names(20), live=False).names == names(20)
+    ledger.append_event(site.job_id, JobState.FAILED)
+    assert prune_job(two, PROJECT, JOB, names(20), is_running=False).pruned == names(20)
     release_holds(site)
 
 
@@ -140,7 +142,7 @@ def test_a_released_hold_is_gone(site, ledger):
 
 
 def test_a_checkpoint_that_is_gone_is_refused_with_what_there_is(site, two):
-    prune_job(two, PROJECT, JOB, names(20), live=False)
+    prune_job(two, PROJECT, JOB, names(20), is_running=False)
     with pytest.raises(PlanError, match="That job has: checkpoint-10"):
         plan_attempt(site, 0)
 
@@ -154,9 +156,13 @@ def test_a_checkpoint_that_a_killed_prune_was_deleting_is_refused(site, two, mon
 
     with pytest.raises(Killed):
         prune_job(
-            shelf.Interrupted(two._root, "/withdrawn/", kill), PROJECT, JOB, names(20), live=False
+            shelf.Interrupted(two._root, "/withdrawn/", kill),
+            PROJECT,
+            JOB,
+            names(20),
+            is_running=False,
         )
-    monkeypatch.setattr("prefect_bt.attempts.HOLD_PAUSES", (0.0, 0.01))
+    monkeypatch.setattr("prefect_bt.attempts.HOLD_RETRY_DELAYS", (0.0, 0.01))
     with pytest.raises((CheckpointError, PlanError)):
         plan_attempt(site, 0)
     assert site.holds == []

@@ -41,7 +41,9 @@ def node(tmp_path, ckpts):
         ("/root/.cache", tmp_path / "base"),
         ("/root/.cache/user_artifacts", tmp_path / "cache"),
     )
-    return UploadOptions(settle=0.05, scan=0.02, patience=0.5, again=0.1, targets=targets)
+    return UploadOptions(
+        settle=0.05, scan=0.02, stall_timeout=0.5, recommit_interval=0.1, mounts=targets
+    )
 
 
 @contextmanager
@@ -56,7 +58,7 @@ def endless(folder):
         yield
     finally:
         os.close(here)
-        with beneath.folder(folder) as top:
+        with beneath.folder_fd(folder) as top:
             trees.remove_entry("far", within=top)
 
 
@@ -146,7 +148,7 @@ def test_a_linked_folder_is_watched_where_it_is(store, ckpts, node, host, tmp_pa
 def test_a_link_put_in_place_while_it_is_read(store, ckpts, host, node, monkeypatch, place):
     """Put the link between the scan and the reading; the bytes are those of the scan, or none."""
     folders.write(ckpts / "checkpoint-1/deep", {"secret.bin": b"x" * len(SECRET)})
-    swapped, original = [], Volumes.open
+    swapped, original = [], Volumes.open_file
 
     def open_swapped(self, relative):
         if not swapped:
@@ -159,7 +161,7 @@ def test_a_link_put_in_place_while_it_is_read(store, ckpts, host, node, monkeypa
                 (ckpts / "checkpoint-1/deep").symlink_to(host / "deep")
         return original(self, relative)
 
-    monkeypatch.setattr(Volumes, "open", open_swapped)
+    monkeypatch.setattr(Volumes, "open_file", open_swapped)
     status = flush(store, ckpts, options=node)
     assert swapped
     assert_not_stolen(store)
@@ -190,14 +192,14 @@ def test_a_file_that_is_replaced_before_it_is_opened(tmp_path, there):
     seen = (tmp_path / "x").stat()
     (tmp_path / "x").unlink()
     os.mkfifo(tmp_path / "x") if there == "pipe" else (tmp_path / "x").mkdir()
-    with beneath.folder(tmp_path) as within, pytest.raises(beneath.NotRegularFile):
-        beneath.open_regular("x", within=within, seen=seen)
+    with beneath.folder_fd(tmp_path) as within, pytest.raises(beneath.NotRegularFile):
+        beneath.open_regular("x", within=within, known_stat=seen)
 
 
 def test_what_is_no_file_is_not_even_opened(tmp_path, monkeypatch):
     """To open a device can act on it."""
     os.mkfifo(tmp_path / "x")
-    with beneath.folder(tmp_path) as within:
+    with beneath.folder_fd(tmp_path) as within:
         monkeypatch.setattr(beneath, "os", altered(os, open=None))
         with pytest.raises(beneath.NotRegularFile):
             beneath.open_regular("x", within=within)
@@ -206,7 +208,7 @@ def test_what_is_no_file_is_not_even_opened(tmp_path, monkeypatch):
 def test_a_pipe_put_in_place_of_a_file_keeps_no_job_from_its_end(store, ckpts, monkeypatch):
     for name in ("small.bin", "large.bin", "config.json"):
         folders.write(ckpts / "a", {name: b"1" * (9 * 1024**2 if name == "large.bin" else 10)})
-    original = Volumes.open
+    original = Volumes.open_file
 
     def open_swapped(self, relative):
         path = ckpts / relative
@@ -215,7 +217,7 @@ def test_a_pipe_put_in_place_of_a_file_keeps_no_job_from_its_end(store, ckpts, m
             os.mkfifo(path)
         return original(self, relative)
 
-    monkeypatch.setattr(Volumes, "open", open_swapped)
+    monkeypatch.setattr(Volumes, "open_file", open_swapped)
     status = flush(store, ckpts)
     assert status.flushed
     assert listed(store) == {}
@@ -271,7 +273,7 @@ def test_a_file_of_holes_is_named(store, ckpts):
 
 def test_a_link_bomb_has_a_bound(ckpts, monkeypatch):
     """Put ten links to the next one into each folder: 10^12 files, if they were counted."""
-    monkeypatch.setattr(scanning, "MOST_FILES", 2000)
+    monkeypatch.setattr(scanning, "MAX_FILES", 2000)
     for level in range(12):
         (ckpts / f"l{level}").mkdir()
         for number in range(10):
@@ -282,7 +284,7 @@ def test_a_link_bomb_has_a_bound(ckpts, monkeypatch):
 
 
 def test_a_link_bomb_without_files_has_a_bound(ckpts, monkeypatch):
-    monkeypatch.setattr(scanning, "MOST_FOLDERS", 2000)
+    monkeypatch.setattr(scanning, "MAX_FOLDERS", 2000)
     for level in range(12):
         (ckpts / f"l{level}").mkdir()
         for number in range(10):
@@ -293,20 +295,20 @@ def test_a_link_bomb_without_files_has_a_bound(ckpts, monkeypatch):
 
 
 def test_a_flush_of_too_many_files_ends_with_an_error(store, ckpts, monkeypatch):
-    monkeypatch.setattr(scanning, "MOST_FILES", 10)
+    monkeypatch.setattr(scanning, "MAX_FILES", 10)
     folders.write(ckpts / "a", {str(number): b"1" for number in range(11)})
     status = flush(store, ckpts)
     assert "more than 10 files" in status.error
 
 
 def test_the_watches_of_this_user_are_not_used_up(ckpts, monkeypatch):
-    monkeypatch.setattr("prefect_bt.checkpoints.notify.MOST_FOLDERS", 5)
+    monkeypatch.setattr("prefect_bt.checkpoints.notify.MAX_WATCHES", 5)
     for number in range(10):
         folders.write(ckpts / str(number), {"x": b"1"})
-    directory = watching.Directory(Volumes(ckpts), poll=0.01)
-    assert len(directory.look()) == 10
+    directory = watching.DirectoryWatcher(Volumes(ckpts), poll_interval=0.01)
+    assert len(directory.refresh()) == 10
     folders.write(ckpts / "late", {"x": b"1"})
-    assert len(directory.look()) == 11
+    assert len(directory.refresh()) == 11
     directory.close()
 
 
@@ -325,17 +327,20 @@ def test_no_descriptor_is_left_open(tmp_path, ckpts, host, node):
     (ckpts / "a/scratch").symlink_to("/mnt/bt-scratch")
     (ckpts / "a/loop").symlink_to("loop")
     (ckpts / "a/up").symlink_to("..")
-    volumes = Volumes(ckpts, node.targets)
-    with volumes.open("a/b/c/x"):
+    volumes = Volumes(ckpts, node.mounts)
+    with volumes.open_file("a/b/c/x"):
         assert opened_below(tmp_path)
     for _ in range(5):
         scan(volumes)
         for path in ("a/out/x", "a/scratch/kept/a.bin", "a/loop", "a/none", "a/b/c/x/y", "a/b"):
             try:
-                with volumes.open(path):
+                with volumes.open_file(path):
                     pass
             except OSError:
                 continue
     assert opened_below(tmp_path) == []
-    with pytest.raises(OutsideVolumes, match="out of the job's volumes"), volumes.open("a/out/x"):
+    with (
+        pytest.raises(OutsideVolumes, match="out of the job's volumes"),
+        volumes.open_file("a/out/x"),
+    ):
         pass

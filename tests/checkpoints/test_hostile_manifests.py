@@ -7,11 +7,11 @@ import pytest
 
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.checkpoints.integrity import verify
-from prefect_bt.checkpoints.manifest import load
-from prefect_bt.checkpoints.materialise import fetch
-from prefect_bt.checkpoints.pruning import prune_job, prune_rank, sweep
-from prefect_bt.checkpoints.withdrawal import pending
-from prefect_bt.contract import job_prefix, withdrawn_prefix
+from prefect_bt.checkpoints.manifest import load_manifest
+from prefect_bt.checkpoints.materialise import download_files
+from prefect_bt.checkpoints.pruning import delete_unreferenced, prune_job, prune_rank
+from prefect_bt.checkpoints.withdrawal import iter_tombstones
+from prefect_bt.contract import job_prefix, tombstones_prefix
 from prefect_bt.errors import CheckpointError
 
 from . import folders
@@ -67,12 +67,12 @@ def test_a_forged_manifest_is_damaged(store, ckpts, change, said):
     store.put(OTHER, b"of another job")
     key = forge(store, change)
     with pytest.raises(CheckpointError, match=said):
-        load(store.get(key), key=key)
+        load_manifest(store.get(key), key=key)
     with pytest.raises(CheckpointError, match=said):
         list_checkpoints(store, PROJECT, JOB)
-    pruned = prune_job(store, PROJECT, JOB, ["a"], live=False)
-    assert OTHER not in pruned.keys
-    sweep(store, PROJECT, JOB)
+    pruned = prune_job(store, PROJECT, JOB, ["a"], is_running=False)
+    assert OTHER not in pruned.deleted_keys
+    delete_unreferenced(store, PROJECT, JOB)
     assert store.get(OTHER) == b"of another job"
 
 
@@ -82,7 +82,7 @@ def test_bits_that_lend_rights_are_not_given(store, ckpts, tmp_path):
     flush(store, ckpts)
     forge(store, of_entry(mode=0o6755))
     (one,) = list_checkpoints(store, PROJECT, JOB)
-    fetch(store, {"x": one.manifests[0].entries[0]}, root=tmp_path / "out")
+    download_files(store, {"x": one.manifests[0].entries[0]}, root=tmp_path / "out")
     assert stat.S_IMODE((tmp_path / "out/x").stat().st_mode) == 0o755
 
 
@@ -100,8 +100,8 @@ def test_names_of_other_jobs_in_a_withdrawal_are_passed_over(store):
     own = f"{job_prefix(PROJECT, JOB)}/objects"
     names = [OTHER, f"{own}/../job.json", f"{own}//x", f"{own}/./x", f"{own}/x"]
     forged = {"name": "gone", "at": 1.0, "manifests": names, "objects": dict.fromkeys(names, 1)}
-    store.put(f"{withdrawn_prefix(PROJECT, JOB)}/forged.json", json.dumps(forged).encode())
-    ((_, found),) = pending(store, PROJECT, JOB)
+    store.put(f"{tombstones_prefix(PROJECT, JOB)}/forged.json", json.dumps(forged).encode())
+    ((_, found),) = iter_tombstones(store, PROJECT, JOB)
     assert (found.manifests, list(found.objects)) == ((), [f"{own}/x"])
 
 
@@ -116,7 +116,7 @@ def test_names_of_other_jobs_in_a_withdrawal_are_passed_over(store):
 )
 def test_a_damaged_withdrawal_stops_nothing(store, ckpts, data):
     commit(store, ckpts, (10, 20))
-    store.put(f"{withdrawn_prefix(PROJECT, JOB)}/damaged.json", data)
+    store.put(f"{tombstones_prefix(PROJECT, JOB)}/damaged.json", data)
     prune_rank(store, origin(), ["checkpoint-10"])
     assert [one.checkpoint_id for one in list_checkpoints(store, PROJECT, JOB)] == ["checkpoint-20"]
 
@@ -149,14 +149,14 @@ def test_a_forged_withdrawal_deletes_nothing_of_another_job(store, ckpts, by_ran
     forged = {
         "name": "gone",
         "at": 1.0,
-        "manifests": [OTHER, f"{withdrawn_prefix(PROJECT, JOB)}/../../job.json"],
+        "manifests": [OTHER, f"{tombstones_prefix(PROJECT, JOB)}/../../job.json"],
         "objects": {OTHER: 1, record: 1},
     }
-    store.put(f"{withdrawn_prefix(PROJECT, JOB)}/forged.json", json.dumps(forged).encode())
+    store.put(f"{tombstones_prefix(PROJECT, JOB)}/forged.json", json.dumps(forged).encode())
     if by_rank:
         prune_rank(store, origin(), ["checkpoint-10"])
     else:
-        prune_job(store, PROJECT, JOB, ["checkpoint-10"], live=False)
+        prune_job(store, PROJECT, JOB, ["checkpoint-10"], is_running=False)
     assert store.get(OTHER) == b"of another job"
     assert store.get(record) == b"{}"
     assert [one.checkpoint_id for one in list_checkpoints(store, PROJECT, JOB)] == ["checkpoint-20"]

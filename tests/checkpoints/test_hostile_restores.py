@@ -8,9 +8,9 @@ import pytest
 
 from prefect_bt import beneath, trees
 from prefect_bt.checkpoints import materialise
-from prefect_bt.checkpoints.manifest import Entry
+from prefect_bt.checkpoints.manifest import ManifestEntry
 from prefect_bt.checkpoints.materialise import STAGING
-from prefect_bt.checkpoints.restore import prepare_directory
+from prefect_bt.checkpoints.restore import restore_directory
 
 from . import folders
 from .folders import JOB, PROJECT, flush
@@ -24,13 +24,13 @@ def prepare(store, ckpts, tmp_path):
     before = folders.contents(ckpts)
 
     def run():
-        prepare_directory(
+        restore_directory(
             store,
             project_id=PROJECT,
             job_id=JOB,
             rank=0,
             directory=ckpts,
-            aside=tmp_path / "aside",
+            aside_dir=tmp_path / "aside",
         )
         assert {str(p.relative_to(ckpts)) for p in ckpts.rglob("*")} == {
             *("a", "a/x", "a/deep", "a/deep/y")
@@ -92,14 +92,14 @@ WAYS = [as_link, as_loop, as_pipe, as_file, as_folder, as_empty_folders, as_endl
 @pytest.mark.parametrize("where", [STAGING, "a", "a/x", "a/deep", "other"])
 def test_whatever_is_in_the_way(prepare, ckpts, host, tmp_path, put, where):
     before = facts(host)
-    with beneath.folder(ckpts, os.path.dirname(where)) as within:  # noqa: PTH120
+    with beneath.folder_fd(ckpts, os.path.dirname(where)) as within:  # noqa: PTH120
         trees.remove_entry(os.path.basename(where), within=within)  # noqa: PTH119
     put(ckpts / where, host)
     try:
         prepare()
         prepare()
     finally:
-        with beneath.folder(tmp_path) as top:
+        with beneath.folder_fd(tmp_path) as top:
             trees.remove_entry("aside", within=top)
     assert facts(host) == before
 
@@ -109,10 +109,10 @@ def test_a_pipe_in_a_users_folder_is_not_waited_for(tmp_path, name):
     """A pipe that nobody writes to keeps an open for reading without O_NONBLOCK waiting."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
-    entry = Entry(name, name, "key", 1, "0" * 64)
+    entry = ManifestEntry(name, name, "key", 1, "0" * 64)
     found = []
     reader = threading.Thread(
-        target=lambda: found.append(materialise.matching(tmp_path, {name: entry})), daemon=True
+        target=lambda: found.append(materialise.find_matching(tmp_path, {name: entry})), daemon=True
     )
     reader.start()
     reader.join(60)
@@ -129,23 +129,23 @@ def test_a_pipe_in_a_users_folder_is_not_waited_for(tmp_path, name):
 def test_links_put_there_during_a_restore(prepare, store, ckpts, host, monkeypatch, where):
     """Put links as a container could: nothing is written outside, and the next restore works."""
     before = facts(host)
-    with beneath.folder(ckpts) as top:
+    with beneath.folder_fd(ckpts) as top:
         trees.remove_entry("a", within=top)
-    original = materialise._arrives
+    original = materialise._download_verified
     done = []
 
     def swap(site, entry, staged, tick):
         arrived = original(site, entry, staged, tick)
         if not done:
             done.append(staged)
-            with beneath.folder(ckpts) as top:
+            with beneath.folder_fd(ckpts) as top:
                 (ckpts / where).parent.mkdir(exist_ok=True)
                 if (ckpts / where).exists():
                     os.rename(where, "moved", src_dir_fd=top, dst_dir_fd=top)
                 os.symlink(host, where, dir_fd=top)
         return arrived
 
-    monkeypatch.setattr(materialise, "_arrives", swap)
+    monkeypatch.setattr(materialise, "_download_verified", swap)
     try:
         prepare()
     except Exception as error:

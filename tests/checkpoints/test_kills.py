@@ -35,7 +35,7 @@ KEPT = 3
 UPLOADER = """
 import sys
 from prefect_bt.node import upload
-upload._step_back = lambda: None  # the Trainer would leave it nothing on a busy machine
+upload._lower_priority = lambda: None  # the Trainer would leave it nothing on a busy machine
 sys.exit(upload.main(sys.argv[1:]))
 """
 

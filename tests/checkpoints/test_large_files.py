@@ -36,7 +36,7 @@ def test_the_same_bytes_are_sent_once_whatever_they_are_called(counting, ckpts):
     assert large(counting) == 1
     keys = {file.key for one in listed(counting).values() for file in one.files()}
     assert len(keys) == 1
-    assert listed(counting)["a"].manifests[0].content == folders.contents(ckpts / "a")
+    assert listed(counting)["a"].manifests[0].digests == folders.contents(ckpts / "a")
     assert integrity.verify(counting, PROJECT, JOB) == []
 
 
@@ -50,8 +50,8 @@ def test_alike_in_every_sample_but_not_the_same(counting, ckpts):
     assert large(counting) in {2, 3}  # x and y may set out at the same moment
     assert integrity.verify(counting, PROJECT, JOB) == []
     stored = listed(counting)
-    assert stored["a"].manifests[0].content == folders.contents(ckpts / "a")
-    assert stored["b"].manifests[0].content == folders.contents(ckpts / "b")
+    assert stored["a"].manifests[0].digests == folders.contents(ckpts / "a")
+    assert stored["b"].manifests[0].digests == folders.contents(ckpts / "b")
 
 
 def test_sent_before_the_kill_is_not_sent_again(counting, ckpts):
@@ -87,7 +87,7 @@ def test_an_object_without_its_receipt_is_never_written_over(counting, ckpts):
 
 def test_a_file_that_changes_on_its_way(counting, ckpts):
     folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
-    upload, rounds = counting.upload_exact, []
+    upload, rounds = counting.upload_verified, []
 
     def changing(key, source, **more):
         sent = upload(key, source, **more)
@@ -96,10 +96,10 @@ def test_a_file_that_changes_on_its_way(counting, ckpts):
             source.write_bytes(os.urandom(SIZE))
         return sent
 
-    counting.upload_exact = changing
+    counting.upload_verified = changing
     status = flush(counting, ckpts)
     assert not status.error and not status.uncommitted
-    assert listed(counting)["a"].manifests[0].content == folders.contents(ckpts / "a")
+    assert listed(counting)["a"].manifests[0].digests == folders.contents(ckpts / "a")
     assert integrity.verify(counting, PROJECT, JOB) == []
 
 
@@ -108,24 +108,24 @@ def test_a_file_that_grows_while_it_is_sent(tmp_path, ckpts, kind):
     """A file of holes grows faster than it is sent, and takes nothing of the job's disk."""
     folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
     store = Counting(tmp_path / "store") if kind == "folder" else open_store("memory://")
-    upload, sent = store.upload_exact, []
+    upload, sent = store.upload_verified, []
 
-    def growing(key, source, *, tick, **more):
+    def growing(key, source, *, on_bytes, **more):
         sent.append(0)
 
         def grow(size):
             sent[-1] += size
             if len(sent) == 1:
                 os.truncate(ckpts / "a/x", SIZE + (1 << 30))
-            tick(size)
+            on_bytes(size)
 
         try:
-            return upload(key, source, tick=grow, **more)
+            return upload(key, source, on_bytes=grow, **more)
         finally:
             if len(sent) == 1:
                 os.truncate(ckpts / "a/x", SIZE)
 
-    store.upload_exact = growing
+    store.upload_verified = growing
     assert not flush(store, ckpts).uncommitted
     assert sent[0] < 100 << 20
     assert sent[-1] == SIZE

@@ -3,12 +3,12 @@ import json
 import pytest
 
 from prefect_bt.checkpoints.layout import (
-    FileFact,
-    Kind,
-    checkpoints_in,
-    describe,
-    stem_of,
-    step_of_name,
+    CheckpointMetadata,
+    FileStat,
+    group_by_checkpoint,
+    parse_step,
+    read_metadata,
+    series_of,
 )
 from prefect_bt.checkpoints.scanning import scan
 from prefect_bt.checkpoints.volumes import Volumes
@@ -68,10 +68,10 @@ LAYOUTS = {
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_what_trainers_write_is_one_checkpoint(case):
     name, files, kind, step = LAYOUTS[case]
-    found = checkpoints_in(folders.tree(files, "" if name == "." else name))
+    found = group_by_checkpoint(folders.tree(files, "" if name == "." else name))
     assert list(found) == [name]
     assert set(found[name].files) == set(files)
-    described = describe(name, files, lambda path: json.loads(files[path]))
+    described = read_metadata(name, files, lambda path: json.loads(files[path]))
     assert (described.type, described.step) == (kind, step)
 
 
@@ -86,21 +86,21 @@ def test_everything_at_once():
         **folders.tree({"model.safetensors": b""}, "tmp-checkpoint-20"),
         **folders.tree({"x.pt.tmp": b""}, "best"),
     }
-    found = checkpoints_in(tree)
+    found = group_by_checkpoint(tree)
     assert set(found) == {
         *("out", "out/checkpoint-10", "v0", "v0/checkpoint-5", ".", "iter_0000010"),
         *("tmp-checkpoint-20", "best"),
     }
     assert set(found["v0"].files) == {"args.json", "events/1"}
-    assert not found["tmp-checkpoint-20"].files and found["tmp-checkpoint-20"].unfinished
-    assert not found["best"].files and set(found["best"].unfinished) == {"x.pt.tmp"}
-    assert sum(len(c.files) + len(c.unfinished) for c in found.values()) == len(tree)
+    assert not found["tmp-checkpoint-20"].files and found["tmp-checkpoint-20"].temporary_files
+    assert not found["best"].files and set(found["best"].temporary_files) == {"x.pt.tmp"}
+    assert sum(len(c.files) + len(c.temporary_files) for c in found.values()) == len(tree)
 
 
 def test_a_final_model_above_does_not_move_the_steps():
     steps = folders.tree(folders.hf_full(), "out/checkpoint-10")
-    before = checkpoints_in(steps)["out/checkpoint-10"]
-    after = checkpoints_in(steps | folders.tree(folders.hf_full(), "out"))
+    before = group_by_checkpoint(steps)["out/checkpoint-10"]
+    after = group_by_checkpoint(steps | folders.tree(folders.hf_full(), "out"))
     assert after["out/checkpoint-10"] == before
 
 
@@ -119,8 +119,8 @@ def test_a_final_model_above_does_not_move_the_steps():
     ],
 )
 def test_temporary_names(name, temporary):
-    found = checkpoints_in({f"{name}/x": FileFact(1, 1), f"best/{name}": FileFact(1, 1)})
-    assert bool(found["best"].unfinished) is temporary
+    found = group_by_checkpoint({f"{name}/x": FileStat(1, 1), f"best/{name}": FileStat(1, 1)})
+    assert bool(found["best"].temporary_files) is temporary
     assert bool(found[name].files) is not temporary
 
 
@@ -129,26 +129,27 @@ RANKS = ({"r": 8}, {"r": True}, {"r": "8"}, {}, [])
 
 def test_kinds():
     adapter = {"base_model_name_or_path": "org/base", "r": 8}
-    assert describe("x", ["adapter_config.json"], lambda _: adapter) == Kind(
+    assert read_metadata("x", ["adapter_config.json"], lambda _: adapter) == CheckpointMetadata(
         "lora", "org/base", adapter, None
     )
-    assert [describe("x", ["adapter_config.json"], lambda _, c=c: c).lora_rank for c in RANKS] == [
-        *(8, None, None, None, None)
-    ]
+    assert [
+        read_metadata("x", ["adapter_config.json"], lambda _, c=c: c).lora_rank for c in RANKS
+    ] == [*(8, None, None, None, None)]
     # Broken or surprising content is no reason to fall over.
-    assert describe("x", ["adapter_config.json"], lambda _: None).type == "lora"
-    assert describe("x", ["config.json", "pytorch_model.bin"], lambda _: []).type == "full"
-    assert describe("x", ["config.json", "training_args.bin"], lambda _: {}).type == ""
+    assert read_metadata("x", ["adapter_config.json"], lambda _: None).type == "lora"
+    assert read_metadata("x", ["config.json", "pytorch_model.bin"], lambda _: []).type == "full"
+    assert read_metadata("x", ["config.json", "training_args.bin"], lambda _: {}).type == ""
     assert (
-        describe("checkpoint-4", ["trainer_state.json"], lambda _: {"global_step": "x"}).step == 4
+        read_metadata("checkpoint-4", ["trainer_state.json"], lambda _: {"global_step": "x"}).step
+        == 4
     )
 
 
 def test_steps_and_stems():
-    assert stem_of("v1/checkpoint-10") == stem_of("v1/checkpoint-200") == "v1/checkpoint-#"
-    assert stem_of("v1/checkpoint-10") != stem_of("v2/checkpoint-10")
-    assert stem_of("best") == "best"
-    assert [step_of_name(n) for n in ("epoch_3", "best", "llama3", "epoch_1/merged")] == [
+    assert series_of("v1/checkpoint-10") == series_of("v1/checkpoint-200") == "v1/checkpoint-#"
+    assert series_of("v1/checkpoint-10") != series_of("v2/checkpoint-10")
+    assert series_of("best") == "best"
+    assert [parse_step(n) for n in ("epoch_3", "best", "llama3", "epoch_1/merged")] == [
         3,
         None,
         None,

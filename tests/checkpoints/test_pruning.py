@@ -9,7 +9,7 @@ import time
 import pytest
 
 from prefect_bt.checkpoints import holds
-from prefect_bt.checkpoints.pruning import Inventory, prune_job, prune_rank, sweep
+from prefect_bt.checkpoints.pruning import Inventory, delete_unreferenced, prune_job, prune_rank
 from prefect_bt.contract import attempt_prefix
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger import Ledger
@@ -39,13 +39,15 @@ def five(store, ckpts):
 
 
 def test_what_only_they_name_goes_with_them(five):
-    shared = Inventory(five, PROJECT, JOB).only_in(names(10, 20, 30, 40, 50))
-    done = prune_job(five, PROJECT, JOB, names(10, 20), live=False)
-    assert done.names == names(10, 20)
+    shared = Inventory(five, PROJECT, JOB).exclusive_objects(names(10, 20, 30, 40, 50))
+    done = prune_job(five, PROJECT, JOB, names(10, 20), is_running=False)
+    assert done.pruned == names(10, 20)
     assert set(listed(five)) == {*names(30, 40, 50)}
-    assert set(done.keys) <= set(shared)
-    assert len(done.keys) == 2 * 5  # model, optimizer, scheduler, rng, trainer state of each
-    assert done.freed == sum(shared[key] for key in done.keys)
+    assert set(done.deleted_keys) <= set(shared)
+    assert (
+        len(done.deleted_keys) == 2 * 5
+    )  # model, optimizer, scheduler, rng, trainer state of each
+    assert done.freed_bytes == sum(shared[key] for key in done.deleted_keys)
     check_whole(five)
     assert rest(five) == set()
 
@@ -58,19 +60,19 @@ def test_a_large_files_receipt_stays_and_goes_with_it(store, ckpts):
     flush(store, ckpts)
     before = Inventory(store, PROJECT, JOB)
     assert sum(key.endswith(".bytes") for key in before.objects) == 2
-    assert before.unnamed() == {}
-    prune_job(store, PROJECT, JOB, names(20), live=False)
+    assert before.unreferenced_objects() == {}
+    prune_job(store, PROJECT, JOB, names(20), is_running=False)
     after = Inventory(store, PROJECT, JOB)
     assert len(before.objects) - len(after.objects) == 2
-    assert after.unnamed() == {}
+    assert after.unreferenced_objects() == {}
 
 
 def test_all_versions_and_attempts_go(store, ckpts):
     commit(store, ckpts, (10, 20))
     commit(store, ckpts, (10,), seed=b"again")
     commit(store, ckpts, (10,), seed=b"later", attempt=2)
-    assert len(Inventory(store, PROJECT, JOB).of_name("checkpoint-10")) == 3
-    prune_job(store, PROJECT, JOB, names(10), live=False)
+    assert len(Inventory(store, PROJECT, JOB).refs_of("checkpoint-10")) == 3
+    prune_job(store, PROJECT, JOB, names(10), is_running=False)
     assert set(listed(store)) == {*names(20)}
     assert rest(store) == set()
 
@@ -78,29 +80,29 @@ def test_all_versions_and_attempts_go(store, ckpts):
 def test_every_rank_goes(store, tmp_path):
     for rank in (0, 1):
         commit(store, tmp_path / str(rank), (10, 20), rank=rank, group_size=2)
-    done = prune_job(store, PROJECT, JOB, names(10), live=False)
-    assert done.names == names(10)
+    done = prune_job(store, PROJECT, JOB, names(10), is_running=False)
+    assert done.pruned == names(10)
     assert set(listed(store)) == {*names(20)}
     check_whole(store)
     assert rest(store) == set()
 
 
 def test_again_it_does_nothing(five):
-    prune_job(five, PROJECT, JOB, names(10), live=False)
-    done = prune_job(five, PROJECT, JOB, names(10), live=False)
-    assert (done.names, done.keys, done.freed) == ((), (), 0)
+    prune_job(five, PROJECT, JOB, names(10), is_running=False)
+    done = prune_job(five, PROJECT, JOB, names(10), is_running=False)
+    assert (done.pruned, done.deleted_keys, done.freed_bytes) == ((), (), 0)
 
 
 def test_of_a_running_job_no_object_goes_and_the_newest_stays(five):
     before = set(Inventory(five, PROJECT, JOB).objects)
-    done = prune_job(five, PROJECT, JOB, names(10, 50), live=True)
-    assert (done.names, done.protected, done.keys) == (names(10), names(50), ())
+    done = prune_job(five, PROJECT, JOB, names(10, 50), is_running=True)
+    assert (done.pruned, done.protected, done.deleted_keys) == (names(10), names(50), ())
     assert set(listed(five)) == {*names(20, 30, 40, 50)}
     assert set(Inventory(five, PROJECT, JOB).objects) == before
     # The uploader of that rank may take them, at its next prune.
     done = prune_rank(five, origin(attempt=1), names(20))
-    assert done.names == names(20)
-    assert len(done.keys) == 10
+    assert done.pruned == names(20)
+    assert len(done.deleted_keys) == 10
     check_whole(five)
     assert rest(five) == set()
 
@@ -109,9 +111,9 @@ def test_a_rank_leaves_the_others_alone(store, tmp_path):
     for rank in (0, 1):
         commit(store, tmp_path / str(rank), (10, 20), rank=rank, group_size=2)
     done = prune_rank(store, origin(rank=0, group_size=2), names(10))
-    assert done.keys
-    assert all("/rank-0/" in key for key in done.keys)
-    assert 0 not in {ref.rank for ref in Inventory(store, PROJECT, JOB).of_name("checkpoint-10")}
+    assert done.deleted_keys
+    assert all("/rank-0/" in key for key in done.deleted_keys)
+    assert 0 not in {ref.rank for ref in Inventory(store, PROJECT, JOB).refs_of("checkpoint-10")}
     check_whole(store)
     prune_rank(store, origin(rank=1, group_size=2), names(10))
     assert set(listed(store)) == {*names(20)}
@@ -138,19 +140,19 @@ def test_an_object_that_another_rank_names_stays(store, tmp_path):
 
 def test_a_rank_keeps_what_a_retry_would_go_on_from(five):
     done = prune_rank(five, origin(), names(40, 50))
-    assert (done.names, done.protected) == (names(40), names(50))
+    assert (done.pruned, done.protected) == (names(40), names(50))
 
 
 def test_an_earlier_attempts_uploader_touches_nothing(five):
     five.create(f"{attempt_prefix(PROJECT, JOB, 2)}/attempt.json", b"{}")
-    assert prune_rank(five, origin(attempt=1), names(10)).names == ()
+    assert prune_rank(five, origin(attempt=1), names(10)).pruned == ()
     assert "checkpoint-10" in listed(five)
-    assert prune_rank(five, origin(attempt=2), names(10)).names == names(10)
+    assert prune_rank(five, origin(attempt=2), names(10)).pruned == names(10)
 
 
 def test_names_that_are_not_there_change_nothing(five):
     before = {info.key for info in five.list("")}
-    prune_job(five, PROJECT, JOB, ["nothing"], live=False)
+    prune_job(five, PROJECT, JOB, ["nothing"], is_running=False)
     prune_rank(five, origin(), ["nothing"])
     assert {info.key for info in five.list("")} == before
 
@@ -158,10 +160,10 @@ def test_names_that_are_not_there_change_nothing(five):
 def test_while_a_manifest_cannot_be_read_no_object_goes(five):
     broken = listed(five)["checkpoint-30"].newest_manifest
     five.put(broken, b"{")
-    done = prune_job(five, PROJECT, JOB, names(10), live=False)
-    assert (done.names, done.keys, done.unreadable) == (names(10), (), (broken,))
-    done = prune_job(five, PROJECT, JOB, names(30), live=False)
-    assert (done.names, done.unreadable) == (names(30), ())
+    done = prune_job(five, PROJECT, JOB, names(10), is_running=False)
+    assert (done.pruned, done.deleted_keys, done.unreadable_manifests) == (names(10), (), (broken,))
+    done = prune_job(five, PROJECT, JOB, names(30), is_running=False)
+    assert (done.pruned, done.unreadable_manifests) == (names(30), ())
     assert set(listed(five)) == {*names(20, 40, 50)}
     assert rest(five) == set()
 
@@ -171,7 +173,7 @@ def test_a_sweep_takes_what_no_manifest_names(five, tmp_path):
     five.delete(listed(five)["checkpoint-60"].newest_manifest)
     orphans = rest(five)
     assert len(orphans) == 5
-    assert set(sweep(five, PROJECT, JOB).keys) == orphans
+    assert set(delete_unreferenced(five, PROJECT, JOB).deleted_keys) == orphans
     check_whole(five)
     assert rest(five) == set()
 
@@ -190,7 +192,7 @@ def test_a_store_that_fails_half_way_is_gone_on_with(five):
     while True:
         failing.left = 4
         try:
-            prune_job(failing, PROJECT, JOB, names(10, 20, 30), live=False)
+            prune_job(failing, PROJECT, JOB, names(10, 20, 30), is_running=False)
         except StoreError:
             check_whole(five)
         else:
@@ -260,7 +262,7 @@ def test_killed_at_any_moment_what_is_listed_is_whole(five, tmp_path, soak):
 def _check_after_a_kill(store):
     check_whole(store)
     assert {*names(40, 50)} <= set(listed(store))
-    prune_job(store, PROJECT, JOB, names(10, 20, 30), live=False)
+    prune_job(store, PROJECT, JOB, names(10, 20, 30), is_running=False)
     assert set(listed(store)) == {*names(40, 50)}
     check_whole(store)
     assert rest(store) == set()
@@ -276,7 +278,7 @@ def _prune_in_a_process(store) -> int:
     child = os.fork()
     if child == 0:
         try:
-            prune_job(store, PROJECT, JOB, names(10, 20, 30), live=False)
+            prune_job(store, PROJECT, JOB, names(10, 20, 30), is_running=False)
             os._exit(0)
         finally:
             os._exit(1)
@@ -289,17 +291,17 @@ def _prune_in_a_process(store) -> int:
 def test_what_a_running_job_restores_stays(five):
     ledger = Ledger(five)
     holder = make_job(ledger, *RUNNING)
-    taken, gone = holds.take(ledger, loaded(five, "checkpoint-20"), holder=holder)
+    taken, gone = holds.acquire_holds(ledger, loaded(five, "checkpoint-20"), holder=holder)
     assert gone == ()
-    done = prune_job(five, PROJECT, JOB, names(10, 20), live=False)
-    assert done.names == names(10)
-    assert [hold.who for hold in done.held["checkpoint-20"]] == [f"job {holder}"]
+    done = prune_job(five, PROJECT, JOB, names(10, 20), is_running=False)
+    assert done.pruned == names(10)
+    assert [hold.label for hold in done.held["checkpoint-20"]] == [f"job {holder}"]
     assert "checkpoint-20" in listed(five)
     check_whole(five)
     done = prune_rank(five, origin(), names(20))
-    assert (done.names, set(done.held)) == ((), {"checkpoint-20"})
-    holds.release(five, taken)
-    assert prune_rank(five, origin(), names(20)).names == names(20)
+    assert (done.pruned, set(done.held)) == ((), {"checkpoint-20"})
+    holds.release_holds(five, taken)
+    assert prune_rank(five, origin(), names(20)).pruned == names(20)
     assert rest(five) == set()
 
 
@@ -309,13 +311,13 @@ def test_a_hold_that_comes_after_the_announcement_is_refused(five):
     refused = []
 
     def hold():
-        refused.append(holds.take(ledger, wanted, holder=holder))
+        refused.append(holds.acquire_holds(ledger, wanted, holder=holder))
 
     store = Interrupted(five._root, "/withdrawn/", hold)
-    done = prune_job(store, PROJECT, JOB, names(20), live=False)
+    done = prune_job(store, PROJECT, JOB, names(20), is_running=False)
     assert refused == [((), (wanted[0],))]
-    assert done.names == names(20)
-    assert holds.living(ledger, PROJECT, JOB) == []
+    assert done.pruned == names(20)
+    assert holds.list_active_holds(ledger, PROJECT, JOB) == []
 
 
 def test_a_prune_that_comes_between_a_hold_and_its_check_lets_one_of_them_win(five):
@@ -323,19 +325,19 @@ def test_a_prune_that_comes_between_a_hold_and_its_check_lets_one_of_them_win(fi
     done = []
 
     def prune():
-        done.append(prune_job(five, PROJECT, JOB, names(20), live=False))
+        done.append(prune_job(five, PROJECT, JOB, names(20), is_running=False))
 
     ledger = Ledger(Interrupted(five._root, "/holds/", prune))
-    _, gone = holds.take(ledger, wanted, holder=make_job(ledger, *RUNNING))
+    _, gone = holds.acquire_holds(ledger, wanted, holder=make_job(ledger, *RUNNING))
     assert gone == ()
-    assert (done[0].names, set(done[0].held)) == ((), {"checkpoint-20"})
+    assert (done[0].pruned, set(done[0].held)) == ((), {"checkpoint-20"})
     assert "checkpoint-20" in listed(five)
 
 
 def test_a_prune_killed_before_it_looked_takes_nothing_that_is_held(five):
     """It had announced; the holder had been promised the checkpoint before that."""
     ledger = Ledger(five)
-    holds.take(ledger, loaded(five, "checkpoint-20"), holder=make_job(ledger, *RUNNING))
+    holds.acquire_holds(ledger, loaded(five, "checkpoint-20"), holder=make_job(ledger, *RUNNING))
 
     class Killed(BaseException):
         pass
@@ -344,8 +346,10 @@ def test_a_prune_killed_before_it_looked_takes_nothing_that_is_held(five):
         raise Killed
 
     with pytest.raises(Killed):
-        prune_job(Interrupted(five._root, "/withdrawn/", kill), PROJECT, JOB, names(20), live=False)
-    done = prune_job(five, PROJECT, JOB, names(10), live=False)
+        prune_job(
+            Interrupted(five._root, "/withdrawn/", kill), PROJECT, JOB, names(20), is_running=False
+        )
+    done = prune_job(five, PROJECT, JOB, names(10), is_running=False)
     assert set(done.held) == {"checkpoint-20"}
     for key in loaded(five, "checkpoint-20")[0].manifests:
         assert five.get(key)
@@ -368,13 +372,13 @@ def test_whoever_wins_a_race_has_all_of_it(store, ckpts, tmp_path, soak):
 
         def prune(who, copy=copy, number=number, results=results):
             slow = Slow(copy._root, seed=number * 3 + who, most=0.002)
-            results[who] = prune_job(slow, PROJECT, JOB, names(10), live=False)
+            results[who] = prune_job(slow, PROJECT, JOB, names(10), is_running=False)
 
         def hold(copy=copy, number=number, results=results, wanted=wanted):
             time.sleep(soak.random.uniform(0, 0.015))
             slow = Ledger(Slow(copy._root, seed=number * 3 + 2, most=0.002))
             for _ in range(3):
-                results["hold"] = holds.take(slow, wanted, holder=holder)
+                results["hold"] = holds.acquire_holds(slow, wanted, holder=holder)
                 if not results["hold"][1]:
                     return
 

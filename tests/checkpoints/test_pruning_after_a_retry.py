@@ -9,11 +9,11 @@ import pytest
 from prefect_bt.checkpoints import pruning
 from prefect_bt.checkpoints.pruning import prune_job, prune_rank
 from prefect_bt.checkpoints.withdrawal import drop_outdated
-from prefect_bt.contract import attempt_prefix, job_prefix, withdrawn_prefix
+from prefect_bt.contract import attempt_prefix, job_prefix, tombstones_prefix
 from prefect_bt.epochs import PRUNE, RUN, Epochs
 from prefect_bt.errors import StoreError
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.records import Retention
+from prefect_bt.records import RetentionPolicy
 
 from .folders import FAST, JOB, PROJECT, flush, hf_full, origin, write
 from .shelf import Interrupted, check_whole, commit, listed, names, rest
@@ -47,7 +47,9 @@ def killed_prune(store, step, word="/withdrawn/", *, live=False):
     child = os.fork()
     if child == 0:
         try:
-            prune_job(Interrupted(store._root, word, kill), PROJECT, JOB, names(step), live=live)
+            prune_job(
+                Interrupted(store._root, word, kill), PROJECT, JOB, names(step), is_running=live
+            )
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)
@@ -56,10 +58,10 @@ def killed_prune(store, step, word="/withdrawn/", *, live=False):
 
 
 def withdrawals(store):
-    return [info.key for info in store.list(withdrawn_prefix(PROJECT, JOB))]
+    return [info.key for info in store.list(tombstones_prefix(PROJECT, JOB))]
 
 
-@pytest.mark.parametrize("retention", [Retention(), Retention(keep_last=5)])
+@pytest.mark.parametrize("retention", [RetentionPolicy(), RetentionPolicy(keep_last=5)])
 def test_the_next_attempts_uploader_keeps_what_a_killed_prune_announced(two, ckpts, retention):
     killed_prune(two, 20)
     begin(two, 2)
@@ -74,7 +76,7 @@ def test_the_next_attempts_prune_keeps_what_a_killed_prune_announced(two):
     killed_prune(two, 20)
     begin(two, 2)
     done = prune_rank(two, origin(attempt=2), names(10))
-    assert done.names == names(10)
+    assert done.pruned == names(10)
     assert set(listed(two)) == {*names(20)}
     assert rest(two) == set()
 
@@ -83,7 +85,7 @@ def test_the_next_attempts_prune_keeps_what_a_killed_prune_announced(two):
 def test_a_prune_by_command_after_a_retry_keeps_it_too(two, live):
     killed_prune(two, 20)
     begin(two, 2)
-    prune_job(two, PROJECT, JOB, names(10), live=live)
+    prune_job(two, PROJECT, JOB, names(10), is_running=live)
     assert set(listed(two)) == {*names(20)}
 
 
@@ -91,7 +93,7 @@ def test_a_run_that_has_only_claimed_the_job_counts_as_a_retry(two):
     claim(two, PRUNE)
     killed_prune(two, 20)
     claim(two, RUN)
-    prune_job(two, PROJECT, JOB, names(10), live=True)
+    prune_job(two, PROJECT, JOB, names(10), is_running=True)
     assert set(listed(two)) == {*names(20)}
 
 
@@ -101,7 +103,7 @@ def test_a_retry_without_an_attempt_counts_for_a_later_prune_too(two):
     killed_prune(two, 20)
     claim(two, RUN)
     claim(two, PRUNE)
-    prune_job(two, PROJECT, JOB, names(10), live=False)
+    prune_job(two, PROJECT, JOB, names(10), is_running=False)
     assert set(listed(two)) == {*names(20)}
     assert rest(two) == set()
 
@@ -115,7 +117,7 @@ def test_a_retry_that_begins_after_the_look_for_outdated_ones_counts(two, monkey
         begin(two, 2)
 
     monkeypatch.setattr(pruning, "drop_outdated", look_and_begin)
-    prune_job(two, PROJECT, JOB, (), live=True)
+    prune_job(two, PROJECT, JOB, (), is_running=True)
     assert set(listed(two)) == {*names(10, 20)}
 
 
@@ -142,7 +144,7 @@ def test_without_a_retry_the_next_prune_finishes_it(two):
     claim(two, PRUNE)
     killed_prune(two, 10)
     claim(two, PRUNE)
-    prune_job(two, PROJECT, JOB, (), live=False)
+    prune_job(two, PROJECT, JOB, (), is_running=False)
     assert set(listed(two)) == {*names(20)}
     assert rest(two) == set()
 
@@ -165,8 +167,8 @@ def test_what_a_killed_prune_began_to_delete_is_finished_by_the_next_attempt(sto
 def test_a_prune_sees_that_an_attempt_began_while_it_looked(two):
     """No claim tells it: of a running job, Prefect's retry begins the next attempt in its epoch."""
     store = Interrupted(two._root, "/withdrawn/", lambda: begin(two, 2))
-    done = prune_job(store, PROJECT, JOB, names(10), live=True)
-    assert (done.names, done.protected) == ((), names(10))
+    done = prune_job(store, PROJECT, JOB, names(10), is_running=True)
+    assert (done.pruned, done.protected) == ((), names(10))
     assert set(listed(two)) == {*names(10, 20)}
     assert withdrawals(two) == []
 
@@ -190,12 +192,12 @@ def test_a_checkpoint_that_is_half_deleted_stays_withdrawn(store, ckpts):
             seen.append(set(listed(store)))
 
     interrupted.delete = delete
-    prune_job(interrupted, PROJECT, JOB, names(10), live=True)
+    prune_job(interrupted, PROJECT, JOB, names(10), is_running=True)
     assert seen[1:] == [{*names(20)}]
     assert withdrawals(store), "its objects go when the job is over"
 
 
-KEEP_ALL_OF_THEM = replace(FAST, retention=Retention(keep_last=9))
+KEEP_ALL_OF_THEM = replace(FAST, retention=RetentionPolicy(keep_last=9))
 
 
 def write_again(ckpts, *steps):
@@ -234,7 +236,7 @@ def test_an_uploader_sends_again_what_a_failed_retention_has_deleted(store, ckpt
         write(ckpts / f"checkpoint-{step}", hf_full(step, seed=b"%d" % step))
         os.utime(ckpts / f"checkpoint-{step}" / "model.safetensors", ns=(written_ns, written_ns))
     write(ckpts / "checkpoint-30", hf_full(30, seed=b"10"))
-    options = replace(FAST, retention=Retention(keep_last=1))
+    options = replace(FAST, retention=RetentionPolicy(keep_last=1))
     flush(RefusesOnce(store._root), ckpts, attempt=1, options=options)
     assert "checkpoint-30" in listed(store)
     check_whole(store)

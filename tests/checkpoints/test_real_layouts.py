@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.checkpoints.judging import Judge
-from prefect_bt.checkpoints.layout import checkpoints_in
-from prefect_bt.checkpoints.manifest import FORMAT, Entry, Manifest
+from prefect_bt.checkpoints.judging import Validator
+from prefect_bt.checkpoints.layout import group_by_checkpoint
+from prefect_bt.checkpoints.manifest import FORMAT, Manifest, ManifestEntry
 from prefect_bt.checkpoints.scanning import scan
 from prefect_bt.checkpoints.volumes import Volumes
 
 from . import folders
-from .writers import ALONE, ONCE, WRITERS, Writing
+from .writers import ONCE, SINGLE_NODE, WRITERS, Writing
 
 TOLD, SILENT = "told", "silent"
 
@@ -25,7 +25,11 @@ class Stage:
     """A checkpoint directory that a writer fills, and its judge."""
 
     def __init__(self, root, place):
-        self.root, self.judge, self.clock = root, Judge(Volumes(root), place=place), 1_000_000_000
+        self.root, self.judge, self.clock = (
+            root,
+            Validator(Volumes(root), position=place),
+            1_000_000_000,
+        )
 
     def write(self, writing, path):
         target = self.root / os.path.normpath(f"{writing.name}/{path}")
@@ -37,21 +41,26 @@ class Stage:
         """The checkpoints at or below the writer's folder."""
         below = {writing.name, *(f"{writing.name}/vae",)}
         return [
-            one for name, one in checkpoints_in(scan(Volumes(self.root))).items() if name in below
+            one
+            for name, one in group_by_checkpoint(scan(Volumes(self.root))).items()
+            if name in below
         ]
 
     def verdict(self, writing, examples=()):
         found = self.found(writing)
-        held = [self.judge.fault(one, examples) or self.judge.doubt(one, examples) for one in found]
+        held = [
+            self.judge.validate(one, examples) or self.judge.find_unfinished_sign(one, examples)
+            for one in found
+        ]
         return TOLD if all(held) else SILENT
 
     def finished(self, writing, examples=()):
-        return all(self.judge.finished(one, examples) for one in self.found(writing))
+        return all(self.judge.is_finished(one, examples) for one in self.found(writing))
 
     def commit(self, writing, step):
         [found] = self.found(writing)
         entries = tuple(
-            Entry(path, path, "", fact.size, "", mtime_ns=fact.mtime_ns)
+            ManifestEntry(path, path, "", fact.size, "", mtime_ns=fact.mtime_ns)
             for path, fact in found.files.items()
         )
         return Manifest(
@@ -79,7 +88,10 @@ def test_the_first_checkpoint(tmp_path, writer):
     stage = Stage(tmp_path, writing.place)
     play(stage, writing, silent=writing.silent, early=writing.early)
     [found] = stage.found(writing)
-    assert (stage.judge.fault(found, []), stage.judge.doubt(found, [])) == ("", "")
+    assert (stage.judge.validate(found, []), stage.judge.find_unfinished_sign(found, [])) == (
+        "",
+        "",
+    )
     assert stage.finished(writing) is writing.finished
 
 
@@ -92,7 +104,7 @@ def test_the_second_is_measured_against_the_first(tmp_path, writer):
     examples = [stage.commit(first, 10)]
     play(stage, second, silent=second.silent_again, early=(), examples=examples)
     [found] = stage.found(second)
-    assert stage.judge.fault(found, examples) == ""
+    assert stage.judge.validate(found, examples) == ""
     assert stage.finished(second, examples)
 
 
@@ -126,7 +138,7 @@ def test_files_of_one_tick_of_the_clock_do_not_hide_the_end(tmp_path):
 def test_a_sibling_that_is_shorter_is_not_proved_to_be_done(tmp_path):
     # No format tells where this one ends.
     first, second = (Writing(f"step-{n}", {"weights.raw": b"x" * 1000}) for n in (1, 2))
-    stage = Stage(tmp_path, ALONE)
+    stage = Stage(tmp_path, SINGLE_NODE)
     stage.write(first, "weights.raw")
     examples = [stage.commit(first, 1)]
     short = Writing("step-2", {"weights.raw": b"x" * 500})
@@ -145,25 +157,25 @@ def test_a_tracker_that_names_another_one_proves_nothing(tmp_path):
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     for text, doubted in {"10": True, "release": True, "": True, "30": False, "20": False}.items():
         tracker.write_text(text)
-        assert bool(stage.judge.doubt(found, [])) is doubted, text
+        assert bool(stage.judge.find_unfinished_sign(found, [])) is doubted, text
         assert stage.finished(writing) is (text == "20")
     # Older than the files: it is of a former save.
     os.utime(tracker, ns=(1, 1))
     assert not stage.finished(writing)
     tracker.unlink()
     tracker.mkdir()
-    assert stage.judge.doubt(found, []) and not stage.finished(writing)
+    assert stage.judge.find_unfinished_sign(found, []) and not stage.finished(writing)
 
 
 def test_orbax_renames_a_folder_when_it_is_done(tmp_path):
     files = {"default/d/abc": b"x", "default/_METADATA": b"{}", "_CHECKPOINT_METADATA": b"{}"}
-    judge = Judge(Volumes(tmp_path))
+    judge = Validator(Volumes(tmp_path))
     folders.write(tmp_path / "run/100.orbax-checkpoint-tmp-1", files)
-    [found] = checkpoints_in(scan(Volumes(tmp_path))).values()
-    assert judge.fault(found, [])
+    [found] = group_by_checkpoint(scan(Volumes(tmp_path))).values()
+    assert judge.validate(found, [])
     (tmp_path / "run/100.orbax-checkpoint-tmp-1").rename(tmp_path / "run/100")
-    [found] = checkpoints_in(scan(Volumes(tmp_path))).values()
-    assert found.name == "run/100" and judge.fault(found, []) == ""
+    [found] = group_by_checkpoint(scan(Volumes(tmp_path))).values()
+    assert found.name == "run/100" and judge.validate(found, []) == ""
 
 
 LAYOUTS = Path(__file__).parents[1] / "fixtures" / "layouts.tar.gz"
@@ -220,14 +232,17 @@ def test_what_the_framework_itself_writes(tmp_path, framework):
     silent, finished = REAL[framework]
     saved = as_written(LAYOUTS)[framework]
     first, *others = (saved[name] for name in sorted(saved))
-    stage = Stage(tmp_path, ALONE)
+    stage = Stage(tmp_path, SINGLE_NODE)
     play(stage, first, silent=silent, early=())
     [found] = stage.found(first)
-    assert (stage.judge.fault(found, []), stage.judge.doubt(found, [])) == ("", "")
+    assert (stage.judge.validate(found, []), stage.judge.find_unfinished_sign(found, [])) == (
+        "",
+        "",
+    )
     assert stage.finished(first) is finished
     examples = [stage.commit(first, 1)]
     for second in others:
         play(stage, second, silent=(), early=(), examples=examples)
         [found] = stage.found(second)
-        assert stage.judge.fault(found, examples) == ""
+        assert stage.judge.validate(found, examples) == ""
         assert stage.finished(second, examples)

@@ -17,9 +17,9 @@ class Counted(Volumes):
     opened = 0
 
     @contextmanager
-    def folder(self, relative=""):
+    def open_folder(self, relative=""):
         Counted.opened += 1
-        with super().folder(relative) as folder:
+        with super().open_folder(relative) as folder:
             yield folder
 
 

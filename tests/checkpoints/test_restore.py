@@ -13,9 +13,9 @@ import pytest
 
 from prefect_bt.checkpoints import transfer
 from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.checkpoints.manifest import Entry
-from prefect_bt.checkpoints.materialise import fetch, matches, matching
-from prefect_bt.checkpoints.restore import Prepared, load_checkpoints, prepare_directory
+from prefect_bt.checkpoints.manifest import ManifestEntry
+from prefect_bt.checkpoints.materialise import download_files, file_matches, find_matching
+from prefect_bt.checkpoints.restore import RestoreResult, load_checkpoints, restore_directory
 from prefect_bt.errors import CheckpointError
 from prefect_bt.objects import open_store
 from prefect_bt.plan import LoadedCheckpoint
@@ -27,14 +27,14 @@ from .folders import JOB, PROJECT, flush
 @pytest.fixture
 def prepare(store, tmp_path):
     def run(directory, rank=0, targets=()):
-        return prepare_directory(
+        return restore_directory(
             store,
             project_id=PROJECT,
             job_id=JOB,
             rank=rank,
             directory=directory,
-            aside=tmp_path / "aside",
-            targets=targets,
+            aside_dir=tmp_path / "aside",
+            mounts=targets,
         )
 
     return run
@@ -52,7 +52,7 @@ NAMES = (".", "checkpoint-10", "v0/checkpoint-20")
 
 
 def test_a_first_attempt_has_nothing(prepare, ckpts):
-    assert prepare(ckpts) == Prepared((), (), ())
+    assert prepare(ckpts) == RestoreResult((), (), ())
     assert list(ckpts.iterdir()) == []
 
 
@@ -61,14 +61,14 @@ def test_a_fresh_node_gets_everything_back(prepare, store, ckpts, tmp_path):
     folders.touch_back(ckpts / "checkpoint-10/config.json", 1000)
     flush(store, ckpts)
     fresh = tmp_path / "fresh"
-    assert prepare(fresh) == Prepared((), NAMES, ())
+    assert prepare(fresh) == RestoreResult((), NAMES, ())
     assert folders.contents(fresh) == folders.contents(ckpts)
     for path in ckpts.rglob("*"):
         there = fresh / path.relative_to(ckpts)
         assert there.stat().st_mode == path.stat().st_mode
         if path.is_file():
             assert there.stat().st_mtime_ns == path.stat().st_mtime_ns
-    assert prepare(fresh) == Prepared(NAMES, (), ())
+    assert prepare(fresh) == RestoreResult(NAMES, (), ())
     assert not list(fresh.glob(".prefect*"))
 
 
@@ -76,7 +76,7 @@ def test_the_same_node_keeps_what_is_right(prepare, store, ckpts):
     three(ckpts)
     flush(store, ckpts)
     inodes = {path: path.stat().st_ino for path in ckpts.rglob("*") if path.is_file()}
-    assert prepare(ckpts) == Prepared(NAMES, (), ())
+    assert prepare(ckpts) == RestoreResult(NAMES, (), ())
     assert {path: path.stat().st_ino for path in ckpts.rglob("*") if path.is_file()} == inodes
 
 
@@ -91,7 +91,7 @@ def test_half_written_ones_are_moved_out_of_the_way_and_kept(prepare, store, ckp
     folders.write(ckpts / "checkpoint-10", {"extra.tmp": b"1"})
     (ckpts / "empty/inner").mkdir(parents=True)
     prepared = prepare(ckpts)
-    assert prepared.set_aside == (
+    assert prepared.moved_aside == (
         *("checkpoint-10/extra.tmp", "checkpoint-30", "stray.txt", "tmp-checkpoint-40"),
     )
     assert folders.contents(ckpts) == committed
@@ -152,22 +152,22 @@ def test_a_step_that_another_rank_did_not_commit_is_left_out(prepare, store, ckp
         flush(store, folder, rank=rank, group_size=2)
     folders.write(ckpts / "checkpoint-20", {"shard-0.dat": b"20"})
     flush(store, ckpts, rank=0, group_size=2)
-    assert prepare(ckpts) == Prepared(("checkpoint-10",), (), ("checkpoint-20",))
-    assert prepare(other, rank=1).kept == ("checkpoint-10",)
+    assert prepare(ckpts) == RestoreResult(("checkpoint-10",), (), ("checkpoint-20",))
+    assert prepare(other, rank=1).unchanged == ("checkpoint-10",)
 
 
 def test_links_stay_when_they_show_what_was_committed(prepare, store, ckpts, tmp_path):
     folders.write(ckpts / "checkpoint-10", folders.hf_full(10))
     (ckpts / "last").symlink_to("checkpoint-10")
     flush(store, ckpts)
-    assert prepare(ckpts).kept == ("checkpoint-10", "last")
+    assert prepare(ckpts).unchanged == ("checkpoint-10", "last")
     assert (ckpts / "last").is_symlink()
     # Retargeted to something that was not committed: copies of what was, and no write through it.
     folders.write(ckpts / "checkpoint-20", {"model.safetensors": b"half"})
     (ckpts / "last").unlink()
     (ckpts / "last").symlink_to("checkpoint-20")
     prepared = prepare(ckpts)
-    assert prepared.kept == ("checkpoint-10",) and prepared.restored == ("last",)
+    assert prepared.unchanged == ("checkpoint-10",) and prepared.restored == ("last",)
     assert not (ckpts / "last").is_symlink()
     assert folders.contents(ckpts / "last") == folders.contents(ckpts / "checkpoint-10")
     assert (tmp_path / "aside/last").is_symlink()
@@ -179,8 +179,8 @@ def test_a_link_out_of_the_directory_is_never_written_through(prepare, store, ck
     folders.write(outside, {"a": b"committed"})
     (ckpts / "best").symlink_to(outside)
     targets = ((str(outside), outside),)
-    flush(store, ckpts, options=replace(folders.FAST, targets=targets))
-    assert prepare(ckpts, targets=targets).kept == ("best",)
+    flush(store, ckpts, options=replace(folders.FAST, mounts=targets))
+    assert prepare(ckpts, targets=targets).unchanged == ("best",)
     assert (ckpts / "best").is_symlink()
     (outside / "a").write_bytes(b"mine now!")
     prepare(ckpts, targets=targets)
@@ -234,10 +234,10 @@ def test_killed_at_any_point_and_run_again(store, ckpts, tmp_path):
         folders.write(node / f"half-{number}", {"x": b"%d" % number})
     code = (
         "import sys; from pathlib import Path; from prefect_bt.objects import open_store\n"
-        "from prefect_bt.checkpoints.restore import prepare_directory as p\n"
+        "from prefect_bt.checkpoints.restore import restore_directory as p\n"
         "print('go', flush=True)\n"
         f"p(open_store(sys.argv[1]), project_id={PROJECT!r}, job_id={JOB!r}, rank=0,"
-        " directory=Path(sys.argv[2]), aside=Path(sys.argv[3]))"
+        " directory=Path(sys.argv[2]), aside_dir=Path(sys.argv[3]))"
     )
     command = [sys.executable, "-c", code, store.url, str(node), str(tmp_path / "aside")]
     for _ in range(8):
@@ -302,14 +302,14 @@ def test_of_a_file_that_grows_only_its_size_is_read(tmp_path):
     """A link may lead to a folder that another running job can write."""
     data, file = random.Random(1).randbytes(9 << 20), tmp_path / "x"
     file.write_bytes(data)
-    entry = Entry("x", "x", "x", len(data), hashlib.sha256(data).hexdigest())
+    entry = ManifestEntry("x", "x", "x", len(data), hashlib.sha256(data).hexdigest())
     read: list[int] = []
 
     def grow(size):
         read.append(size)
         os.truncate(file, 1 << 32)
 
-    assert not matches(tmp_path, "x", entry, grow)
+    assert not file_matches(tmp_path, "x", entry, grow)
     assert sum(read) == len(data)
 
 
@@ -323,7 +323,7 @@ def bucket(tmp_path):
     for name, size in SIZES.items():
         data = random.Random(size).randbytes(size)
         bucket.put(f"objects/{name}", data)
-        wanted[name] = Entry(
+        wanted[name] = ManifestEntry(
             path=name,
             logical=name,
             key=f"objects/{name}",
@@ -338,13 +338,13 @@ def bucket(tmp_path):
 def test_a_large_object_arrives_in_ranges_and_every_byte_is_told(bucket, tmp_path):
     store, wanted = bucket
     told: list[int] = []
-    fetch(store, wanted, root=tmp_path / "here", tick=told.append)
+    download_files(store, wanted, root=tmp_path / "here", on_bytes=told.append)
     assert sum(told) == sum(SIZES.values())
     assert max(told) < SIZES["many ranges"]
     for name in SIZES:
         assert (tmp_path / "here" / name).read_bytes() == store.get(f"objects/{name}")
     told.clear()
-    assert matching(tmp_path / "here", wanted, tick=told.append) == set(SIZES)
+    assert find_matching(tmp_path / "here", wanted, on_bytes=told.append) == set(SIZES)
     assert sum(told) == sum(SIZES.values())
 
 
@@ -354,7 +354,7 @@ def test_a_large_object_that_is_not_what_was_committed_never_appears(bucket, tmp
     store, wanted = bucket
     store.put("objects/many ranges", change(store.get("objects/many ranges")))
     with pytest.raises(CheckpointError, match="does not hold the bytes"):
-        fetch(store, wanted, root=tmp_path)
+        download_files(store, wanted, root=tmp_path)
     assert not (tmp_path / "many ranges").exists()
     assert not list(tmp_path.glob(".*"))
 
@@ -368,7 +368,7 @@ def test_ctrl_c_ends_what_is_on_its_way(bucket, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(store, wanted, root=tmp_path, tick=interrupt)
+        download_files(store, wanted, root=tmp_path, on_bytes=interrupt)
     assert len(told) <= len(SIZES)
     assert not (tmp_path / "many ranges").exists()
     assert not list(tmp_path.glob(".*"))
@@ -388,7 +388,7 @@ def test_a_disk_that_takes_no_more_is_named(bucket, tmp_path, kind):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
         with pytest.raises(CheckpointError, match=f"cannot be written to {tmp_path / 'here'}: "):
-            fetch(store, wanted, root=tmp_path / "here")
+            download_files(store, wanted, root=tmp_path / "here")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list((tmp_path / "here").glob(".*"))

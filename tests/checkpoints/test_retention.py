@@ -2,8 +2,8 @@
 
 import pytest
 
-from prefect_bt.checkpoints.retention import expendable
-from prefect_bt.records import Retention
+from prefect_bt.checkpoints.retention import select_prunable
+from prefect_bt.records import RetentionPolicy
 
 
 def steps(*numbers, stem="checkpoint-"):
@@ -13,38 +13,43 @@ def steps(*numbers, stem="checkpoint-"):
 @pytest.mark.parametrize(
     ("policy", "left"),
     [
-        (Retention(), steps(5, 10, 15, 20, 100)),
-        (Retention(keep_last=2), steps(20, 100)),
-        (Retention(keep_last=9), steps(5, 10, 15, 20, 100)),
-        (Retention(keep_last=1, keep_every=10), steps(10, 20, 100)),
-        (Retention(keep_every=15), steps(15, 100)),
-        (Retention(keep_last=0), steps(100)),
-        (Retention(keep_every=0), steps(100)),
-        (Retention(keep_last=-3, keep_every=-1), steps(100)),
+        (RetentionPolicy(), steps(5, 10, 15, 20, 100)),
+        (RetentionPolicy(keep_last=2), steps(20, 100)),
+        (RetentionPolicy(keep_last=9), steps(5, 10, 15, 20, 100)),
+        (RetentionPolicy(keep_last=1, keep_every=10), steps(10, 20, 100)),
+        (RetentionPolicy(keep_every=15), steps(15, 100)),
+        (RetentionPolicy(keep_last=0), steps(100)),
+        (RetentionPolicy(keep_every=0), steps(100)),
+        (RetentionPolicy(keep_last=-3, keep_every=-1), steps(100)),
     ],
 )
 def test_what_stays_of_a_series(policy, left):
     names = steps(100, 5, 20, 15, 10)
-    assert set(names) - set(expendable(names, policy)) == set(left)
+    assert set(names) - set(select_prunable(names, policy)) == set(left)
 
 
 def test_steps_are_ordered_as_numbers():
-    assert expendable(steps(9, 10, 100), Retention(keep_last=1)) == tuple(sorted(steps(9, 10)))
+    assert select_prunable(steps(9, 10, 100), RetentionPolicy(keep_last=1)) == tuple(
+        sorted(steps(9, 10))
+    )
 
 
 def test_every_series_is_counted_by_itself():
     names = [*steps(1, 2), *steps(1, 2, stem="v0/checkpoint-"), *steps(7, stem="epoch_")]
-    assert expendable(names, Retention(keep_last=1)) == ("checkpoint-1", "v0/checkpoint-1")
+    assert select_prunable(names, RetentionPolicy(keep_last=1)) == (
+        "checkpoint-1",
+        "v0/checkpoint-1",
+    )
 
 
 def test_a_name_without_a_step_stays():
     names = [".", "final", "runs", *steps(1, 2)]
-    assert expendable(names, Retention(keep_last=1)) == ("checkpoint-1",)
+    assert select_prunable(names, RetentionPolicy(keep_last=1)) == ("checkpoint-1",)
 
 
 def test_a_name_given_twice_counts_once():
-    assert expendable([*steps(1, 2), *steps(2)], Retention(keep_last=2)) == ()
+    assert select_prunable([*steps(1, 2), *steps(2)], RetentionPolicy(keep_last=2)) == ()
 
 
 def test_only_what_was_given_goes():
-    assert expendable([], Retention(keep_last=1)) == ()
+    assert select_prunable([], RetentionPolicy(keep_last=1)) == ()

@@ -8,15 +8,15 @@ import time
 import pytest
 
 from prefect_bt.checkpoints import integrity, settling, transfer, uploader, watching
-from prefect_bt.checkpoints.committed import manifest_refs
-from prefect_bt.checkpoints.layout import FileFact, Found
-from prefect_bt.checkpoints.retrying import Retries
-from prefect_bt.checkpoints.settling import Settling
+from prefect_bt.checkpoints.committed import iter_manifest_refs
+from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint
+from prefect_bt.checkpoints.retrying import RetrySchedule
+from prefect_bt.checkpoints.settling import StabilityTracker
 from prefect_bt.checkpoints.uploader import UploadOptions
 from prefect_bt.checkpoints.volumes import Volumes
-from prefect_bt.checkpoints.watching import Directory
+from prefect_bt.checkpoints.watching import DirectoryWatcher
 from prefect_bt.errors import StoreError
-from prefect_bt.records import Retention
+from prefect_bt.records import RetentionPolicy
 
 from . import folders
 from .folders import FAST, JOB, PROJECT, flush
@@ -44,7 +44,7 @@ class Picky(Counting):
 def test_one_that_fails_for_ever_delays_nobody(tmp_path, ckpts, error):
     store = Picky(tmp_path / "store", error)
     folders.write(ckpts / "a-bad", {"x": b"bad"})
-    options = UploadOptions(settle=0.05, scan=60, patience=0.1)
+    options = UploadOptions(settle=0.05, scan=60, stall_timeout=0.1)
     with Running(store, ckpts, options) as running:
         wait_for(lambda: store.tries)
         folders.write(ckpts / "good", {"x": b"good"})
@@ -79,18 +79,18 @@ def test_what_is_written_while_one_is_sent_is_seen_at_once(tmp_path, ckpts, mean
 
 
 def test_what_comes_due_during_a_long_look_is_not_passed_over(store, ckpts, monkeypatch):
-    settled = Settling.settled
+    settled = StabilityTracker.find_stable
 
-    def slow(self, name, *, now, ask):
-        taken = settled(self, name, now=now, ask=ask)
+    def slow(self, name, *, now, probe):
+        taken = settled(self, name, now=now, probe=probe)
         time.sleep(0.4)
         return taken
 
-    monkeypatch.setattr(Settling, "settled", slow)
+    monkeypatch.setattr(StabilityTracker, "find_stable", slow)
     # What was passed over would not come: nothing else is due before the test gives up.
-    monkeypatch.setattr(settling, "_DOUBT", 3600.0)
-    monkeypatch.setattr(uploader, "_LONGEST_PAUSE", 3600.0)
-    monkeypatch.setattr(watching, "_EVERYTHING_EVERY", 3600.0)
+    monkeypatch.setattr(settling, "_UNFINISHED_WAIT", 3600.0)
+    monkeypatch.setattr(uploader, "_MAX_WAIT", 3600.0)
+    monkeypatch.setattr(watching, "_FULL_SCAN_INTERVAL", 3600.0)
     with Running(store, ckpts, UploadOptions(settle=0.3, scan=0.02)) as running:
         folders.write(ckpts / "one", {"x": b"1"})
         wait_for(lambda: running.done("one"))
@@ -111,7 +111,7 @@ def test_a_store_that_is_down_is_not_asked_for_each_of_many(tmp_path, ckpts):
     store.put = down
     for number in range(40):
         folders.write(ckpts / f"checkpoint-{number}", {"x": b"%d" % number})
-    options = UploadOptions(settle=0.05, scan=0.02, patience=0.01)
+    options = UploadOptions(settle=0.05, scan=0.02, stall_timeout=0.01)
     status = flush(store, ckpts, options=options)
     assert len(status.uncommitted) == 40
     assert len(asked) < 20
@@ -129,37 +129,39 @@ def test_of_many_that_fail_the_last_is_tried_too(tmp_path, ckpts):
 
 
 def test_pauses_are_of_each_name_alone():
-    retries = Retries(1.0)
+    retries = RetrySchedule(1.0)
     error = StoreError("no")
     for now, pause in ((0, 1), (1, 2), (3, 4), (7, 8)):
-        retries.failed("a", error, now=now)
-        assert not retries.may("a", now=now + pause - 0.1)
-        assert retries.may("a", now=now + pause)
-        assert retries.may("b", now=now)
+        retries.record_failure("a", error, now=now)
+        assert not retries.is_due("a", now=now + pause - 0.1)
+        assert retries.is_due("a", now=now + pause)
+        assert retries.is_due("b", now=now)
     for _ in range(9):
-        retries.failed("a", error, now=100)
-    assert retries.next_due(now=100) == 30
-    retries.hurry()
-    assert retries.may("a", now=100)
-    retries.succeeded("a")
-    assert retries.next_due(now=100) == float("inf")
+        retries.record_failure("a", error, now=100)
+    assert retries.seconds_until_due(now=100) == 30
+    retries.reset_delays()
+    assert retries.is_due("a", now=100)
+    retries.record_success("a")
+    assert retries.seconds_until_due(now=100) == float("inf")
 
 
 def test_a_damaged_manifest_costs_its_own_checkpoint_only(store, ckpts):
     folders.write(ckpts / "a", {"x": b"1"})
     flush(store, ckpts)
-    (ref,) = manifest_refs(store, PROJECT, JOB)
+    (ref,) = iter_manifest_refs(store, PROJECT, JOB)
     store.put(ref.key, b"{ cut")
     folders.write(ckpts / "b", {"x": b"2"})
     for attempt in (1, 2):
         assert not flush(store, ckpts, attempt=attempt).error
-        assert {ref.name for ref in manifest_refs(store, PROJECT, JOB)} == {"a", "b"}
-    newest = max((ref for ref in manifest_refs(store, PROJECT, JOB) if ref.name == "a"), key=_order)
+        assert {ref.name for ref in iter_manifest_refs(store, PROJECT, JOB)} == {"a", "b"}
+    newest = max(
+        (ref for ref in iter_manifest_refs(store, PROJECT, JOB) if ref.name == "a"), key=_order
+    )
     assert newest.key != ref.key
 
 
 def _order(ref):
-    return ref.order
+    return ref.sort_key
 
 
 def test_a_name_that_comes_back_with_other_bytes_of_the_same_size_and_time(store, ckpts):
@@ -173,7 +175,7 @@ def test_a_name_that_comes_back_with_other_bytes_of_the_same_size_and_time(store
         folders.write(new, {"x": b"22"})
         os.utime(new / "x", ns=(seen.st_atime_ns, seen.st_mtime_ns))
         new.rename(ckpts / "best")
-    assert listed(store)["best"].manifests[0].content == folders.contents(ckpts / "best")
+    assert listed(store)["best"].manifests[0].digests == folders.contents(ckpts / "best")
 
 
 def test_a_state_beside_a_growing_log_is_not_kept_waiting(store, ckpts):
@@ -189,7 +191,7 @@ def test_a_state_beside_a_growing_log_is_not_kept_waiting(store, ckpts):
     writer = threading.Thread(target=log)
     writer.start()
     try:
-        options = UploadOptions(settle=0.3, scan=0.02, again=600)
+        options = UploadOptions(settle=0.3, scan=0.02, recommit_interval=600)
         with Running(store, ckpts, options) as running:
             wait_for(lambda: running.done("."))
             for state in (b"2", b"3"):
@@ -210,25 +212,25 @@ def versions(store):
 
 @pytest.mark.parametrize("grows", [0, 1])
 def test_saved_every_half_minute_under_one_name_is_taken_nevertheless(grows):
-    settling, found, taken = Settling(1.5), {}, []
+    settling, found, taken = StabilityTracker(1.5), {}, []
     for now in range(600):
         if now % 20 == 0:
-            fact = FileFact(9 + grows * now, now)
-            found = {".": Found(".", {"config.json": FileFact(1, 1), "ckpt.pt": fact})}
+            fact = FileStat(9 + grows * now, now)
+            found = {".": LocalCheckpoint(".", {"config.json": FileStat(1, 1), "ckpt.pt": fact})}
         settling.observe(found, now=now)
-        if settling.settled(".", now=now, ask=Told()) is not None:
+        if settling.find_stable(".", now=now, probe=Told()) is not None:
             taken.append(now)
     assert max(taken) > 450
 
 
 def test_written_anew_is_a_new_version_and_written_on_is_the_same():
     def at(now, size, version, *, more=()):
-        files = {"ckpt": FileFact(size, version), "static": FileFact(1, 1)}
-        files |= {path: FileFact(1, now) for path in more}
-        settling.observe({".": Found(".", files)}, now=now)
-        return settling.settled(".", now=now, ask=Told()) is not None
+        files = {"ckpt": FileStat(size, version), "static": FileStat(1, 1)}
+        files |= {path: FileStat(1, now) for path in more}
+        settling.observe({".": LocalCheckpoint(".", files)}, now=now)
+        return settling.find_stable(".", now=now, probe=Told()) is not None
 
-    settling = Settling(2)
+    settling = StabilityTracker(2)
     assert not at(0, 9, 1) and at(2, 9, 1)
     assert not at(10, 9, 2) and at(12, 9, 2)  # anew
     assert not at(20, 9, 3) and at(22, 9, 3)
@@ -241,27 +243,27 @@ def test_written_anew_is_a_new_version_and_written_on_is_the_same():
 
 
 def test_many_new_files_are_no_reason_to_be_late(ckpts):
-    directory = Directory(Volumes(ckpts))
-    directory.look()
+    directory = DirectoryWatcher(Volumes(ckpts))
+    directory.refresh()
     (ckpts / "a").mkdir()
     for number in range(2000):
         (ckpts / "a" / f"{number}").touch()
-    directory.look()
+    directory.refresh()
     (ckpts / "b").touch()
     assert directory._not_before - time.monotonic() <= watching._COALESCE
-    while not directory.wait(30):
+    while not directory.wait_for_change(30):
         pass
     directory.close()
 
 
 def test_looking_costs_a_small_share_in_the_long_run(ckpts):
-    directory = Directory(Volumes(ckpts))
+    directory = DirectoryWatcher(Volumes(ckpts))
     before = time.monotonic()
     for _ in range(10):
-        directory.rest(watching._SAVED)
+        directory.throttle(watching._CPU_BURST)
     pause = directory._not_before - before
     directory.close()
-    assert pause >= watching._LONGEST
+    assert pause >= watching._MAX_PAUSE
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved away"])
@@ -290,7 +292,9 @@ def test_a_receipt_that_was_left_behind_speaks_for_no_other_bytes(tmp_path, ckpt
     other = bytearray(one)
     other[SIZE // transfer._SAMPLES // 2 + transfer._SAMPLE] ^= 1
     folders.write(ckpts / "step-1", {"x": bytes(one)})
-    keep = UploadOptions(settle=0.05, scan=0.02, patience=0.5, retention=Retention(keep_last=1))
+    keep = UploadOptions(
+        settle=0.05, scan=0.02, stall_timeout=0.5, retention=RetentionPolicy(keep_last=1)
+    )
     flush(store, ckpts, options=keep)
     folders.write(ckpts / "step-2", {"x": b"small"})
     flush(store, ckpts, options=keep)
@@ -302,7 +306,7 @@ def test_a_receipt_that_was_left_behind_speaks_for_no_other_bytes(tmp_path, ckpt
     flush(store, ckpts)
     assert integrity.verify(store, PROJECT, JOB) == []
     for name in ("step-3", "step-4"):
-        assert listed(store)[name].manifests[0].content == folders.contents(ckpts / name)
+        assert listed(store)[name].manifests[0].digests == folders.contents(ckpts / name)
 
 
 def test_a_receipt_that_cannot_be_left_is_no_reason_to_send_all_again(tmp_path, ckpts):
@@ -324,7 +328,7 @@ def test_a_receipt_that_cannot_be_left_is_no_reason_to_send_all_again(tmp_path, 
 def test_what_changed_on_its_way_leaves_nothing(tmp_path, ckpts):
     store = Counting(tmp_path / "store")
     folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
-    upload, rounds = store.upload_exact, []
+    upload, rounds = store.upload_verified, []
 
     def changing(key, source, **more):
         sent = upload(key, source, **more)
@@ -335,7 +339,7 @@ def test_what_changed_on_its_way_leaves_nothing(tmp_path, ckpts):
                 stream.write(os.urandom(8))
         return sent
 
-    store.upload_exact = changing
+    store.upload_verified = changing
     assert not flush(store, ckpts).error
     objects = [info.key for info in store.list("") if info.key.endswith(".bytes")]
     assert objects == [next(listed(store)["a"].files()).key] != rounds

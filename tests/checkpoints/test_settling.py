@@ -1,32 +1,32 @@
 import math
 from dataclasses import dataclass
 
-from prefect_bt.checkpoints.layout import FileFact, Found
-from prefect_bt.checkpoints.settling import Settling
+from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint
+from prefect_bt.checkpoints.settling import StabilityTracker
 
 
 def one(name="a", size=1, mtime=1, **more):
-    return {name: Found(name, {"f": FileFact(size, mtime)}, **more)}
+    return {name: LocalCheckpoint(name, {"f": FileStat(size, mtime)}, **more)}
 
 
 @dataclass
 class Told:
-    is_finished: bool = False
-    is_doubted: bool = False
+    finished: bool = False
+    unfinished_sign: bool = False
 
-    def finished(self):
-        return self.is_finished
+    def is_finished(self):
+        return self.finished
 
-    def doubt(self):
-        return self.is_doubted
+    def has_unfinished_sign(self):
+        return self.unfinished_sign
 
 
-class Clocked(Settling):
+class Clocked(StabilityTracker):
     """Observe and ask in one step."""
 
     def at(self, now, found, **told):
         self.observe(found, now=now)
-        asked = {name: self.settled(name, now=now, ask=Told(**told)) for name in found}
+        asked = {name: self.find_stable(name, now=now, probe=Told(**told)) for name in found}
         return [name for name, taken in asked.items() if taken is not None]
 
 
@@ -39,7 +39,12 @@ def test_quiet_after_the_time_and_only_then():
 
 
 def test_any_change_starts_over():
-    changes = [one(size=2), one(size=2, mtime=0), one(unfinished={"f.tmp": FileFact(1, 1)}), {}]
+    changes = [
+        one(size=2),
+        one(size=2, mtime=0),
+        one(temporary_files={"f.tmp": FileStat(1, 1)}),
+        {},
+    ]
     for change in changes:
         settling = Clocked(5)
         settling.at(0, one())
@@ -75,15 +80,15 @@ def test_a_clock_that_goes_back_starts_over():
 def test_forgotten_starts_over():
     settling = Clocked(5)
     settling.at(0, one())
-    settling.forget("a")
+    settling.reset("a")
     assert settling.at(6, one()) == []
     assert settling.at(11, one()) == ["a"]
 
 
 def test_proof_of_the_end_is_believed_after_a_moment():
     settling = Clocked(5)
-    assert settling.at(0, one(), is_finished=True) == []
-    assert settling.at(1, one(), is_finished=True) == ["a"]
+    assert settling.at(0, one(), finished=True) == []
+    assert settling.at(1, one(), finished=True) == ["a"]
 
 
 def test_a_writer_that_pauses_is_given_half_as_long_again():
@@ -110,36 +115,40 @@ def test_a_folder_written_anew_after_a_while_teaches_nothing():
 def test_a_log_that_never_rests_holds_nothing_back():
     settling = Clocked(2)
     for now in range(100):
-        found = {".": Found(".", {"ckpt.pt": FileFact(9, 1), "train.log": FileFact(now, now)})}
+        found = {
+            ".": LocalCheckpoint(".", {"ckpt.pt": FileStat(9, 1), "train.log": FileStat(now, now)})
+        }
         settling.observe(found, now=now)
-        taken = settling.settled(".", now=now, ask=Told())
+        taken = settling.find_stable(".", now=now, probe=Told())
         if now < 6:
             assert taken is None
         else:
-            assert taken.files == {"ckpt.pt": FileFact(9, 1)}
+            assert taken.files == {"ckpt.pt": FileStat(9, 1)}
     settling.observe(found, now=101.5)
-    assert "train.log" in settling.settled(".", now=101.5, ask=Told()).files
+    assert "train.log" in settling.find_stable(".", now=101.5, probe=Told()).files
 
 
 def test_only_a_log_waits_until_it_rests():
     settling = Clocked(2)
     for now in range(50):
-        assert settling.at(now, {"logs": Found("logs", {"a.log": FileFact(now, now)})}) == []
+        assert (
+            settling.at(now, {"logs": LocalCheckpoint("logs", {"a.log": FileStat(now, now)})}) == []
+        )
 
 
 def test_when_to_look_again():
-    settling = Settling(5)
-    assert settling.next_due(now=0) == math.inf
+    settling = StabilityTracker(5)
+    assert settling.seconds_until_due(now=0) == math.inf
     settling.observe(one(), now=0)
-    assert settling.next_due(now=0.1) == 0.4
-    assert settling.next_due(now=1) == 4
-    assert settling.next_due(now=5) == 15
-    assert settling.next_due(now=20) == math.inf
+    assert settling.seconds_until_due(now=0.1) == 0.4
+    assert settling.seconds_until_due(now=1) == 4
+    assert settling.seconds_until_due(now=5) == 15
+    assert settling.seconds_until_due(now=20) == math.inf
 
 
 def test_what_looks_like_a_beginning_is_waited_for():
     settling = Clocked(2)
-    settling.at(0, one(), is_doubted=True)
-    assert settling.at(19, one(), is_doubted=True) == []
+    settling.at(0, one(), unfinished_sign=True)
+    assert settling.at(19, one(), unfinished_sign=True) == []
     assert settling.at(19.5, one()) == ["a"]
-    assert settling.at(20, one(), is_doubted=True) == ["a"]
+    assert settling.at(20, one(), unfinished_sign=True) == ["a"]

@@ -17,7 +17,7 @@ from hashlib import sha256
 import pytest
 
 from prefect_bt.checkpoints import integrity
-from prefect_bt.checkpoints.committed import manifest_refs
+from prefect_bt.checkpoints.committed import iter_manifest_refs
 from prefect_bt.objects import open_store
 from prefect_bt.records import UploadStatus
 from tests.forked import Forked
@@ -52,7 +52,7 @@ from tests.objects.small import PART, retry_at_once, use_small_parts
 use_small_parts()
 transfer._SMALL = PART
 retry_at_once()
-upload._step_back = lambda: None  # a busy machine would leave it nothing
+upload._lower_priority = lambda: None  # a busy machine would leave it nothing
 sys.exit(upload.main(sys.argv[1:]))
 """
 
@@ -100,7 +100,7 @@ class Node(Site):
         self.server.clear()
         assert set(self.listed()) == {f"checkpoint-{step.strip('_')}" for step in wanted}
         for step, files in wanted.items():
-            assert self.listed()[f"checkpoint-{step.strip('_')}"].manifests[0].content == files
+            assert self.listed()[f"checkpoint-{step.strip('_')}"].manifests[0].digests == files
         assert integrity.verify(self.store, PROJECT, JOB) == []
         assert self.bucket.unfinished() == []
 
@@ -276,7 +276,7 @@ def test_rotation_while_the_bytes_travel(node):
     node.wait_for("checkpoint-20")
     assert node.end(process) == 0
     assert not node.status.error and not node.status.trouble
-    assert node.listed()["checkpoint-20"].manifests[0].content == files
+    assert node.listed()["checkpoint-20"].manifests[0].digests == files
     assert set(node.listed()) <= {"checkpoint-10", "checkpoint-20"}
     assert integrity.verify(node.store, PROJECT, JOB) == [] and node.bucket.unfinished() == []
 
@@ -310,7 +310,7 @@ def test_two_attempts_that_write_the_same_name_at_once(tmp_path, server):
     # The new attempt may have given up what the old one had begun: that one sends it again.
     assert old.end(first) == 0 and not old.status.error
     new.end_well(second, _10=files)
-    assert {ref.attempt for ref in manifest_refs(new.store, PROJECT, JOB)} == {1, 2}
+    assert {ref.attempt for ref in iter_manifest_refs(new.store, PROJECT, JOB)} == {1, 2}
 
 
 @s3
@@ -395,7 +395,7 @@ def test_the_wall_clock_jumps(store, ckpts, monkeypatch, jump):
         wait_for(lambda: listed(store)["checkpoint-10"].manifests[0].version >= 2)
     assert not running.status.error and running.status.uncommitted == ()
     newest = listed(store)["checkpoint-10"].manifests[0]
-    assert newest.content == digests(folders.hf_full(10, seed=b"new"))
+    assert newest.digests == digests(folders.hf_full(10, seed=b"new"))
     assert all(report.lag is None or report.lag >= 0 for report in running.reports)
     assert integrity.verify(store, PROJECT, JOB) == []
 
@@ -403,14 +403,14 @@ def test_the_wall_clock_jumps(store, ckpts, monkeypatch, jump):
 @pytest.mark.parametrize("again", [0.0, 3_600.0])
 def test_a_model_that_changes_after_its_commit_is_committed_anew(store, ckpts, again):
     """At once, however long other folders wait between two versions."""
-    with Running(store, ckpts, replace(FAST, again=again)) as running:
+    with Running(store, ckpts, replace(FAST, recommit_interval=again)) as running:
         for number in range(1, 4):
             files = folders.hf_full(10, seed=b"%d" % number)
             folders.write(ckpts / "checkpoint-10", files)
             wait_for(
                 lambda files=files: (
                     "checkpoint-10" in listed(store)
-                    and listed(store)["checkpoint-10"].manifests[0].content == digests(files)
+                    and listed(store)["checkpoint-10"].manifests[0].digests == digests(files)
                 )
             )
     assert running.status.uncommitted == () and not running.status.error

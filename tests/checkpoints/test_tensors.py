@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.checkpoints.tensors import MOST_HEADER, Tensor, read_tensors
+from prefect_bt.checkpoints.tensors import MAX_HEADER_BYTES, Tensor, read_tensors
 from prefect_bt.errors import CheckpointError
 from prefect_bt.objects import open_store
 
@@ -95,7 +95,7 @@ FITS = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (packed(b"{}")[:9], "is cut off inside its header"),
         ((50).to_bytes(8, "little") + b"{}", "is cut off inside its header"),
         (b"\xff" * 8 + b"{}", "has a header of 18446744073709551615 bytes"),
-        ((MOST_HEADER + 1).to_bytes(8, "little") + b"{}", "has a header of 10000001 bytes"),
+        ((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", "has a header of 10000001 bytes"),
         (packed(b"[]"), "is none of safetensors"),
         (packed(b'{"a'), "is none of safetensors"),
         (packed(b"\xff{}"), "is none of safetensors"),
@@ -120,7 +120,7 @@ def test_what_is_no_table(table, content: bytes, said: str):
 
 def test_a_header_that_is_too_long_is_not_read(tmp_path: Path):
     store = Counting(tmp_path)
-    store.store.put("objects/x", (MOST_HEADER + 1).to_bytes(8, "little") + bytes(1000))
+    store.store.put("objects/x", (MAX_HEADER_BYTES + 1).to_bytes(8, "little") + bytes(1000))
     with pytest.raises(CheckpointError, match="10000000"):
         read_tensors(store, "objects/x", path="m", size=20_000_000)
     assert store.read == 8

@@ -9,11 +9,11 @@ from hashlib import sha256
 import pytest
 
 from prefect_bt.checkpoints import integrity, transfer
-from prefect_bt.checkpoints.committed import Committed
+from prefect_bt.checkpoints.committed import CommitIndex
 from prefect_bt.checkpoints.uploader import UploadOptions
 from prefect_bt.errors import StoreError
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.records import Retention
+from prefect_bt.records import RetentionPolicy
 
 from . import folders
 from .folders import FAST, JOB, PROJECT, flush
@@ -43,7 +43,7 @@ def test_a_flush_commits_everything_whole(store, ckpts):
         for path, digest in folders.contents(ckpts / "checkpoint-10").items()
     }
     file = next(lora.files())
-    assert file.logical == f"training_projects/{PROJECT}/jobs/{JOB}/rank-0/{file.path}"
+    assert file.logical_path == f"training_projects/{PROJECT}/jobs/{JOB}/rank-0/{file.path}"
     assert full.manifests[0].group_size == 2
     assert integrity.verify(store, PROJECT, JOB) == []
 
@@ -120,7 +120,7 @@ def test_an_object_that_lost_bytes_is_sent_again(tmp_path, ckpts):
     folders.write(ckpts / "b", {"x": b"12345"})
     flush(store, ckpts, attempt=2)
     assert store.sent == [sha256(b"12345").hexdigest()] * 2
-    assert [fault.what for fault in integrity.verify(store, PROJECT, JOB)] == [
+    assert [fault.problem for fault in integrity.verify(store, PROJECT, JOB)] == [
         "has 2 bytes, committed were 5"
     ]
 
@@ -187,7 +187,7 @@ def test_rotation_keeps_the_commit_whole(store, ckpts):
     assert not running.status.uncommitted
     stored = listed(store)["checkpoint-10"]
     assert stored.manifests[0].version == 1
-    assert stored.manifests[0].content == whole
+    assert stored.manifests[0].digests == whole
 
 
 def test_two_attempts_same_name(store, ckpts, tmp_path):
@@ -199,13 +199,13 @@ def test_two_attempts_same_name(store, ckpts, tmp_path):
     flush(store, ckpts, attempt=1)
     newest = listed(store)["checkpoint-10"]
     assert newest.attempt == 2
-    assert newest.manifests[0].content == folders.contents(other / "checkpoint-10")
+    assert newest.manifests[0].digests == folders.contents(other / "checkpoint-10")
     assert integrity.verify(store, PROJECT, JOB) == []
 
 
 def test_two_uploaders_of_one_attempt_do_not_overwrite(store, ckpts):
     folders.write(ckpts / "best", {"a": b"1"})
-    late = Committed(store, folders.origin())
+    late = CommitIndex(store, folders.origin())
     flush(store, ckpts)
     first = listed(store)["best"].manifests[0]
     assert late.commit(first) == first
@@ -227,7 +227,7 @@ def test_a_file_that_changes_while_it_is_sent(store, ckpts, monkeypatch):
     monkeypatch.setattr(transfer, "read_unchanged", read)
     status = flush(store, ckpts)
     assert not status.error and not status.uncommitted
-    assert listed(store)["best"].manifests[0].content == folders.contents(ckpts / "best")
+    assert listed(store)["best"].manifests[0].digests == folders.contents(ckpts / "best")
     assert integrity.verify(store, PROJECT, JOB) == []
 
 
@@ -256,7 +256,7 @@ def test_a_file_that_never_stops_changing_is_named(store, ckpts, monkeypatch):
         return original(source, fact)
 
     monkeypatch.setattr(transfer, "read_unchanged", read)
-    monkeypatch.setattr("prefect_bt.checkpoints.uploader._ROUNDS", 3)
+    monkeypatch.setattr("prefect_bt.checkpoints.uploader._MAX_FLUSH_ROUNDS", 3)
     status = flush(store, ckpts)
     assert status.uncommitted == ("best: it is still being written",)
     assert listed(store) == {}
@@ -304,7 +304,7 @@ def test_a_file_that_may_not_be_read(store, ckpts):
 
 
 def test_retention_lets_go_while_the_job_runs(store, ckpts):
-    options = replace(FAST, retention=Retention(keep_last=2, keep_every=30))
+    options = replace(FAST, retention=RetentionPolicy(keep_last=2, keep_every=30))
     with Running(store, ckpts, options) as running:
         for step in (10, 20, 30, 40, 50):
             folders.write(ckpts / f"checkpoint-{step}", folders.hf_full(step, seed=b"%d" % step))
@@ -320,7 +320,7 @@ def test_retention_lets_go_while_the_job_runs(store, ckpts):
 
 
 def test_what_was_let_go_is_sent_again_when_it_is_needed_again(store, ckpts):
-    options = replace(FAST, retention=Retention(keep_last=1))
+    options = replace(FAST, retention=RetentionPolicy(keep_last=1))
     with Running(store, ckpts, options) as running:
         for step in (10, 20):
             folders.write(ckpts / f"checkpoint-{step}", {"w": b"%d" % step})
@@ -337,4 +337,4 @@ def test_a_commit_follows_a_proven_end_in_a_moment_and_else_the_settle_time(stor
             folders.write(ckpts / f"checkpoint-{step}", folders.hf_full(step))
             wait_for(lambda step=step: running.done(f"checkpoint-{step}"))
     manifests = listed(store)["checkpoint-20"].manifests
-    assert manifests[0].content == folders.contents(ckpts / "checkpoint-20")
+    assert manifests[0].digests == folders.contents(ckpts / "checkpoint-20")

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from prefect_bt.checkpoints import watching
-from prefect_bt.checkpoints.layout import checkpoints_in
-from prefect_bt.checkpoints.notify import EVERYTHING, Notifier
+from prefect_bt.checkpoints.layout import group_by_checkpoint
+from prefect_bt.checkpoints.notify import OVERFLOW_EVENT, Inotify
 from prefect_bt.checkpoints.scanning import scan
 from prefect_bt.checkpoints.volumes import Volumes
-from prefect_bt.checkpoints.watching import Directory
+from prefect_bt.checkpoints.watching import DirectoryWatcher
 
 NAMES = ["a", "b.log", "config.json", "model.safetensors", "tmp-x", "checkpoint-1", "v0", "x.tmp"]
 
@@ -27,15 +27,15 @@ def volumes(root):
 def watched(request, tmp_path):
     root = tmp_path / "ckpts"
     root.mkdir()
-    directory = Directory(volumes(root), poll=0.01, hints=request.param)
-    directory.look()
+    directory = DirectoryWatcher(volumes(root), poll_interval=0.01, use_inotify=request.param)
+    directory.refresh()
     yield root, directory
     directory.close()
 
 
 def at_once(directory):
     """Look without waiting for the next time that everything is looked at."""
-    return directory.look()
+    return directory.refresh()
 
 
 def change_something(rng, root):
@@ -67,7 +67,7 @@ def test_the_same_as_a_look_at_everything(watched, seed):
     for _ in range(60):
         for _ in range(rng.randrange(1, 12)):
             change_something(rng, root)
-        assert at_once(directory) == checkpoints_in(scan(Volumes(root)))
+        assert at_once(directory) == group_by_checkpoint(scan(Volumes(root)))
         assert directory.files == scan(Volumes(root))
 
 
@@ -76,9 +76,9 @@ def test_what_did_not_change_stays_the_same_object(watched):
     for name in ("checkpoint-1", "checkpoint-2"):
         (root / name).mkdir()
         (root / name / "w").write_bytes(b"1")
-    before = dict(directory.look())
+    before = dict(directory.refresh())
     (root / "checkpoint-2" / "w").write_bytes(b"22")
-    after = directory.look()
+    after = directory.refresh()
     assert after["checkpoint-1"] is before["checkpoint-1"]
     assert after["checkpoint-2"] != before["checkpoint-2"]
     assert before["checkpoint-2"].files["w"].size == 1
@@ -92,25 +92,25 @@ def test_a_change_that_the_kernel_does_not_tell_is_found_by_confirming(watched):
     outside.write_bytes(b"1")
     (root / "best").mkdir()
     (root / "best/link").symlink_to(outside)
-    found = directory.look()["best"]
-    assert directory.confirm(found)
+    found = directory.refresh()["best"]
+    assert directory.is_unchanged(found)
     outside.write_bytes(b"22")
-    assert not directory.confirm(found)
-    assert directory.found["best"].files["link"].size == 2
+    assert not directory.is_unchanged(found)
+    assert directory.checkpoints["best"].files["link"].size == 2
 
 
 def test_a_folder_that_is_made_later(tmp_path):
-    directory = Directory(Volumes(tmp_path / "later"), poll=0.01)
-    assert directory.look() == {}
+    directory = DirectoryWatcher(Volumes(tmp_path / "later"), poll_interval=0.01)
+    assert directory.refresh() == {}
     (tmp_path / "later/a").mkdir(parents=True)
     (tmp_path / "later/a/w").write_bytes(b"1")
     deadline = time.monotonic() + 200
-    while "a" not in directory.look():
+    while "a" not in directory.refresh():
         assert time.monotonic() < deadline
-        directory.wait(0.05)
+        directory.wait_for_change(0.05)
     (tmp_path / "later/a/x").write_bytes(b"1")
-    assert directory.wait(30) or directory.wait(30)
-    assert set(directory.look()["a"].files) == {"w", "x"}
+    assert directory.wait_for_change(30) or directory.wait_for_change(30)
+    assert set(directory.refresh()["a"].files) == {"w", "x"}
     directory.close()
 
 
@@ -118,38 +118,38 @@ def test_too_many_folders_for_this_user_is_polling(tmp_path, monkeypatch):
     def refuse(self, folder, descriptor):
         raise OSError(28, "No space left on device", folder)
 
-    monkeypatch.setattr(Notifier, "add", refuse)
-    directory = Directory(Volumes(tmp_path), poll=0.01)
-    directory.look()
+    monkeypatch.setattr(Inotify, "add_watch", refuse)
+    directory = DirectoryWatcher(Volumes(tmp_path), poll_interval=0.01)
+    directory.refresh()
     (tmp_path / "a").mkdir()
     (tmp_path / "a/w").write_bytes(b"1")
-    assert set(directory.look()) == {"a"}
+    assert set(directory.refresh()) == {"a"}
     directory.close()
 
 
 def test_a_queue_that_overflowed_is_a_look_at_everything(watched, monkeypatch):
     root, directory = watched
     (root / "a").write_bytes(b"1")
-    monkeypatch.setattr(Notifier, "happened", lambda self: {EVERYTHING})
-    assert set(directory.look()) == {"."}
+    monkeypatch.setattr(Inotify, "read_events", lambda self: {OVERFLOW_EVENT})
+    assert set(directory.refresh()) == {"."}
 
 
 def test_waiting_ends_when_something_happens(tmp_path):
-    directory = Directory(Volumes(tmp_path))
-    directory.look()
+    directory = DirectoryWatcher(Volumes(tmp_path))
+    directory.refresh()
     time.sleep(watching._COALESCE)
-    assert not directory.wait(0.05)
+    assert not directory.wait_for_change(0.05)
     (tmp_path / "a").write_bytes(b"1")
-    assert directory.wait(30)
+    assert directory.wait_for_change(30)
     directory.close()
 
 
 def test_lost_files_are_told_once(watched):
     root, directory = watched
     (root / "a").write_bytes(b"1")
-    directory.look()
-    assert not directory.lost_files()
+    directory.refresh()
+    assert not directory.has_removed_files()
     (root / "a").unlink()
-    directory.look()
-    assert directory.lost_files()
-    assert not directory.lost_files()
+    directory.refresh()
+    assert directory.has_removed_files()
+    assert not directory.has_removed_files()

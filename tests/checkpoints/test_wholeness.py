@@ -7,27 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_bt.checkpoints.formats import inspect
-from prefect_bt.checkpoints.judging import Judge
-from prefect_bt.checkpoints.layout import FileFact, Found, checkpoints_in
-from prefect_bt.checkpoints.processes import ALONE, Place
+from prefect_bt.checkpoints.formats import inspect_file
+from prefect_bt.checkpoints.judging import Validator
+from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint, group_by_checkpoint
+from prefect_bt.checkpoints.processes import SINGLE_NODE, GangPosition
 from prefect_bt.checkpoints.scanning import scan
 from prefect_bt.checkpoints.volumes import Volumes
-from prefect_bt.checkpoints.wholeness import sibling_fault, tree_fault
+from prefect_bt.checkpoints.wholeness import validate_against_sibling, validate_files
 
 from . import folders
 
 
-def fault_of(files, name="checkpoint-10", place=ALONE):
-    found = checkpoints_in(folders.tree(files, "" if name == "." else name))[name]
+def fault_of(files, name="checkpoint-10", place=SINGLE_NODE):
+    found = group_by_checkpoint(folders.tree(files, "" if name == "." else name))[name]
 
     def reader(path):
         return lambda _, *, start, length: files[path][start : start + length]
 
     reports = {
-        p: inspect(p, len(data), read=reader(p)) for p, data in files.items() if p in found.files
+        p: inspect_file(p, len(data), read=reader(p))
+        for p, data in files.items()
+        if p in found.files
     }
-    return tree_fault(found, reports, place)
+    return validate_files(found, reports, place)
 
 
 WHOLE = {
@@ -212,13 +214,16 @@ def test_saving_a_model_by_hand_is_not_a_trainers_checkpoint():
     ],
 )
 def test_siblings(had, has, what):
-    fault = sibling_fault(has, earlier=had, of="checkpoint-10")
+    fault = validate_against_sibling(has, sibling_files=had, sibling_name="checkpoint-10")
     assert what in fault and bool(fault) is bool(what)
 
 
 def test_torchtitan_may_end_with_another_kind_of_save():
     index = ("model.safetensors", "model.safetensors.index.json")
-    assert sibling_fault(index, earlier=folders.distributed(), of="step-10") == ""
+    assert (
+        validate_against_sibling(index, sibling_files=folders.distributed(), sibling_name="step-10")
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +236,7 @@ def test_torchtitan_may_end_with_another_kind_of_save():
     ],
 )
 def test_another_node_has_what_its_own_processes_wrote(files):
-    assert fault_of(files, place=Place(1, 2)) == ""
+    assert fault_of(files, place=GangPosition(1, 2)) == ""
     assert fault_of(files)
 
 
@@ -271,12 +276,12 @@ NAMES = st.sampled_from(
 def test_whatever_lies_there_is_judged(files):
     with TemporaryDirectory() as folder:
         folders.write(Path(folder), {f"checkpoint-1/{path}": data for path, data in files.items()})
-        judge = Judge(Volumes(Path(folder)))
-        for found in checkpoints_in(scan(Volumes(Path(folder)))).values():
-            fault, doubt = judge.fault(found, []), judge.doubt(found, [])
+        judge = Validator(Volumes(Path(folder)))
+        for found in group_by_checkpoint(scan(Volumes(Path(folder)))).values():
+            fault, doubt = judge.validate(found, []), judge.find_unfinished_sign(found, [])
             assert (fault + doubt).isprintable()
             assert not (fault and judge.finished(found, []))
-            assert judge.kind(found).step is not None
+            assert judge.read_metadata(found).step is not None
 
 
 def test_what_nests_too_deep_for_the_parser_is_judged_by_its_ends(tmp_path):
@@ -289,13 +294,13 @@ def test_what_nests_too_deep_for_the_parser_is_judged_by_its_ends(tmp_path):
 
 @pytest.mark.slow
 def test_a_file_that_has_not_changed_is_not_read_again(tmp_path):
-    files = {f"part-{n}.json": FileFact(2, 1) for n in range(10_000)}
+    files = {f"part-{n}.json": FileStat(2, 1) for n in range(10_000)}
     (tmp_path / "checkpoint-1").mkdir()
     for path in files:
         (tmp_path / "checkpoint-1" / path).write_bytes(b"{}")
-    judge = Judge(Volumes(tmp_path))
-    assert judge.fault(Found("checkpoint-1", dict(files)), []) == ""
+    judge = Validator(Volumes(tmp_path))
+    assert judge.validate(LocalCheckpoint("checkpoint-1", dict(files)), []) == ""
     shutil.rmtree(tmp_path / "checkpoint-1")
-    assert judge.fault(Found("checkpoint-1", dict(files)), []) == ""
+    assert judge.validate(LocalCheckpoint("checkpoint-1", dict(files)), []) == ""
     with pytest.raises(FileNotFoundError):
-        judge.fault(Found("checkpoint-1", files | {"part-7.json": FileFact(3, 2)}), [])
+        judge.validate(LocalCheckpoint("checkpoint-1", files | {"part-7.json": FileStat(3, 2)}), [])

@@ -7,7 +7,7 @@ it. `silent` names files after which nothing can tell that more will come.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prefect_bt.checkpoints.processes import ALONE, Place
+from prefect_bt.checkpoints.processes import SINGLE_NODE, GangPosition
 
 from . import folders
 from .folders import distributed, safetensors, text, torch_zip
@@ -24,7 +24,7 @@ class Writing:
     """After these the files prove an end that a later file moves."""
     silent_again: frozenset[str] = frozenset()
     """After these not even a committed sibling shows what is missing."""
-    place: Place = ALONE
+    place: GangPosition = SINGLE_NODE
 
 
 CONFIG = {"config.json": text({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})}
@@ -89,7 +89,7 @@ def trainer_slow_process(step: int) -> Writing:
 def trainer_second_node(step: int) -> Writing:
     files = {f"rng_state_{rank}.pth": torch_zip(b"r") for rank in (2, 3)}
     silent = frozenset({"rng_state_2.pth"})
-    return Writing(f"checkpoint-{step}", files, silent=silent, place=Place(1, 2))
+    return Writing(f"checkpoint-{step}", files, silent=silent, place=GangPosition(1, 2))
 
 
 def trainer_lora(step: int) -> Writing:
@@ -201,7 +201,7 @@ def deepspeed_second_node(step: int) -> Writing:
     names = [f"bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in (2, 3)]
     files = {name: torch_zip() for name in names}
     silent = frozenset(names[:1])
-    return Writing(f"global_step{step}", files, silent=silent, place=Place(1, 2))
+    return Writing(f"global_step{step}", files, silent=silent, place=GangPosition(1, 2))
 
 
 def accelerate_deepspeed(step: int) -> Writing:
@@ -248,12 +248,14 @@ def without_collectives(step: int) -> Writing:
 
 def another_node(step: int) -> Writing:
     files = {f"__{rank}_0.distcp": b"x" for rank in (8, 9)}
-    return Writing(f"step-{step}", files, silent=frozenset({"__8_0.distcp"}), place=Place(1, 2))
+    return Writing(
+        f"step-{step}", files, silent=frozenset({"__8_0.distcp"}), place=GangPosition(1, 2)
+    )
 
 
 def first_node(step: int) -> Writing:
     files = distributed() | {".metadata": b"__0_0.distcp __1_0.distcp __2_0.distcp __3_0.distcp"}
-    return Writing(f"step-{step}", files, place=Place(0, 2))
+    return Writing(f"step-{step}", files, place=GangPosition(0, 2))
 
 
 def lightning_sharded(step: int) -> Writing:

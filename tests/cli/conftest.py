@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.checkpoints.manifest import Entry, Manifest, dump
+from prefect_bt.checkpoints.manifest import Manifest, ManifestEntry, dump_manifest
 from prefect_bt.cli.app import main
 from prefect_bt.contract import job_prefix, log_key, logical_path
 from prefect_bt.definitions import (
@@ -146,7 +146,7 @@ class Shop:
         )
         record = JobRecord(
             id=self.ledger.reserve_job_id(known.id),
-            name=name or self.ledger.next_job_name(known.id),
+            name=name or self.ledger.reserve_job_name(known.id),
             project_id=known.id,
             project_name=project,
             created_at=self._tick(),
@@ -161,7 +161,7 @@ class Shop:
             self.ledger.store.put(key, workspace)
         self.ledger.write_job(record)
         for state in states:
-            self.ledger.append(record.id, state)
+            self.ledger.append_event(record.id, state)
         return record
 
     def log(self, record: JobRecord, lines: Sequence[str], *, attempt: int = 0, rank: int = 0):
@@ -175,7 +175,7 @@ class Shop:
         files = facts.pop("files", ["model.safetensors"])
         rank = facts.pop("rank", 0)
         entries = tuple(
-            Entry(
+            ManifestEntry(
                 path=path,
                 logical=logical_path(record.project_id, record.id, rank, f"{name}/{path}"),
                 key=f"{job_prefix(record.project_id, record.id)}/objects/0000/{index:064d}",
@@ -199,7 +199,7 @@ class Shop:
             entries=entries,
             **facts,
         )
-        self.ledger.store.create(manifest.key, dump(manifest))
+        self.ledger.store.create(manifest.key, dump_manifest(manifest))
 
 
 ENDED = (JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED)

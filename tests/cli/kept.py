@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
 from prefect_bt.objects import open_store
 from prefect_bt.records import JobRecord
 
 from .conftest import Shop
 
-FAST = UploadOptions(settle=0.05, scan=0.02, patience=0.5, again=0.1)
+FAST = UploadOptions(settle=0.05, scan=0.02, stall_timeout=0.5, recommit_interval=0.1)
 
 
 class _Ended:
@@ -30,7 +30,7 @@ def commit(shop: Shop, job: JobRecord, folder: Path, steps: Sequence[int], *, ra
     status = Uploader(
         open_store(shop.url),
         directory=folder,
-        origin=Origin(job.project_id, job.id, rank=rank, attempt=0),
+        origin=UploadOrigin(job.project_id, job.id, rank=rank, attempt=0),
         options=FAST,
         report=lambda _: None,
     ).run(_Ended())  # pyright: ignore[reportArgumentType]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.cli.ages import older_than, parse_age
+from prefect_bt.cli.ages import parse_age, parse_older_than
 from prefect_bt.errors import PrefectBtError
 
 
@@ -23,7 +23,7 @@ from prefect_bt.errors import PrefectBtError
     ],
 )
 def test_ages(text: str, seconds: float) -> None:
-    assert parse_age(text) == older_than(text) == seconds
+    assert parse_age(text) == parse_older_than(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", " ", "30", "m", "-5m", "1h-30m", "30 minutes", "soon", "1y"])
@@ -31,7 +31,7 @@ def test_what_is_no_age(text: str) -> None:
     with pytest.raises(ValueError, match="is no age: write for example"):
         parse_age(text)
     with pytest.raises(PrefectBtError, match=r"--older-than .* is no age\. Write"):
-        older_than(text)
+        parse_older_than(text)
 
 
 @pytest.mark.parametrize("command", [["gc", "--dry-run"], ["weights", "prune", "--dry-run"]])

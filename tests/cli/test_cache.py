@@ -324,7 +324,7 @@ def test_files_that_vanish_meanwhile(cli: Cli, cache: Path, project: str):
         for path in cache.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    found = summarize_cache(Path(cli.env["PREFECT_BT_STATE_DIR"]), project, tick=delete)
+    found = summarize_cache(Path(cli.env["PREFECT_BT_STATE_DIR"]), project, on_progress=delete)
     assert found.unreadable == []
     assert all(entry.permissions for entry in found.entries)
     assert 1000 <= len(found.entries) < 2100

@@ -14,7 +14,7 @@ import pytest
 from prefect_bt.checkpoints.catalogue import list_checkpoints
 from prefect_bt.cli import file_server
 from prefect_bt.fileserver import running
-from prefect_bt.fileserver.place import Place
+from prefect_bt.fileserver.place import FileServerFolder
 from tests.checkpoints.buckets import ACCESS, REGION, SECRET, Bucket
 from tests.s3_server import shared_s3
 
@@ -149,7 +149,7 @@ def test_plain_urls(cli: Cli, shop: Shop, job, verb: str):
 @pytest.fixture
 def serving(cli: Cli):
     yield cli.folder / "state"
-    running.stop_all(cli.folder / "state")
+    running.stop_all_servers(cli.folder / "state")
 
 
 def fill(shop: Shop, job, data: bytes) -> None:
@@ -173,7 +173,7 @@ def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
     fill(shop, job, b"0123456789")
     done = cli("get_checkpoint_urls")
     target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"
-    known = next(Place.all_in(serving)).known()
+    known = next(FileServerFolder.iter_all(serving)).read_record()
     assert (done.code, done.err) == (0, "")
     assert done.out == (
         f"Addresses of 4 checkpoint files written to {target}\n"
@@ -185,11 +185,13 @@ def test_urls_that_answer(cli: Cli, shop: Shop, job, serving):
     assert read(urls[0], Range="bytes=2-4") == (206, b"234")
     again = cli("get-checkpoint-urls", "--job-id", job.id)
     assert again.code == 0
-    assert next(Place.all_in(serving)).known() == known, "the same server is found"
+    assert next(FileServerFolder.iter_all(serving)).read_record() == known, (
+        "the same server is found"
+    )
 
     stopped = cli("down")
     assert f"Stopped the file server at {known.base}" in stopped.out
-    assert not known.daemon.alive
+    assert not known.daemon.is_alive
     assert cli("get_checkpoint_urls").code == 0
     assert read(urls[0]) == (200, b"0123456789"), "at the same address again"
 
@@ -199,14 +201,16 @@ def test_up_serves_again_what_was_given_out(cli: Cli, shop: Shop, job, serving, 
     for name in ("PREFECT_BT_STORE", "PREFECT_BT_STATE_DIR"):
         monkeypatch.setenv(name, cli.env[name])
     said: list[str] = []
-    file_server.start_again(say=said.append)
-    assert (said, list(Place.all_in(serving))) == ([], []), "no address was ever asked for"
+    file_server.restart_file_server(echo=said.append)
+    assert (said, list(FileServerFolder.iter_all(serving))) == ([], []), (
+        "no address was ever asked for"
+    )
     assert cli("get_checkpoint_urls").code == 0
-    (place,) = Place.all_in(serving)
-    before = running.stop(place)
-    file_server.start_again(say=said.append)
+    (place,) = FileServerFolder.iter_all(serving)
+    before = running.stop_server(place)
+    file_server.restart_file_server(echo=said.append)
     assert said == [f"Checkpoint files: {before.base}"]
-    assert place.known().daemon.alive
+    assert place.read_record().daemon.is_alive
 
 
 @pytest.mark.slow
@@ -216,7 +220,7 @@ def test_served_in_the_foreground(cli: Cli, shop: Shop, job, serving):
     try:
         said = server.stdout.readline()
         assert said == f"Serving {cli.folder}/store at http://localhost:1/x; Ctrl-C ends it.\n"
-        known = next(Place.all_in(serving)).known()
+        known = next(FileServerFolder.iter_all(serving)).read_record()
         assert known.pid == server.pid
         assert cli("get_checkpoint_urls").code == 0
         target = cli.folder / f"my-proj-x_{job.id}_checkpoints.json"

@@ -10,7 +10,7 @@ import pytest
 
 from prefect_bt.checkpoints import materialise
 from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.checkpoints.manifest import Entry, Manifest, dump
+from prefect_bt.checkpoints.manifest import Manifest, ManifestEntry, dump_manifest
 from prefect_bt.contract import job_prefix, logical_path
 from prefect_bt.errors import CheckpointError
 from prefect_bt.records import JobRecord
@@ -19,14 +19,14 @@ from .conftest import DAY, Cli, Shop
 
 
 def commit(shop: Shop, job: JobRecord, name: str, files: dict[str, bytes], *, rank: int = 0):
-    entries: list[Entry] = []
+    entries: list[ManifestEntry] = []
     for path, content in files.items():
         digest = hashlib.sha256(content).hexdigest()
         key = f"{job_prefix(job.project_id, job.id)}/objects/0000/{digest}"
         shop.ledger.store.put(key, content)
         logical = logical_path(job.project_id, job.id, rank, f"{name}/{path}")
         entries.append(
-            Entry(
+            ManifestEntry(
                 path=path,
                 logical=logical,
                 key=key,
@@ -48,7 +48,7 @@ def commit(shop: Shop, job: JobRecord, name: str, files: dict[str, bytes], *, ra
         size=sum(map(len, files.values())),
         entries=tuple(entries),
     )
-    shop.ledger.store.create(manifest.key, dump(manifest))
+    shop.ledger.store.create(manifest.key, dump_manifest(manifest))
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_disk_that_takes_shorter_names_only(job: JobRecord, shop: Shop, tmp_pa
     [found] = list_checkpoints(shop.ledger.store, job.project_id, job.id)[-1:]
     wanted = {entry.path: entry for entry in found.manifests[0].entries}
     with pytest.raises(CheckpointError, match=r"name too long\. Take a folder with a shorter path"):
-        materialise.fetch(shop.ledger.store, wanted, root=tmp_path / "here")
+        materialise.download_files(shop.ledger.store, wanted, root=tmp_path / "here")
 
 
 def test_bytes_that_are_not_those_committed(cli: Cli, shop: Shop, job: JobRecord):

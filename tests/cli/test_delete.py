@@ -18,7 +18,7 @@ from prefect_bt.errors import NotFoundError, StoreError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.ownership import hold_job
+from prefect_bt.ownership import lock_job
 from prefect_bt.records import JobRecord, JobState
 from prefect_bt.settings import Settings
 
@@ -55,7 +55,7 @@ def test_a_job_goes_with_all_it_has(cli: Cli, shop: Shop, job, ended):
     assert [key for key in keys(shop) if job.id in key] == [job_index_key(job.id)]
     assert not [key for key in keys(shop) if "0b41ed5c-run" in key]
     assert not folder.exists()
-    assert [record.id for record in Ledger(open_store(shop.url)).jobs()] == [other.id]
+    assert [record.id for record in Ledger(open_store(shop.url)).list_jobs()] == [other.id]
     assert cli("view", "--job-id", job.id).code == 1
     again = cli("delete", "--job-id", job.id)
     assert (again.code, again.out) == (1, "")
@@ -88,12 +88,12 @@ def test_a_job_that_others_need_is_refused(cli: Cli, shop: Shop, job, running):
         assert done.code == 1
         assert f"are needed by job {holder.id}, deployment chat, so" in done.err
     assert keys(shop) == before
-    shop.ledger.append(holder.id, JobState.COMPLETED)
+    shop.ledger.append_event(holder.id, JobState.COMPLETED)
     assert "are needed by deployment chat, so" in cli("delete", "--job-id", job.id).err
 
 
 def test_a_job_that_is_taken_up_again_is_refused(cli: Cli, shop: Shop, job):
-    with hold_job(Path(cli.env["PREFECT_BT_STATE_DIR"]), job.id):
+    with lock_job(Path(cli.env["PREFECT_BT_STATE_DIR"]), job.id):
         done = cli("delete", "--job-id", job.id)
     assert done.code == 1
     assert f"Job {job.id} is run by another process on this machine." in done.err
@@ -113,7 +113,7 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
     done = cli("delete", "--project", "tiny", "-o", "json")
     assert (done.code, done.json) == (0, {"id": job.project_id, "deleted": True})
     assert not [key for key in keys(shop) if f"training_projects/{job.project_id}" in key]
-    assert [project.id for project in shop.ledger.projects()] == [kept.project_id]
+    assert [project.id for project in shop.ledger.list_projects()] == [kept.project_id]
     left = {str(path.relative_to(caches)) for path in caches.glob("*/*")}
     assert left == {
         f"{kind}/{kept.project_id}" for kind in ("bases", "projects", "huggingface")
@@ -139,7 +139,7 @@ def test_of_another_project(cli: Cli, shop: Shop, job, ended):
     done = cli("delete", "--job-id", job.id, "--project", "other")
     assert done.code == 1
     assert "It belongs to project" in done.err
-    assert shop.ledger.job(job.id)
+    assert shop.ledger.get_job(job.id)
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_stopped_at_every_step_it_is_finished_when_run_again(cli: Cli, shop: Sho
         else:
             break
         try:
-            Ledger(open_store(shop.url)).job(job.id)
+            Ledger(open_store(shop.url)).get_job(job.id)
         except NotFoundError:
             seen_deleted += 1
         else:
@@ -192,8 +192,8 @@ def test_the_lock_of_a_killed_deletion_is_in_nobodys_way(cli: Cli, shop: Shop, j
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from prefect_bt.ownership import Claim\n"
-        "Claim(Path(sys.argv[1])).take(sys.argv[2])\n"
+        "from prefect_bt.ownership import JobLock\n"
+        "JobLock(Path(sys.argv[1])).acquire(sys.argv[2])\n"
         "print('held', flush=True)\n"
         "time.sleep(60)\n"
     )

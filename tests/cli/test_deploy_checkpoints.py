@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.cli.deploy_options import served_names
+from prefect_bt.cli.deploy_options import parse_served_names
 from prefect_bt.definitions import deploy_config_from_json
 from prefect_bt.errors import DefinitionError
 from prefect_bt.records import JobRecord
@@ -296,9 +296,9 @@ def test_options_win_over_the_config(within: Within, job: JobRecord, config, mon
 
 
 def test_served_names():
-    assert served_names(("a=b", "job/x=1=c")) == {"a": "b", "job/x=1": "c"}
+    assert parse_served_names(("a=b", "job/x=1=c")) == {"a": "b", "job/x=1": "c"}
     with pytest.raises(DefinitionError):
-        served_names(("=b",))
+        parse_served_names(("=b",))
     assert deploy_config_from_json({}).model_name is None
 
 

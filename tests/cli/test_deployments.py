@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from prefect_bt.records import JobState, Outcome
-from prefect_bt.router.place import Listen, Route, RouterPlace
-from prefect_bt.serving.deployments import Deployments, Revision, Verdict
+from prefect_bt.router.place import ListenAddress, Route, RouterFolder
+from prefect_bt.serving.deployments import DeploymentLedger, ReadinessVerdict, Revision
 
 from .conftest import Cli, Shop, Within
 from .test_imports import probe
@@ -32,13 +32,13 @@ class Serving:
     """Revisions of `stories`, as their flows would have written them."""
 
     shop: Shop
-    place: RouterPlace
+    place: RouterFolder
     jobs: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.deployments = Deployments(self.shop.ledger)
-        self.deployments.ensure(NAME)
-        self.place.set_listen(Listen("127.0.0.1", 19))
+        self.deployments = DeploymentLedger(self.shop.ledger)
+        self.deployments.ensure_deployment(NAME)
+        self.place.write_listen_address(ListenAddress("127.0.0.1", 19))
 
     def add(self, *states: JobState, ready: bool | None = True, kind: str = "lora") -> int:
         """A revision whose job went through `states`, with a verdict of its one attempt."""
@@ -56,19 +56,21 @@ class Serving:
                 base_model="org/base",
             )
 
-        number = self.deployments.add(NAME, make).number
+        number = self.deployments.add_revision(NAME, make).number
         self.deployments.bind_job(NAME, number, job.id)
         self.jobs[number] = job.id
         if ready is not None:
             said = "It answers." if ready else "It was not ready in 5 s: the disk is full."
-            self.deployments.judge(NAME, Verdict(number, 0, ready, said, self.shop.at))
+            self.deployments.record_verdict(
+                NAME, ReadinessVerdict(number, 0, ready, said, self.shop.at)
+            )
         return number
 
     def route(self, number: int, target: str = "http://127.0.0.1:20") -> None:
-        self.place.set_route(Route(number, target, (f"checkpoint-{number}0",)))
+        self.place.write_route(Route(number, target, (f"checkpoint-{number}0",)))
 
     def move(self, number: int, why: str = "deployed") -> None:
-        self.deployments.move(NAME, number, why=why, by="ann")
+        self.deployments.set_desired_revision(NAME, number, why=why, by="ann")
 
     def until(self, happened: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 200
@@ -79,7 +81,7 @@ class Serving:
 
 @pytest.fixture
 def serving(shop: Shop, cli: Cli) -> Serving:
-    return Serving(shop, RouterPlace.of(Path(cli.env["PREFECT_BT_STATE_DIR"]), NAME))
+    return Serving(shop, RouterFolder.for_deployment(Path(cli.env["PREFECT_BT_STATE_DIR"]), NAME))
 
 
 @pytest.fixture
@@ -142,8 +144,8 @@ def _view(within: Within) -> dict[str, Any]:
 
 def test_logs(within: Within, two: Serving, shop: Shop):
     for number, job_id in two.jobs.items():
-        shop.log(shop.ledger.job(job_id), [f"line of {number}"])
-        shop.ledger.append(job_id, JobState.STOPPED)
+        shop.log(shop.ledger.get_job(job_id), [f"line of {number}"])
+        shop.ledger.append_event(job_id, JobState.STOPPED)
     assert "line of 2" in within("deployments", "logs", NAME).out
     first = within("deployments", "logs", NAME, "--revision", "1", "--tail").out
     assert "line of 1" in first
@@ -156,7 +158,7 @@ def test_logs(within: Within, two: Serving, shop: Shop):
 def test_promote(cli: Cli, two: Serving):
     """Its flow sees the wish, and routes to it; the command sees the route."""
     process = cli.start("deployments", "promote", NAME, "--revision", "1")
-    two.until(lambda: two.deployments.wanted(NAME) == 1)
+    two.until(lambda: two.deployments.get_desired_revision(NAME) == 1)
     two.route(1)
     out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (0, "Revision 1 of stories serves.\n")
@@ -170,7 +172,7 @@ def test_what_serves_already(within: Within, two: Serving):
 
 def test_nobody_has_to_wait(within: Within, two: Serving):
     run = within("deployments", "promote", NAME, "--revision", "1", "--no-wait")
-    assert (run.code, two.deployments.wanted(NAME)) == (0, 1)
+    assert (run.code, two.deployments.get_desired_revision(NAME)) == (0, 1)
     assert "it does once it answers" in run.out
 
 
@@ -178,7 +180,7 @@ def test_rollback(within: Within, two: Serving):
     two.route(1)
     run = within("deployments", "rollback", NAME)
     assert (run.code, run.out) == (0, "Revision 1 of stories serves.\n")
-    assert two.deployments.wanted(NAME) == 1
+    assert two.deployments.get_desired_revision(NAME) == 1
     why = [move["why"] for move in _view(within)["moves"]]
     assert why == ["deployed", "deployed", "rolled back from 2"]
 
@@ -197,14 +199,14 @@ def test_one_that_never_answers(cli: Cli, serving: Serving, shop: Shop):
     serving.route(serving.add(*RUNNING))
     number = serving.add(*RUNNING, ready=None)
     process = cli.start("deployments", "promote", NAME, "--revision", str(number))
-    serving.until(lambda: serving.deployments.wanted(NAME) == number)
+    serving.until(lambda: serving.deployments.get_desired_revision(NAME) == number)
     job_id = serving.jobs[number]
     said = "It was not ready in 5 s: the disk is full."
-    serving.deployments.judge(NAME, Verdict(number, 0, False, said, 1.0))
+    serving.deployments.record_verdict(NAME, ReadinessVerdict(number, 0, False, said, 1.0))
     tail = ("OSError: No space\x1b[2J left",)
     outcome = Outcome(0, JobState.STOPPED, message="stopped", log_tail=tail)
     shop.ledger.end_attempt(job_id, outcome)
-    shop.ledger.append(job_id, JobState.STOPPED)
+    shop.ledger.append_event(job_id, JobState.STOPPED)
     out, err = process.communicate(timeout=200)
     assert (process.returncode, out) == (1, "")
     assert (
@@ -216,7 +218,7 @@ def test_one_that_never_answers(cli: Cli, serving: Serving, shop: Shop):
 
 def test_somebody_else_has_the_last_word(cli: Cli, two: Serving):
     process = cli.start("deployments", "promote", NAME, "--revision", "1")
-    two.until(lambda: two.deployments.wanted(NAME) == 1)
+    two.until(lambda: two.deployments.get_desired_revision(NAME) == 1)
     two.move(2)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 1
@@ -229,10 +231,10 @@ def test_stop(cli: Cli, two: Serving, shop: Shop):
     for number in (1, 2):
         job_id = two.jobs[number]
         # Nobody runs it, so the command writes down its end.
-        two.until(lambda job_id=job_id: shop.ledger.state(job_id) is JobState.STOPPED)
+        two.until(lambda job_id=job_id: shop.ledger.get_state(job_id) is JobState.STOPPED)
     out, _ = process.communicate(timeout=200)
     assert (process.returncode, out) == (0, "Deployment stories is stopped. 2 servers ended.\n")
-    assert two.place.route() is None
+    assert two.place.read_route() is None
     again = cli("deployments", "stop", NAME)
     assert again.out == "Deployment stories is stopped. No server ran.\n"
     assert "stopped" in cli("deployments", "list").out
@@ -304,7 +306,7 @@ class Handler(BaseHTTPRequestHandler):
 def upstream(two: Serving) -> Iterator[Upstream]:
     with Upstream() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        two.place.set_listen(Listen("127.0.0.1", server.server_port))
+        two.place.write_listen_address(ListenAddress("127.0.0.1", server.server_port))
         yield server
         server.shutdown()
 
@@ -369,7 +371,7 @@ def test_the_key_is_shown_to_who_asks_for_it_only(
     monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
     monkeypatch.setenv("PREFECT_BT_SECRET_MINE", "from-secret")
     within("deployments", "call", NAME, "x")
-    two.place.set_key("whatever")
+    two.place.write_key("whatever")
     within("deployments", "call", NAME, "x")
     within("deployments", "call", NAME, "x", "--api-key-secret", "mine")
     keys = ["", "Bearer from-environment", "Bearer from-secret"]
@@ -380,7 +382,7 @@ def test_what_does_not_serve(within: Within, two: Serving):
     run = within("deployments", "call", NAME)
     assert (run.code, run.out) == (1, "")
     assert "stories does not answer: " in run.err, "nobody listens there"
-    two.place.clear_route()
+    two.place.delete_route()
     assert "no revision of it serves" in within("deployments", "call", NAME).err
 
 

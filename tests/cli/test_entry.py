@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from prefect_bt.cli.entry import starts_a_job
+from prefect_bt.cli.entry import will_start_job
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from prefect_bt.cli.entry import starts_a_job
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_which_commands_start_a_job(words: list[str], starts: bool) -> None:
-    assert starts_a_job(words) is starts
+    assert will_start_job(words) is starts
 
 
 def keepers(state: str) -> list[psutil.Process]:

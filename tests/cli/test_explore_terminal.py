@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
 from prefect_bt.cli.explore_show import find_pager
 from prefect_bt.fileserver import running
@@ -22,7 +22,7 @@ from .screens import Screen
 
 pytestmark = [pytest.mark.slow]
 
-FAST = UploadOptions(settle=0.05, scan=0.02, patience=0.5, again=0.1)
+FAST = UploadOptions(settle=0.05, scan=0.02, stall_timeout=0.5, recommit_interval=0.1)
 HEADER = {
     "__metadata__": {"format": "pt"},
     "layer.weight": {"dtype": "BF16", "shape": [64, 16], "data_offsets": [0, 2048]},
@@ -58,7 +58,7 @@ def job(shop: Shop, ended, tmp_path: Path) -> JobRecord:
     status = Uploader(
         open_store(shop.url),
         directory=folder,
-        origin=Origin(record.project_id, record.id, rank=0, attempt=0),
+        origin=UploadOrigin(record.project_id, record.id, rank=0, attempt=0),
         options=FAST,
         report=lambda _: None,
     ).run(_Ended())  # pyright: ignore[reportArgumentType]
@@ -81,7 +81,7 @@ def start(cli: Cli) -> Iterator[Start]:
     yield begin
     for screen in screens:
         screen.close()
-    running.stop_all(cli.folder / "state")
+    running.stop_all_servers(cli.folder / "state")
 
 
 def test_pick_walk_and_leave(start: Start, job: JobRecord):

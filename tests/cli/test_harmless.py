@@ -30,7 +30,7 @@ def job(shop: Shop):
         log_tail=(LINE,),
     )
     shop.ledger.end_attempt(record.id, last)
-    shop.ledger.append(record.id, JobState.FAILED, message=f"Rank 0 failed: {LINE}")
+    shop.ledger.append_event(record.id, JobState.FAILED, message=f"Rank 0 failed: {LINE}")
     shop.checkpoint(record, f"checkpoint{PASTE}[link=x]y", size=10, at=1)
     return record
 

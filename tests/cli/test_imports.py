@@ -11,7 +11,7 @@ import pytest
 from cyclopts import App
 from cyclopts.command_spec import CommandSpec
 
-from prefect_bt.cli.app import _make_app, lists_commands
+from prefect_bt.cli.app import _make_app, is_command_list
 from prefect_bt.cli.summaries import SUMMARIES, read_summary, summary_of
 
 pytest_plugins = ["tests.prefect_server"]
@@ -125,7 +125,7 @@ def _specs(app: App) -> Iterator[CommandSpec]:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_prints_a_list_of_commands(tokens, listed):
-    assert lists_commands(tokens) is listed
+    assert is_command_list(tokens) is listed
 
 
 @pytest.mark.integration

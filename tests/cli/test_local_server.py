@@ -25,13 +25,13 @@ from prefect_bt.errors import ServerError
 from prefect_bt.serverauth import read_auth
 from prefect_bt.servers import (
     Daemon,
-    awaited_server_url,
-    daemon_of,
+    get_daemon,
     local_server_url,
-    process_started,
     read_server,
+    read_start_time,
     server_file,
     start_daemon,
+    wait_for_server_url,
     write_server,
 )
 from tests.ports import free_port
@@ -67,10 +67,10 @@ def answer(url: str, auth: str = "") -> Any:
 def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
     port, told = free_port(), []
     monkeypatch.setenv("PREFECT_API_URL", "http://elsewhere.example/api")
-    monkeypatch.setattr(server, "_SERVER_PATIENCE", 900.0)
-    monkeypatch.setattr(server, "_WORKER_PATIENCE", 900.0)
+    monkeypatch.setattr(server, "_SERVER_TIMEOUT", 900.0)
+    monkeypatch.setattr(server, "_WORKER_TIMEOUT", 900.0)
     monkeypatch.setattr(server, "start_daemon", never_after(port, start_daemon))
-    first = server.up(port=port, say=told.append)
+    first = server.up(port=port, echo=told.append)
     try:
         assert not first["already_up"]
         url = f"http://127.0.0.1:{port}/api"
@@ -89,26 +89,26 @@ def test_a_life(state_dir: Path, monkeypatch: pytest.MonkeyPatch):
         assert train["entrypoint"] == "prefect_bt.flows.train.train"
         answer(f"{first['api_url']}/block_types/slug/prefect-bt-secrets", auth)
 
-        again = server.up(port=free_port(), say=told.append)
+        again = server.up(port=free_port(), echo=told.append)
         assert again["already_up"] and again["server_pid"] == first["server_pid"]
 
         os.kill(first["worker_pid"], signal.SIGKILL)
-        while daemon_of(first, "worker").alive:
+        while get_daemon(first, "worker").is_alive:
             time.sleep(0.05)
-        healed = server.up(say=told.append)
+        healed = server.up(echo=told.append)
         assert healed["server_pid"] == first["server_pid"]
         assert healed["worker_pid"] != first["worker_pid"]
-        assert daemon_of(healed, "worker").alive
+        assert get_daemon(healed, "worker").is_alive
         healed = mended(state_dir, healed)
 
         refuses_while_a_run_is_going(first["api_url"])
-        assert server.down(force=True, say=told.append)["server_pid"] == healed["server_pid"]
+        assert server.down(force=True, echo=told.append)["server_pid"] == healed["server_pid"]
         roles = ("server", "worker", "caretaker")
-        assert not [role for role in roles if daemon_of(healed, role).alive]
+        assert not [role for role in roles if get_daemon(healed, role).is_alive]
         assert not server_file(state_dir).exists()
     finally:
-        server.down(force=True, say=told.append)
-    assert server.down(say=told.append) == {}
+        server.down(force=True, echo=told.append)
+    assert server.down(echo=told.append) == {}
     assert told[-1].startswith("Nothing to stop")
     assert can_take(port)
 
@@ -152,7 +152,7 @@ def mended(state_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
             before["worker_pid"],
             before["server_pid"],
         }
-        if not gone and daemon_of(now, "worker").alive and local_server_url(state_dir):
+        if not gone and get_daemon(now, "worker").is_alive and local_server_url(state_dir):
             assert now["api_url"] == before["api_url"]
             url = f"{now['api_url']}/deployments/name/train/train"
             assert answer(url, read_auth(state_dir))
@@ -166,15 +166,15 @@ def refuses_while_a_run_is_going(api_url: str) -> None:
     from prefect.client.orchestration import get_client
     from prefect.states import Running
 
-    from prefect_bt.cli.server_setup import at
+    from prefect_bt.cli.server_setup import use_api
 
     @flow
     def long() -> None: ...
 
-    with at(api_url), get_client(sync_client=True) as client:
+    with use_api(api_url), get_client(sync_client=True) as client:
         client.create_flow_run(long, name="still-going", state=Running())
     with pytest.raises(ServerError, match="still-going"):
-        server.down(say=lambda _: None)
+        server.down(echo=lambda _: None)
 
 
 def test_a_port_in_use(state_dir: Path):
@@ -183,7 +183,7 @@ def test_a_port_in_use(state_dir: Path):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ServerError, match=f"Port {port} is taken.*--port {port + 1}"):
-            server.up(port=port, say=lambda _: None)
+            server.up(port=port, echo=lambda _: None)
     assert not server_file(state_dir).exists()
 
 
@@ -194,7 +194,7 @@ def test_a_dead_server_is_forgotten_and_a_pid_of_another_process_left_alone(stat
         starts = {"server_started": "before", "worker_started": "before"}
         write_server(state_dir, {"api_url": "http://127.0.0.1:9/api", **pids, **starts})
         told: list[str] = []
-        assert server.down(say=told.append) == {}
+        assert server.down(echo=told.append) == {}
         assert told[0].startswith("Nothing to stop")
         assert read_server(state_dir) is None
         assert other.poll() is None
@@ -210,7 +210,7 @@ def test_what_runs_beside_a_server_that_is_gone_is_stopped_and_told(state_dir: P
     roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.started}
     write_server(state_dir, {"api_url": "http://127.0.0.1:9/api", **roles})
     told: list[str] = []
-    assert server.down(say=told.append)["caretaker_pid"] == caretaker.pid
+    assert server.down(echo=told.append)["caretaker_pid"] == caretaker.pid
     assert told == ["The Prefect server was gone already; stopped its caretaker."]
     assert process.wait(200) == -signal.SIGTERM
     assert not server_file(state_dir).exists()
@@ -224,9 +224,9 @@ def test_whoever_waits_for_another_says_so(state_dir: Path, act: str):
     taken.listen()
     port = taken.getsockname()[1]
     acts = {
-        "up": lambda: server.up(port=port, say=told.append),
-        "down": lambda: server.down(say=told.append),
-        "mend": lambda: server.mend(say=told.append),
+        "up": lambda: server.up(port=port, echo=told.append),
+        "down": lambda: server.down(echo=told.append),
+        "mend": lambda: server.restart_dead_processes(echo=told.append),
     }
     with (state_dir / "server.lock").open("w") as lock, ThreadPoolExecutor() as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -249,7 +249,7 @@ def test_a_server_that_does_not_start_leaves_nothing(state_dir: Path, monkeypatc
     monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "nonsense://x")
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "nonsense://x")
     with pytest.raises(ServerError, match=r"did not start.*server\.log"):
-        server.up(port=free_port(), say=lambda _: None)
+        server.up(port=free_port(), echo=lambda _: None)
     assert not server_file(state_dir).exists()
 
 
@@ -260,36 +260,36 @@ def test_a_daemon_is_stopped_politely_then_by_force(tmp_path: Path):
     )
     while "ready" not in (tmp_path / "log").read_text():
         time.sleep(0.02)
-    assert daemon.alive
-    assert daemon.stop(patience=0.2)
+    assert daemon.is_alive
+    assert daemon.stop(timeout=0.2)
     assert process.wait(200) == -signal.SIGKILL
-    assert not daemon.alive and not daemon.stop(patience=0)
+    assert not daemon.is_alive and not daemon.stop(timeout=0)
 
 
 def test_a_zombie_and_no_process_are_not_alive():
     child = subprocess.Popen(["true"])
-    while process_started(child.pid):
+    while read_start_time(child.pid):
         time.sleep(0.02)
-    assert not Daemon(child.pid, "1").alive
+    assert not Daemon(child.pid, "1").is_alive
     child.wait()
-    assert not Daemon(0, "").alive and not Daemon(os.getpid(), "").alive
-    assert Daemon(os.getpid(), process_started(os.getpid())).alive
+    assert not Daemon(0, "").is_alive and not Daemon(os.getpid(), "").is_alive
+    assert Daemon(os.getpid(), read_start_time(os.getpid())).is_alive
 
 
 def test_a_server_that_its_caretaker_starts_again_is_waited_for(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}/api"
     caretaker, process = start_daemon(["sleep", "60"], log=tmp_path / "log", environment=os.environ)
     roles = {"caretaker_pid": caretaker.pid, "caretaker_started": caretaker.started}
-    server = {"server_pid": os.getpid(), "server_started": process_started(os.getpid())}
+    server = {"server_pid": os.getpid(), "server_started": read_start_time(os.getpid())}
     write_server(tmp_path, {"api_url": url, **roles, **server})
     with socket.socket() as listening, ThreadPoolExecutor() as pool:
-        waiting = pool.submit(awaited_server_url, tmp_path, patience=60)
+        waiting = pool.submit(wait_for_server_url, tmp_path, timeout=60)
         time.sleep(1)
         assert not waiting.done()
         listening.bind(("127.0.0.1", urlsplit(url).port or 0))
         listening.listen()
         assert waiting.result() == url
-    assert awaited_server_url(tmp_path, patience=0) == ""
+    assert wait_for_server_url(tmp_path, timeout=0) == ""
     process.kill()
     process.wait()
-    assert awaited_server_url(tmp_path, patience=1000) == ""
+    assert wait_for_server_url(tmp_path, timeout=1000) == ""

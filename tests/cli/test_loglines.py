@@ -7,8 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefect_bt.cli.loglines import as_object, as_text, folded, write_document, write_lines
-from prefect_bt.folding import Folder
+from prefect_bt.cli.loglines import (
+    deduplicate,
+    format_json,
+    format_text,
+    write_document,
+    write_lines,
+)
+from prefect_bt.folding import LineDeduplicator
 from prefect_bt.joblogs import JobLine
 from prefect_bt.logs import LogLine
 
@@ -18,12 +24,12 @@ def line(rank: int, message: str) -> JobLine:
 
 
 def told(shown: object) -> list[object]:
-    return [one if one is None else as_text(one).partition("]: ")[2] for one in shown]  # pyright: ignore
+    return [one if one is None else format_text(one).partition("]: ")[2] for one in shown]  # pyright: ignore
 
 
 def test_without_folding_all_goes_through():
     found = [line(0, "a"), None, line(1, "a")]
-    assert list(folded(found, None)) == found
+    assert list(deduplicate(found, None)) == found
 
 
 def test_a_pause_lets_out_what_has_waited_long_enough():
@@ -36,7 +42,7 @@ def test_a_pause_lets_out_what_has_waited_long_enough():
             yield None
         yield line(1, "b")
 
-    shown = told(folded(looks(), Folder(range(3), clock=lambda: now[0])))
+    shown = told(deduplicate(looks(), LineDeduplicator(range(3), clock=lambda: now[0])))
     assert shown == [None, None, "(rank-0) a", None, None, "(rank-1) b"]
 
 
@@ -46,16 +52,16 @@ def test_whoever_leaves_sees_what_was_waiting():
         yield line(1, "a")
         raise KeyboardInterrupt
 
-    shown = folded(looks(), Folder(range(3)))
+    shown = deduplicate(looks(), LineDeduplicator(range(3)))
     assert told([next(shown)]) == ["(ranks 0-1) a"]
     with pytest.raises(KeyboardInterrupt):
         next(shown)
 
 
 def test_objects():
-    (whole,) = folded([line(0, "a"), line(2, "a")], Folder())
+    (whole,) = deduplicate([line(0, "a"), line(2, "a")], LineDeduplicator())
     assert whole is not None
-    assert json.loads(as_object(whole)) == {
+    assert json.loads(format_json(whole)) == {
         "timestamp": "1",
         "message": "a",
         "replica": "ranks 0,2",
@@ -63,7 +69,7 @@ def test_objects():
         "attempt": 0,
         "ranks": [0, 2],
     }
-    assert "ranks" not in json.loads(as_object(line(3, "a")))
+    assert "ranks" not in json.loads(format_json(line(3, "a")))
 
 
 def test_written(capsys: pytest.CaptureFixture[str]):

@@ -27,7 +27,9 @@ def job(shop: Shop, running):
 
 @pytest.fixture
 def over(shop: Shop, job):
-    shop.ledger.append(job.id, JobState.FAILED, message="Rank 0 failed first: it exited with 3.")
+    shop.ledger.append_event(
+        job.id, JobState.FAILED, message="Rank 0 failed first: it exited with 3."
+    )
     return job
 
 
@@ -117,7 +119,7 @@ def test_levels_and_the_platforms_lines(within: Within, shop: Shop, running):
     shop.ledger.begin_attempt(job.id)
     shop.log(job, ["hello", "INFO:a:b", "WARNING:a:b", "Traceback (most recent call last):", "  x"])
     shop.ledger.end_attempt(job.id, Outcome(0, JobState.FAILED, message="It failed."))
-    shop.ledger.append(job.id, JobState.FAILED, message="It failed.")
+    shop.ledger.append_event(job.id, JobState.FAILED, message="It failed.")
     found = within("logs", "-o", "json").json["logs"]
     ours = [one for one in found if one["replica"] == "prefect-bt"]
     assert [(one["message"], one["level"], one["attempt"]) for one in ours] == [
@@ -167,7 +169,7 @@ def test_tail_follows_until_the_end(cli: Cli, shop: Shop, job):
     shop.ledger.begin_attempt(job.id)
     shop.log(job, ["third try"], attempt=2)
     shop.ledger.end_attempt(job.id, Outcome(2, JobState.COMPLETED))
-    shop.ledger.append(job.id, JobState.COMPLETED)
+    shop.ledger.append_event(job.id, JobState.COMPLETED)
     out, err = process.communicate(timeout=200)
     assert out.splitlines()[-1] == "[2023-11-15 12:00:00]: (rank-0) third try"
     assert err == f"Training job {job.id} completed successfully.\n"
@@ -189,8 +191,8 @@ def test_ctrl_c_leaves_the_job_alone(cli: Cli, shop: Shop, job):
         f"  Follow it again:  prefect-bt logs --job-id {job.id} --tail\n"
         f"  Stop it:          prefect-bt stop --job-id {job.id}\n"
     )
-    assert shop.ledger.state(job.id) is JobState.RUNNING
-    assert shop.ledger.stop_request(job.id) is None
+    assert shop.ledger.get_state(job.id) is JobState.RUNNING
+    assert shop.ledger.find_stop_request(job.id) is None
 
 
 @pytest.mark.parametrize(

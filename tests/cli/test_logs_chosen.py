@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from prefect_bt.cli.numbers import Numbers, parse_numbers
+from prefect_bt.cli.numbers import NumberRanges, parse_number_ranges
 from prefect_bt.contract import log_key
 from prefect_bt.definitions import Compute
-from prefect_bt.records import FailureClass, JobState, Outcome, SealedLog
+from prefect_bt.records import ArchivedLog, FailureClass, JobState, Outcome
 
 from .conftest import COMMAND, Cli, Shop
 from .screens import Screen
@@ -34,7 +34,7 @@ def job(shop: Shop, running):
     )
     shop.ledger.end_attempt(record.id, failed)
     shop.ledger.end_attempt(record.id, Outcome(1, JobState.STOPPED))
-    shop.ledger.append(record.id, JobState.STOPPED)
+    shop.ledger.append_event(record.id, JobState.STOPPED)
     return record
 
 
@@ -125,9 +125,9 @@ def test_a_damaged_log_is_shown_and_named(cli: Cli, shop: Shop, running, tail: l
     shop.ledger.begin_attempt(record.id)
     shop.log(record, ["a", "b"])
     size = len(shop.ledger.store.get(log_key(record.project_id, record.id, 0, 0)))
-    logs = (SealedLog(0, size + 7, 3, "0" * 64),)
+    logs = (ArchivedLog(0, size + 7, 3, "0" * 64),)
     shop.ledger.end_attempt(record.id, Outcome(0, JobState.FAILED, logs=logs))
-    shop.ledger.append(record.id, JobState.FAILED)
+    shop.ledger.append_event(record.id, JobState.FAILED)
     done = cli("logs", "--no-platform", *tail)
     assert messages(done.out) == ["(rank-0) a", "(rank-0) b"]
     said = f"The log of rank 0 of attempt 0 is cut: {size} bytes are there, {size + 7} were sealed."
@@ -148,19 +148,19 @@ def test_a_reader_that_leaves_is_no_error(cli: Cli, shop: Shop, job):
 
 
 def test_numbers():
-    chosen = parse_numbers(["0,2-5", " 9 "])
+    chosen = parse_number_ranges(["0,2-5", " 9 "])
     assert chosen is not None
     assert [n for n in range(12) if n in chosen] == [0, 2, 3, 4, 5, 9]
-    assert parse_numbers([]) is None
-    huge = parse_numbers(["0-999999999"])
+    assert parse_number_ranges([]) is None
+    huge = parse_number_ranges(["0-999999999"])
     assert huge is not None and 123_456_789 in huge
-    assert Numbers(((-1, -1), (0, 0))).counted_from(3) == Numbers(((2, 2), (0, 0)))
+    assert NumberRanges(((-1, -1), (0, 0))).resolve_negative(3) == NumberRanges(((2, 2), (0, 0)))
 
 
 @pytest.mark.parametrize("text", ["", ",", "1,", "a", "1-", "-1-2", "1--2", "1.5", "9" * 40])
 def test_no_numbers(text: str):
     with pytest.raises(ValueError, match="write"):
-        parse_numbers([text])
+        parse_number_ranges([text])
 
 
 def test_json_is_ascii_and_parses(cli: Cli, shop: Shop, job):

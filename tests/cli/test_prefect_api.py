@@ -18,7 +18,7 @@ from prefect_bt.blocks import TrainingStore
 from prefect_bt.cli import prefect_api as api
 from prefect_bt.errors import ServerError
 from prefect_bt.serverauth import write_auth
-from prefect_bt.servers import process_started, write_server
+from prefect_bt.servers import read_start_time, write_server
 
 pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.integration]
@@ -137,7 +137,7 @@ def test_secrets_inside_a_flow_a_task_and_an_event_loop(prefect_api):
 def test_the_server_of_up_is_found_without_configuration(prefect_server, prefect_api, tmp_path):
     save_secret("found", "v")
     (tmp_path / "state").mkdir()
-    living = {"server_pid": os.getpid(), "server_started": process_started(os.getpid())}
+    living = {"server_pid": os.getpid(), "server_started": read_start_time(os.getpid())}
     write_server(tmp_path / "state", {"api_url": prefect_server.api_url, "ui_url": "", **living})
     write_auth(tmp_path / "state", prefect_server.auth)
     with temporary_settings(updates={PREFECT_API_URL: None, PREFECT_API_AUTH_STRING: None}):

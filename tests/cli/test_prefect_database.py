@@ -60,11 +60,11 @@ def test_a_fresh_home_starts_no_server(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_temporary_server_is_quiet_unless_the_user_says_otherwise() -> None:
-    quiet = prefect_api._quiet_server()
+    quiet = prefect_api._temporary_server_settings()
     assert quiet.get(PREFECT_SERVER_LOGGING_LEVEL, "CRITICAL") == "CRITICAL"
     chosen = {
         PREFECT_SERVER_LOGGING_LEVEL: "DEBUG",
         PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 7,
     }
     with temporary_settings(updates=chosen):
-        assert prefect_api._quiet_server() == {}
+        assert prefect_api._temporary_server_settings() == {}

@@ -34,7 +34,7 @@ def hold(shop: Shop, job: JobRecord, name: str, holder: str, **more: str):
     found = catalogue.list_checkpoints(shop.ledger.store, job.project_id, job.id)
     one = next(one for one in found if one.checkpoint_id == name)
     wanted = LoadedCheckpoint(job.project_id, job.id, name, tuple(one.manifest_keys.values()))
-    assert holds.take(shop.ledger, [wanted], holder=holder, **more)[1] == ()
+    assert holds.acquire_holds(shop.ledger, [wanted], holder=holder, **more)[1] == ()
 
 
 def test_a_policy(cli: Cli, shop: Shop, job):

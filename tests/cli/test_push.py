@@ -163,7 +163,7 @@ def test_ctrl_c_leaves_the_job_running_and_stop_ends_it(cli: Cli, shop: Shop, co
     assert f"Stop it:          prefect-bt stop --job-id {job_id}" in err
     word.touch()
     while "it goes on" not in cli("logs", "--job-id", job_id).out:
-        assert not open_ledger(shop.url).state(job_id).terminal
+        assert not open_ledger(shop.url).get_state(job_id).terminal
         time.sleep(0.2)
     done = cli("stop")
     assert (done.code, done.out) == (0, f"Training job {job_id} stopped successfully.\n"), done.err

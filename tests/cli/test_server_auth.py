@@ -13,13 +13,13 @@ from prefect_bt.errors import ServerError
 from prefect_bt.serverauth import (
     CLIENT_VARIABLE,
     auth_file,
-    choose_auth,
+    ensure_auth,
     find_auth,
     is_same_server,
     read_auth,
     write_auth,
 )
-from prefect_bt.servers import process_started, write_server
+from prefect_bt.servers import read_start_time, write_server
 
 API = "http://127.0.0.1:4200/api"
 
@@ -32,31 +32,35 @@ def umask() -> Iterator[None]:
 
 
 def test_only_its_owner_can_read_the_file(tmp_path: Path, umask: None) -> None:
-    auth = choose_auth(tmp_path, API, {}, own="")
+    auth = ensure_auth(tmp_path, API, {}, configured="")
     assert stat.S_IMODE(auth_file(tmp_path).stat().st_mode) == 0o600
     assert [file.name for file in tmp_path.iterdir()] == [auth_file(tmp_path).name]
-    assert choose_auth(tmp_path, API, {}, own="") == auth == read_auth(tmp_path)
-    assert choose_auth(tmp_path / "..", API, {}, own="") != auth
+    assert ensure_auth(tmp_path, API, {}, configured="") == auth == read_auth(tmp_path)
+    assert ensure_auth(tmp_path / "..", API, {}, configured="") != auth
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a b:c", "two\nlines", "prefect-bt:\x07", "é:é"])
 def test_a_garbled_file_is_replaced(tmp_path: Path, text: str) -> None:
     write_auth(tmp_path, text)
     assert read_auth(tmp_path) == ""
-    auth = choose_auth(tmp_path, API, {}, own="")
+    auth = ensure_auth(tmp_path, API, {}, configured="")
     assert auth.startswith("prefect-bt:") and read_auth(tmp_path) == auth
 
 
 def test_a_file_that_others_can_read_or_that_is_elsewhere_is_replaced(tmp_path: Path) -> None:
-    first = choose_auth(tmp_path, API, {}, own="")
+    first = ensure_auth(tmp_path, API, {}, configured="")
     auth_file(tmp_path).chmod(0o640)
-    second = choose_auth(tmp_path, API, {}, own="")
+    second = ensure_auth(tmp_path, API, {}, configured="")
     assert second != first
     (tmp_path / "elsewhere").mkdir()
     write_auth(tmp_path / "elsewhere", "planted:by-another")
     auth_file(tmp_path).unlink()
     auth_file(tmp_path).symlink_to(auth_file(tmp_path / "elsewhere"))
-    assert choose_auth(tmp_path, API, {}, own="") not in {first, second, "planted:by-another"}
+    assert ensure_auth(tmp_path, API, {}, configured="") not in {
+        first,
+        second,
+        "planted:by-another",
+    }
     assert not auth_file(tmp_path).is_symlink()
     assert read_auth(tmp_path / "elsewhere") == "planted:by-another"
 
@@ -66,20 +70,22 @@ def test_a_server_that_is_started_again_keeps_its_password_though_the_file_is_go
 ) -> None:
     here = {"PREFECT_API_URL": "http://localhost:4200/api/", CLIENT_VARIABLE: "told:here"}
     there = {"PREFECT_API_URL": "https://team.example/api", CLIENT_VARIABLE: "told:there"}
-    assert choose_auth(tmp_path, API, there, own="") not in there.values()
+    assert ensure_auth(tmp_path, API, there, configured="") not in there.values()
     auth_file(tmp_path).unlink()
-    assert choose_auth(tmp_path, API, here, own="") == "told:here"
+    assert ensure_auth(tmp_path, API, here, configured="") == "told:here"
 
 
 def test_the_users_own_password_is_used(tmp_path: Path) -> None:
-    assert choose_auth(tmp_path, API, {}, own="mine:own") == "mine:own" == read_auth(tmp_path)
+    assert (
+        ensure_auth(tmp_path, API, {}, configured="mine:own") == "mine:own" == read_auth(tmp_path)
+    )
     with pytest.raises(ServerError, match="PREFECT_SERVER_API_AUTH_STRING"):
-        choose_auth(tmp_path, API, {}, own="two words")
+        ensure_auth(tmp_path, API, {}, configured="two words")
 
 
 def test_it_is_sent_to_its_own_living_server_only(tmp_path: Path) -> None:
     write_auth(tmp_path, "a:b")
-    living = {"server_pid": os.getpid(), "server_started": process_started(os.getpid())}
+    living = {"server_pid": os.getpid(), "server_started": read_start_time(os.getpid())}
     write_server(tmp_path, {"api_url": API, **living})
     assert find_auth(tmp_path, API) == "a:b"
     for other in ("", "http://127.0.0.1:4201/api", "https://team.example/api", "http://x:y/api"):

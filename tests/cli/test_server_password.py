@@ -27,7 +27,7 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from prefect_bt.cli import server
-from prefect_bt.cli.server_setup import DEPLOYMENT, at
+from prefect_bt.cli.server_setup import DEPLOYMENT, use_api
 from prefect_bt.serverauth import (
     CLIENT_VARIABLE,
     auth_file,
@@ -221,7 +221,7 @@ def test_a_job_in_a_process_of_its_own_reports_to_the_server(
     )
     job_id = json.loads(pushed.stdout)["id"]
     served_machine.wait(job_id, "COMPLETED")
-    (run,) = served_machine.ledger.runs_of_job(job_id)
+    (run,) = served_machine.ledger.list_runs(job_id)
     assert call(served_machine, "GET", f"flow_runs/{run.flow_run_id}")["name"]
 
 
@@ -270,8 +270,8 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(variable, str(root / name))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.delenv(CLIENT_VARIABLE, raising=False)
-    monkeypatch.setattr(server, "_SERVER_PATIENCE", 900.0)
-    monkeypatch.setattr(server, "_WORKER_PATIENCE", 900.0)
+    monkeypatch.setattr(server, "_SERVER_TIMEOUT", 900.0)
+    monkeypatch.setattr(server, "_WORKER_TIMEOUT", 900.0)
     yield root
     shutil.rmtree(root, ignore_errors=True)
 
@@ -283,7 +283,7 @@ def going(api_url: str) -> Generator[None]:
     @flow
     def long() -> None: ...
 
-    with at(api_url), get_client(sync_client=True) as client:
+    with use_api(api_url), get_client(sync_client=True) as client:
         run = client.create_flow_run(long, name="still-going", state=Running())
         yield
         client.set_flow_run_state(run.id, Completed(), force=True)
@@ -319,15 +319,15 @@ def test_a_server_without_a_password_is_replaced_and_another_user_gets_nowhere(h
         ui = api_url.removesuffix("/api")
         write_server(state, {"api_url": api_url, "ui_url": ui, **running})
         with going(api_url):
-            spared = server.up(worker=False, say=told.append)
-            assert spared["already_up"] and old.alive
+            spared = server.up(worker=False, echo=told.append)
+            assert spared["already_up"] and old.is_alive
             assert not spared["export"] and not any("password once" in line for line in told)
             assert any(line.startswith("WARNING") and "still-going" in line for line in told)
-        known = server.up(say=told.append)
+        known = server.up(echo=told.append)
     try:
         assert any("asks for no password; replacing it" in line for line in told)
         assert known["api_url"] == api_url
-        assert not old.alive
+        assert not old.is_alive
         auth = read_auth(state)
         assert httpx.get(f"{api_url}/admin/version").status_code == 401
         assert httpx.get(f"{api_url}/admin/version", headers=basic(auth)).status_code == 200
@@ -338,11 +338,11 @@ def test_a_server_without_a_password_is_replaced_and_another_user_gets_nowhere(h
         assert found.split() == ["PermissionError"] * 6 + ["401"], error
 
         auth_file(state).unlink()
-        again = server.up(say=told.append)
+        again = server.up(echo=told.append)
         assert again["already_up"] and read_auth(state) == auth
         assert any("was missing or damaged" in line for line in told)
     finally:
-        server.down(force=True, say=told.append)
+        server.down(force=True, echo=told.append)
     assert read_auth(state) == auth
 
 
@@ -350,17 +350,17 @@ def test_a_server_without_a_password_is_replaced_and_another_user_gets_nowhere(h
 @pytest.mark.integration
 def test_a_new_password_as_documented(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `down`, delete the file, run `up`, in a shell with the exported line."""
-    first = server.up(worker=False, port=free_port(), say=lambda _: None)
+    first = server.up(worker=False, port=free_port(), echo=lambda _: None)
     old = read_auth(home / "state")
     monkeypatch.setenv("PREFECT_API_URL", first["api_url"])
     monkeypatch.setenv(CLIENT_VARIABLE, old)
-    server.down(force=True, say=lambda _: None)
+    server.down(force=True, echo=lambda _: None)
     auth_file(home / "state").unlink()
-    second = server.up(worker=False, port=urlsplit(first["api_url"]).port, say=lambda _: None)
+    second = server.up(worker=False, port=urlsplit(first["api_url"]).port, echo=lambda _: None)
     try:
         new = read_auth(home / "state")
         url = f"{second['api_url']}/admin/version"
         told = [httpx.get(url, headers=basic(auth)).status_code for auth in (old, new)]
         assert told == [401, 200]
     finally:
-        server.down(force=True, say=lambda _: None)
+        server.down(force=True, echo=lambda _: None)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import hold_job
+from prefect_bt.ownership import lock_job
 from prefect_bt.records import JobState
 
 from .conftest import COMMAND, Cli, Shop
@@ -31,8 +31,8 @@ def test_the_only_active_job(cli: Cli, shop: Shop, running):
     done = cli("stop")
     assert done.code == 0, done.err
     assert done.out == f"Training job {job.id} stopped successfully.\n"
-    assert shop.ledger.state(job.id) is JobState.STOPPED
-    assert shop.ledger.stop_request(job.id) is not None
+    assert shop.ledger.get_state(job.id) is JobState.STOPPED
+    assert shop.ledger.find_stop_request(job.id) is not None
 
 
 def test_a_second_stop(cli: Cli, shop: Shop, running):
@@ -49,22 +49,22 @@ def test_several_active_jobs_are_listed(cli: Cli, shop: Shop, running):
     assert done.code == 1
     assert all(job.id in done.out for job in jobs)
     assert done.err.startswith("error: 2 training jobs are queued or active. Say which one")
-    assert {shop.ledger.state(job.id) for job in jobs} == {JobState.RUNNING}
+    assert {shop.ledger.get_state(job.id) for job in jobs} == {JobState.RUNNING}
 
 
 def test_all_of_a_project(cli: Cli, shop: Shop, running):
     mine = [shop.job("tiny", *running) for _ in range(2)]
     other = shop.job("other", *running)
     assert cli("stop", "--all", "--project", "tiny").code == 0
-    assert {shop.ledger.state(job.id) for job in mine} == {JobState.STOPPED}
-    assert shop.ledger.state(other.id) is JobState.RUNNING
+    assert {shop.ledger.get_state(job.id) for job in mine} == {JobState.STOPPED}
+    assert shop.ledger.get_state(other.id) is JobState.RUNNING
 
 
 def test_one_that_ended_does_not_keep_the_others(cli: Cli, shop: Shop, running, ended):
     shop.job("tiny", *ended)
     job = shop.job("tiny", *running)
     assert cli("stop", "--all").code == 0
-    assert shop.ledger.state(job.id) is JobState.STOPPED
+    assert shop.ledger.get_state(job.id) is JobState.STOPPED
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_on_a_terminal(cli: Cli, shop: Shop, running, arguments, answer, stopped
     os.close(ours)
     assert ("[y/N]" in err) == (answer is not None)
     assert (process.returncode == 0) == stopped
-    assert (shop.ledger.state(job.id) is JobState.STOPPED) == stopped
+    assert (shop.ledger.get_state(job.id) is JobState.STOPPED) == stopped
     assert ("Nothing was stopped." in err) == (not stopped)
 
 
@@ -140,10 +140,10 @@ ENDS = {
         ("request_stop", False, True),
         ("request_stop", True, False),
         ("request_stop", True, True),
-        ("host", True, False),
-        ("host", True, True),
+        ("get_host", True, False),
+        ("get_host", True, True),
         ("claim", True, False),  # it is claimed only where nobody owns it
-        ("append", False, False),
+        ("append_event", False, False),
     ],
 )
 def test_a_job_that_ends_in_that_moment(
@@ -152,8 +152,10 @@ def test_a_job_that_ends_in_that_moment(
     """Before the request is there, after it, and once the asker has the job itself."""
     job = shop.job("tiny", *running)
     state_dir = Path(cli.env["PREFECT_BT_STATE_DIR"])
-    placed(monkeypatch, method, lambda _, job_id: shop.ledger.append(job_id, state), after=after)
-    with hold_job(state_dir, job.id) if owned else nullcontext():
+    placed(
+        monkeypatch, method, lambda _, job_id: shop.ledger.append_event(job_id, state), after=after
+    )
+    with lock_job(state_dir, job.id) if owned else nullcontext():
         done = cli("stop", "--job-id", job.id)
     code, words = ENDS[state]
     assert done.code == code, done.err
@@ -161,21 +163,21 @@ def test_a_job_that_ends_in_that_moment(
     assert "stopped successfully" not in done.out
     assert "is stopped" not in done.err
     assert "is being stopped" not in done.err
-    assert shop.ledger.state(job.id) is state
+    assert shop.ledger.get_state(job.id) is state
 
 
 @pytest.mark.parametrize("state", ENDS)
-@pytest.mark.parametrize("method", ["claim", "request_stop", "append"])
+@pytest.mark.parametrize("method", ["claim", "request_stop", "append_event"])
 def test_an_abandoned_job_that_ends_in_that_moment(
     cli: Cli, shop: Shop, running, monkeypatch, state: JobState, method: str
 ):
     job = shop.job("tiny", *running)
-    placed(monkeypatch, method, lambda _, job_id: shop.ledger.append(job_id, state))
+    placed(monkeypatch, method, lambda _, job_id: shop.ledger.append_event(job_id, state))
     done = cli("stop", "--job-id", job.id, "--abandoned")
     assert done.code == ENDS[state][0], done.err
     assert ENDS[state][1] in done.err
     assert "is stopped" not in done.out + done.err
-    assert shop.ledger.state(job.id) is state
+    assert shop.ledger.get_state(job.id) is state
 
 
 @pytest.mark.parametrize("state", ENDS)
@@ -189,7 +191,7 @@ def test_a_job_of_all_that_ended_since_it_was_listed(
 
     def late(ledger: Ledger, job_id: str, **options: object) -> str:
         if job_id == first.id:
-            shop.ledger.append(first.id, state)
+            shop.ledger.append_event(first.id, state)
         return stop_job(ledger, job_id, **options)
 
     monkeypatch.setattr(control, "stop_job", late)
@@ -197,7 +199,7 @@ def test_a_job_of_all_that_ended_since_it_was_listed(
     assert done.code == ENDS[state][0], done.err
     assert f"Training job {first.id} {ENDS[state][1]}." in done.err
     assert done.out == f"Training job {second.id} stopped successfully.\n"
-    assert shop.ledger.stop_request(first.id) is None
+    assert shop.ledger.find_stop_request(first.id) is None
 
 
 @pytest.mark.parametrize("state", ENDS)
@@ -206,8 +208,8 @@ def test_a_job_that_ended_beside_a_second_stop(
 ):
     job = shop.job("tiny", *running)
     shop.ledger.request_stop(job.id, by="ann")
-    placed(monkeypatch, "request_stop", lambda _, job_id: shop.ledger.append(job_id, state))
+    placed(monkeypatch, "request_stop", lambda _, job_id: shop.ledger.append_event(job_id, state))
     done = cli("stop", "--job-id", job.id)
     assert done.code == ENDS[state][0], done.err
     assert "is stopped" not in done.err
-    assert f"it is {state.short}" in done.err
+    assert f"it is {state.short_name}" in done.err

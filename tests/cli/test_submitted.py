@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from prefect_bt.cli.submitted import Staying, present
+from prefect_bt.cli.submitted import FollowOptions, print_and_follow
 from prefect_bt.cli.terminal import open_terminal
 from prefect_bt.definitions import Compute
 from prefect_bt.jobs import job_document
@@ -23,7 +23,7 @@ def document(shop: Shop, running) -> dict:
     for rank in range(2):
         shop.log(record, ["loading", f"loss of {rank}"], rank=rank)
     shop.ledger.end_attempt(record.id, Outcome(0, JobState.COMPLETED))
-    shop.ledger.append(record.id, JobState.COMPLETED)
+    shop.ledger.append_event(record.id, JobState.COMPLETED)
     return job_document(shop.ledger, record)
 
 
@@ -56,8 +56,8 @@ def test_lines_fold_on_a_terminal_and_go_beside_a_document(
     err: list[str],
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
-    terminal = open_terminal(interactive=False, debug=False).beside(output)
-    assert present(terminal, document, Staying(tail=True, output=output)) == 0
+    terminal = open_terminal(interactive=False, debug=False).for_output(output)
+    assert print_and_follow(terminal, document, FollowOptions(tail=True, output=output)) == 0
     told = capsys.readouterr()
     assert (lines(told.out), lines(told.err)) == (out, err)
     assert "completed successfully" in told.err

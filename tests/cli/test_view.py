@@ -89,7 +89,7 @@ def test_one_job_in_detail(cli: Cli, shop: Shop, running):
             ended_at=shop.at + 30,
         ),
     )
-    shop.ledger.append(job.id, JobState.FAILED, message="Rank 1 failed first: [exit 3].")
+    shop.ledger.append_event(job.id, JobState.FAILED, message="Rank 1 failed first: [exit 3].")
     shop.checkpoint(job, "checkpoint-1", size=10, at=1)
     shop.checkpoint(job, "checkpoint-2", size=10, at=2)
     done = cli("view", "--job-id", job.id)

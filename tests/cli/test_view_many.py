@@ -43,7 +43,7 @@ def test_a_retried_job_is_active_again(
     job = shop.job("tiny", *running, JobState.FAILED)
     for _ in range(2):
         assert "No queued or active training jobs." in within("view").out
-    shop.ledger.append(job.id, JobState.CREATED)
+    shop.ledger.append_event(job.id, JobState.CREATED)
     found = within("view", "-o", "json").json
     assert [one["id"] for one in found["active_jobs"]] == [job.id]
     assert found["training_projects"][0]["latest_job"]["current_status"] == JobState.CREATED

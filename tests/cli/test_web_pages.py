@@ -23,7 +23,7 @@ from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 
-from prefect_bt.cli.server_setup import DEPLOYMENT, at, deploy_train, ensure_pool
+from prefect_bt.cli.server_setup import DEPLOYMENT, deploy_train, ensure_pool, use_api
 from tests.browser import PATIENCE, Page, browser
 from tests.plain_server import plain_server
 from tests.prefect_server import PrefectServer
@@ -179,7 +179,7 @@ def attacked(page: Page, target: Target, where: tuple[str, str]) -> tuple[dict[s
 def test_the_attacks_succeed_on_a_server_that_asks_for_no_password(
     page: Page, foreign: int, tmp_path: Path
 ) -> None:
-    with plain_server(tmp_path / "prefect") as (api_url, _), at(api_url):
+    with plain_server(tmp_path / "prefect") as (api_url, _), use_api(api_url):
         ensure_pool()
         deploy_train()
         target = planted(api_url)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.ownership import Claim
+from prefect_bt.ownership import JobLock
 
 from .conftest import Cli
 from .sources import cache_of, mirrored
@@ -35,10 +35,10 @@ def test_what_is_kept(cli: Cli, model: str) -> None:
     )
     assert (listed["files"], listed["bytes"], listed["where"]) == (2, 5002, "both")
     assert listed["in_use_by"] == []
-    claim = Claim(Path(cli.env["PREFECT_BT_STATE_DIR"]))
-    claim.take("abc1234")
+    claim = JobLock(Path(cli.env["PREFECT_BT_STATE_DIR"]))
+    claim.acquire("abc1234")
     try:
-        cache_of(cli).use(one["name"], holder="abc1234")
+        cache_of(cli).acquire_tree(one["name"], holder="abc1234")
         done = cli("weights", "list", PREFECT_BT_WEIGHTS_BYTES="500GB")
     finally:
         claim.release()

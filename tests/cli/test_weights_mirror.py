@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.weights.parts import PartFolder
+from prefect_bt.weights.parts import PartialFolder
 from tests.weights.hub_server import Hub
 
 from .conftest import COMMAND, Cli
@@ -39,7 +39,7 @@ def test_ctrl_c_keeps_what_has_come(cli: Cli, hub: Hub) -> None:
     deadline = time.monotonic() + 200
     parts = cache_of(cli).root / "parts"
     while time.monotonic() < deadline:
-        if sum(PartFolder(path).arrived() for path in parts.glob("*")) > 1 << 20:
+        if sum(PartialFolder(path).received_bytes() for path in parts.glob("*")) > 1 << 20:
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -48,7 +48,7 @@ def test_ctrl_c_keeps_what_has_come(cli: Cli, hub: Hub) -> None:
     assert "Stopped. " in err.splitlines()[-1]
     assert "the same command goes on from there" in err.splitlines()[-1]
     assert "Traceback" not in err
-    assert cache_of(cli).trees() == []
+    assert cache_of(cli).list_trees() == []
 
     hub.bad.hold_at = inf
     listed = cli("weights", "list", "-o", "json").json

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.ownership import Claim
-from prefect_bt.planning import plan_sources
+from prefect_bt.ownership import JobLock
+from prefect_bt.planning import plan_weights_sources
 from prefect_bt.weights import mirror_source as mirror_here
 
 from .conftest import COMMAND, Cli, Within
@@ -30,7 +30,7 @@ def three(cli: Cli, tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def left(cli: Cli) -> list[str]:
-    return [tree.summary.source.rpartition("/")[2] for tree in cache_of(cli).trees()]
+    return [tree.summary.source.rpartition("/")[2] for tree in cache_of(cli).list_trees()]
 
 
 def test_until_so_much_is_left(cli: Cli, three: list[dict[str, Any]]) -> None:
@@ -55,10 +55,10 @@ def test_what_was_not_used_for_long(cli: Cli, three: list[dict[str, Any]]) -> No
 
 
 def test_by_name_and_never_what_a_job_uses(cli: Cli, three: list[dict[str, Any]]) -> None:
-    claim = Claim(Path(cli.env["PREFECT_BT_STATE_DIR"]))
-    claim.take("abc1234")
+    claim = JobLock(Path(cli.env["PREFECT_BT_STATE_DIR"]))
+    claim.acquire("abc1234")
     try:
-        cache_of(cli).use(three[1]["name"], holder="abc1234")
+        cache_of(cli).acquire_tree(three[1]["name"], holder="abc1234")
         done = cli("weights", "prune", three[0]["source"], three[1]["name"])
         assert done.code == 0
         assert "stays: job abc1234 uses it" in done.out
@@ -73,7 +73,7 @@ def test_by_name_and_never_what_a_job_uses(cli: Cli, three: list[dict[str, Any]]
 
 
 def test_what_was_begun_and_left(cli: Cli, three: list[dict[str, Any]]) -> None:
-    part = cache_of(cli).part("0" * 32)
+    part = cache_of(cli).partial_path("0" * 32)
     part.mkdir(parents=True)
     (part / "data").write_bytes(bytes(100_000))
     done = cli("weights", "prune", "--older-than", "1000d", "-o", "json")
@@ -121,7 +121,7 @@ def test_pruned_in_a_wrong_way(within: Within, arguments: list[str], words: str)
 
 @pytest.mark.slow
 def test_a_person_is_asked(cli: Cli, model: str) -> None:
-    plan = plan_sources([model])[0]
+    plan = plan_weights_sources([model])[0]
     mirror_here(plan, cache=cache_of(cli))
     command = [*COMMAND, "weights", "prune", "--all"]
     for answer, kept in (("n", 1), ("y", 0)):
@@ -132,4 +132,4 @@ def test_a_person_is_asked(cli: Cli, model: str) -> None:
             assert screen.end() == kept
         finally:
             screen.close()
-        assert len(cache_of(cli).trees()) == kept
+        assert len(cache_of(cli).list_trees()) == kept

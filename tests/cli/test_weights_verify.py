@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.ownership import Claim
+from prefect_bt.ownership import JobLock
 
 from .conftest import Cli
 from .sources import cache_of, mirrored
@@ -54,14 +54,14 @@ def test_one_changed_byte(cli: Cli, model: str) -> None:
 def test_damage_that_a_running_job_has_mounted(cli: Cli, model: str) -> None:
     [one] = mirrored(cli, model)
     spoil(Path(one["folder"]) / "weights.bin")
-    claim = Claim(Path(cli.env["PREFECT_BT_STATE_DIR"]))
-    claim.take("abc1234")
+    claim = JobLock(Path(cli.env["PREFECT_BT_STATE_DIR"]))
+    claim.acquire("abc1234")
     try:
-        cache_of(cli).use(one["name"], holder="abc1234")
+        cache_of(cli).acquire_tree(one["name"], holder="abc1234")
         done = cli("weights", "verify")
         assert done.code == 1
         assert f"{one['name']} is damaged and stays in use by job abc1234" in done.err
-        assert cache_of(cli).find(one["name"])
+        assert cache_of(cli).find_tree(one["name"])
     finally:
         claim.release()
 

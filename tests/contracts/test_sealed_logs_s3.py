@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.firstfailure import first_failure
-from prefect_bt.joblogs import JobLogs, follow_looks, read_lines
+from prefect_bt.firstfailure import read_first_failure
+from prefect_bt.joblogs import JobLogs, follow_lines, iter_lines
 from prefect_bt.ledger import Ledger
 from prefect_bt.logs import format_lines
 from prefect_bt.objects import open_store
 from prefect_bt.records import FailureClass, JobRecord, JobState, Outcome
-from prefect_bt.sealing import Sealer
+from prefect_bt.sealing import LogArchiver
 from tests.checkpoints.buckets import Bucket, use
 from tests.s3_server import shared_s3
 from tests.test_joblogs import Node
@@ -36,31 +36,31 @@ def test_sealed_followed_explained_and_damaged(
     ledger.begin_attempt(record.id)
     long = format_lines(1, (f"{number} {'é' * 500}" for number in range(10_000)))
     nodes = [Node(0, 0, bytearray(long)), Node(0, 1), Node(0, 2, bytearray(b"5 a\n6 cut"))]
-    sealer = Sealer(
+    sealer = LogArchiver(
         ledger.store, project_id=project.id, job_id=record.id, attempt=0, scratch=tmp_path
     )
-    logs = sealer.seal(nodes)
+    logs = sealer.archive(nodes)
     assert [(one.bytes, one.lines) for one in logs] == [(len(long), 10_000), (0, 0), (9, 2)]
-    assert sealer.seal([]) == logs, "read back from the store"
-    assert sealer.seal([Node(0, 0, bytearray(b"1 x\n"))]) == logs
+    assert sealer.archive([]) == logs, "read back from the store"
+    assert sealer.archive([Node(0, 0, bytearray(b"1 x\n"))]) == logs
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("sealing")]
 
     failed = Outcome(
         0, JobState.FAILED, message="why", failure=FailureClass.USER, failed_rank=0, logs=logs
     )
     ledger.end_attempt(record.id, failed)
-    ledger.append(record.id, JobState.FAILED)
+    ledger.append_event(record.id, JobState.FAILED)
     found = JobLogs(ledger, record)
-    lines = [line for line in follow_looks(found) if line is not None]
+    lines = [line for line in follow_lines(found) if line is not None]
     assert (len(lines), found.damage) == (10_002, [])
     assert lines[-1].line.message.startswith("9999 é")
-    why = first_failure(ledger, record)
+    why = read_first_failure(ledger, record)
     assert [line.timestamp for line in why.lines] == list(range(9951, 10_001))
 
     key = next(info.key for info in ledger.store.list("") if info.key.endswith("rank-2.log"))
     ledger.store.put(key, b"5 a\n")
     cut = JobLogs(ledger, record)
-    assert len(list(read_lines(cut))) == 10_001
+    assert len(list(iter_lines(cut))) == 10_001
     assert cut.damage == [
         "The log of rank 2 of attempt 0 is cut: 4 bytes are there, 9 were sealed."
     ]

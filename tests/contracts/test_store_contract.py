@@ -226,7 +226,7 @@ def test_upload_exact_tells_every_byte(store, tmp_path):
         told = []
         source.write_bytes(os.urandom(size))
         digest = sha256(source.read_bytes()).hexdigest()
-        store.upload_exact(f"x/{size}", source, sha256=digest, tick=told.append)
+        store.upload_verified(f"x/{size}", source, sha256=digest, on_bytes=told.append)
         assert store.get(f"x/{size}") == source.read_bytes()
         assert sum(told) == size
 
@@ -259,9 +259,9 @@ def test_upload_exact_refuses_other_bytes(store, tmp_path):
     for size in (0, 10, PART + 3):
         source.write_bytes(b"a" * size)
         with pytest.raises(StoreError):
-            store.upload_exact(f"x/{size}", source, sha256=sha256(b"other").hexdigest())
+            store.upload_verified(f"x/{size}", source, sha256=sha256(b"other").hexdigest())
         assert list(store.list("")) == []
-        store.upload_exact(f"x/{size}", source, sha256=sha256(b"a" * size).hexdigest())
+        store.upload_verified(f"x/{size}", source, sha256=sha256(b"a" * size).hexdigest())
         assert [info.size for info in store.list("x")] == [size]
         store.delete(f"x/{size}")
 
@@ -270,7 +270,7 @@ def test_a_source_that_is_gone_is_not_the_stores_fault(store, tmp_path):
     with pytest.raises(FileNotFoundError):
         store.upload("x", tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
-        store.upload_exact("x", tmp_path / "gone", sha256="")
+        store.upload_verified("x", tmp_path / "gone", sha256="")
 
 
 NO_KEYS = ["", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a\0b"]
@@ -299,7 +299,7 @@ def test_the_other_s3s(scheme, s3, tmp_path, monkeypatch):
     store = like_s3(scheme, s3, monkeypatch)
     source = tmp_path / "source"
     source.write_bytes(os.urandom(2 * PART + 1))
-    store.upload_exact("a b/large", source)
+    store.upload_verified("a b/large", source)
     store.create("a b/ü", b"0123456789")
     with pytest.raises(ObjectExists):
         store.create("a b/ü", b"")

@@ -39,13 +39,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
     made = Place(reopen(), reopen, state)
     yield made
-    for handle in made.substrate.find(JOB):
+    for handle in made.substrate.list_nodes(JOB):
         handle.remove()
-    assert list(made.reopen().find(JOB)) == []
+    assert list(made.reopen().list_nodes(JOB)) == []
 
 
 def over(handle: NodeHandle) -> NodeStatus:
-    wait_until(lambda: handle.observe().over)
+    wait_until(lambda: handle.observe().is_over)
     return handle.observe()
 
 
@@ -60,7 +60,7 @@ def test_names_and_facts(place: Place) -> None:
     assert capacity.cpus >= 1
     assert capacity.memory > 0
     assert capacity.disk > 0
-    assert capacity.exact_paths or capacity.why_mapped
+    assert capacity.exact_paths or capacity.mapped_reason
     assert place.substrate.leader_address(JOB, 0)
 
 
@@ -96,7 +96,7 @@ def test_secrets_reach_the_command_and_not_the_log(place: Place) -> None:
 def test_nodes_are_found_and_stopped_by_another_process(place: Place) -> None:
     place.substrate.launch(place.plan("sleep 300", rank=1, group_size=2), secrets={})
     place.substrate.launch(place.plan("sleep 300", rank=0, group_size=2), secrets={})
-    found = place.reopen().find(JOB)
+    found = place.reopen().list_nodes(JOB)
     assert [(handle.attempt, handle.rank) for handle in found] == [(0, 0), (0, 1)]
     for handle in found:
         handle.stop(reason="stopped")
@@ -104,7 +104,7 @@ def test_nodes_are_found_and_stopped_by_another_process(place: Place) -> None:
     for handle in found:
         status = over(handle)
         assert (status.phase, status.reason) == (NodePhase.DONE, "stopped")
-    assert list(place.substrate.find("zzzzzzz")) == []
+    assert list(place.substrate.list_nodes("zzzzzzz")) == []
 
 
 @pytest.mark.slow
@@ -125,14 +125,14 @@ def test_stopping_and_removing_what_is_over_is_no_error(place: Place) -> None:
     handle.remove()
     handle.stop(reason="later")
     assert handle.read_log(offset=0, limit=10) == b""
-    assert list(place.substrate.find(JOB)) == []
+    assert list(place.substrate.list_nodes(JOB)) == []
 
 
 def test_a_running_node_is_removed(place: Place) -> None:
     handle = place.substrate.launch(place.plan("sleep 300"), secrets={})
     wait_until(lambda: handle.observe().phase is NodePhase.RUNNING)
     handle.remove()
-    assert list(place.substrate.find(JOB)) == []
+    assert list(place.substrate.list_nodes(JOB)) == []
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_an_attempt_is_launched_once(place: Place) -> None:
     assert over(handle).exit_code == 0
     second = place.substrate.launch(replace(plan, attempt=1), secrets={})
     assert over(second).exit_code == 0
-    assert [handle.attempt for handle in place.substrate.find(JOB)] == [0, 1]
+    assert [handle.attempt for handle in place.substrate.list_nodes(JOB)] == [0, 1]
 
 
 def test_an_unknown_substrate_names_the_known_ones() -> None:

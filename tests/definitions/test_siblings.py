@@ -10,8 +10,8 @@ import pytest
 import prefect_bt
 from prefect_bt import definitions
 from prefect_bt.definitions import load_training_project
-from prefect_bt.definitions.siblings import siblings_of
-from prefect_bt.definitions.truss_names import truss_is_ours
+from prefect_bt.definitions.siblings import import_siblings
+from prefect_bt.definitions.truss_names import install_stand_ins
 from prefect_bt.errors import DefinitionError
 
 CONFIG = """
@@ -168,7 +168,7 @@ NAMES = {
 
 
 def test_names_of_truss():
-    with truss_is_ours():
+    with install_stand_ins():
         for module, names in NAMES.items():
             found = importlib.import_module(module)
             assert not [name for name in names.split() if not hasattr(found, name)]
@@ -222,7 +222,7 @@ def test_a_project_of_the_installed_truss_is_explained(folder, installed_truss):
 
 
 def test_push_is_found_when_it_is_called(monkeypatch):
-    with truss_is_ours():
+    with install_stand_ins():
         push = importlib.import_module("truss_train").push
         assert importlib.import_module("truss_train.public_api").push is push
     calls = []
@@ -235,7 +235,7 @@ def test_push_is_found_when_it_is_called(monkeypatch):
 
 def test_finders_come_and_go(tmp_path):
     before = list(sys.meta_path)
-    with pytest.raises(KeyError), siblings_of(tmp_path / "config.py"):
+    with pytest.raises(KeyError), import_siblings(tmp_path / "config.py"):
         assert len(sys.meta_path) == len(before) + 2
         raise KeyError
     assert sys.meta_path == before

@@ -19,9 +19,9 @@ import pytest
 import prefect_bt
 from prefect_bt import compat
 from prefect_bt.definitions import TrainingProject, project_document
-from prefect_bt.definitions.conversion import training_project_of
+from prefect_bt.definitions.conversion import to_training_project
 from prefect_bt.definitions.truss_functions import HostedServiceError
-from prefect_bt.definitions.truss_names import make_modules
+from prefect_bt.definitions.truss_names import make_stand_ins
 from prefect_bt.errors import DefinitionError, PlanError
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "fixtures" / "truss_names.json").read_text())
@@ -60,7 +60,7 @@ def program(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", PUBLISHED["names"])
 def test_every_public_name_is_ours_or_refused_with_a_sentence(name):
-    module = make_modules()[name]
+    module = make_stand_ins()[name]
     absent = []
     for member in PUBLISHED["names"][name]:
         try:
@@ -234,17 +234,17 @@ def made_of(modules):
 
 
 def test_a_project_of_ours_is_itself_when_it_is_sound():
-    project = made_of(make_modules()).project
-    assert training_project_of(project) is project
+    project = made_of(make_stand_ins()).project
+    assert to_training_project(project) is project
 
 
 @pytest.mark.skipif(not INSTALLED, reason="truss is not installed: no project of its classes")
 def test_a_project_of_an_installed_truss_says_the_same(brought):
     namespace = {}
     exec(EVERYTHING, namespace)
-    theirs, ours = namespace["project"], made_of(make_modules()).project
+    theirs, ours = namespace["project"], made_of(make_stand_ins()).project
     assert not isinstance(theirs, TrainingProject)
-    assert project_document(training_project_of(theirs)) == project_document(ours)
+    assert project_document(to_training_project(theirs)) == project_document(ours)
     theirs.job.compute.node_count = 0
     with pytest.raises(PlanError):
         prefect_bt.push(theirs, source_dir=Path(__file__).parent)
@@ -301,7 +301,7 @@ def project_of(foreign, *, compute=None, **runtime):
 def test_another_class_of_the_same_name_is_read_field_by_field(foreign):
     secret = foreign.SecretReference(name="hf")
     given = project_of(foreign, environment_variables={"A": "1", "HF": secret})
-    project = training_project_of(given)
+    project = to_training_project(given)
     assert type(project) is TrainingProject
     assert project.job.compute.availability_model.value == "spot"
     assert project.job.runtime.environment_variables["HF"].name == "hf"
@@ -319,16 +319,16 @@ def test_another_class_of_the_same_name_is_read_field_by_field(foreign):
 )
 def test_what_is_not_valid_is_refused_by_the_name_of_its_field(foreign, wrong, field):
     with pytest.raises(DefinitionError, match="The project to push") as caught:
-        training_project_of(project_of(foreign, **wrong))
+        to_training_project(project_of(foreign, **wrong))
     assert caught.value.field == field
 
 
 def test_a_field_we_do_not_know_is_refused_only_when_it_was_given(foreign):
-    training_project_of(project_of(foreign, compute=foreign.Compute()))
+    to_training_project(project_of(foreign, compute=foreign.Compute()))
     with pytest.raises(DefinitionError, match=r"job\.compute\.nodes_to_spare"):
-        training_project_of(project_of(foreign, compute=foreign.Compute(nodes_to_spare=1)))
+        to_training_project(project_of(foreign, compute=foreign.Compute(nodes_to_spare=1)))
 
 
 def test_no_project_at_all():
     with pytest.raises(DefinitionError, match="push was given a dict"):
-        training_project_of({"name": "p"})
+        to_training_project({"name": "p"})

@@ -107,7 +107,7 @@ def test_weights_are_mirrored_on_a_schedule_that_is_off(deployed: Machine, tmp_p
     run = run_to_the_end("nightly", {"sources": [source]}, "mirror-weights")
     assert run.state is not None
     assert run.state.is_completed(), f"{run.state}\n{worker_log(deployed)}"
-    trees = NodeCache(deployed.state_dir / "weights").trees()
+    trees = NodeCache(deployed.state_dir / "weights").list_trees()
     assert [tree.summary.source for tree in trees].count(source) == 1
 
 
@@ -118,10 +118,10 @@ def test_a_worker_runs_it(deployed: Machine, tmp_path: Path):
     run = run_to_the_end("train", {"config": str(config)})
     assert run.state is not None
     assert run.state.is_completed(), f"{run.state}\n{worker_log(deployed)}"
-    job_id = deployed.ledger.job_of_run(str(run.id))
+    job_id = deployed.ledger.find_job_of_run(str(run.id))
     assert job_id
-    assert deployed.ledger.state(job_id) is JobState.COMPLETED
-    assert [known.flow_run_id for known in deployed.ledger.runs_of_job(job_id)] == [str(run.id)]
+    assert deployed.ledger.get_state(job_id) is JobState.COMPLETED
+    assert [known.flow_run_id for known in deployed.ledger.list_runs(job_id)] == [str(run.id)]
 
 
 def worker_log(machine: Machine) -> str:

@@ -19,20 +19,20 @@ import docker
 
 from prefect_bt import codec
 from prefect_bt.host.container import (
-    FIRST_PROCESS,
+    INIT_SCRIPT,
     MOUNTED_AT,
     ContainerRecord,
-    make_pipes,
+    create_pipes,
     open_pipes,
 )
-from prefect_bt.host.layout import JobFolder, NodeFolder, place_of
-from prefect_bt.host.processes import began_at, marked_processes
-from prefect_bt.node.contained import Container
-from prefect_bt.node.runner import Ended
+from prefect_bt.host.layout import JobFolder, NodeFolder, state_dir_id
+from prefect_bt.host.processes import find_marked_processes, read_start_time
+from prefect_bt.node.contained import ContainerRunner
+from prefect_bt.node.runner import ExitStatus
 from prefect_bt.plan import ImagePlan, NodePlan
 from prefect_bt.records import NodeStatus
 from prefect_bt.substrates.docker_container import container_name
-from prefect_bt.substrates.docker_handle import DockerHandle
+from prefect_bt.substrates.docker_handle import DockerNodeHandle
 from prefect_bt.substrates.docker_nodes import DockerSubstrate
 from tests.node.rig import make_plan, mark_of, own_lines, wait_over, wait_until
 
@@ -50,7 +50,7 @@ class DockerRig:
     host: str
     job: str
     image: str = BASE
-    left: list[tuple[DockerHandle, str]] = field(default_factory=list)
+    left: list[tuple[DockerNodeHandle, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.substrate = self.reopen()
@@ -66,10 +66,12 @@ class DockerRig:
 
     def launch(
         self, *commands: str, secrets: Mapping[str, str] | None = None, **changes: Any
-    ) -> DockerHandle:
+    ) -> DockerNodeHandle:
         return self.launch_plan(self.plan(*commands, **changes), secrets)
 
-    def launch_plan(self, plan: NodePlan, secrets: Mapping[str, str] | None = None) -> DockerHandle:
+    def launch_plan(
+        self, plan: NodePlan, secrets: Mapping[str, str] | None = None
+    ) -> DockerNodeHandle:
         handle = self.substrate.launch(plan, secrets=secrets or {})
         self.left.append((handle, mark_of(handle)))
         return handle
@@ -79,14 +81,14 @@ class DockerRig:
         handle = self.launch(*commands, **options)
         return wait_over(handle), own_lines(handle)
 
-    def inspect(self, handle: DockerHandle) -> dict[str, Any]:
+    def inspect(self, handle: DockerNodeHandle) -> dict[str, Any]:
         return self.client.inspect_container(container_name(mark_of(handle)))
 
     def traces(self) -> list[object]:
         """What is left on the Engine and in the state folder."""
         if not self.state.exists():
             return []
-        mine = {"label": f"prefect-bt/job-id={self.job}", "name": place_of(self.state)}
+        mine = {"label": f"prefect-bt/job-id={self.job}", "name": state_dir_id(self.state)}
         found: list[object] = [*self.client.containers(all=True, filters=mine)]
         found += self.client.networks(filters=mine)
         job = JobFolder(self.state, self.job).path
@@ -96,7 +98,7 @@ class DockerRig:
         for handle, mark in self.left:
             root = handle.folder.root
             handle.remove()
-            assert marked_processes(mark, root) == []
+            assert find_marked_processes(mark, root) == []
         assert self.traces() == []
 
 
@@ -115,19 +117,19 @@ def docker_rig(
 class Bare:
     """A container and its orders, without a node around it."""
 
-    container: Container
+    container: ContainerRunner
     workspace: Path
     printed: str = ""
 
-    def run(self, command: str) -> tuple[Ended, str]:
+    def run(self, command: str) -> tuple[ExitStatus, str]:
         """How the command ended and what it printed."""
         self.container.start(command)
         return self.finish()
 
-    def finish(self) -> tuple[Ended, str]:
+    def finish(self) -> tuple[ExitStatus, str]:
         """Of the command that runs."""
         wait_until(self._turn)
-        ended = self.container.ended
+        ended = self.container.exit_status
         assert ended is not None
         self._read()
         printed, self.printed = self.printed, ""
@@ -135,8 +137,8 @@ class Bare:
 
     def _turn(self) -> bool:
         self._read()
-        self.container.turn()
-        return self.container.ended is not None
+        self.container.poll()
+        return self.container.exit_status is not None
 
     def _read(self) -> None:
         with suppress(BlockingIOError):
@@ -149,19 +151,19 @@ def bare_container(client: docker.APIClient, image: str, folder: Path) -> Iterat
     """Its commands run in `folder`/workspace, which they see as /workspace."""
     node, workspace = NodeFolder(folder), folder / "workspace"
     workspace.mkdir()
-    make_pipes(node)
+    create_pipes(node)
     binds = [f"{node.control}:{MOUNTED_AT}:ro", f"{workspace}:/workspace"]
     pipes = open_pipes(node)
     made = client.create_container(
         image,
-        entrypoint=["/bin/sh", "-c", FIRST_PROCESS, "prefect-bt"],
+        entrypoint=["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt"],
         command=["/workspace"],
         host_config=client.create_host_config(binds=binds, network_mode="none"),
     )["Id"]
     try:
         client.start(made)
         pid = client.inspect_container(made)["State"]["Pid"]
-        container = Container(ContainerRecord(made, pid, "", began_at(pid)), pipes)
+        container = ContainerRunner(ContainerRecord(made, pid, "", read_start_time(pid)), pipes)
         yield Bare(container, workspace)
         container.close()
         wait_until(lambda: _is_gone(container), "the container did not end")
@@ -171,13 +173,13 @@ def bare_container(client: docker.APIClient, image: str, folder: Path) -> Iterat
             os.close(descriptor)
 
 
-def _is_gone(container: Container) -> bool:
-    container.turn()
+def _is_gone(container: ContainerRunner) -> bool:
+    container.poll()
     return container.gone
 
 
-def record_of(handle: DockerHandle) -> ContainerRecord:
-    return codec.loads(ContainerRecord, handle.folder.container.read_bytes())
+def record_of(handle: DockerNodeHandle) -> ContainerRecord:
+    return codec.loads(ContainerRecord, handle.folder.container_record.read_bytes())
 
 
 def wait_file(path: Path) -> str:

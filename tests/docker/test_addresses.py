@@ -33,7 +33,7 @@ def test_a_server_on_the_nodes_own_port(rig: DockerRig) -> None:
 
     wait_until(answers)
     assert found[-1] == b"here\n"
-    (again,) = rig.reopen().find(handle.job.job_id)
+    (again,) = rig.reopen().list_nodes(handle.job.job_id)
     for known in (again.server_address(), again.server_process()):
         assert known in {handle.server_address(), handle.server_process()}, "any process knows it"
     handle.kill_commands()

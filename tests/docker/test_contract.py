@@ -9,7 +9,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.host.layout import place_of
+from prefect_bt.host.layout import state_dir_id
 from prefect_bt.plan import ImagePlan, NodePlan
 from prefect_bt.substrates import open_substrate
 from prefect_bt.substrates.protocol import Substrate
@@ -41,11 +41,11 @@ def place(
 
     made = Contained(reopen(), reopen, state)
     yield made
-    for handle in made.substrate.find(JOB):
+    for handle in made.substrate.list_nodes(JOB):
         handle.remove()
-    assert list(made.reopen().find(JOB)) == []
+    assert list(made.reopen().list_nodes(JOB)) == []
     if not state.exists():
         return
-    left = {"label": f"prefect-bt/job-id={JOB}", "name": place_of(state)}
+    left = {"label": f"prefect-bt/job-id={JOB}", "name": state_dir_id(state)}
     assert engine.containers(all=True, filters=left) == []
     assert engine.networks(filters=left) == []

@@ -17,9 +17,9 @@ import docker
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.diagnosis import diagnose
-from prefect_bt.gang import Gang, Pace
-from prefect_bt.host.files import UNANSWERED, read_record, write_text
+from prefect_bt.diagnosis import diagnose_node
+from prefect_bt.gang import Gang, Timing
+from prefect_bt.host.files import AGENT_UNRESPONSIVE, read_record, write_text_atomic
 from prefect_bt.records import (
     Cause,
     FailureClass,
@@ -28,7 +28,7 @@ from prefect_bt.records import (
     NodeStatus,
     UploadStatus,
 )
-from prefect_bt.substrates.docker_handle import DockerHandle
+from prefect_bt.substrates.docker_handle import DockerNodeHandle
 from tests.node.rig import (
     agent_pids,
     all_lines,
@@ -57,20 +57,20 @@ def memory(pid: int) -> int:
     return int(text.partition("VmHWM:")[2].split()[0]) if "VmHWM:" in text else 0
 
 
-def watch_to_its_end(handle: DockerHandle, agent: int) -> tuple[NodeStatus, int]:
+def watch_to_its_end(handle: DockerNodeHandle, agent: int) -> tuple[NodeStatus, int]:
     """Return the last status, and the growth of the agent meanwhile, in kB."""
     before = most = memory(agent)
 
     def over() -> bool:
         nonlocal most
         most = max(most, memory(agent))
-        return handle.observe().over
+        return handle.observe().is_over
 
     wait_until(over, f"{handle} is not over")
     return handle.observe(), most - before
 
 
-def launch(rig: DockerRig, *commands: str, **changes: object) -> tuple[DockerHandle, int]:
+def launch(rig: DockerRig, *commands: str, **changes: object) -> tuple[DockerNodeHandle, int]:
     """Launch a node whose first command has made the file `up`; return it and its agent's pid."""
     handle = rig.launch(*commands, **changes)
     wait_file(handle.folder.path / "workspace" / "up")
@@ -100,8 +100,8 @@ def test_reports_that_are_none_end_the_job_and_are_named(rig: DockerRig, what: s
     assert status.cause is Cause.CONTAINER_PROTOCOL
     assert "/.prefect-bt/reports" in status.reason
     assert len(status.reason) < 200
-    found = diagnose(status)
-    assert (found.failure, status.reason in found.sentence) == (FailureClass.USER, True)
+    found = diagnose_node(status)
+    assert (found.failure_class, status.reason in found.message) == (FailureClass.USER, True)
     assert growth < GROWTH_KB
     assert not is_alive(first_process), "its container ended with it"
 
@@ -133,7 +133,7 @@ def test_a_stop_is_answered_while_every_other_pipe_is_flooded(rig: DockerRig) ->
 def test_a_forged_end_is_an_end(rig: DockerRig) -> None:
     """Forge an exit code, as a container may; the other one, of its shell, is then named."""
     handle, _ = launch(rig, f"echo 1 > up; echo 7 > {REPORTS}; trap '' TERM; sleep 300")
-    wait_until(lambda: handle.observe().over)
+    wait_until(lambda: handle.observe().is_over)
     status = handle.observe()
     assert (status.phase, status.exit_code) == (NodePhase.DONE, 7)
     assert not status.reason or "that no order asked for" in status.reason
@@ -152,9 +152,9 @@ def test_a_full_pipe_does_not_block_the_flush(rig: DockerRig) -> None:
 # -- an agent that answers nobody -----------------------------------------------------------
 
 
-def in_a_hurry(handle: DockerHandle) -> Gang:
+def in_a_hurry(handle: DockerNodeHandle) -> Gang:
     """Return a gang whose seconds last a few milliseconds."""
-    return Gang(0, [handle], grace=1.0, pace=Pace(steady=lambda: time.monotonic() * 100))
+    return Gang(0, [handle], grace=1.0, timing=Timing(monotonic=lambda: time.monotonic() * 100))
 
 
 @pytest.mark.parametrize("which", ["agent", "agent and guard"])
@@ -171,13 +171,13 @@ def test_a_stop_that_is_not_answered_removes_the_container(rig: DockerRig, which
     gang.shut_down("stopped")
     status = gang.statuses[0]
     assert status.phase is NodePhase.LOST
-    assert status.reason == UNANSWERED
+    assert status.reason == AGENT_UNRESPONSIVE
     assert rig.client.containers(all=True, filters={"label": f"prefect-bt/job-id={rig.job}"}) == []
     assert not any(map(is_alive, (guard, agent)))
-    assert gang.outcome().state is JobState.STOPPED
-    gang.drain(lambda _: None)
+    assert gang.make_outcome().state is JobState.STOPPED
+    gang.wait_for_flush(lambda _: None)
     if which == "agent":
-        upload = read_record(UploadStatus, handle.folder.upload)
+        upload = read_record(UploadStatus, handle.folder.upload_status)
         assert upload is not None
         assert (upload.committed, upload.flushed) == (("checkpoint-1",), True)
     handle.remove()
@@ -199,7 +199,7 @@ def test_a_spoiled_order_to_end_does_not_keep_the_container(
     engine: docker.APIClient, base_image: str, tmp_path: Path
 ) -> None:
     with bare_container(engine, base_image, tmp_path) as bare:
-        bare.container.await_ready({})
+        bare.container.wait_until_ready({})
         bare.run("printf x > /.prefect-bt/orders")  # goes before the next order, in its line
         bare.container.close()
         assert bare.container.gone and bare.container.ended_by_us
@@ -208,9 +208,9 @@ def test_a_spoiled_order_to_end_does_not_keep_the_container(
 def test_processes_that_outlive_the_kill_end_with_the_container(
     engine: docker.APIClient, base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.node.contained.KILL_SECONDS", 0.0)
+    monkeypatch.setattr("prefect_bt.node.contained.KILL_TIMEOUT", 0.0)
     with bare_container(engine, base_image, tmp_path) as bare:
-        bare.container.await_ready({})
+        bare.container.wait_until_ready({})
         bare.run("sleep 300 & true")
         bare.container.kill()
         assert bare.container.gone and bare.container.ended_by_us
@@ -221,14 +221,14 @@ def test_a_container_that_outlives_its_node_is_removed(
     rig: DockerRig, phase: NodePhase, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Write the status of an agent that may not kill root's processes: a plain user's."""
-    monkeypatch.setattr("prefect_bt.substrates.docker_handle.LEFT_SECONDS", left)
+    monkeypatch.setattr("prefect_bt.substrates.docker_handle.CONTAINER_EXIT_TIMEOUT", left)
     handle, _ = launch(rig, "echo 1 > up; sleep 300")
     pids = agent_pids(handle)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
         ended = replace(handle.observe(), phase=phase, ended_at=time.time() - 1)
-        write_text(handle.folder.status, codec.dumps(ended))
+        write_text_atomic(handle.folder.status, codec.dumps(ended))
         assert handle.observe().phase is phase
         label = f"prefect-bt/job-id={rig.job}"
         assert rig.client.containers(all=True, filters={"label": label}) == []

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.garbage.machine import Jobs
-from prefect_bt.garbage.verdicts import Stores
+from prefect_bt.garbage.machine import JobScanner
+from prefect_bt.garbage.verdicts import JobStores
 from prefect_bt.host.layout import volume_folder
 from prefect_bt.jobs import open_ledger
 from prefect_bt.plan import Volume, VolumeKind
@@ -197,7 +197,7 @@ def test_what_a_container_leaves_is_deleted_and_never_opened(
     assert wait_over(handle).exit_code == 0, all_lines(handle)
     scratch = handle.folder.path / "scratch"
     assert (scratch / "pipe").is_fifo()
-    found = Jobs(rig.state, Stores(open_ledger, str(tmp_path / "store"))).find()
+    found = JobScanner(rig.state, JobStores(open_ledger, str(tmp_path / "store"))).scan()
     list(found)
     handle.remove()
     assert not handle.folder.path.exists()

@@ -129,11 +129,11 @@ def test_garbage_of_a_dead_machine_is_found(site: Site) -> None:
 
 
 def _labels(site: Site, job_id: str) -> dict[str, str]:
-    from prefect_bt.host.layout import new_mark
-    from prefect_bt.substrates.docker_container import labels
+    from prefect_bt.host.layout import make_mark
+    from prefect_bt.substrates.docker_container import render_labels
 
-    mark = new_mark(site.machine.state_dir, job_id=job_id, attempt=7, rank=0)
-    return labels(job_id, 7, 0, mark)
+    mark = make_mark(site.machine.state_dir, job_id=job_id, attempt=7, rank=0)
+    return render_labels(job_id, 7, 0, mark)
 
 
 def _begun(site: Site, script: str = RESUMES, **extra: str) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.diagnosis import diagnose
+from prefect_bt.diagnosis import diagnose_node
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.container import CONTAINER_GONE
-from prefect_bt.host.handle import GONE
-from prefect_bt.host.processes import marked_processes
+from prefect_bt.host.handle import NODE_GONE
+from prefect_bt.host.processes import find_marked_processes
 from prefect_bt.plan import Resources, Volume, VolumeKind
 from prefect_bt.records import Cause, FailureClass, NodePhase, NodeStatus
 from prefect_bt.substrates.docker_container import container_name
@@ -47,7 +47,7 @@ def assert_taken_away(status: NodeStatus) -> None:
     assert (status.phase, status.reason) == (NodePhase.DONE, CONTAINER_GONE)
     assert (status.exit_code, status.signal) == (137, 9)
     assert (status.cause, status.oom) == (Cause.KILLED, False)
-    assert diagnose(status).failure is FailureClass.INFRASTRUCTURE
+    assert diagnose_node(status).failure_class is FailureClass.INFRASTRUCTURE
 
 
 # -- while it runs --------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_a_child_that_is_killed_for_memory(rig: DockerRig) -> None:
     small = Resources(memory=64 * 1024**2)
     status, lines = rig.run(f"{TAKES_MEMORY} || exit 1", resources=small)
     assert (status.exit_code, status.oom, status.reason) == (1, True, ""), lines
-    assert diagnose(status).cause is Cause.OUT_OF_MEMORY
+    assert diagnose_node(status).cause is Cause.OUT_OF_MEMORY
 
 
 def test_containers_that_somebody_else_ends(rig: DockerRig) -> None:
@@ -103,12 +103,12 @@ def test_agents_that_are_killed(rig: DockerRig) -> None:
     status = wait_over(guarded)
     assert (status.phase, status.reason) == (NodePhase.LOST, "the node's agent died")
     wait_until(lambda: not is_alive(record_of(guarded).pid))
-    found = rig.reopen().find(rig.job)
+    found = rig.reopen().list_nodes(rig.job)
     assert [(node.attempt, node.observe().phase) for node in found] == [
         (0, NodePhase.LOST),
         (1, NodePhase.LOST),
     ]
-    assert found[1].observe().reason.startswith(GONE)
+    assert found[1].observe().reason.startswith(NODE_GONE)
     for node in found:
         node.remove()
     assert rig.traces() == []
@@ -129,7 +129,7 @@ def test_an_engine_that_is_stopped_begun_again_and_killed(tmp_path: Path) -> Non
         rig = DockerRig(tmp_path / "state", client, daemon.address, "engine1", image)
         _ends_with_its_engine(rig, daemon)
         _outlives_its_engine(rig, daemon)
-        assert rig.substrate.find(rig.job) == []
+        assert rig.substrate.list_nodes(rig.job) == []
         client.close()
 
 
@@ -198,7 +198,7 @@ def test_images_that_cannot_be_used(rig: DockerRig, engine: docker.APIClient) ->
     assert "that has /bin/sh" in said["no-shell"]
     assert "for this machine's processor" in said["other-processor"]
     assert "before a command could run" in said["ends-at-once"]
-    for handle in rig.substrate.find(rig.job):
+    for handle in rig.substrate.list_nodes(rig.job):
         handle.remove()
     assert rig.traces() == []
     for image in images.values():
@@ -260,7 +260,7 @@ def test_engines_that_are_elsewhere_or_nowhere(
             call()
         assert caught.value.cause == cause
         assert caught.value.next_step
-    assert list(substrate.find("abc1234")) == []
+    assert list(substrate.list_nodes("abc1234")) == []
 
 
 def test_launches_that_are_killed(rig: DockerRig) -> None:
@@ -289,12 +289,12 @@ def test_launches_that_are_killed_at_any_moment(rig: DockerRig, soak: Soak) -> N
 
 def _nothing_of(rig: DockerRig, case: str) -> None:
     """What a launcher left is found, and all of it removed."""
-    found = rig.reopen().find(rig.job)
-    marks = [handle._mark() for handle in found]
+    found = rig.reopen().list_nodes(rig.job)
+    marks = [handle._read_mark() for handle in found]
     for handle in found:
         handle.remove()
     assert rig.traces() == [], case
-    left = [pid for mark in marks if mark for pid in marked_processes(mark, rig.state)]
+    left = [pid for mark in marks if mark for pid in find_marked_processes(mark, rig.state)]
     assert not left, case
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.host.container import order
+from prefect_bt.host.container import format_order
 from prefect_bt.host.layout import volume_folder
-from prefect_bt.node.contained import Container, NotStarted
-from prefect_bt.node.runner import Ended
+from prefect_bt.node.contained import ContainerRunner, ContainerStartError
+from prefect_bt.node.runner import ExitStatus
 from prefect_bt.plan import Resources, Volume, VolumeKind, WorkspacePlan
 from prefect_bt.records import NodePhase
-from prefect_bt.substrates.docker_handle import DockerHandle
+from prefect_bt.substrates.docker_handle import DockerNodeHandle
 from tests.node.rig import (
     all_lines,
     own_lines,
@@ -107,7 +107,7 @@ def test_compute_is_reserved_or_limited_as_the_kernel_sees_it(rig: DockerRig) ->
     assert config["NanoCpus"] in {10**9, 0}, "all the CPUs there are is no limit"
 
 
-def _memory_group(handle: DockerHandle) -> tuple[int | None, int | None]:
+def _memory_group(handle: DockerNodeHandle) -> tuple[int | None, int | None]:
     """Limit and reservation of the container's group, as either version of cgroups has them."""
     groups = Path(f"/proc/{record_of(handle).pid}/cgroup").read_text()
 
@@ -191,7 +191,7 @@ def test_volumes(rig: DockerRig) -> None:
     assert lines[0] == "weights"
     assert lines[-4:] == ["refused", "a", "outer", "/b10/workspace"]
     assert not (folder / "new").exists()
-    assert (handle.job.checkpoints(0) / "step-1/w").read_text() == "7\n"
+    assert (handle.job.checkpoints_folder(0) / "step-1/w").read_text() == "7\n"
     assert (handle.folder.path / "scratch/s").read_text() == "s\n"
     project, base = (
         volume_folder(one, plan=plan, state_dir=rig.state, node=handle.folder)
@@ -225,7 +225,7 @@ def test_the_workspace_is_copied_into_the_images_folder(rig: DockerRig, app_imag
 
 def _fill_workspace(rig: DockerRig, files: dict[str, str]) -> None:
     """As staging leaves it, before the container starts."""
-    start = rig.substrate.launcher.write_down
+    start = rig.substrate.launcher.create_node_folder
 
     def filled(node: object, *, contained: bool = False) -> int:
         lock = start(node, contained=contained)  # type: ignore[arg-type]
@@ -235,7 +235,7 @@ def _fill_workspace(rig: DockerRig, files: dict[str, str]) -> None:
             (folder / name).write_text(text)
         return lock
 
-    rig.substrate.launcher.write_down = filled  # type: ignore[method-assign]
+    rig.substrate.launcher.create_node_folder = filled  # type: ignore[method-assign]
 
 
 # -- what it prints -------------------------------------------------------------------------
@@ -314,8 +314,8 @@ def test_the_first_process_in_every_shell(
     odd = {"UID": "7", "PPID": "7", "IFS": "ab", "OPTIND": "x", "PATH": "/bin:/odd", "PS4": "$(id)"}
     writes = [f'printf %s "$S_{name.upper()}" > {name}' for name in SECRETS]
     with bare_container(engine, shell_image, tmp_path) as bare:
-        bare.container.await_ready({**odd, **variables})
-        assert bare.run("; ".join(writes)) == (Ended(0), "")
+        bare.container.wait_until_ready({**odd, **variables})
+        assert bare.run("; ".join(writes)) == (ExitStatus(0), "")
         assert {one: (bare.workspace / one).read_bytes().decode() for one in SECRETS} == SECRETS
         assert (
             bare.run("echo $PATH; pwd; read x || echo none")[1] == "/bin:/odd\n/workspace\nnone\n"
@@ -324,8 +324,8 @@ def test_the_first_process_in_every_shell(
         assert ended == ENDS
         long = "x" * 60_000
         assert bare.run(f"echo {long}")[1] == f"{long}\n", "once spelled, more than a pipe holds"
-        assert bare.run("sh -c 'kill -9 $$'; exit 143")[0] == Ended(143, 15)
-        assert bare.run("true")[0] == Ended(0)
+        assert bare.run("sh -c 'kill -9 $$'; exit 143")[0] == ExitStatus(143, 15)
+        assert bare.run("true")[0] == ExitStatus(0)
 
 
 DEAF = "trap '' TERM; echo deaf > deaf; while :; do sleep 0.1; done"
@@ -337,25 +337,25 @@ def test_what_does_not_want_to_end(
     """A polite command, a daemon that is deaf, and one that kills all others, our listener too."""
     with bare_container(engine, shell_image, tmp_path) as bare:
         container, deaf = bare.container, bare.workspace / "deaf"
-        container.await_ready({})
+        container.wait_until_ready({})
         container.start("trap 'echo saved; exit 4' TERM; echo up > up; while :; do sleep 0.1; done")
         wait_file(bare.workspace / "up")
         container.terminate()
         ended, printed = bare.finish()
-        assert (ended, printed.splitlines()[-1]) == (Ended(4), "saved")
+        assert (ended, printed.splitlines()[-1]) == (ExitStatus(4), "saved")
 
-        assert bare.run(f'setsid sh -c "{DEAF}" & exit 0')[0] == Ended(0)
+        assert bare.run(f'setsid sh -c "{DEAF}" & exit 0')[0] == ExitStatus(0)
         wait_file(deaf)
         container.terminate()
-        assert container.tree()
+        assert container.list_processes()
         container.kill()
-        assert container.tree() == []
-        assert bare.run("rm deaf") == (Ended(0), "")
+        assert container.list_processes() == []
+        assert bare.run("rm deaf") == (ExitStatus(0), "")
 
         container.start(f"kill -9 -1; {DEAF}")
         wait_file(deaf)
         container.kill()
-        assert bare.finish()[0] == Ended(137, 9)
+        assert bare.finish()[0] == ExitStatus(137, 9)
 
 
 def test_what_is_no_whole_order_is_not_followed(
@@ -363,22 +363,22 @@ def test_what_is_no_whole_order_is_not_followed(
 ) -> None:
     """As when an agent is killed in the middle of one."""
     with bare_container(engine, base_image, tmp_path) as bare:
-        bare.container.await_ready({})
-        half = order("run", "touch half.txt more.txt").partition(b"more")[0]
-        bare.container._order(half + b"\n" + order("nonsense") + b"\n\n")
-        assert bare.run("ls; echo told") == (Ended(0), "told\n")
+        bare.container.wait_until_ready({})
+        half = format_order("run", "touch half.txt more.txt").partition(b"more")[0]
+        bare.container._send(half + b"\n" + format_order("nonsense") + b"\n\n")
+        assert bare.run("ls; echo told") == (ExitStatus(0), "told\n")
 
 
 def test_another_process_with_its_pid_is_not_taken_for_the_container(
     engine: docker.APIClient, base_image: str, tmp_path: Path
 ) -> None:
     with bare_container(engine, base_image, tmp_path) as bare:
-        bare.container.await_ready({})
+        bare.container.wait_until_ready({})
         record = bare.container.record
-        other = Container(replace(record, began=record.began + 1), bare.container._pipes)
-        assert (other.tree(), other.gone) == ([], True)
-        with pytest.raises(NotStarted, match="ended before a command could run"):
-            other.await_ready({})
+        other = ContainerRunner(replace(record, began=record.began + 1), bare.container._pipes)
+        assert (other.list_processes(), other.gone) == ([], True)
+        with pytest.raises(ContainerStartError, match="ended before a command could run"):
+            other.wait_until_ready({})
 
 
 def test_copies_need_cp(engine: docker.APIClient, base_image: str, tmp_path: Path) -> None:
@@ -387,11 +387,11 @@ def test_copies_need_cp(engine: docker.APIClient, base_image: str, tmp_path: Pat
         pytest.skip("no dash on this machine")
     name = import_image(engine, "no-cp", files)
     with bare_container(engine, name, tmp_path) as bare:
-        bare.container.await_ready({})
+        bare.container.wait_until_ready({})
         with pytest.raises(
-            NotStarted, match=r"`cp` could not copy /b10 \(exit code 127: .*not found"
+            ContainerStartError, match=r"`cp` could not copy /b10 \(exit code 127: .*not found"
         ):
-            bare.container.prepare("copy", "/b10")
+            bare.container.prepare_workdir("copy", "/b10")
     engine.remove_image(name, force=True)
 
 
@@ -406,7 +406,7 @@ def test_a_gang_of_four_talks_to_its_leader(rig: DockerRig) -> None:
         "do sleep 0.1; done"
     )
     leader = rig.substrate.leader_address(rig.job, 0)
-    handles: list[DockerHandle] = []
+    handles: list[DockerNodeHandle] = []
     for rank in range(4):
         told = {"BT_LEADER_ADDR": leader, "BT_NODE_RANK": str(rank)}
         command = tell if rank else serve

@@ -9,7 +9,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.privileges import KEPT, Privileges
+from prefect_bt.privileges import DEFAULT_CAPABILITIES, Privileges
 from prefect_bt.records import NodePhase
 from tests.node.rig import all_lines, own_lines, wait_line, wait_over, wait_until
 
@@ -47,7 +47,7 @@ def shown(lines: list[str]) -> dict[str, str]:
 def test_a_container_has_what_is_documented_and_no_more(rig: DockerRig) -> None:
     status, lines = rig.run(SHOW)
     assert status.exit_code == 0
-    kept = mask(*KEPT)
+    kept = mask(*DEFAULT_CAPABILITIES)
     assert shown(lines) == {
         "CapPrm": kept,
         "CapEff": kept,
@@ -58,12 +58,12 @@ def test_a_container_has_what_is_documented_and_no_more(rig: DockerRig) -> None:
 
 
 def test_the_substrate_can_grant_more_privileges(rig: DockerRig) -> None:
-    more = Privileges(("IPC_LOCK", "SYS_PTRACE"), new_privileges=True, processes=300)
+    more = Privileges(("IPC_LOCK", "SYS_PTRACE"), allow_new_privileges=True, max_processes=300)
     rig.substrate = rig.reopen(privileges=more)
     handle = rig.launch(f"{SHOW}; echo told; sleep 300")
     wait_line(handle, "told")
     found = shown(own_lines(handle)[:-1])
-    assert found["CapEff"] == mask(*KEPT, "IPC_LOCK", "SYS_PTRACE")
+    assert found["CapEff"] == mask(*DEFAULT_CAPABILITIES, "IPC_LOCK", "SYS_PTRACE")
     assert found["NoNewPrivs"] == "0"
     assert rig.inspect(handle)["HostConfig"]["PidsLimit"] == 300
 
@@ -135,9 +135,9 @@ def test_a_setuid_program_does_not_give_root(rig: DockerRig, engine: docker.APIC
     assert own_lines(handle) == ["65534"]
     made = handle.folder.path / "workspace/id"
     assert made.stat().st_mode & 0o4000, "documented: what remains"
-    rig.substrate = rig.reopen(privileges=Privileges(new_privileges=True))
+    rig.substrate = rig.reopen(privileges=Privileges(allow_new_privileges=True))
     assert rig.run(SETUID, image=image, attempt=1)[1] == ["0"], "where a block allows it"
-    for one in rig.substrate.find(rig.job):
+    for one in rig.substrate.list_nodes(rig.job):
         one.remove()
     engine.remove_image(image, force=True)
 
@@ -152,7 +152,7 @@ sleep 300
 
 
 def test_a_fork_bomb_reaches_its_limit_and_can_be_stopped(rig: DockerRig) -> None:
-    rig.substrate = rig.reopen(privileges=Privileges(processes=64))
+    rig.substrate = rig.reopen(privileges=Privileges(max_processes=64))
     bomb = rig.launch(BOMB)
     wait_file(bomb.folder.path / "workspace/up")
     wait_until(lambda: "fork" in "\n".join(all_lines(bomb)).lower(), "it forks without an end")

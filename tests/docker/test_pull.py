@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from prefect_bt.errors import ImageError, SecretError
-from prefect_bt.registries import PulledImage, PullProgress, pull
+from prefect_bt.registries import PulledImage, PullProgress, pull_image
 
 from .conftest import BASE, WORKER, build, push
 from .registry import PASSWORD, USER, Registry, running_registry
@@ -37,7 +37,7 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing stalls here, and a busy registry may take its time to say a digest."""
-    monkeypatch.setattr("prefect_bt.registries.pulling.ASK_SECONDS", 600.0)
+    monkeypatch.setattr("prefect_bt.registries.pulling.DIGEST_TIMEOUT", 600.0)
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "600")
 
 
@@ -64,7 +64,7 @@ def forget(engine: docker.APIClient, pulled: PulledImage) -> None:
 
 def refused(engine: docker.APIClient, reference: str, *given: object, **more: object) -> ImageError:
     with pytest.raises(ImageError) as caught:
-        pull(engine, reference, *given, **more)
+        pull_image(engine, reference, *given, **more)
     assert caught.value.reference == reference
     assert caught.value.next_step
     assert "\n" not in str(caught.value)
@@ -80,8 +80,12 @@ def test_a_login_a_pin_and_nothing_the_second_time(
 ) -> None:
     (name, digest), told = image, list[PullProgress]()
     with caplog.at_level(logging.DEBUG):
-        first = pull(
-            engine, name, auth(registry), secrets={"registry": registry.login}, tell=told.append
+        first = pull_image(
+            engine,
+            name,
+            auth(registry),
+            secrets={"registry": registry.login},
+            on_progress=told.append,
         )
     assert first.reference == f"{registry.host}/team/train@{digest}"
     assert (first.digest, first.notes) == (digest, ())
@@ -97,12 +101,14 @@ def test_a_login_a_pin_and_nothing_the_second_time(
     assert list(docker_config.iterdir()) == []
 
     told.clear()
-    again = pull(
-        engine, name, auth(registry), secrets={"registry": registry.login}, tell=told.append
+    again = pull_image(
+        engine, name, auth(registry), secrets={"registry": registry.login}, on_progress=told.append
     )
     assert again == first
     assert told == [], "nothing was pulled"
-    assert pull(engine, first.reference, auth(registry)) == first, "a digest here needs no secret"
+    assert pull_image(engine, first.reference, auth(registry)) == first, (
+        "a digest here needs no secret"
+    )
     forget(engine, first)
 
 
@@ -119,7 +125,7 @@ def test_the_wrong_password_is_told_apart_from_none(
     assert (error.fault, error.cause) == ("login_missing", "registry_refused")
     assert "docker_auth" in error.next_step
     with pytest.raises(SecretError, match="registry"):
-        pull(engine, name, auth(registry))
+        pull_image(engine, name, auth(registry))
 
 
 def test_a_login_goes_to_its_own_registry_alone(
@@ -147,7 +153,7 @@ def test_the_machines_docker_login_is_used_without_auth(
     known = {"auths": {registry.host: {"auth": told}}}
     (docker_config / "config.json").write_text(json.dumps(known))
     client = docker.APIClient(_address(engine), version="auto")
-    pulled = pull(client, name)
+    pulled = pull_image(client, name)
     assert pulled.digest == digest
     forget(engine, pulled)
     known["auths"][registry.host]["auth"] = base64.b64encode(b"someone:stale").decode()
@@ -169,15 +175,15 @@ def test_a_tag_that_moves_leaves_the_pin(
     name = f"{open_registry.host}/team/moving:1"
     build(engine, name, 1000)
     push(engine, name, open_registry)
-    before = pull(engine, name)
+    before = pull_image(engine, name)
     build(engine, name, 2000)
     moved = push(engine, name, open_registry)
-    after = pull(engine, name)
+    after = pull_image(engine, name)
     assert after.digest == moved != before.digest
     assert engine.inspect_image(name)["Id"] == after.id
-    assert pull(engine, before.reference).id == before.id
+    assert pull_image(engine, before.reference).id == before.id
     forget(engine, before)
-    assert pull(engine, before.reference).id == before.id, "the pin brings the old one back"
+    assert pull_image(engine, before.reference).id == before.id, "the pin brings the old one back"
     assert engine.inspect_image(name)["Id"] == after.id, "and leaves the tag alone"
     forget(engine, before)
     forget(engine, after)
@@ -201,8 +207,8 @@ def test_a_registry_that_is_gone(engine: docker.APIClient, base_image: str, tmp_
         name = f"{registry.host}/team/train:1"
         build(engine, name, 1000)
         digest = push(engine, name, registry)
-        pulled = pull(engine, name)
-    offline = pull(engine, name)
+        pulled = pull_image(engine, name)
+    offline = pull_image(engine, name)
     assert (offline.reference, offline.id) == (pulled.reference, pulled.id)
     [note] = offline.notes
     assert f"{registry.host} could not be asked" in note
@@ -218,13 +224,13 @@ def test_what_was_built_here_is_taken_by_its_id(
     engine: docker.APIClient, base_image: str, open_registry: Registry
 ) -> None:
     built = engine.inspect_image(base_image)["Id"]
-    pulled = pull(engine, base_image)
+    pulled = pull_image(engine, base_image)
     assert (pulled.reference, pulled.digest, pulled.id) == (built, "", built)
     assert "no registry is asked" in pulled.notes[0]
-    assert pull(engine, built).id == built
+    assert pull_image(engine, built).id == built
     name = f"{open_registry.host}/team/only-here:1"
     engine.tag(BASE, name.removesuffix(":1"), "1")
-    pulled = pull(engine, name)
+    pulled = pull_image(engine, name)
     assert (pulled.reference, pulled.id) == (built, built)
     assert "does not have it" in pulled.notes[0]
     error = refused(engine, name, auth(open_registry), secrets={"registry": "some:body"})
@@ -237,7 +243,9 @@ def test_two_at_once(engine: docker.APIClient, base_image: str, open_registry: R
     build(engine, name, 3_000_000)
     digest = push(engine, name, open_registry)
     found = list[PulledImage]()
-    threads = [threading.Thread(target=lambda: found.append(pull(engine, name))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: found.append(pull_image(engine, name))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -9,8 +9,8 @@ import docker
 import pytest
 
 from prefect_bt.errors import ImageError
-from prefect_bt.registries import PullProgress, pull
-from prefect_bt.registries.engine import Calls
+from prefect_bt.registries import PullProgress, pull_image
+from prefect_bt.registries.engine import EngineClient
 
 from .conftest import WORKER, build, push
 from .daemons import can_start, running_daemon
@@ -40,9 +40,11 @@ def line(open_registry: Registry) -> Iterator[Line]:
 @pytest.fixture
 def patient_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry has ten minutes to say a digest, however soon a halt is noticed."""
-    ask = Calls.ask
+    ask = EngineClient.inspect_distribution
     monkeypatch.setattr(
-        Calls, "ask", lambda calls, name, header, *, seconds: ask(calls, name, header, seconds=600)
+        EngineClient,
+        "inspect_distribution",
+        lambda calls, name, header, *, seconds: ask(calls, name, header, seconds=600),
     )
 
 
@@ -56,14 +58,14 @@ def test_a_halt_is_noticed_begun_again_and_told(
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "0.6")
     line.allowance, told = LAYER // 2, list[PullProgress]()
     with pytest.raises(ImageError) as caught:
-        pull(engine, f"{line.host}/{stored}:1", tell=told.append)
+        pull_image(engine, f"{line.host}/{stored}:1", on_progress=told.append)
     assert (caught.value.fault, caught.value.cause) == ("stalled", "image_pull_failed")
     assert "for 0.6 s, 3 times" in str(caught.value)
     assert "PREFECT_BT_STALL_SECONDS" in caught.value.next_step
     assert any("begun again" in one.note for one in told)
     line.allowance = None
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "600")
-    pulled = pull(engine, f"{line.host}/{stored}:1")
+    pulled = pull_image(engine, f"{line.host}/{stored}:1")
     assert pulled.notes == ()
     engine.remove_image(pulled.id, force=True)
 
@@ -77,14 +79,14 @@ def test_a_halt_that_ends_costs_a_try(
 ) -> None:
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "0.6")
     # On a busy machine a pull that goes on may look halted, too.
-    monkeypatch.setattr("prefect_bt.registries.pulling.TRIES", 1000)
+    monkeypatch.setattr("prefect_bt.registries.pulling.MAX_ATTEMPTS", 1000)
     line.allowance = LAYER // 2
 
     def mend(progress: PullProgress) -> None:
         if progress.note:
             line.allowance = None
 
-    pulled = pull(engine, f"{line.host}/{stored}:1", tell=mend)
+    pulled = pull_image(engine, f"{line.host}/{stored}:1", on_progress=mend)
     assert "begun again" in pulled.notes[0]
     engine.remove_image(pulled.id, force=True)
 
@@ -95,7 +97,7 @@ def test_a_registry_that_says_nothing_at_all(
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "0.3")
     line.allowance = 0
     with pytest.raises(ImageError, match=r"did not answer for 0\.3 s, 3 times") as caught:
-        pull(engine, f"{line.host}/{stored}:1")
+        pull_image(engine, f"{line.host}/{stored}:1")
     assert caught.value.fault == "stalled"
 
 
@@ -112,7 +114,7 @@ def test_stopped_from_another_thread(
 
     def bring() -> None:
         with pytest.raises(ImageError) as caught:
-            pull(engine, f"{line.host}/{stored}:1", cancelled=stop)
+            pull_image(engine, f"{line.host}/{stored}:1", cancelled=stop)
         ended.append(caught.value)
 
     thread = threading.Thread(target=bring)
@@ -126,7 +128,7 @@ def test_stopped_from_another_thread(
         line.allowance = None
         assert line.ended.wait(200)
         told = list[PullProgress]()
-        pulled = pull(engine, f"{line.host}/{stored}:1", tell=told.append)
+        pulled = pull_image(engine, f"{line.host}/{stored}:1", on_progress=told.append)
         assert told[-1].bytes_total >= LAYER, "the Engine went on with what nobody waited for"
         engine.remove_image(pulled.id, force=True)
 
@@ -140,7 +142,7 @@ def test_a_layer_that_does_not_fit(
     with running_daemon(disk="7m") as small:
         client = small.client()
         with pytest.raises(ImageError) as caught:
-            pull(client, f"{open_registry.host}/{stored}:1")
+            pull_image(client, f"{open_registry.host}/{stored}:1")
         assert (caught.value.fault, caught.value.cause) == ("disk_full", "image_pull_failed")
         assert "no space left on device" in str(caught.value)
         assert "docker system df" in caught.value.next_step
@@ -150,12 +152,12 @@ def test_a_layer_that_does_not_fit(
             killing = threading.Thread(target=lambda: line.cut.wait(200) and small.kill())
             killing.start()
             with pytest.raises(ImageError) as caught:
-                pull(client, f"{line.host}/{stored}:1")
+                pull_image(client, f"{line.host}/{stored}:1")
             killing.join()
         assert caught.value.fault == "engine_unreachable"
         client.close()
     with pytest.raises(ImageError) as caught:
-        pull(client, f"{open_registry.host}/{stored}:1")
+        pull_image(client, f"{open_registry.host}/{stored}:1")
     assert caught.value.fault == "engine_unreachable"
 
 
@@ -164,5 +166,5 @@ def _refuses_a_list_for_others(client: docker.APIClient, registry: Registry) -> 
     manifest = {"schemaVersion": 2, "mediaType": kind, "manifests": []}
     put_manifest(registry, "team/large", "nobodys", manifest)
     with pytest.raises(ImageError) as caught:
-        pull(client, f"{registry.host}/team/large:nobodys")
+        pull_image(client, f"{registry.host}/team/large:nobodys")
     assert caught.value.fault == "platform"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from prefect_bt.serving.deployments import Deployments
+from prefect_bt.serving.deployments import DeploymentLedger
 from tests.e2e.conftest import until
 from tests.e2e.test_python_api import output, python
 from tests.serving.committed import Shop, full
@@ -100,7 +100,7 @@ def test_a_deployment_in_containers(site: Site, registry: Registry, image: str) 
     (container,) = site.containers(serving)
     site.engine.kill(container)
     assert said(address) == "checkpoint-1"
-    assert len(machine.ledger.attempts(serving)) == 2
+    assert len(machine.ledger.list_attempts(serving)) == 2
 
     # A newer one takes over, of the image that is here by now.
     pinned = site.machine.view(serving)["image"]["pinned"]
@@ -113,5 +113,5 @@ def test_a_deployment_in_containers(site: Site, registry: Registry, image: str) 
     assert (back["serving_revision"], said(address)) == (1, "checkpoint-1")
     machine.run("deployments", "stop", NAME, "--yes")
     for number in (1, 2):
-        site.nothing_left(Deployments(machine.ledger).job_of(NAME, number))
+        site.nothing_left(DeploymentLedger(machine.ledger).find_job_id(NAME, number))
     site.engine.remove_image(pinned, force=True)

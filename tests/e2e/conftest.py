@@ -27,8 +27,8 @@ import psutil
 import pytest
 
 from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.garbage.looking import look_for_garbage
-from prefect_bt.garbage.words import LeftOver
+from prefect_bt.garbage.looking import scan_for_orphans
+from prefect_bt.garbage.words import Orphan
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
 from prefect_bt.ownership import is_owned
@@ -172,7 +172,7 @@ class Machine:
         with environment_of({**self.environment, **(extra or {})}):
             state: Any = train(str(config), **given, return_state=True)
         run_id = str(state.state_details.flow_run_id)
-        job_id = self.ledger.job_of_run(run_id)
+        job_id = self.ledger.find_job_of_run(run_id)
         assert job_id, state
         return self.view(job_id)
 
@@ -195,23 +195,23 @@ class Machine:
         return self.run("logs", "--job-id", job_id).stdout
 
     def jobs_of(self, project: str) -> list[str]:
-        return [job.id for job in self.ledger.jobs() if job.project_name == project]
+        return [job.id for job in self.ledger.list_jobs() if job.project_name == project]
 
     def wait(self, job_id: str, *states: str, seconds: float = 90) -> str:
         wanted = [f"TRAINING_JOB_{state}" for state in states]
         return until(
             lambda: self._in(job_id, wanted),
             seconds=seconds,
-            what=lambda: f"{job_id} {states}, but {self.ledger.state(job_id).value}",
+            what=lambda: f"{job_id} {states}, but {self.ledger.get_state(job_id).value}",
         )
 
     def _in(self, job_id: str, wanted: list[str]) -> str:
-        state = self.ledger.state(job_id).value
+        state = self.ledger.get_state(job_id).value
         return state if state in wanted else ""
 
     def checkpoints(self, job_id: str) -> list[str]:
         """The committed ones, by their ids."""
-        found = list_checkpoints(self.ledger.store, self.ledger.job(job_id).project_id, job_id)
+        found = list_checkpoints(self.ledger.store, self.ledger.get_job(job_id).project_id, job_id)
         return sorted(one.checkpoint_id for one in found)
 
     def processes(self, *words: str) -> list[psutil.Process]:
@@ -269,17 +269,17 @@ class Machine:
         while left and time.monotonic() < deadline:
             time.sleep(0.25)
             left = self.garbage(job_id)
-        self.known_garbage.update(one.where for one in left)
+        self.known_garbage.update(one.location for one in left)
         assert not left
 
-    def garbage(self, job_id: str) -> list[LeftOver]:
+    def garbage(self, job_id: str) -> list[Orphan]:
         """What `prefect-bt gc` would remove, and what it would keep of this job."""
         settings = Settings(store=str(self.root / "store"), state_dir=self.state_dir)
-        found = look_for_garbage(settings)
+        found = scan_for_orphans(settings)
         # The bucket of another test in this state folder takes its credentials with it.
         assert not [note for note in found.notes if "No credentials for s3://" not in note]
-        ours = [one for one in found.items if not one.kept or one.job == job_id]
-        return [one for one in ours if one.where not in self.known_garbage]
+        ours = [one for one in found.orphans if not one.kept_reason or one.job == job_id]
+        return [one for one in ours if one.location not in self.known_garbage]
 
 
 def read_all(*paths: Path) -> str:
@@ -338,7 +338,7 @@ def end_processes(machine: Machine) -> None:
     for process in machine.processes():
         with suppress(psutil.Error):
             process.send_signal(signal.SIGKILL)
-    for job in machine.ledger.jobs():
+    for job in machine.ledger.list_jobs():
         for pid in machine.job_processes(job.id):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -71,10 +71,10 @@ def test_folders_that_cannot_be_packed(machine: Machine, tmp_path: Path) -> None
 
 
 def refused(machine: Machine, *arguments: str, words: list[str]) -> None:
-    before = {job.id for job in machine.ledger.jobs()}
+    before = {job.id for job in machine.ledger.list_jobs()}
     done = machine.run(*arguments, check=False)
     assert done.returncode in {1, 2}, done.stdout
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr, done.stderr
-    assert {job.id for job in machine.ledger.jobs()} == before
+    assert {job.id for job in machine.ledger.list_jobs()} == before

@@ -81,7 +81,7 @@ def test_uploader_training_and_node_agent(machine: Machine) -> None:
     folder.mkdir()
     (folder / "state.json").write_text("[]")
     committed(machine, job_id, "later")
-    assert len(machine.ledger.attempts(job_id)) == 1
+    assert len(machine.ledger.list_attempts(job_id)) == 1
     shutil.rmtree(folder)
     kill(machine, job_id, "sleep", "600")
     committed(machine, job_id, "checkpoint-1")
@@ -108,7 +108,7 @@ def check_went_on(machine: Machine, job_id: str) -> None:
         "attempt 0 ends",
     ]
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
-    assert len(machine.ledger.runs_of_job(job_id)) == 1
+    assert len(machine.ledger.list_runs(job_id)) == 1
     machine.nothing_left(job_id)
 
 
@@ -148,7 +148,7 @@ def test_flow_between_the_jobs_end_and_the_runs(machine: Machine) -> None:
     for flow in there:
         with suppress(psutil.NoSuchProcess):
             flow.kill()
-    run = machine.ledger.runs_of_job(job_id)[-1].flow_run_id
+    run = machine.ledger.list_runs(job_id)[-1].flow_run_id
     until(lambda: run_is(machine, run, "COMPLETED"), seconds=60, what="the run to end")
     machine.nothing_left(job_id)
 
@@ -173,7 +173,7 @@ def test_stop_of_a_job_that_nobody_runs(machine: Machine) -> None:
 
 def test_cancelled_in_prefect_while_nobody_runs_it(machine: Machine) -> None:
     job_id = start(machine)
-    (run,) = machine.ledger.runs_of_job(job_id)
+    (run,) = machine.ledger.list_runs(job_id)
     kill(machine, job_id, "prefect_bt.flows.keeper")
     kill(machine, job_id, "prefect_bt.flows.run_job")
     set_state = f"flow_runs/{run.flow_run_id}/set_state"
@@ -206,7 +206,7 @@ def test_a_stop_waits_for_as_long_as_a_checkpoint_takes(machine: Machine) -> Non
     assert machine.view(job_id)["last_save"]["grace"] == 60
     machine.run("stop", "--job-id", job_id)
     machine.wait(job_id, "STOPPED")
-    record = machine.ledger.job(job_id)
+    record = machine.ledger.get_job(job_id)
     newest = list_checkpoints(machine.ledger.store, record.project_id, job_id)[-1]
     assert newest.checkpoint_id == "checkpoint-2"
     assert [file.path for file in newest.files()] == ["checkpoint-2/a.json", "checkpoint-2/b.json"]

@@ -57,12 +57,12 @@ def test_a_job_that_gives_no_occasion(machine: Machine) -> None:
 
 
 def test_a_job_without_checkpoints_is_not_begun(machine: Machine) -> None:
-    before = [job.id for job in machine.ledger.jobs()]
+    before = [job.id for job in machine.ledger.list_jobs()]
     config = machine.folder("sleep 600\n", checkpointing=False)
     done = machine.run("drill", str(config), check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "checkpointing_config is not enabled. Give the runtime" in done.stderr
-    assert [job.id for job in machine.ledger.jobs()] == before
+    assert [job.id for job in machine.ledger.list_jobs()] == before
 
 
 def test_ctrl_c_asks_the_job_to_stop_and_waits_for_nothing(machine: Machine) -> None:
@@ -84,8 +84,8 @@ until test "$told" = yes && test -e $BT_CHECKPOINT_DIR/leave; do sleep 0.1; done
     _, said = drill.communicate(timeout=200)
     assert drill.returncode == 130
     assert f"Job {job_id} is being stopped: its ranks get SIGTERM" in said
-    assert machine.ledger.stop_request(job_id)
-    assert not machine.ledger.state(job_id).terminal
+    assert machine.ledger.find_stop_request(job_id)
+    assert not machine.ledger.get_state(job_id).terminal
     (machine.state_dir / "jobs" / job_id / "rank-0" / "checkpoints" / "leave").touch()
     machine.wait(job_id, "STOPPED")
     machine.nothing_left(job_id)

@@ -26,10 +26,10 @@ def test_one_of_eight_fails_and_all_are_well_again(machine: Machine, tmp_path: P
     config = machine.folder(SCRIPT, nodes=NODES, checkpointing=False, env=environment)
     code, job = machine.finish(config, retries=1)
     assert code == 0, job["error_message"]
-    first, second = machine.ledger.outcomes(job["id"])
+    first, second = machine.ledger.list_outcomes(job["id"])
     assert (first.failed_rank, first.exit_code) == (5, 7)
     assert len(first.nodes) == NODES
-    assert all(node.over and node.exit_code for node in first.nodes)
+    assert all(node.is_over and node.exit_code for node in first.nodes)
     assert {node.exit_code for node in second.nodes} == {0}
     said = [line.rpartition(") ")[2] for line in machine.logs(job["id"]).splitlines()]
     again = [line for line in said if line.startswith("attempt 1 of rank")]

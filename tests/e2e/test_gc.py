@@ -33,7 +33,7 @@ def test_what_a_dead_job_left_goes_and_a_running_one_stays(machine: Machine) -> 
     machine.run("gc", "--yes", "--include-unsaved")
     machine.nothing_left(dead)
 
-    assert machine.ledger.state(running).short == "running"
+    assert machine.ledger.get_state(running).short_name == "running"
     assert machine.job_processes(running)
     machine.run("stop", "--job-id", running)
     machine.wait(running, "STOPPED")

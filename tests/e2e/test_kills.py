@@ -65,7 +65,7 @@ class Kill:
 
 
 def committed(machine: Machine, job_id: str) -> list[str]:
-    record = machine.ledger.job(job_id)
+    record = machine.ledger.get_job(job_id)
     found = list_checkpoints(machine.ledger.store, record.project_id, job_id)
     return sorted(checkpoint.checkpoint_id for checkpoint in found)
 
@@ -101,7 +101,7 @@ def run_and_kill(machine: Machine, seed: str) -> str:
         kills += kill_one(machine, job_id, chance)
 
     def ended() -> bool:
-        return machine.ledger.state(job_id).terminal
+        return machine.ledger.get_state(job_id).terminal
 
     until(ended, seconds=240, what=f"seed {seed}, job {job_id}, after {kills}: an end")
     story = f"seed {seed}, job {job_id}: {kills}"
@@ -133,7 +133,7 @@ def check_end(machine: Machine, job_id: str, kills: list[Kill], story: str) -> N
     if state == "TRAINING_JOB_COMPLETED":
         assert names == [f"checkpoint-{i}" for i in range(1, STEPS + 1)], story
     assert len(names) >= max((kill.committed for kill in kills), default=0), story
-    record = machine.ledger.job(job_id)
+    record = machine.ledger.get_job(job_id)
     assert verify(machine.ledger.store, record.project_id, job_id) == [], story
     check_attempts(machine, job_id, kills, story)
     # The last one tells Prefect, whose server may have to come back first.
@@ -141,7 +141,7 @@ def check_end(machine: Machine, job_id: str, kills: list[Kill], story: str) -> N
     folder = machine.state_dir / "jobs" / job_id
     until(lambda: not folder.exists(), seconds=15, what=f"{story}; {folder} removed")
     assert job_id not in Path("/proc/self/mountinfo").read_text(), story
-    (run,) = machine.ledger.runs_of_job(job_id)
+    (run,) = machine.ledger.list_runs(job_id)
     until(lambda: run_ended(machine, run.flow_run_id), seconds=60, what=f"{story}; its run's end")
 
 

@@ -65,8 +65,8 @@ def test_a_gang_that_fails_and_is_tried_again(machine: Machine) -> None:
 def sealed_as_recorded(machine: Machine, job_id: str) -> None:
     """Every rank of every attempt; and a byte that changed is noticed."""
     ledger = machine.ledger
-    project = ledger.job(job_id).project_id
-    outcomes = ledger.outcomes(job_id)
+    project = ledger.get_job(job_id).project_id
+    outcomes = ledger.list_outcomes(job_id)
     assert [[one.rank for one in outcome.logs] for outcome in outcomes] == [[0, 1], [0, 1]]
     for outcome in outcomes:
         for one in outcome.logs:
@@ -92,7 +92,7 @@ def test_whoever_follows_a_silent_job_may_leave(machine: Machine) -> None:
     _, err = tail.communicate(timeout=200)
     assert tail.returncode == 130
     assert f"Training job {job_id} goes on without you." in err
-    assert machine.ledger.state(job_id).short == "running"
+    assert machine.ledger.get_state(job_id).short_name == "running"
 
     again = start(machine, "logs", "--job-id", job_id, "--tail", "--no-platform", "-o", "json")
     assert again.stdout
@@ -105,5 +105,5 @@ def test_whoever_follows_a_silent_job_may_leave(machine: Machine) -> None:
     machine.run("stop", "--job-id", job_id, check=False)
     _, err = again.communicate(timeout=400)
     assert again.returncode == 0, err
-    assert machine.ledger.state(job_id).terminal
+    assert machine.ledger.get_state(job_id).terminal
     machine.nothing_left(job_id)

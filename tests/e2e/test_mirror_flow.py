@@ -153,7 +153,7 @@ def test_an_interrupt_of_a_job_that_mirrors_stops_it(
     hub.repos["o/slow-job"].commit({"model.safetensors": os.urandom(4 << 20)})
     hub.bad.seconds_a_chunk = 10.0
     path = config(tmp_path, SOURCE.format("hf://o/slow-job", "/app/models/base", ""))
-    before = {job.id for job in machine.ledger.jobs()}
+    before = {job.id for job in machine.ledger.list_jobs()}
     process = python(
         machine,
         f"""
@@ -166,6 +166,6 @@ def test_an_interrupt_of_a_job_that_mirrors_stops_it(
     until(lambda: hub.sent, seconds=60, what="the first bytes")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=200)
-    [job_id] = {job.id for job in machine.ledger.jobs()} - before
+    [job_id] = {job.id for job in machine.ledger.list_jobs()} - before
     machine.wait(job_id, "STOPPED")
     machine.nothing_left(job_id)

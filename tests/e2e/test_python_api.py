@@ -93,7 +93,7 @@ def test_an_interrupt_stops_the_job(machine: Machine, number: signal.Signals) ->
 def test_cancelling_the_run_in_prefect_stops_the_job(machine: Machine) -> None:
     job_id = machine.push(machine.folder("echo ready; sleep 600\n"))["id"]
     until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
-    run_id = machine.ledger.runs_of_job(job_id)[-1].flow_run_id
+    run_id = machine.ledger.list_runs(job_id)[-1].flow_run_id
     path = f"flow_runs/{run_id}"
     call(machine, "POST", f"{path}/set_state", state={"type": "CANCELLING"})
     machine.wait(job_id, "STOPPED")

@@ -18,9 +18,9 @@ import httpx
 import psutil
 import pytest
 
-from prefect_bt.deployed import revisions_of
-from prefect_bt.router.place import Route, RouterPlace
-from prefect_bt.serving.deployments import Deployments
+from prefect_bt.deployed import list_revision_statuses
+from prefect_bt.router.place import Route, RouterFolder
+from prefect_bt.serving.deployments import DeploymentLedger
 from tests.optional import needs
 
 from .conftest import Machine, until
@@ -100,7 +100,9 @@ def routed(machine: Machine, name: str = NAME) -> int:
 def revision_states(machine: Machine) -> dict[int, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_BT_STATE_DIR", str(machine.state_dir))
-        return {one.revision.number: one.state for one in revisions_of(machine.ledger, NAME)}
+        return {
+            one.revision.number: one.state for one in list_revision_statuses(machine.ledger, NAME)
+        }
 
 
 def server_of(machine: Machine, job_id: str) -> psutil.Process:
@@ -158,7 +160,7 @@ def test_a_model_answers_through_all_that_may_happen(machine: Machine, trained: 
         assert answer.choices[0].message.content == told["checkpoint-20"]
 
     # Whoever watches dies: nobody who asks notices. The server dies: they wait for the next one.
-    serving = Deployments(machine.ledger).job_of(NAME, 1)
+    serving = DeploymentLedger(machine.ledger).find_job_id(NAME, 1)
     with clients(address, NAME) as asking:
         for process in machine.processes("prefect_bt.flows", serving):
             process.kill()
@@ -166,7 +168,7 @@ def test_a_model_answers_through_all_that_may_happen(machine: Machine, trained: 
         before = asking.answered
         until(lambda: asking.answered > before + 3, seconds=30, what="answers without a flow")
         server_of(machine, serving).kill()
-        attempts = machine.ledger.attempts
+        attempts = machine.ledger.list_attempts
         until(lambda: len(attempts(serving)) == 2, seconds=60, what="the server's next start")
         before = asking.answered
         until(lambda: asking.answered > before + 3, seconds=90, what="answers of the next one")
@@ -206,7 +208,7 @@ def test_a_model_answers_through_all_that_may_happen(machine: Machine, trained: 
     with pytest.raises(httpx.ConnectError):
         ask(address, NAME)
     for number in (1, 2, 3):
-        machine.nothing_left(Deployments(machine.ledger).job_of(NAME, number))
+        machine.nothing_left(DeploymentLedger(machine.ledger).find_job_id(NAME, number))
     assert KEY not in everything_written(machine)
 
 
@@ -219,8 +221,8 @@ def everything_written(machine: Machine) -> str:
 
 def assert_engine_refuses_direct_requests(machine: Machine, serving: str) -> None:
     """Check that only the router gets answers, and other users cannot learn the key."""
-    place = RouterPlace.of(machine.state_dir, "trained")
-    route, server = place.route(), server_of(machine, serving)
+    place = RouterFolder.for_deployment(machine.state_dir, "trained")
+    route, server = place.read_route(), server_of(machine, serving)
     assert route is not None and route.key
     for key in ("", KEY, route.key[:-1]):
         assert ask(f"{route.target}/v1", "merged", key).status_code == 401
@@ -231,7 +233,7 @@ def assert_engine_refuses_direct_requests(machine: Machine, serving: str) -> Non
     holding = [path for path in machine.root.rglob("*") if path.is_file() and holds(path, route)]
     assert holding == [place.route_file]
     if os.getuid() == 0:  # who may become another user
-        paths = (f"/proc/{server.pid}/environ", place.route_file, place.folder / "engine.secret")
+        paths = (f"/proc/{server.pid}/environ", place.route_file, place.path / "engine.secret")
         for path in paths:
             other: Any = {"user": 65534, "extra_groups": []}
             seen = subprocess.run(["cat", path], capture_output=True, check=False, **other)
@@ -263,5 +265,5 @@ def test_the_last_step_of_a_training_is_a_model_that_answers(
     assert said(deployment["address"], "trained")
     assert_engine_refuses_direct_requests(machine, deployment["revisions"][0]["job_id"])
     machine.run("deployments", "stop", "trained", "--yes")
-    machine.nothing_left(Deployments(machine.ledger).job_of("trained", 1))
+    machine.nothing_left(DeploymentLedger(machine.ledger).find_job_id("trained", 1))
     machine.nothing_left(job["id"])

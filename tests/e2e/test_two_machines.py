@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from prefect_bt.checkpoints.integrity import verify
-from prefect_bt.control import open_site
+from prefect_bt.control import open_job_context
 from prefect_bt.records import JobState
 from prefect_bt.settings import Settings
 from tests.conftest import Soak
@@ -89,10 +89,10 @@ def test_a_second_machine_cannot_run_a_running_job(
     told = other.process("retry", "--job-id", job_id, check=False).stderr
     assert "Traceback" not in told
     assert os.uname().nodename in told, told
-    assert machine.ledger.state(job_id) is JobState.RUNNING
+    assert machine.ledger.get_state(job_id) is JobState.RUNNING
     end(shared, 0, 0)
     machine.wait(job_id, "COMPLETED")
-    assert len(machine.ledger.attempts(job_id)) == 1
+    assert len(machine.ledger.list_attempts(job_id)) == 1
     assert not (shared / "two-gangs").exists()
 
 
@@ -118,7 +118,7 @@ def test_of_two_retries_at_once_one_learns_that_it_lost(
     until((shared / "runs-1").exists, seconds=90, what="the retry's gang")
     end(shared, 1, 0)
     machine.wait(job_id, "COMPLETED")
-    assert len(machine.ledger.attempts(job_id)) == 2
+    assert len(machine.ledger.list_attempts(job_id)) == 2
     assert not (shared / "two-gangs").exists()
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
 
@@ -133,9 +133,11 @@ def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
     until((shared / "runs-1").exists, seconds=90, what="the retry's gang")
     end(shared, 1, 0)
     machine.wait(job_id, "COMPLETED")
-    epochs = [event.epoch for event in machine.ledger.events(job_id)]
+    epochs = [event.epoch for event in machine.ledger.list_events(job_id)]
     assert epochs == sorted(epochs)
-    assert [event.state for event in machine.ledger.events(job_id)].count(JobState.STOPPED) == 1
+    assert [event.state for event in machine.ledger.list_events(job_id)].count(
+        JobState.STOPPED
+    ) == 1
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
     assert not (shared / "two-gangs").exists()
 
@@ -164,13 +166,13 @@ def test_a_machine_that_comes_back_ends_what_it_had_and_changes_nothing(
             process.resume()
     until(lambda: not nodes(machine, job_id), seconds=90, what="the first machine's gang gone")
     until(lambda: not any(map(is_alive, theirs)), seconds=90, what="nothing of it left")
-    assert machine.ledger.state(job_id) is JobState.RUNNING
-    assert machine.ledger.stop_request(job_id) is None
+    assert machine.ledger.get_state(job_id) is JobState.RUNNING
+    assert machine.ledger.find_stop_request(job_id) is None
     end(shared, 1, 0)
     machine.wait(job_id, "COMPLETED")
-    events = machine.ledger.events(job_id)
+    events = machine.ledger.list_events(job_id)
     assert {event.epoch for event in events if event.attempt == 1} == {events[-1].epoch}
-    assert len(machine.ledger.attempts(job_id)) == 2
+    assert len(machine.ledger.list_attempts(job_id)) == 2
     assert machine.checkpoints(job_id) == ["checkpoint-0", "checkpoint-1"]
     assert not (shared / "two-gangs").exists()
 
@@ -194,8 +196,8 @@ def is_alive(process: psutil.Process) -> bool:
 
 def nodes(machine: Machine, job_id: str) -> list[object]:
     settings = Settings(store=str(machine.root / "store"), state_dir=machine.state_dir)
-    site = open_site(machine.ledger, machine.ledger.job(job_id), settings=settings)
-    return list(site.substrate.find(job_id))
+    site = open_job_context(machine.ledger, machine.ledger.get_job(job_id), settings=settings)
+    return list(site.substrate.list_nodes(job_id))
 
 
 # Of the race: one checkpoint, then the end that a race goes on from. The lock tells of two gangs.
@@ -276,13 +278,13 @@ class Race:
 
     def _stop(self) -> None:
         done = [one.process("stop", "--job-id", self.job_id, check=False) for one in self.both[:1]]
-        if self.ledger.state(self.job_id).terminal:
+        if self.ledger.get_state(self.job_id).terminal:
             return
         done.append(self.both[1].process("stop", "--job-id", self.job_id, check=False))
-        assert self.ledger.state(self.job_id).terminal, (done, self.story())
+        assert self.ledger.get_state(self.job_id).terminal, (done, self.story())
 
     def _is_quiet(self) -> bool:
-        over = self.ledger.state(self.job_id).terminal
+        over = self.ledger.get_state(self.job_id).terminal
         return over and not self._processes()
 
     def _check_words(self, one: Asked) -> None:
@@ -300,29 +302,29 @@ class Race:
 
     def _check_records(self) -> None:
         assert not list(self.shared.glob("two-gangs*")), self.story()
-        epochs = [event.epoch for event in self.ledger.events(self.job_id)]
+        epochs = [event.epoch for event in self.ledger.list_events(self.job_id)]
         assert epochs == sorted(epochs), self.story()
-        attempts = [one.attempt for one in self.ledger.attempts(self.job_id)]
+        attempts = [one.attempt for one in self.ledger.list_attempts(self.job_id)]
         assert attempts == list(range(len(attempts))), self.story()
         now = set(self.both[0].checkpoints(self.job_id))
         assert self.listed <= now, (self.listed - now, self.story())
         self.listed = now
-        record = self.ledger.job(self.job_id)
+        record = self.ledger.get_job(self.job_id)
         assert verify(self.ledger.store, record.project_id, self.job_id) == [], self.story()
 
     def story(self) -> str:
         """Return the job's records, for the message of a failure."""
-        events = self.ledger.events(self.job_id)[-12:]
+        events = self.ledger.list_events(self.job_id)[-12:]
         claims = self.ledger.store.list(
             f"training_projects/{self._project}/jobs/{self.job_id}/epochs"
         )
-        lines = [f"{e.epoch} {e.state.short} {e.attempt} {e.message}" for e in events]
+        lines = [f"{e.epoch} {e.state.short_name} {e.attempt} {e.message}" for e in events]
         processes = self._processes()
         return "\n".join([*lines, *(c.key for c in claims), str(processes), str(self.counts)])
 
     @property
     def _project(self) -> str:
-        return self.ledger.job(self.job_id).project_id
+        return self.ledger.get_job(self.job_id).project_id
 
 
 class Asked:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.planning import plan_sources
+from prefect_bt.planning import plan_weights_sources
 from tests.checkpoints.buckets import Bucket
 from tests.s3_server import shared_s3
 from tests.weights.hub_server import Hub, Repo, serving_hub
@@ -179,7 +179,7 @@ def test_the_mirror_is_seen_on_the_run(machine: Machine, hub: Hub, tmp_path: Pat
     path = config(tmp_path, SOURCE.format("hf://o/seen", "/app/models/base", ""))
     code, job = machine.push_wait(path, HF_ENDPOINT=hub.url)
     assert code == 0, job["error_message"]
-    key = plan_sources(["hf://o/seen"])[0].key
+    key = plan_weights_sources(["hf://o/seen"])[0].key
 
     def bar() -> Any:
         wanted = {"key": {"any_": [f"weights-{job['id']}-{key[:12]}"]}}

@@ -22,7 +22,7 @@ from uuid import UUID
 import psutil
 import pytest
 
-from prefect_bt.cli.prefect_api import MOST_CRASHES
+from prefect_bt.cli.prefect_api import MAX_CRASHES
 from prefect_bt.ownership import is_owned
 from prefect_bt.records import JobState
 
@@ -166,7 +166,7 @@ def test_runs_that_the_worker_has_not_begun(machine: Machine) -> None:
 
         told = machine.run("stop", "--job-id", stopped["id"])
         assert "stopped" in told.stdout + told.stderr
-        assert machine.ledger.state(stopped["id"]) is JobState.STOPPED
+        assert machine.ledger.get_state(stopped["id"]) is JobState.STOPPED
         run_is(machine, stopped["flow_run_id"], "CANCELLED", seconds=1)
 
         set_state(machine, cancelled, "CANCELLING", force=False)
@@ -178,7 +178,7 @@ def test_runs_that_the_worker_has_not_begun(machine: Machine) -> None:
         # As if its process had been started in the moment in which the server died.
         set_state(machine, crashed, "CRASHED")
 
-        for _ in range(MOST_CRASHES):
+        for _ in range(MAX_CRASHES):
             set_state(machine, hopeless, "CRASHED")
             machine.view(hopeless["id"])  # who looks at a job sees to it
             assert flow_run(machine, hopeless["flow_run_id"])["state_type"] == "SCHEDULED"
@@ -197,8 +197,8 @@ def test_runs_that_the_worker_has_not_begun(machine: Machine) -> None:
     # Also when somebody has the run begin all the same.
     retry(machine, stopped["flow_run_id"])
     run_is(machine, stopped["flow_run_id"], "CANCELLED")
-    assert machine.ledger.state(stopped["id"]) is JobState.STOPPED
-    assert machine.ledger.attempts(stopped["id"]) == []
+    assert machine.ledger.get_state(stopped["id"]) is JobState.STOPPED
+    assert machine.ledger.list_attempts(stopped["id"]) == []
     for job in jobs:
         machine.nothing_left(job["id"])
 
@@ -265,7 +265,7 @@ def test_the_flow_is_killed_with_its_gang_and_the_next_attempt_begins(machine: M
 
 def one_run(machine: Machine, job: dict[str, Any]) -> bool:
     """Whether all of the job's attempts are those of the run that began it."""
-    runs = machine.ledger.runs_of_job(job["id"])
+    runs = machine.ledger.list_runs(job["id"])
     return [run.flow_run_id for run in runs] == [job["flow_run_id"]]
 
 
@@ -317,9 +317,9 @@ def test_a_run_from_the_form_with_blocks(machine: Machine, tmp_path: Path) -> No
             "PREFECT_BT_STATE_DIR": str(state),
         },
     )
-    job_id = until(lambda: there.ledger.job_of_run(run_id), seconds=60, what="the job")
+    job_id = until(lambda: there.ledger.find_job_of_run(run_id), seconds=60, what="the job")
     until(lambda: "2 nodes, secret of 17" in there.logs(job_id), seconds=30, what="its line")
-    assert machine.ledger.job_of_run(run_id) is None
+    assert machine.ledger.find_job_of_run(run_id) is None
     kill_flow(run_id)
     until(lambda: keepers(there, job_id), seconds=30, what="somebody to take the job up again")
     there.run("stop", "--job-id", job_id)

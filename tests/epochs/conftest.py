@@ -8,7 +8,7 @@ import pytest
 
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
-from prefect_bt.ownership import host_of
+from prefect_bt.ownership import host_id
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def ledger(tmp_path: Path) -> Ledger:
 
 @pytest.fixture
 def here(state_dir: Path) -> str:
-    return host_of(state_dir)
+    return host_id(state_dir)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim
+from prefect_bt.ownership import JobLock
 from prefect_bt.records import JobRecord, JobState
 
 DEFINITION = {"name": "p", "job": {"image": {"base_image": "any"}}}
@@ -22,13 +22,13 @@ def job_of(ledger: Ledger, host: str, states: tuple[JobState, ...] = FAILED) -> 
     for state in states[1:]:
         if state is JobState.DEPLOYING:
             ledger.begin_attempt(job_id, host=host, epoch=1)
-        ledger.append(job_id, state, epoch=1)
+        ledger.append_event(job_id, state, epoch=1)
     return job_id
 
 
 def leave_lock(ledger: Ledger, state_dir: Path, job_id: str) -> None:
     """Leave the lock of a process that was killed while it owned the job."""
-    claim = Claim(state_dir)
-    claim.take(job_id)
-    claim.note_store(ledger.store.url)
+    claim = JobLock(state_dir)
+    claim.acquire(job_id)
+    claim.write_store_url(ledger.store.url)
     claim.release()

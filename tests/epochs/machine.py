@@ -14,12 +14,12 @@ import sys
 import threading
 from pathlib import Path
 
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
 from prefect_bt.errors import StateError, StoreError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
-from prefect_bt.ownership import Claim, host_of
+from prefect_bt.ownership import JobLock, host_id
 from prefect_bt.records import JobState, Outcome
 
 HELD, LOST = 3, 4
@@ -27,15 +27,15 @@ HELD, LOST = 3, 4
 
 def main(store: str, state: str, job_id: str, shared: str) -> int:
     ledger, state_dir = Ledger(open_store(store)), Path(state)
-    claim = Claim(state_dir)
+    claim = JobLock(state_dir)
     try:
-        claim.take(job_id)
-        epoch = ledger.claim(job_id, host_of(state_dir))
-        attempt = _begin(ledger, job_id, epoch, host_of(state_dir))
+        claim.acquire(job_id)
+        epoch = ledger.claim(job_id, host_id(state_dir))
+        attempt = _begin(ledger, job_id, epoch, host_id(state_dir))
         _run_gang(ledger, job_id, epoch, attempt, Path(shared))
         failed = Outcome(attempt, JobState.FAILED, ended_at=ledger.now())
         ledger.end_attempt(job_id, failed, epoch=epoch)
-        ledger.append(job_id, JobState.FAILED, message="of the race", epoch=epoch)
+        ledger.append_event(job_id, JobState.FAILED, message="of the race", epoch=epoch)
     except StateError as error:
         print(error)
         return HELD
@@ -46,11 +46,11 @@ def main(store: str, state: str, job_id: str, shared: str) -> int:
 
 
 def _begin(ledger: Ledger, job_id: str, epoch: int, host: str) -> int:
-    if ledger.state(job_id) is not JobState.CREATED:
-        ledger.append(job_id, JobState.CREATED, epoch=epoch)
+    if ledger.get_state(job_id) is not JobState.CREATED:
+        ledger.append_event(job_id, JobState.CREATED, epoch=epoch)
     attempt = ledger.begin_attempt(job_id, host=host, epoch=epoch)
-    ledger.append(job_id, JobState.DEPLOYING, attempt=attempt, epoch=epoch)
-    ledger.epochs(job_id).check(epoch)
+    ledger.append_event(job_id, JobState.DEPLOYING, attempt=attempt, epoch=epoch)
+    ledger.get_epochs(job_id).check(epoch)
     return attempt
 
 
@@ -61,7 +61,7 @@ def _run_gang(ledger: Ledger, job_id: str, epoch: int, attempt: int, shared: Pat
     except BlockingIOError:
         (shared / "two-gangs").write_text(f"attempt {attempt}, epoch {epoch}")
         raise
-    ledger.append(job_id, JobState.RUNNING, attempt=attempt, epoch=epoch)
+    ledger.append_event(job_id, JobState.RUNNING, attempt=attempt, epoch=epoch)
     checkpoint = shared / f"out-{attempt}" / f"checkpoint-{attempt}"
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / "state.json").write_text(f'{{"attempt": {attempt}}}')
@@ -70,8 +70,8 @@ def _run_gang(ledger: Ledger, job_id: str, epoch: int, attempt: int, shared: Pat
     Uploader(
         ledger.store,
         directory=checkpoint.parent,
-        origin=Origin(ledger.job(job_id).project_id, job_id, 0, attempt, 1),
-        options=UploadOptions(fence=lambda: ledger.epochs(job_id).check(epoch)),
+        origin=UploadOrigin(ledger.get_job(job_id).project_id, job_id, 0, attempt, 1),
+        options=UploadOptions(fence=lambda: ledger.get_epochs(job_id).check(epoch)),
         report=lambda status: None,
     ).run(ending)
     os.close(descriptor)

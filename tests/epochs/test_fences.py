@@ -14,21 +14,21 @@ import pytest
 
 from prefect_bt import deletion
 from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.pruning import prune_job
 from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
-from prefect_bt.checkpoints.withdrawal import pending
+from prefect_bt.checkpoints.withdrawal import iter_tombstones
 from prefect_bt.contract import job_prefix
-from prefect_bt.control import settle, stop_job
-from prefect_bt.deletion import delete_job, owning_ended_job
-from prefect_bt.epochs import ANY_HOST, NOBODY, PRUNE, Superseded
+from prefect_bt.control import reconcile_job, stop_job
+from prefect_bt.deletion import delete_job, own_finished_job
+from prefect_bt.epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
 from prefect_bt.errors import StateError, StoreError
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import host_of, is_here, is_owned, lock_path
+from prefect_bt.ownership import host_id, is_owned, is_this_host, lock_path
 from prefect_bt.records import JobState, Outcome
-from prefect_bt.resubmission import _ask_again, retry
-from prefect_bt.reviving import revive_all
+from prefect_bt.resubmission import _request_attempt, retry
+from prefect_bt.reviving import recover_jobs
 from prefect_bt.settings import Settings
 from tests.epochs.jobs import ELSEWHERE, FAILED, job_of
 
@@ -42,7 +42,9 @@ def upload(
     for name in names:
         (folder / name).mkdir(parents=True)
         (folder / name / "state.json").write_text(f'"{name}"')
-    origin = Origin(ledger.job(job_id).project_id, job_id, rank=0, attempt=0, group_size=1)
+    origin = UploadOrigin(
+        ledger.get_job(job_id).project_id, job_id, rank=0, attempt=0, group_size=1
+    )
     ending = threading.Event()
     ending.set()
     options = UploadOptions(fence=fence)
@@ -53,7 +55,7 @@ def upload(
 
 
 def committed(ledger: Ledger, job_id: str) -> list[str]:
-    found = list_checkpoints(ledger.store, ledger.job(job_id).project_id, job_id)
+    found = list_checkpoints(ledger.store, ledger.get_job(job_id).project_id, job_id)
     return [one.checkpoint_id for one in found]
 
 
@@ -72,7 +74,7 @@ def taken_over_after(
             if there is not None:
                 there.extend(committed(ledger, job_id))
         left[0] -= 1
-        ledger.epochs(job_id).check(epoch)
+        ledger.get_epochs(job_id).check(epoch)
 
     return fence
 
@@ -95,8 +97,8 @@ def test_an_older_epoch_neither_begins_nor_ends_an_attempt(ledger: Ledger, here:
         ledger.begin_attempt(job_id, host=here, epoch=1)
     with pytest.raises(Superseded):
         ledger.end_attempt(job_id, Outcome(0, JobState.FAILED, ended_at=1.0), epoch=1)
-    assert len(ledger.attempts(job_id)) == 1
-    assert ledger.outcomes(job_id) == []
+    assert len(ledger.list_attempts(job_id)) == 1
+    assert ledger.list_outcomes(job_id) == []
 
 
 @pytest.mark.parametrize("looks", range(6))
@@ -110,10 +112,10 @@ def test_a_prune_of_an_older_epoch_leaves_whole_what_it_did_not_begin(
     epoch = ledger.claim(job_id, here, purpose=PRUNE)
     there: list[str] = []
     fence = taken_over_after(ledger, job_id, epoch, looks, there)
-    project_id = ledger.job(job_id).project_id
+    project_id = ledger.get_job(job_id).project_id
     with pytest.raises(Superseded):
-        prune_job(ledger.store, project_id, job_id, names, live=False, fence=fence)
-    left = {one.name for _, one in pending(ledger.store, project_id, job_id)}
+        prune_job(ledger.store, project_id, job_id, names, is_running=False, fence=fence)
+    left = {one.name for _, one in iter_tombstones(ledger.store, project_id, job_id)}
     assert left.isdisjoint(committed(ledger, job_id))
     assert left | set(committed(ledger, job_id)) == set(names)
     assert committed(ledger, job_id) == there, "nothing goes after the takeover"
@@ -121,7 +123,7 @@ def test_a_prune_of_an_older_epoch_leaves_whole_what_it_did_not_begin(
 
 def test_a_prune_that_is_over_gives_the_job_back(ledger: Ledger, here: str) -> None:
     job_id = job_of(ledger, here)
-    with owning_ended_job(ledger, job_id, settings=Settings(), purpose=PRUNE) as fence:
+    with own_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE) as fence:
         fence()
     assert ledger.claim(job_id, ELSEWHERE) == 3
 
@@ -131,19 +133,19 @@ def test_a_run_after_a_killed_prune_has_an_epoch_of_its_own(ledger: Ledger, here
     pruning = ledger.claim(job_id, here, purpose=PRUNE)
     assert ledger.claim(job_id, here) == pruning + 1
     with pytest.raises(Superseded):
-        ledger.epochs(job_id).check(pruning)
+        ledger.get_epochs(job_id).check(pruning)
 
 
 def test_of_two_retries_for_any_worker_one_is_refused(ledger: Ledger, here: str) -> None:
     job_id = job_of(ledger, here)
-    _ask_again(ledger, job_id, None, any_host=True)
+    _request_attempt(ledger, job_id, None, any_host=True)
     with pytest.raises(StateError, match="only a job that failed"):
-        _ask_again(ledger, job_id, None, any_host=False)
-    asked = [event for event in ledger.events(job_id) if event.state is JobState.CREATED]
+        _request_attempt(ledger, job_id, None, any_host=False)
+    asked = [event for event in ledger.list_events(job_id) if event.state is JobState.CREATED]
     assert len(asked) == 2, "the first one, and one retry"
-    epochs = ledger.epochs(job_id)
-    assert epochs.holder() == NOBODY
-    assert epochs.unreleased() is None
+    epochs = ledger.get_epochs(job_id)
+    assert epochs.find_holder() == NO_HOST
+    assert epochs.find_active() is None
 
 
 class GivenAway:
@@ -170,11 +172,11 @@ def test_a_prune_deletes_no_manifest_after_a_takeover(
     upload(ledger, job_id, tmp_path / "out", names, lambda: None)
     epoch = ledger.claim(job_id, here, purpose=PRUNE)
     store: Any = GivenAway(ledger, job_id)
-    project_id, fence = ledger.job(job_id).project_id, ledger.epochs(job_id).fence(epoch)
+    project_id, fence = ledger.get_job(job_id).project_id, ledger.get_epochs(job_id).fence(epoch)
     with pytest.raises(Superseded):
-        prune_job(store, project_id, job_id, names, live=False, fence=fence)
+        prune_job(store, project_id, job_id, names, is_running=False, fence=fence)
     assert len(committed(ledger, job_id)) == 2
-    withdrawn = [one.name for _, one in pending(ledger.store, project_id, job_id)]
+    withdrawn = [one.name for _, one in iter_tombstones(ledger.store, project_id, job_id)]
     assert sorted([*withdrawn, *committed(ledger, job_id)]) == names
 
 
@@ -194,7 +196,7 @@ def test_a_delete_of_an_older_epoch_deletes_nothing(
     with pytest.raises(Superseded):
         delete_job(ledger, job_id, settings=Settings())
     assert committed(ledger, job_id) == ["checkpoint-1"]
-    assert ledger.state(job_id) is JobState.FAILED
+    assert ledger.get_state(job_id) is JobState.FAILED
 
 
 class Faulty:
@@ -240,12 +242,12 @@ def test_a_claim_that_may_have_arrived_is_seen_to_at_the_next_look(
         if act == "retry":
             retry(job_id)
         else:
-            with owning_ended_job(ledger, job_id, settings=Settings(), purpose=PRUNE):
+            with own_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE):
                 pass
     monkeypatch.undo()
     monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(state_dir))
     assert not is_owned(state_dir, job_id)
-    assert list(revive_all(state_dir)) == []
+    assert list(recover_jobs(state_dir)) == []
     assert not lock_path(state_dir, job_id).exists()
     ledger.claim(job_id, ELSEWHERE)
 
@@ -262,15 +264,15 @@ def test_what_a_killed_prune_leaves_is_enough_for_the_caretaker(
 ) -> None:
     job_id = job_of(ledger, here)
     killed(f"""
-from prefect_bt.deletion import owning_ended_job
+from prefect_bt.deletion import own_finished_job
 from prefect_bt.jobs import open_ledger
 from prefect_bt.settings import Settings
-with owning_ended_job(open_ledger(), {job_id!r}, settings=Settings(), purpose="prune"):
+with own_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose="prune"):
     die()
 """)
     with pytest.raises(StateError, match="is being pruned by"):
         ledger.claim(job_id, ELSEWHERE)
-    assert list(revive_all(state_dir)) == []
+    assert list(recover_jobs(state_dir)) == []
     ledger.claim(job_id, ELSEWHERE)
 
 
@@ -299,18 +301,18 @@ die()
         assert not lock_path(other, job_id).exists()
     monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(state_dir))
     if look == "caretaker":
-        assert list(revive_all(state_dir)) == []
+        assert list(recover_jobs(state_dir)) == []
     elif look == "settle":
-        settle(ledger, job_id)
+        reconcile_job(ledger, job_id)
     else:
         assert "is stopped" in stop_job(ledger, job_id, by="me")
-        assert ledger.state(job_id) is JobState.STOPPED
+        assert ledger.get_state(job_id) is JobState.STOPPED
         return
-    assert ledger.state(job_id) is JobState.PENDING
+    assert ledger.get_state(job_id) is JobState.PENDING
     monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(other))
     site = JobRequest(job_id=job_id).open(RUN)
-    assert ledger.host(job_id) == host_of(other)
-    site.claim.drop()
+    assert ledger.get_host(job_id) == host_id(other)
+    site.claim.release_and_remove()
 
 
 def test_a_worker_that_lives_keeps_a_job_that_has_not_begun(
@@ -319,11 +321,11 @@ def test_a_worker_that_lives_keeps_a_job_that_has_not_begun(
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
     ledger.bind_run(RUN, job_id)
     site = JobRequest(job_id=job_id).open(RUN)
-    assert list(revive_all(state_dir)) == []
-    settle(ledger, job_id)
+    assert list(recover_jobs(state_dir)) == []
+    reconcile_job(ledger, job_id)
     assert is_owned(state_dir, job_id)
-    assert ledger.host(job_id) == here
-    site.claim.drop()
+    assert ledger.get_host(job_id) == here
+    site.claim.release_and_remove()
 
 
 def test_state_folders_with_an_empty_id_are_not_one_machine(
@@ -334,9 +336,9 @@ def test_state_folders_with_an_empty_id_are_not_one_machine(
         ledger.claim(job_id, "box-8:")
     (state_dir / "id").write_text("")
     with pytest.raises(StateError, match="is empty"):
-        host_of(state_dir)
+        host_id(state_dir)
     with pytest.raises(StateError, match="Remove it"):
-        is_here(state_dir, ELSEWHERE)
+        is_this_host(state_dir, ELSEWHERE)
 
 
 BROKEN = {
@@ -353,19 +355,21 @@ def test_a_claim_that_cannot_be_read_holds_the_job_until_a_person_ends_it(
     ledger: Ledger, here: str, data: bytes
 ) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
-    folder = f"{job_prefix(ledger.job(job_id).project_id, job_id)}/epochs"
+    folder = f"{job_prefix(ledger.get_job(job_id).project_id, job_id)}/epochs"
     ledger.store.create(f"{folder}/000002.json", data)
     with pytest.raises(Superseded):
-        ledger.epochs(job_id).check(1)
+        ledger.get_epochs(job_id).check(1)
     with pytest.raises(StateError, match=r"epoch 2.*--abandoned"):
         ledger.claim(job_id, here)
     assert "is stopped" in stop_job(ledger, job_id, by="me", abandoned=True)
-    assert ledger.state(job_id) is JobState.STOPPED
+    assert ledger.get_state(job_id) is JobState.STOPPED
 
 
 @pytest.mark.parametrize("name", ["README", "zzz.json", "000002.json.tmp", "000009.released"])
 def test_other_objects_among_the_claims_mean_nothing(ledger: Ledger, here: str, name: str) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
-    ledger.store.create(f"{job_prefix(ledger.job(job_id).project_id, job_id)}/epochs/{name}", b"{}")
-    ledger.epochs(job_id).check(1)
+    ledger.store.create(
+        f"{job_prefix(ledger.get_job(job_id).project_id, job_id)}/epochs/{name}", b"{}"
+    )
+    ledger.get_epochs(job_id).check(1)
     assert ledger.claim(job_id, here) == 1

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import starting
-from prefect_bt.attempts import JobSite
-from prefect_bt.checkpoints.pruning import sweep
+from prefect_bt.attempts import JobContext
+from prefect_bt.checkpoints.pruning import delete_unreferenced
 from prefect_bt.contract import job_objects_prefix
-from prefect_bt.control import open_site, settle, stop_job
-from prefect_bt.deletion import owning_ended_job
-from prefect_bt.epochs import ANY_HOST, NOBODY, PRUNE, Superseded
+from prefect_bt.control import open_job_context, reconcile_job, stop_job
+from prefect_bt.deletion import own_finished_job
+from prefect_bt.epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
 from prefect_bt.errors import ServerError, StateError, StoreError
-from prefect_bt.flows.ending import closing_job
+from prefect_bt.flows.ending import finalize_job
 from prefect_bt.flows.request import JobRequest
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim, is_owned, lock_path
+from prefect_bt.ownership import JobLock, is_owned, lock_path
 from prefect_bt.records import JobState
-from prefect_bt.reviving import revive, revive_all
+from prefect_bt.reviving import recover_job, recover_jobs
 from prefect_bt.settings import Settings
 from tests.epochs.jobs import ELSEWHERE, FAILED, job_of, leave_lock
 
@@ -29,15 +29,15 @@ from tests.epochs.jobs import ELSEWHERE, FAILED, job_of, leave_lock
 def test_a_claim_that_was_used_is_not_given_back(ledger: Ledger, here: str) -> None:
     job_id = job_of(ledger, here)
     epoch = ledger.claim(job_id, here)
-    ledger.append(job_id, JobState.CREATED, epoch=epoch)
-    ledger.epochs(job_id).release_unused(epoch)
+    ledger.append_event(job_id, JobState.CREATED, epoch=epoch)
+    ledger.get_epochs(job_id).release_unused(epoch)
     with pytest.raises(StateError, match="is run by"):
         ledger.claim(job_id, ELSEWHERE)
 
 
 def test_a_claim_in_which_nothing_was_written_is_given_back(ledger: Ledger, here: str) -> None:
     job_id = job_of(ledger, here)
-    ledger.epochs(job_id).release_unused(ledger.claim(job_id, here))
+    ledger.get_epochs(job_id).release_unused(ledger.claim(job_id, here))
     assert ledger.claim(job_id, ELSEWHERE) == 3
 
 
@@ -49,14 +49,14 @@ def test_a_job_given_away_when_it_was_over_refuses_the_one_that_held_it(
     said = stop_job(ledger, job_id, by="me", abandoned=True)
     assert "no longer held by box-7" in said
     with pytest.raises(Superseded):
-        ledger.append(job_id, JobState.CREATED, epoch=theirs)
-    assert ledger.state(job_id) is JobState.FAILED
+        ledger.append_event(job_id, JobState.CREATED, epoch=theirs)
+    assert ledger.get_state(job_id) is JobState.FAILED
     ledger.claim(job_id, "box-8:ba9876543210")
 
 
 def test_no_epoch_may_commit_for_a_deleted_job(ledger: Ledger, here: str) -> None:
     job_id = job_of(ledger, here)
-    fence = ledger.epochs(job_id).fence(1)
+    fence = ledger.get_epochs(job_id).fence(1)
     fence()
     for info in list(ledger.store.list("")):
         ledger.store.delete(info.key)
@@ -69,10 +69,10 @@ def test_a_prune_leaves_the_epoch_of_a_gang_that_lives(
 ) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
     leave_lock(ledger, state_dir, job_id)  # flow and keeper were killed
-    owning = owning_ended_job(ledger, job_id, settings=Settings(), purpose=PRUNE)
+    owning = own_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE)
     with pytest.raises(StateError, match="taken up again"), owning:
         pass
-    ledger.epochs(job_id).check(1)
+    ledger.get_epochs(job_id).check(1)
     with pytest.raises(StateError, match="is run by"):
         ledger.claim(job_id, ELSEWHERE)
 
@@ -81,7 +81,7 @@ def test_a_prune_deletes_nothing_more_once_the_job_was_given_away(
     ledger: Ledger, here: str
 ) -> None:
     job_id = job_of(ledger, here)
-    folder = job_objects_prefix(ledger.job(job_id).project_id, job_id)
+    folder = job_objects_prefix(ledger.get_job(job_id).project_id, job_id)
     for number in range(4):
         ledger.store.put(f"{folder}/0000/rank-0/ab/{number}", b"bytes")
     epoch = ledger.claim(job_id, here, purpose=PRUNE)
@@ -91,10 +91,10 @@ def test_a_prune_deletes_nothing_more_once_the_job_was_given_away(
         acts.append(1)
         if len(acts) == 3:
             ledger.claim(job_id, ELSEWHERE, abandoned=True)
-        ledger.epochs(job_id).check(epoch)
+        ledger.get_epochs(job_id).check(epoch)
 
     with pytest.raises(Superseded):
-        sweep(ledger.store, ledger.job(job_id).project_id, job_id, fence=fence)
+        delete_unreferenced(ledger.store, ledger.get_job(job_id).project_id, job_id, fence=fence)
     assert len(list(ledger.store.list(folder))) == 2
 
 
@@ -108,13 +108,13 @@ def test_what_a_killed_prune_held_is_free_once_its_machine_looks(
     with pytest.raises(StateError, match=r"is being pruned by .* is begun again there"):
         ledger.claim(job_id, ELSEWHERE)
     if look == "settle":
-        settle(ledger, job_id)
+        reconcile_job(ledger, job_id)
     elif look == "caretaker":
-        assert list(revive_all(state_dir)) == []
+        assert list(recover_jobs(state_dir)) == []
     else:
         site = JobRequest(job_id=job_id).open("run-1")
-        ledger.epochs(job_id).release_unused(site.epoch)
-        site.claim.drop()
+        ledger.get_epochs(job_id).release_unused(site.epoch)
+        site.claim.release_and_remove()
     assert not lock_path(state_dir, job_id).exists()
     ledger.claim(job_id, ELSEWHERE)
 
@@ -136,10 +136,10 @@ def test_a_retry_for_any_worker_is_not_recovered_by_the_previous_host(
     job_id = job_of(ledger, here)
     leave_lock(ledger, state_dir, job_id)
     epoch = ledger.claim(job_id, ANY_HOST)
-    ledger.append(job_id, JobState.CREATED, epoch=epoch)
-    assert ledger.host(job_id) == NOBODY
-    settle(ledger, job_id)
-    assert not revive(ledger, job_id, state_dir=state_dir)
+    ledger.append_event(job_id, JobState.CREATED, epoch=epoch)
+    assert ledger.get_host(job_id) == NO_HOST
+    reconcile_job(ledger, job_id)
+    assert not recover_job(ledger, job_id, state_dir=state_dir)
     assert ledger.claim(job_id, ELSEWHERE) == epoch + 1
     assert "is stopped" not in stop_job(ledger, job_id, by="me")
 
@@ -148,51 +148,57 @@ def test_a_start_that_failed_is_not_written_over_a_worker_of_this_machine(
     ledger: Ledger, state_dir: Path, here: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = job_of(ledger, ANY_HOST, (JobState.PENDING,))
-    worker = Claim(state_dir)
+    worker = JobLock(state_dir)
 
     def lose_answer() -> None:
-        worker.take(job_id)
-        ledger.append(job_id, JobState.CREATED, epoch=ledger.claim(job_id, here))
+        worker.acquire(job_id)
+        ledger.append_event(job_id, JobState.CREATED, epoch=ledger.claim(job_id, here))
         raise ServerError("the answer was lost")
 
     with pytest.raises(ServerError):
-        starting.start(
-            ledger, ledger.job(job_id), starter=None, deployment="d/d", first=lose_answer
+        starting.start_job(
+            ledger,
+            ledger.get_job(job_id),
+            launcher=None,
+            deployment="d/d",
+            before_start=lose_answer,
         )
-    assert ledger.state(job_id) is JobState.CREATED
+    assert ledger.get_state(job_id) is JobState.CREATED
     assert is_owned(state_dir, job_id)
     worker.release()
 
 
 @pytest.fixture
-def superseded(ledger: Ledger, state_dir: Path, here: str) -> Iterator[JobSite]:
+def superseded(ledger: Ledger, state_dir: Path, here: str) -> Iterator[JobContext]:
     """Open a site of a job that a person gave to another machine."""
-    site = open_site(ledger, ledger.job(job_of(ledger, here, FAILED[:3])))
-    site.claim.take(site.job_id)
+    site = open_job_context(ledger, ledger.get_job(job_of(ledger, here, FAILED[:3])))
+    site.claim.acquire(site.job_id)
     site.epoch = 1
     theirs = ledger.claim(site.job_id, ELSEWHERE, abandoned=True)
-    ledger.append(site.job_id, JobState.CREATED, epoch=theirs)
+    ledger.append_event(site.job_id, JobState.CREATED, epoch=theirs)
     yield site
-    assert ledger.state(site.job_id) is JobState.CREATED
-    assert ledger.stop_request(site.job_id) is None
+    assert ledger.get_state(site.job_id) is JobState.CREATED
+    assert ledger.find_stop_request(site.job_id) is None
     assert not lock_path(state_dir, site.job_id).exists()
 
 
-def test_a_flow_that_fails_leaves_the_job_to_the_machine_that_has_it(superseded: JobSite) -> None:
-    with closing_job() as job:
+def test_a_flow_that_fails_leaves_the_job_to_the_machine_that_has_it(
+    superseded: JobContext,
+) -> None:
+    with finalize_job() as job:
         job.site = superseded
         raise StoreError("it was away", url="", next_step="")
     assert isinstance(job.error, Superseded)
 
 
-def test_a_flow_that_ends_leaves_the_job_to_the_machine_that_has_it(superseded: JobSite) -> None:
-    with closing_job() as job:
+def test_a_flow_that_ends_leaves_the_job_to_the_machine_that_has_it(superseded: JobContext) -> None:
+    with finalize_job() as job:
         job.site = superseded
     assert isinstance(job.error, Superseded)
 
 
-def test_an_interrupt_stops_no_other_machines_job(superseded: JobSite) -> None:
-    with pytest.raises(KeyboardInterrupt), closing_job() as job:
+def test_an_interrupt_stops_no_other_machines_job(superseded: JobContext) -> None:
+    with pytest.raises(KeyboardInterrupt), finalize_job() as job:
         job.site = superseded
         raise KeyboardInterrupt
 

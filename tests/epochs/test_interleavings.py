@@ -28,7 +28,7 @@ class SteppedLedger(Ledger):
         super().__init__(actor.store, clock=lambda: 1.0)
         self._actor = actor
 
-    def epochs(self, job_id: str) -> Epochs:
+    def get_epochs(self, job_id: str) -> Epochs:
         nonce = self._actor.new_nonce
         return Epochs(self.store, job_id, FOLDER, clock=lambda: 1.0, nonce=nonce)
 
@@ -43,8 +43,8 @@ class Unfenced(SteppedLedger):
 class Unchecked(SteppedLedger):
     """A ledger with claims, which are not checked to be still the newest."""
 
-    def epochs(self, job_id: str) -> Epochs:
-        found = super().epochs(job_id)
+    def get_epochs(self, job_id: str) -> Epochs:
+        found = super().get_epochs(job_id)
         found.check = lambda number: None
         return found
 
@@ -65,38 +65,38 @@ def written(states: Sequence[JobState], host: str = "") -> World:
     for state in states[1:]:
         if state is JobState.DEPLOYING:
             ledger.begin_attempt(JOB, host=host)
-        ledger.append(JOB, state, epoch=1 if host else 0)
+        ledger.append_event(JOB, state, epoch=1 if host else 0)
     return world
 
 
 def run(ledger: Ledger, world: World, actor: Actor, *, commit: str = "") -> None:
     """Act as a flow from its claim to the end of its job. Its gang ends with a refusal."""
     epoch = ledger.claim(JOB, actor.host)
-    state = ledger.state(JOB)
+    state = ledger.get_state(JOB)
     if state is JobState.COMPLETED:
         return
     if actor.host in world.gangs and world.gangs[actor.host] == epoch:
-        attempt = len(ledger.attempts(JOB)) - 1  # adopted
+        attempt = len(ledger.list_attempts(JOB)) - 1  # adopted
     else:
         if state.terminal or state is JobState.PENDING:
-            ledger.append(JOB, JobState.CREATED, epoch=epoch)
+            ledger.append_event(JOB, JobState.CREATED, epoch=epoch)
         elif state is not JobState.CREATED:
-            ledger.append(JOB, JobState.CREATED, message="again", epoch=epoch)
+            ledger.append_event(JOB, JobState.CREATED, message="again", epoch=epoch)
         attempt = ledger.begin_attempt(JOB, host=actor.host, epoch=epoch)
-        ledger.append(JOB, JobState.DEPLOYING, attempt=attempt, epoch=epoch)
-        ledger.epochs(JOB).check(epoch)
+        ledger.append_event(JOB, JobState.DEPLOYING, attempt=attempt, epoch=epoch)
+        ledger.get_epochs(JOB).check(epoch)
         if others := {host for host in world.gangs if host != actor.host}:
             world.broken.append(f"a second gang, beside that of {others}")
         world.gangs[actor.host] = epoch
     try:
-        ledger.append(JOB, JobState.RUNNING, attempt=attempt, epoch=epoch)
+        ledger.append_event(JOB, JobState.RUNNING, attempt=attempt, epoch=epoch)
         if commit:
             upload(ledger, commit, epoch)
-        ledger.epochs(JOB).check(epoch)
+        ledger.get_epochs(JOB).check(epoch)
     finally:
         world.gangs.pop(actor.host, None)
     ledger.end_attempt(JOB, Outcome(attempt, JobState.COMPLETED, ended_at=1.0), epoch=epoch)
-    ledger.append(JOB, JobState.COMPLETED, epoch=epoch)
+    ledger.append_event(JOB, JobState.COMPLETED, epoch=epoch)
 
 
 def upload(ledger: Ledger, name: str, epoch: int) -> None:
@@ -105,30 +105,30 @@ def upload(ledger: Ledger, name: str, epoch: int) -> None:
     key = f"{FOLDER}/objects/{name}"
     if key not in stored:
         ledger.store.put(key, b"bytes")
-    ledger.epochs(JOB).check(epoch)
+    ledger.get_epochs(JOB).check(epoch)
     ledger.store.create(f"{FOLDER}/manifests/{name}", key.encode())
 
 
 def prune(ledger: Ledger, world: World, actor: Actor) -> None:
     """Act as `checkpoints prune` of a job that is over (deletion.owning_ended_job)."""
     epoch = ledger.claim(JOB, actor.host, purpose=PRUNE)
-    if ledger.state(JOB).terminal:
+    if ledger.get_state(JOB).terminal:
         named = {ledger.store.get(m.key).decode() for m in ledger.store.list(f"{FOLDER}/manifests")}
         for info in ledger.store.list(f"{FOLDER}/objects"):
             if info.key not in named:
                 ledger.store.delete(info.key)
-    ledger.epochs(JOB).release(epoch)
+    ledger.get_epochs(JOB).release(epoch)
 
 
 def retry(ledger: Ledger, world: World, actor: Actor) -> None:
     """Act as `prefect-bt retry` (resubmission.retry), and the flow that follows."""
-    if not ledger.state(JOB).terminal:
+    if not ledger.get_state(JOB).terminal:
         raise StateError("not over", state="")
     epoch = ledger.claim(JOB, actor.host)
-    if not ledger.state(JOB).terminal:
-        ledger.epochs(JOB).release(epoch)
+    if not ledger.get_state(JOB).terminal:
+        ledger.get_epochs(JOB).release(epoch)
         raise StateError("another was first", state="")
-    ledger.append(JOB, JobState.CREATED, message="another attempt was asked for", epoch=epoch)
+    ledger.append_event(JOB, JobState.CREATED, message="another attempt was asked for", epoch=epoch)
     world.objects[f"won/{id_of(actor)}"] = b""
     run(ledger, world, actor)
 
@@ -137,9 +137,9 @@ def abandon(ledger: Ledger, world: World, actor: Actor) -> None:
     """Act as `prefect-bt stop --abandoned`: a person says that the other machine is gone."""
     epoch = ledger.claim(JOB, actor.host, abandoned=True)
     ledger.end_attempt(JOB, Outcome(0, JobState.STOPPED, ended_at=1.0), epoch=epoch)
-    if not ledger.state(JOB).terminal:
-        ledger.append(JOB, JobState.STOPPED, epoch=epoch)
-    ledger.epochs(JOB).release(epoch)
+    if not ledger.get_state(JOB).terminal:
+        ledger.append_event(JOB, JobState.STOPPED, epoch=epoch)
+    ledger.get_epochs(JOB).release(epoch)
 
 
 def of(what: Callable[..., None], kind: Kind, **options: str) -> Callable[[World, Actor], None]:

@@ -49,7 +49,7 @@ class Race:
     def check(self) -> None:
         """Check for two gangs, late events of an older epoch, and lost checkpoints."""
         assert not (self.root / "shared" / "two-gangs").exists()
-        events = self.ledger.events(self.record.id)
+        events = self.ledger.list_events(self.record.id)
         epochs = [event.epoch for event in events]
         assert epochs == sorted(epochs)
         attempts = [event.attempt for event in events if event.state is JobState.DEPLOYING]
@@ -74,7 +74,7 @@ class Race:
 
     def holder(self) -> str:
         """Return the machine that holds the job now."""
-        held = self.ledger.epochs(self.record.id).unreleased()
+        held = self.ledger.get_epochs(self.record.id).find_active()
         if held is None:
             return ""
         ids = {
@@ -109,7 +109,7 @@ def test_one_of_two_machines_runs_the_job(race: Race) -> None:
         assert set(codes) <= {0, HELD}, [one.stderr.read() for one in both]
         assert 0 in codes
         race.check()
-        assert len(race.committed) == len(race.ledger.attempts(race.record.id))
+        assert len(race.committed) == len(race.ledger.list_attempts(race.record.id))
 
 
 @pytest.mark.slow
@@ -138,7 +138,7 @@ def test_what_a_dead_machine_held_is_its_own_until_it_comes_back(race: Race) -> 
     said = refused.stdout.read()
     assert "is run by gone" in said
     assert f"prefect-bt stop --job-id {race.record.id} --abandoned" in said
-    assert race.ledger.attempts(race.record.id) == []
+    assert race.ledger.list_attempts(race.record.id) == []
 
 
 @pytest.mark.soak

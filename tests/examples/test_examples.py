@@ -59,7 +59,7 @@ class Trained:
     def log(self) -> str:
         """The sealed logs of every attempt and rank."""
         ledger = open_ledger()
-        job = ledger.job(self.id)
+        job = ledger.get_job(self.id)
         found = ledger.store.list(f"{job_prefix(job.project_id, job.id)}/attempts")
         keys = sorted(info.key for info in found if info.key.endswith(".log"))
         return "\n".join(ledger.store.get(key).decode() for key in keys)
@@ -67,7 +67,7 @@ class Trained:
     def read_json(self, checkpoint: str, path: str) -> Any:
         """A committed file of a checkpoint."""
         ledger = open_ledger()
-        job = ledger.job(self.id)
+        job = ledger.get_job(self.id)
         committed = list_checkpoints(ledger.store, job.project_id, job.id)
         [one] = [c for c in committed if c.checkpoint_id == checkpoint]
         [key] = [e.key for part in one.manifests for e in part.entries if e.path == path]

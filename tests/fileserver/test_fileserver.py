@@ -21,10 +21,15 @@ import pytest
 
 from prefect_bt.errors import ServerError
 from prefect_bt.fileserver import running
-from prefect_bt.fileserver.addresses import is_served, is_signed, signature, signed_address
-from prefect_bt.fileserver.place import Known, Place, local_root
+from prefect_bt.fileserver.addresses import (
+    compute_signature,
+    is_servable,
+    is_signature_valid,
+    sign_url,
+)
+from prefect_bt.fileserver.place import FileServerFolder, ServerRecord, find_local_root
 from prefect_bt.objects import open_store
-from prefect_bt.servers import Daemon, process_started
+from prefect_bt.servers import Daemon, read_start_time
 from tests.ports import free_port
 
 JOB = "training_projects/p1/jobs/j1"
@@ -44,30 +49,34 @@ class Shelf:
         self.store = open_store(str(self.folder / "a store"))
         self.store.put(KEY, DATA)
         self.store.put(f"{JOB}/job.json", b"{}")
-        root = local_root(self.store.url)
+        root = find_local_root(self.store.url)
         assert root is not None
-        self.place = Place.of(root, self.folder / "state")
+        self.place = FileServerFolder.for_store(root, self.folder / "state")
 
     def keep_a_port(self) -> None:
         """Let its servers find the note of one that is gone, at a port that nobody else takes."""
-        self.place.secret()  # makes the folder
+        self.place.ensure_signing_key()  # makes the folder
         port, root = free_port(), str(self.place.root)
-        base = f"http://{running.HOST}:{port}"
-        self.place.write(Known(base, running.HOST, port, pid=os.getpid(), started="1", root=root))
+        base = f"http://{running.LOOPBACK}:{port}"
+        self.place.write_record(
+            ServerRecord(base, running.LOOPBACK, port, pid=os.getpid(), started="1", root=root)
+        )
 
-    def ensure(self) -> Known:
-        return running.ensure(self.place, environment=os.environ)
+    def ensure(self) -> ServerRecord:
+        return running.ensure_server(self.place, environment=os.environ)
 
     def address(self, key: str = KEY, *, lasts: float = SOON) -> str:
         base = self.ensure().base
-        return signed_address(base, self.place.secret(), key, expires=int(time.time() + lasts))
+        return sign_url(
+            base, self.place.ensure_signing_key(), key, expires=int(time.time() + lasts)
+        )
 
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
     shelf = Shelf(tmp_path)
     yield shelf
-    running.stop_all(tmp_path / "state")
+    running.stop_all_servers(tmp_path / "state")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +84,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
     """One server for the tests that only ask it."""
     shelf = Shelf(tmp_path_factory.mktemp("asked"))
     yield shelf
-    running.stop_all(shelf.folder / "state")
+    running.stop_all_servers(shelf.folder / "state")
 
 
 def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
@@ -164,7 +173,8 @@ def test_only_checkpoint_files_of_this_store(asked: Shelf):
     assert {key: get(asked.address(key))[0] for key in refused} == dict.fromkeys(refused, 404)
     expires = int(time.time()) + SOON
     key = f"{near}/../../../../job.json"
-    query = f"expires={expires}&signature={signature(asked.place.secret(), key, str(expires))}"
+    signature = compute_signature(asked.place.ensure_signing_key(), key, str(expires))
+    query = f"expires={expires}&signature={signature}"
     assert raw_get(url, f"/{key}?{query}") == 404
     assert raw_get(url, f"/{key.replace('..', '%2e%2e')}?{query}") == 404
     assert raw_get(url, "/../../../../../../etc/passwd") == 403
@@ -172,10 +182,14 @@ def test_only_checkpoint_files_of_this_store(asked: Shelf):
 
 def test_the_key_is_for_this_user_and_store_only(asked: Shelf, tmp_path: Path):
     asked.ensure()
-    assert stat.S_IMODE((asked.place.folder / "key").stat().st_mode) == 0o600
-    assert stat.S_IMODE(asked.place.folder.stat().st_mode) == 0o700
-    other = Place.of(tmp_path / "another store", asked.folder / "state")
-    assert other.secret() != asked.place.secret() == asked.place.secret()
+    assert stat.S_IMODE((asked.place.path / "key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(asked.place.path.stat().st_mode) == 0o700
+    other = FileServerFolder.for_store(tmp_path / "another store", asked.folder / "state")
+    assert (
+        other.ensure_signing_key()
+        != asked.place.ensure_signing_key()
+        == asked.place.ensure_signing_key()
+    )
 
 
 @pytest.mark.slow
@@ -183,10 +197,10 @@ def test_it_outlives_the_command_and_is_found_again(shelf: Shelf):
     code = (
         "import os, sys; from pathlib import Path\n"
         "from prefect_bt.fileserver import place, running\n"
-        "here = place.Place(Path(sys.argv[1]), Path(sys.argv[2]))\n"
-        "print(running.ensure(here, environment=os.environ).pid)"
+        "here = place.FileServerFolder(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "print(running.ensure_server(here, environment=os.environ).pid)"
     )
-    command = [sys.executable, "-c", code, str(shelf.place.root), str(shelf.place.folder)]
+    command = [sys.executable, "-c", code, str(shelf.place.root), str(shelf.place.path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     pids = {int(process.communicate(timeout=400)[0]) for process in both}
     assert len(pids) == 1, "two commands at once start one server"
@@ -201,42 +215,42 @@ def test_what_cannot_serve_is_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyP
     shelf.keep_a_port()
     first, url = shelf.ensure(), shelf.address()
     os.kill(first.pid, signal.SIGKILL)
-    while first.daemon.alive:
+    while first.daemon.is_alive:
         time.sleep(0.02)
     second = shelf.ensure()
     assert (second.pid != first.pid, second.base) == (True, first.base)
     assert get(url)[0] == 200, "old addresses go on"
     os.kill(second.pid, signal.SIGSTOP)
     with monkeypatch.context() as impatient:
-        impatient.setattr(running, "_ANSWER_PATIENCE", 0.5)
-        impatient.setattr(running, "_STOP_PATIENCE", 0.5)
+        impatient.setattr(running, "_STATUS_TIMEOUT", 0.5)
+        impatient.setattr(running, "_STOP_TIMEOUT", 0.5)
         third = shelf.ensure()
     assert third.pid != second.pid
-    assert not second.daemon.alive
+    assert not second.daemon.is_alive
     assert get(url)[0] == 200
-    assert running.stop(shelf.place) == third
-    assert running.stop(shelf.place) is None
+    assert running.stop_server(shelf.place) == third
+    assert running.stop_server(shelf.place) is None
     # The pid is in use again, by a process that began at another time; and the port is taken.
-    shelf.place.write(Known(**{**vars(third), "pid": os.getpid(), "started": "1"}))
-    with running.listen("127.0.0.1", third.port, last=0):
+    shelf.place.write_record(ServerRecord(**{**vars(third), "pid": os.getpid(), "started": "1"}))
+    with running.create_listener("127.0.0.1", third.port, preferred=0):
         fourth = shelf.ensure()
         assert fourth.pid not in {os.getpid(), third.pid}
         assert fourth.port != third.port
         with pytest.raises(ServerError, match="Cannot listen"):
-            running.listen("127.0.0.1", third.port, last=0)
-    assert running.stop_all(shelf.folder / "state") == [fourth]
-    assert not fourth.daemon.alive
+            running.create_listener("127.0.0.1", third.port, preferred=0)
+    assert running.stop_all_servers(shelf.folder / "state") == [fourth]
+    assert not fourth.daemon.is_alive
 
 
 def test_it_ends_when_it_is_of_no_use(shelf: Shelf):
-    shelf.place.secret()
+    shelf.place.ensure_signing_key()
     command = [sys.executable, "-m", "prefect_bt.fileserver", "--idle", "0.5"]
-    process = subprocess.Popen([*command, str(shelf.place.root), str(shelf.place.folder)])
+    process = subprocess.Popen([*command, str(shelf.place.root), str(shelf.place.path)])
     try:
         assert process.wait(timeout=400) == 0
     finally:
         process.kill()
-    known = shelf.place.known()
+    known = shelf.place.read_record()
     assert known is not None and known.pid == process.pid
 
 
@@ -244,44 +258,44 @@ def test_one_that_cannot_start_says_why(shelf: Shelf):
     environment = {**os.environ, "PYTHONPATH": str(shelf.folder)}
     (shelf.folder / "aiohttp.py").write_text("raise ImportError('no such thing here')")
     with pytest.raises(ServerError, match="no such thing here"):
-        running.ensure(shelf.place, environment=environment)
-    assert shelf.place.known() is None
+        running.ensure_server(shelf.place, environment=environment)
+    assert shelf.place.read_record() is None
 
 
 @pytest.mark.slow
 def test_in_the_foreground(shelf: Shelf):
     shelf.keep_a_port()
     before, url = shelf.ensure(), shelf.address()
-    ours = Daemon(os.getpid(), process_started(os.getpid()))
-    with running.settle_here(shelf.place, host="127.0.0.1", port=None, base="http://box:1"):
-        assert not before.daemon.alive
-        known = shelf.place.known()
+    ours = Daemon(os.getpid(), read_start_time(os.getpid()))
+    with running.become_server(shelf.place, host="127.0.0.1", port=None, base="http://box:1"):
+        assert not before.daemon.is_alive
+        known = shelf.place.read_record()
         assert known is not None and known.foreground and known.daemon == ours
         assert (known.base, known.port) == ("http://box:1", before.port)
         with pytest.raises(ServerError, match=f"Process {os.getpid()} serves this store already"):
-            running.settle_here(shelf.place, host="127.0.0.1", port=None, base="")
-    shelf.place.write(before)
+            running.become_server(shelf.place, host="127.0.0.1", port=None, base="")
+    shelf.place.write_record(before)
     assert get(url.replace(before.base, shelf.ensure().base))[0] == 200
 
 
 @pytest.mark.parametrize("bad", ["", "a/objects/b", f"{JOB}/objects/", f"x/{KEY}", f"{KEY}/../x"])
 def test_what_is_no_checkpoint_file(bad: str):
-    assert not is_served(bad)
-    assert is_served(KEY)
+    assert not is_servable(bad)
+    assert is_servable(KEY)
 
 
 def test_an_address_expires():
-    given = signature(b"secret", KEY, "100")
-    assert is_signed(b"secret", KEY, expires="100", given=given, now=100.0)
-    assert not is_signed(b"secret", KEY, expires="100", given=given, now=100.5)
-    assert not is_signed(b"Secret", KEY, expires="100", given=given, now=99.0)
-    assert not is_signed(b"secret", KEY, expires="100", given="é", now=99.0)
+    given = compute_signature(b"secret", KEY, "100")
+    assert is_signature_valid(b"secret", KEY, expires="100", signature=given, now=100.0)
+    assert not is_signature_valid(b"secret", KEY, expires="100", signature=given, now=100.5)
+    assert not is_signature_valid(b"Secret", KEY, expires="100", signature=given, now=99.0)
+    assert not is_signature_valid(b"secret", KEY, expires="100", signature="é", now=99.0)
 
 
 def test_which_stores_need_it():
-    assert local_root("file:///a%20b/c") == Path("/a b/c")
-    assert local_root("s3://bucket/x") is None
-    assert local_root("memory://") is None
+    assert find_local_root("file:///a%20b/c") == Path("/a b/c")
+    assert find_local_root("s3://bucket/x") is None
+    assert find_local_root("memory://") is None
 
 
 def test_a_part_of_another_version_is_not_given(asked: Shelf):

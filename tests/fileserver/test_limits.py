@@ -19,14 +19,14 @@ import pytest
 
 from prefect_bt.fileserver import running
 from prefect_bt.fileserver.__main__ import LARGEST_LOG
-from prefect_bt.fileserver.addresses import signed_address
+from prefect_bt.fileserver.addresses import sign_url
 from prefect_bt.fileserver.connections import (
     MOST_CONNECTIONS,
     FileConnection,
     FileConnections,
     Limits,
 )
-from prefect_bt.fileserver.serving import Files
+from prefect_bt.fileserver.serving import FileServer
 from tests.fileserver.test_fileserver import DATA, KEY, Shelf, get
 
 LONG = 300.0
@@ -50,9 +50,9 @@ class Served:
         return self.shelf.address(key)
 
     def connect(self) -> socket.socket:
-        known = self.shelf.place.known()
+        known = self.shelf.place.read_record()
         assert known is not None
-        return socket.create_connection((running.HOST, known.port), timeout=LONG)
+        return socket.create_connection((running.LOOPBACK, known.port), timeout=LONG)
 
     def request(self, key: str) -> bytes:
         parts = urlsplit(self.address(key))
@@ -83,8 +83,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def started(
         *options: str, descriptors: int = 1024, environment: Mapping[str, str] | None = None
     ) -> Served:
-        shelf.place.secret()
-        own = [*options, str(shelf.place.root), str(shelf.place.folder)]
+        shelf.place.ensure_signing_key()
+        own = [*options, str(shelf.place.root), str(shelf.place.path)]
         limit = f"import resource as r; r.setrlimit(r.RLIMIT_NOFILE, ({descriptors},) * 2)"
         run = "import runpy; runpy.run_module('prefect_bt.fileserver', run_name='__main__')"
         log = tmp_path / "server.log"
@@ -96,7 +96,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 env={**os.environ, **(environment or {})},
             )
         processes.append(process)
-        wait_until(lambda: (known := shelf.place.known()) is not None and known.pid == process.pid)
+        wait_until(
+            lambda: (known := shelf.place.read_record()) is not None and known.pid == process.pid
+        )
         assert shelf.ensure().pid == process.pid
         return Served(shelf, process, log)
 
@@ -205,15 +207,15 @@ def test_a_slow_client_gets_its_file(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     (shelf.place.root / LARGE).touch()
     os.truncate(shelf.place.root / LARGE, LARGE_SIZE)
-    secret = shelf.place.secret()
-    files = Files(shelf.place.root, secret, shelf.place.id)
-    url = signed_address("http://x", secret, LARGE, expires=int(time.time() + LONG))
+    secret = shelf.place.ensure_signing_key()
+    files = FileServer(shelf.place.root, secret, shelf.place.store_id)
+    url = sign_url("http://x", secret, LARGE, expires=int(time.time() + LONG))
     asyncio.run(take_slowly(files, url.removeprefix("http://x")))
 
 
-async def take_slowly(files: Files, target: str) -> None:
+async def take_slowly(files: FileServer, target: str) -> None:
     loop, server = asyncio.get_running_loop(), FileConnections(files.answer, Limits(stall=LONG))
-    listening = socket.create_server((running.HOST, 0))
+    listening = socket.create_server((running.LOOPBACK, 0))
     accepting = asyncio.create_task(server.accept(listening))
     with socket.socket() as client, listening:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.garbage.looking import look_for_garbage
-from prefect_bt.garbage.words import Findings, Kind, remove_all
+from prefect_bt.garbage.looking import scan_for_orphans
+from prefect_bt.garbage.words import Findings, OrphanKind, remove_all
 from prefect_bt.host.handle import HostHandle
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
@@ -55,7 +55,7 @@ class Site:
             JobState.FAILED: (JobState.FAILED,),
         }[state]
         for one in path:
-            ledger.append(job_id, one)
+            ledger.append_event(job_id, one)
         return job_id
 
     def node(self, job_id: str, command: str = "true", **changes: object) -> HostHandle:
@@ -64,14 +64,14 @@ class Site:
         return LocalSubstrate(self.state, orphan_deadline=None).launch(plan, secrets={})
 
     def look(self, **options: object) -> Findings:
-        return look_for_garbage(self.settings, **options)
+        return scan_for_orphans(self.settings, **options)
 
-    def kinds(self, **options: object) -> list[Kind]:
-        return [one.kind for one in self.look(**options).items]
+    def kinds(self, **options: object) -> list[OrphanKind]:
+        return [one.kind for one in self.look(**options).orphans]
 
     def clear(self, **options: object) -> list[str]:
         """Problems."""
-        return [one.problem for one in remove_all(self.look(**options)) if one.problem]
+        return [one.error for one in remove_all(self.look(**options)) if one.error]
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path, settings, open_ledger(settings.store))
     yield site
     for folder in (site.state / "jobs").glob("*"):
-        for handle in LocalSubstrate(site.state).find(folder.name):
+        for handle in LocalSubstrate(site.state).list_nodes(folder.name):
             handle.remove()
 
 

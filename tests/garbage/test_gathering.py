@@ -9,34 +9,36 @@ from dataclasses import replace
 import pytest
 
 from prefect_bt.errors import StoreError
-from prefect_bt.garbage.words import Findings, Kind, LeftOver, Source, gather, remove_all
+from prefect_bt.garbage.words import Findings, Orphan, OrphanKind, Scan, remove_all, run_scans
 from prefect_bt.records import JobState
 from tests.node.rig import wait_over
 
 from .conftest import Site
 
 
-def left(where: str, error: Exception | None = None) -> LeftOver:
+def left(where: str, error: Exception | None = None) -> Orphan:
     def remove() -> None:
         if error is not None:
             raise error
 
-    return LeftOver(Kind.NODE, where, "because", remove)
+    return Orphan(OrphanKind.NODE, where, "because", remove)
 
 
 def test_a_place_that_fails_hides_no_other() -> None:
-    def broken() -> Iterator[LeftOver]:
+    def broken() -> Iterator[Orphan]:
         yield left("a")
         raise StoreError("no answer")
 
-    found = gather([Source("The store", broken), Source("B", lambda: [left("b")])])
-    assert [one.where for one in found.items] == ["a", "b"]
+    found = run_scans([Scan("The store", broken), Scan("B", lambda: [left("b")])])
+    assert [one.location for one in found.orphans] == ["a", "b"]
     assert found.notes == ("The store could not be looked through: no answer",)
 
 
 def test_what_cannot_be_removed_says_why_and_the_rest_goes() -> None:
-    found = Findings((left("a", OSError("busy")), left("b"), replace(left("c"), kept="needed")))
-    assert [(one.where, one.problem) for one in remove_all(found)] == [("a", "busy"), ("b", "")]
+    found = Findings(
+        (left("a", OSError("busy")), left("b"), replace(left("c"), kept_reason="needed"))
+    )
+    assert [(one.location, one.error) for one in remove_all(found)] == [("a", "busy"), ("b", "")]
 
 
 def test_the_document_of_the_command(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefect_bt.garbage.words import Kind
-from prefect_bt.host.layout import new_mark
+from prefect_bt.garbage.words import OrphanKind
+from prefect_bt.host.layout import make_mark
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobState
@@ -42,12 +42,14 @@ def test_a_process_whose_nodes_folder_is_gone_is_ended(
     site.state.mkdir()
     other = site.root / "another-state"
     other.mkdir()
-    mine = new_mark(site.state, job_id="abc1234", attempt=0, rank=3)
+    mine = make_mark(site.state, job_id="abc1234", attempt=0, rank=3)
     started.append(sleeper(**{MARK_VARIABLE: mine}))
-    started.append(sleeper(**{MARK_VARIABLE: new_mark(other, job_id="abc1234", attempt=0, rank=3)}))
+    started.append(
+        sleeper(**{MARK_VARIABLE: make_mark(other, job_id="abc1234", attempt=0, rank=3)})
+    )
     wait_until(lambda: mine.encode() in environ_of(started[0].pid))
-    (found,) = site.look().items
-    assert (found.kind, found.where) == (Kind.PROCESS, f"pid {started[0].pid}")
+    (found,) = site.look().orphans
+    assert (found.kind, found.location) == (OrphanKind.PROCESS, f"pid {started[0].pid}")
     assert site.clear() == []
     assert is_over(started[0])
     assert not is_over(started[1]), "of another state folder"
@@ -72,8 +74,8 @@ def test_what_ran_a_job_goes_some_time_after_it(
         sleeper(**{**here, "PREFECT_BT_STATE_DIR": "/elsewhere", FLOW_VARIABLE: long_over})
     )
     wait_until(lambda: long_over.encode() in environ_of(started[2].pid))
-    (found,) = site.look().items
-    assert (found.kind, found.job) == (Kind.PROCESS, long_over)
+    (found,) = site.look().orphans
+    assert (found.kind, found.job) == (OrphanKind.PROCESS, long_over)
     assert site.clear() == []
     assert [is_over(process) for process in started] == [False, True, False]
 
@@ -99,4 +101,4 @@ def test_what_ran_a_job_without_being_told_a_folder_used_the_usual_one(
         )
     )
     wait_until(lambda: long_over.encode() in environ_of(started[0].pid))
-    assert [found.job for found in site.look().items] == [long_over]
+    assert [found.job for found in site.look().orphans] == [long_over]

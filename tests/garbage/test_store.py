@@ -12,28 +12,28 @@ from pathlib import Path
 
 from prefect_bt.checkpoints.holds import Hold
 from prefect_bt.codec import dumps
-from prefect_bt.garbage.stored import Uploads
-from prefect_bt.garbage.verdicts import Stores
-from prefect_bt.garbage.words import Kind
+from prefect_bt.garbage.stored import UploadScanner
+from prefect_bt.garbage.verdicts import JobStores
+from prefect_bt.garbage.words import OrphanKind
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.objects.protocols import Begun
+from prefect_bt.objects.protocols import UnfinishedUpload
 from prefect_bt.records import JobState
-from prefect_bt.weights.claims import Claims
-from prefect_bt.weights.progress import Meter
+from prefect_bt.weights.claims import Claimant
+from prefect_bt.weights.progress import ProgressMeter
 
 from .conftest import DAY, Site
 
 
 def test_holds_of_jobs_that_are_over(site: Site) -> None:
-    owner = site.ledger.job(site.job(JobState.COMPLETED))
+    owner = site.ledger.get_job(site.job(JobState.COMPLETED))
     prefix = f"training_projects/{owner.project_id}/jobs/{owner.id}/holds"
     for job_id in (site.job(JobState.COMPLETED), site.job(JobState.RUNNING)):
         hold = Hold(job_id, "job", time.time(), ())
         site.ledger.store.put(f"{prefix}/{job_id}.json", dumps(hold).encode())
     site.ledger.store.put(f"{prefix}/served.json", dumps(Hold("d", "deployment", 1.0, ())).encode())
-    (found,) = site.look().items
-    assert found.kind is Kind.HOLD
+    (found,) = site.look().orphans
+    assert found.kind is OrphanKind.HOLD
     assert site.clear() == []
     assert len(list(site.ledger.store.list(prefix))) == 2
 
@@ -42,9 +42,10 @@ def test_claims_whose_holder_is_dead(site: Site) -> None:
     code = (
         "import sys\n"
         "from prefect_bt.objects import open_store\n"
-        "from prefect_bt.weights.claims import Claims\n"
-        "from prefect_bt.weights.progress import Meter\n"
-        "claim = Claims(open_store(sys.argv[1]), 'dead', says=Meter('s', None).look).take()\n"
+        "from prefect_bt.weights.claims import Claimant\n"
+        "from prefect_bt.weights.progress import ProgressMeter\n"
+        "snapshot = ProgressMeter('s', None).snapshot\n"
+        "claim = Claimant(open_store(sys.argv[1]), 'dead', get_progress=snapshot).try_acquire()\n"
         "print(claim, flush=True); sys.stdin.read()\n"
     )
     holder = subprocess.Popen(
@@ -57,10 +58,12 @@ def test_claims_whose_holder_is_dead(site: Site) -> None:
     assert site.kinds() == []
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    living = Claims(site.ledger.store, "living", says=Meter("s", None).look).take()
+    living = Claimant(
+        site.ledger.store, "living", get_progress=ProgressMeter("s", None).snapshot
+    ).try_acquire()
     try:
-        (found,) = site.look().items
-        assert (found.kind, found.where) == (Kind.CLAIM, "weights/claims/dead/1.json")
+        (found,) = site.look().orphans
+        assert (found.kind, found.location) == (OrphanKind.CLAIM, "weights/claims/dead/1.json")
         assert site.clear() == []
         assert site.kinds() == []
     finally:
@@ -75,8 +78,8 @@ def test_what_was_being_written_into_a_folder_store(site: Site) -> None:
     assert site.kinds() == []
     long_ago = time.time() - 30 * DAY
     os.utime(temporary, (long_ago, long_ago))
-    (found,) = site.look().items
-    assert (found.kind, found.bytes) == (Kind.UPLOAD, 4)
+    (found,) = site.look().orphans
+    assert (found.kind, found.bytes) == (OrphanKind.UPLOAD, 4)
     assert site.clear() == []
     assert not temporary.exists()
 
@@ -84,9 +87,9 @@ def test_what_was_being_written_into_a_folder_store(site: Site) -> None:
 class Begins(DiskStore):
     """A folder in which uploads seem to have been begun."""
 
-    begun: tuple[Begun, ...] = ()
+    begun: tuple[UnfinishedUpload, ...] = ()
 
-    def unfinished(self) -> Iterator[Begun]:
+    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
         yield from self.begun
 
 
@@ -96,8 +99,8 @@ def test_an_upload_belongs_to_its_job_for_as_long_as_that_may_need_it(site: Site
     ended = Ledger(site.ledger.store, clock=lambda: time.time() - 3600)
     long_over = site.job(JobState.COMPLETED, ledger=ended)
 
-    def begun(key: str, age: float) -> Begun:
-        return Begun(key, key, time.time() - age, 5)
+    def begun(key: str, age: float) -> UnfinishedUpload:
+        return UnfinishedUpload(key, key, time.time() - age, 5)
 
     prefix = "training_projects/p/jobs"
     store.begun = (
@@ -110,7 +113,7 @@ def test_an_upload_belongs_to_its_job_for_as_long_as_that_may_need_it(site: Site
         begun("weights/blobs/ab/new", 3600),
         begun("weights/blobs/ab/old", 30 * DAY),
     )
-    stores = Stores(lambda url: Ledger(store), site.settings.store)
-    found = {one.where: one.why for one in Uploads(stores, 7 * DAY).find()}
+    stores = JobStores(lambda url: Ledger(store), site.settings.store)
+    found = {one.location: one.reason for one in UploadScanner(stores, 7 * DAY).scan()}
     assert list(found) == [store.begun[n].key for n in (3, 5, 7)]
     assert found[store.begun[3].key] == "the job is completed"

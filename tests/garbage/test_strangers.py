@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.garbage.words import Findings, Kind, remove_all
-from prefect_bt.host.layout import JobFolder, new_mark
+from prefect_bt.garbage.words import Findings, OrphanKind, remove_all
+from prefect_bt.host.layout import JobFolder, make_mark
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE
 from prefect_bt.jobs import open_ledger
 from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import Claim, hold_job
+from prefect_bt.ownership import JobLock, lock_job
 from prefect_bt.records import JobState
 from tests.node.rig import is_alive, wait_over, wait_until
 
@@ -60,14 +60,14 @@ def as_over(site: Site, job_id: str) -> Path:
     forged = site.root / "forged"
     shutil.copytree(site.root / "store", forged)
     clock: Callable[[], float] = lambda: time.time() - 600  # noqa: E731
-    Ledger(open_ledger(str(forged)).store, clock=clock).append(job_id, JobState.COMPLETED)
+    Ledger(open_ledger(str(forged)).store, clock=clock).append_event(job_id, JobState.COMPLETED)
     return forged
 
 
 def note_store(site: Site, job_id: str, url: str) -> None:
-    claim = Claim(site.state)
-    claim.take(job_id)
-    claim.note_store(url)
+    claim = JobLock(site.state)
+    claim.acquire(job_id)
+    claim.write_store_url(url)
     claim.release()
 
 
@@ -120,7 +120,7 @@ def test_a_job_of_another_store_is_judged_by_the_one_that_was_noted(
     job_id = long_over(site, other)
     note_store(site, job_id, str(other))
     left = start(**flow_of(site, job_id, PREFECT_BT_STORE=str(other)))
-    assert site.kinds() == [Kind.FOLDER, Kind.PROCESS]
+    assert site.kinds() == [OrphanKind.FOLDER, OrphanKind.PROCESS]
     assert site.clear() == []
     assert not is_alive(left.pid) or left.poll() is not None
 
@@ -139,7 +139,7 @@ def test_processes_of_a_job_unknown_to_our_stores_are_kept(site: Site, start: St
 def test_another_users_process_is_never_ours(site: Site, start: Start, variable: str) -> None:
     site.state.mkdir()
     job_id = long_over(site)
-    mark = new_mark(site.state, job_id=job_id, attempt=0, rank=0)
+    mark = make_mark(site.state, job_id=job_id, attempt=0, rank=0)
     value = job_id if variable == FLOW_VARIABLE else mark
     variables = {**flow_of(site, job_id), variable: value}
     if variable == MARK_VARIABLE:
@@ -147,7 +147,7 @@ def test_another_users_process_is_never_ours(site: Site, start: Start, variable:
     start(user=NOBODY, **variables)
     assert site.kinds() == []
     start(**variables)
-    assert site.kinds() == [Kind.PROCESS], "of our own user it is"
+    assert site.kinds() == [OrphanKind.PROCESS], "of our own user it is"
 
 
 @needs_root
@@ -159,7 +159,7 @@ def test_a_process_of_a_container_is_never_ours(site: Site, start: Start) -> Non
         pytest.skip("no pid namespace can be made here")
     variables = {
         **flow_of(site, long_over(site)),
-        MARK_VARIABLE: new_mark(site.state, job_id="gone", attempt=0, rank=0),
+        MARK_VARIABLE: make_mark(site.state, job_id="gone", attempt=0, rank=0),
     }
     told = [f"{name}={value}" for name, value in variables.items()]
     # The variables are set within, so that unshare itself has none of them.
@@ -196,14 +196,14 @@ def fake_keeper(root: Path) -> Path:
 def test_processes_of_an_owned_job_are_kept(site: Site, start: Start) -> None:
     site.state.mkdir()
     job_id = site.job(JobState.RUNNING)
-    start(**{MARK_VARIABLE: new_mark(site.state, job_id=job_id, attempt=0, rank=0)})
-    with hold_job(site.state, job_id):
+    start(**{MARK_VARIABLE: make_mark(site.state, job_id=job_id, attempt=0, rank=0)})
+    with lock_job(site.state, job_id):
         assert site.kinds() == []
-    (found,) = site.look().items
-    assert found.kind is Kind.PROCESS
-    with hold_job(site.state, job_id):
+    (found,) = site.look().orphans
+    assert found.kind is OrphanKind.PROCESS
+    with lock_job(site.state, job_id):
         (tried,) = remove_all(Findings((found,)))
-    assert "taken up again" in tried.problem
+    assert "taken up again" in tried.error
 
 
 def test_a_job_that_is_retried_after_the_look_keeps_its_flow(site: Site, start: Start) -> None:
@@ -211,11 +211,11 @@ def test_a_job_that_is_retried_after_the_look_keeps_its_flow(site: Site, start: 
     past = Ledger(site.ledger.store, clock=lambda: time.time() - 600)
     job_id = site.job(JobState.FAILED, ledger=past)
     flow = start(**flow_of(site, job_id))
-    (found,) = site.look().items
-    assert found.kind is Kind.PROCESS
-    site.ledger.append(job_id, JobState.CREATED)
+    (found,) = site.look().orphans
+    assert found.kind is OrphanKind.PROCESS
+    site.ledger.append_event(job_id, JobState.CREATED)
     (tried,) = remove_all(Findings((found,)))
-    assert "taken up again" in tried.problem
+    assert "taken up again" in tried.error
     assert flow.poll() is None
 
 
@@ -224,7 +224,7 @@ def test_roots_own_strays_in_another_users_state_folder_are_found(site: Site, st
     site.state.mkdir()
     os.chown(site.state, NOBODY, NOBODY)
     start(**flow_of(site, long_over(site)))
-    assert site.kinds() == [Kind.PROCESS]
+    assert site.kinds() == [OrphanKind.PROCESS]
 
 
 @pytest.mark.parametrize("place", ["loop", "x" * 3000, "nowhere\udce9"])
@@ -237,19 +237,21 @@ def test_a_folder_that_cannot_be_looked_at_hides_nothing(
     start(**flow_of(site, job_id, PREFECT_BT_STATE_DIR=str(site.root / place)))
     mine = start(**flow_of(site, job_id))
     found = site.look()
-    assert [(one.kind, one.where) for one in found.items] == [(Kind.PROCESS, f"pid {mine.pid}")]
+    assert [(one.kind, one.location) for one in found.orphans] == [
+        (OrphanKind.PROCESS, f"pid {mine.pid}")
+    ]
     assert found.notes == ()
 
 
 @pytest.mark.parametrize("mark", ["{long}.0.0.{place}", "a.².0.{place}", "a.{many}.0.{place}"])
 def test_a_mark_that_is_none_hides_nothing(site: Site, start: Start, mark: str) -> None:
     site.state.mkdir()
-    mine = new_mark(site.state, job_id="abc1234", attempt=0, rank=3)
+    mine = make_mark(site.state, job_id="abc1234", attempt=0, rank=3)
     place = mine.rpartition(".")[2]
     start(**{MARK_VARIABLE: mark.format(long="a" * 300, many="1" * 5000, place=place)})
     start(**{MARK_VARIABLE: mine})
     found = site.look()
-    assert [one.job for one in found.items] == ["abc1234"]
+    assert [one.job for one in found.orphans] == ["abc1234"]
     assert found.notes == ()
 
 
@@ -273,7 +275,7 @@ def test_a_pipe_in_our_own_store_decides_nothing(site: Site, record: str) -> Non
     path = record_of(site.root / "store", job_id, record)
     pipe_at(path)
     found = finish(site.look)
-    assert found.items == ()
+    assert found.orphans == ()
     assert any("Not a regular file" in note and str(path) in note for note in found.notes)
 
 
@@ -310,7 +312,7 @@ def test_a_pipe_in_a_jobs_folder_stops_nothing(site: Site, name: str) -> None:
     wait_over(site.node(job_id))
     pipe_at(JobFolder(site.state, job_id).path / name)
     found = finish(site.look)
-    assert Kind.NODE in [one.kind for one in found.items]
+    assert OrphanKind.NODE in [one.kind for one in found.orphans]
     tried = finish(lambda: Findings(tuple(remove_all(found))))
-    assert [one.problem for one in tried.items] == [""] * len(found.items)
+    assert [one.error for one in tried.orphans] == [""] * len(found.orphans)
     assert not JobFolder(site.state, job_id).path.exists()

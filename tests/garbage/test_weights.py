@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 
-from prefect_bt.garbage.words import Kind
+from prefect_bt.garbage.words import OrphanKind
 from prefect_bt.records import JobState
 from prefect_bt.weights.cache import NodeCache
 
@@ -15,7 +15,7 @@ from .conftest import DAY, Site
 
 def test_unfinished_weights_go_when_nobody_works_on_them(site: Site) -> None:
     cache = NodeCache(site.settings.weights_dir)
-    busy, left = cache.part("busy"), cache.part("left")
+    busy, left = cache.partial_path("busy"), cache.partial_path("left")
     for part in (busy, left):
         part.mkdir(parents=True)
         (part / "data").write_bytes(b"x" * 5000)
@@ -27,10 +27,10 @@ def test_unfinished_weights_go_when_nobody_works_on_them(site: Site) -> None:
     try:
         assert worker.stdout.readline() == b"locked\n"
         assert site.kinds() == [], "somebody may come back to it"
-        (found,) = site.look(older=0.0).items
-        assert (found.kind, found.where) == (Kind.WEIGHTS, str(left))
+        (found,) = site.look(older_than=0.0).orphans
+        assert (found.kind, found.location) == (OrphanKind.WEIGHTS, str(left))
         assert found.bytes >= 5000
-        assert site.clear(older=0.0) == []
+        assert site.clear(older_than=0.0) == []
         assert busy.exists()
         assert not left.exists()
     finally:
@@ -39,14 +39,14 @@ def test_unfinished_weights_go_when_nobody_works_on_them(site: Site) -> None:
 
 
 def test_a_part_that_was_written_to_lately_is_not_old(site: Site) -> None:
-    part = NodeCache(site.settings.weights_dir).part("p")
+    part = NodeCache(site.settings.weights_dir).partial_path("p")
     part.mkdir(parents=True)
     (part / "data").write_bytes(b"x")
     long_ago = time.time() - 30 * DAY
     os.utime(part, (long_ago, long_ago))
     assert site.kinds() == []
     os.utime(part / "data", (long_ago, long_ago))
-    assert site.kinds() == [Kind.WEIGHTS]
+    assert site.kinds() == [OrphanKind.WEIGHTS]
 
 
 def test_leases_of_jobs_that_are_over(site: Site) -> None:
@@ -56,6 +56,6 @@ def test_leases_of_jobs_that_are_over(site: Site) -> None:
     for job_id in (over, running, "unknown"):
         (leases / job_id).touch()
     assert site.kinds() == [], "a lease of a job that is over keeps nothing"
-    assert [one.job for one in site.look(older=0.0).items] == [over]
-    assert site.clear(older=0.0) == []
+    assert [one.job for one in site.look(older_than=0.0).orphans] == [over]
+    assert site.clear(older_than=0.0) == []
     assert sorted(lease.name for lease in leases.iterdir()) == sorted([running, "unknown"])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host import gpus
-from prefect_bt.host.cgroup import cpu_limit, memory_limit, oom_kills, process_share
-from prefect_bt.host.gpus import Gpu, NotEnoughGpus, claim_gpus, list_gpus, name_type
-from prefect_bt.node.environment import Machine, command_environment
+from prefect_bt.host.cgroup import count_oom_kills, cpu_limit, memory_limit, process_limit
+from prefect_bt.host.gpus import Gpu, NotEnoughGpus, list_gpus, parse_gpu_model, reserve_gpus
+from prefect_bt.node.environment import HostEnvironment, build_command_environment
 from prefect_bt.plan import NodePlan, Resources
 from tests.node.rig import Rig, make_plan, wait_over
 
@@ -29,7 +29,7 @@ def test_limits_of_version_2_count_from_the_whole_path(tmp_path: Path) -> None:
     own = "0::/a/b\n"
     assert memory_limit(tmp_path, own) == 2000
     assert cpu_limit(tmp_path, own) == 1.5
-    assert oom_kills(tmp_path, own) == 3
+    assert count_oom_kills(tmp_path, own) == 3
 
 
 def test_limits_of_version_1(tmp_path: Path) -> None:
@@ -40,13 +40,13 @@ def test_limits_of_version_1(tmp_path: Path) -> None:
     own = "4:memory:/x\n3:cpu,cpuacct:/\n0::/\n"
     assert memory_limit(tmp_path, own) == 4096
     assert cpu_limit(tmp_path, own) is None
-    assert oom_kills(tmp_path, own) == 1
+    assert count_oom_kills(tmp_path, own) == 1
 
 
 def test_no_control_group_is_no_limit(tmp_path: Path) -> None:
     assert memory_limit(tmp_path, "") is None
     assert cpu_limit(tmp_path, "0::/../outside\n") is None
-    assert oom_kills(tmp_path, "") is None
+    assert count_oom_kills(tmp_path, "") is None
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_no_control_group_is_no_limit(tmp_path: Path) -> None:
     ],
 )
 def test_models_get_the_spelling_of_definitions(model: str, spelling: str) -> None:
-    assert name_type(model) == spelling
+    assert parse_gpu_model(model) == spelling
 
 
 @pytest.fixture
@@ -89,14 +89,14 @@ def test_gpus_are_listed_and_narrowed(driver: Path) -> None:
 
 
 def test_a_claimed_gpu_is_nobody_elses_until_it_is_let_go(driver: Path, tmp_path: Path) -> None:
-    first = claim_gpus(2, state_dir=tmp_path, environment={})
+    first = reserve_gpus(2, state_dir=tmp_path, environment={})
     assert [gpu.device for gpu, _ in first] == ["0", "1"]
     with pytest.raises(NotEnoughGpus, match=r"needs 2 GPUs.*has 3.*1 are free"):
-        claim_gpus(2, state_dir=tmp_path, environment={})
-    second = claim_gpus(1, state_dir=tmp_path, environment={})
+        reserve_gpus(2, state_dir=tmp_path, environment={})
+    second = reserve_gpus(1, state_dir=tmp_path, environment={})
     assert [gpu.device for gpu, _ in second] == ["2"]
     os.close(first[0][1])
-    third = claim_gpus(1, state_dir=tmp_path, environment={})
+    third = reserve_gpus(1, state_dir=tmp_path, environment={})
     assert [gpu.device for gpu, _ in third] == ["0"]
     for _, descriptor in (first[1], *second, *third):
         os.close(descriptor)
@@ -115,29 +115,35 @@ def plan_with(**environment: str) -> NodePlan:
 
 
 def test_gpus_of_a_node() -> None:
-    machine = Machine({}, "mark", gpus=("2", "3"))
-    assert command_environment(plan_with(), machine, secrets={})["CUDA_VISIBLE_DEVICES"] == "2,3"
+    machine = HostEnvironment({}, "mark", gpus=("2", "3"))
+    assert (
+        build_command_environment(plan_with(), machine, secrets={})["CUDA_VISIBLE_DEVICES"] == "2,3"
+    )
     chosen = plan_with(CUDA_VISIBLE_DEVICES="1")
-    assert command_environment(chosen, machine, secrets={})["CUDA_VISIBLE_DEVICES"] == "3"
-    none = Machine({"CUDA_VISIBLE_DEVICES": "0"}, "mark")
-    assert command_environment(chosen, none, secrets={})["CUDA_VISIBLE_DEVICES"] == ""
+    assert build_command_environment(chosen, machine, secrets={})["CUDA_VISIBLE_DEVICES"] == "3"
+    none = HostEnvironment({"CUDA_VISIBLE_DEVICES": "0"}, "mark")
+    assert build_command_environment(chosen, none, secrets={})["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_python_in_a_command_is_ours_unless_an_environment_is_active() -> None:
     host = {"PATH": "/usr/bin"}
-    got = command_environment(plan_with(), Machine(host, "m", prefix="/venv"), secrets={})
+    got = build_command_environment(
+        plan_with(), HostEnvironment(host, "m", virtual_environment="/venv"), secrets={}
+    )
     assert (got["PATH"], got["VIRTUAL_ENV"]) == ("/venv/bin:/usr/bin", "/venv")
     active = {**host, "CONDA_PREFIX": "/conda"}
-    got = command_environment(plan_with(), Machine(active, "m", prefix="/venv"), secrets={})
+    got = build_command_environment(
+        plan_with(), HostEnvironment(active, "m", virtual_environment="/venv"), secrets={}
+    )
     assert got["PATH"] == "/usr/bin"
-    got = command_environment(plan_with(), Machine({}, "m"), secrets={})
+    got = build_command_environment(plan_with(), HostEnvironment({}, "m"), secrets={})
     assert got["PATH"].startswith("/usr/local/sbin:")
 
 
 def test_the_jobs_own_variables_win_over_the_hosts() -> None:
     host = {"HOME": "/home/me", "LC_ALL": "C", "NVIDIA_X": "1", "PREFECT_API_URL": "x", "FOO": "1"}
-    got = command_environment(
-        plan_with(HOME="/elsewhere", PYTHONUNBUFFERED="0"), Machine(host, "m"), secrets={}
+    got = build_command_environment(
+        plan_with(HOME="/elsewhere", PYTHONUNBUFFERED="0"), HostEnvironment(host, "m"), secrets={}
     )
     assert (got["HOME"], got["LC_ALL"], got["NVIDIA_X"]) == ("/elsewhere", "C", "1")
     assert got["PYTHONUNBUFFERED"] == "0"
@@ -159,4 +165,4 @@ def test_a_nodes_share_of_the_processes_of_a_machine(
 ) -> None:
     (tmp_path / "pid_max").write_text(f"{pids}\n")
     (tmp_path / "threads-max").write_text(f"{threads}\n")
-    assert process_share(tmp_path) == share
+    assert process_limit(tmp_path) == share

@@ -14,13 +14,20 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host import ports
-from prefect_bt.host.ports import FIRST, LAST, ClaimedPort, NoFreePort, claim_port, is_free
+from prefect_bt.host.ports import (
+    FIRST_PORT,
+    LAST_PORT,
+    NoFreePort,
+    ReservedPort,
+    is_port_free,
+    reserve_port,
+)
 
 CLAIM = """
 import sys
 from pathlib import Path
-from prefect_bt.host.ports import claim_port
-print(*(claim_port("the same gang", state_dir=Path(sys.argv[1])).number for _ in range(20)))
+from prefect_bt.host.ports import reserve_port
+print(*(reserve_port("the same gang", state_dir=Path(sys.argv[1])).number for _ in range(20)))
 sys.stdout.flush()
 sys.stdin.read()
 """
@@ -31,51 +38,51 @@ GANG = f"gang-{os.getpid()}"
 
 
 @pytest.fixture
-def claimed(tmp_path: Path) -> Iterator[ClaimedPort]:
-    held = claim_port(GANG, state_dir=tmp_path)
+def claimed(tmp_path: Path) -> Iterator[ReservedPort]:
+    held = reserve_port(GANG, state_dir=tmp_path)
     yield held
     os.close(held.descriptor)
 
 
-def test_a_port_is_outside_of_what_clients_get(claimed: ClaimedPort) -> None:
+def test_a_port_is_outside_of_what_clients_get(claimed: ReservedPort) -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    assert FIRST <= claimed.number <= LAST
-    if low > LAST:
+    assert FIRST_PORT <= claimed.number <= LAST_PORT
+    if low > LAST_PORT:
         assert not low <= claimed.number <= high
-    assert claimed.number not in ports.FAMILIAR
+    assert claimed.number not in ports.WELL_KNOWN_PORTS
 
 
-def test_two_gangs_have_two(claimed: ClaimedPort, tmp_path: Path) -> None:
-    other = claim_port(GANG, state_dir=tmp_path / "another")
+def test_two_gangs_have_two(claimed: ReservedPort, tmp_path: Path) -> None:
+    other = reserve_port(GANG, state_dir=tmp_path / "another")
     os.close(other.descriptor)
     assert other.number != claimed.number
 
 
 def test_it_is_free_again_with_its_last_holder(tmp_path: Path) -> None:
-    first = claim_port(f"{GANG}-again", state_dir=tmp_path)
+    first = reserve_port(f"{GANG}-again", state_dir=tmp_path)
     inherited = os.dup(first.descriptor)
     os.close(first.descriptor)
-    second = claim_port(f"{GANG}-again", state_dir=tmp_path)
+    second = reserve_port(f"{GANG}-again", state_dir=tmp_path)
     os.close(inherited)
-    third = claim_port(f"{GANG}-again", state_dir=tmp_path)
+    third = reserve_port(f"{GANG}-again", state_dir=tmp_path)
     os.close(second.descriptor)
     os.close(third.descriptor)
     assert second.number != first.number
     assert third.number == first.number
 
 
-def test_who_holds_it_does_not_listen(claimed: ClaimedPort) -> None:
-    assert is_free(claimed.number)
+def test_who_holds_it_does_not_listen(claimed: ReservedPort) -> None:
+    assert is_port_free(claimed.number)
     with socket.create_server(("127.0.0.1", claimed.number)):
-        assert not is_free(claimed.number)
+        assert not is_port_free(claimed.number)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_what_a_stranger_listens_on_is_passed_over(tmp_path: Path, address: str) -> None:
-    first = claim_port(f"{GANG}-stranger", state_dir=tmp_path)
+    first = reserve_port(f"{GANG}-stranger", state_dir=tmp_path)
     os.close(first.descriptor)
     with socket.create_server((address, first.number)):
-        second = claim_port(f"{GANG}-stranger", state_dir=tmp_path)
+        second = reserve_port(f"{GANG}-stranger", state_dir=tmp_path)
     os.close(second.descriptor)
     assert second.number != first.number
 
@@ -128,9 +135,9 @@ sys.stdin.read()
 """
 
 CLAIMS = """
-from prefect_bt.host.ports import claim_port
+from prefect_bt.host.ports import reserve_port
 first, second = Path(sys.argv[1], "a"), Path(sys.argv[1], "b")
-held = [claim_port("the same gang", state_dir=first) for _ in range(5)]
+held = [reserve_port("the same gang", state_dir=first) for _ in range(5)]
 print(len({one.number for one in held}))
 again = subprocess.run(
     [sys.executable, "-c", "import sys; from pathlib import Path; "
@@ -180,14 +187,14 @@ def beside_a_stranger(folder: Path, stranger: str, code: str) -> list[str]:
 def test_a_port_can_be_claimed_while_another_user_holds_all_names(
     tmp_path: Path, listens: bool
 ) -> None:
-    stranger = STRANGER.format(first=FIRST, last=LAST, listens=listens)
+    stranger = STRANGER.format(first=FIRST_PORT, last=LAST_PORT, listens=listens)
     said = beside_a_stranger(tmp_path, stranger, CLAIMS)
-    assert said == [f"stranger: {LAST - FIRST + 1}", "5", "True"]
+    assert said == [f"stranger: {LAST_PORT - FIRST_PORT + 1}", "5", "True"]
 
 
 @pytest.mark.slow
 def test_a_job_starts_while_another_user_holds_all_names(tmp_path: Path) -> None:
-    stranger = STRANGER.format(first=FIRST, last=LAST, listens=True)
+    stranger = STRANGER.format(first=FIRST_PORT, last=LAST_PORT, listens=True)
     said = beside_a_stranger(tmp_path, stranger, JOB_RUNS)
     assert said[1:] == ["[0, 0]", "1"]
 
@@ -198,7 +205,7 @@ def test_the_few_names_of_another_user_count(tmp_path: Path) -> None:
     code = """
 from prefect_bt.host import ports
 ports._candidates = lambda gang: iter(range(20000, 20101))
-print(ports.claim_port("gang", state_dir=Path(sys.argv[1])).number)
+print(ports.reserve_port("gang", state_dir=Path(sys.argv[1])).number)
 """
     stranger = STRANGER.format(first=20000, last=20099, listens=True)
     assert beside_a_stranger(tmp_path, stranger, code) == ["stranger: 100", "20100"]
@@ -208,20 +215,20 @@ def test_a_machine_without_a_free_port_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(socket.create_server(("", 0))) as server:
-        monkeypatch.setattr(ports, "FIRST", server.getsockname()[1])
-        monkeypatch.setattr(ports, "LAST", server.getsockname()[1])
+        monkeypatch.setattr(ports, "FIRST_PORT", server.getsockname()[1])
+        monkeypatch.setattr(ports, "LAST_PORT", server.getsockname()[1])
         with pytest.raises(NoFreePort, match="no port between"):
-            claim_port(GANG, state_dir=tmp_path)
+            reserve_port(GANG, state_dir=tmp_path)
 
 
 def test_reserved_ports_are_left_to_their_services(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ip_local_reserved_ports").write_text("20000-32765,32767\n")
-    monkeypatch.setattr(ports, "_SYSTEM", tmp_path)
-    monkeypatch.setattr(ports, "_lock", ports._lock_file)
-    monkeypatch.setattr(ports, "is_free", lambda _: True)
-    held = claim_port(GANG, state_dir=tmp_path)
+    monkeypatch.setattr(ports, "_IPV4_SETTINGS", tmp_path)
+    monkeypatch.setattr(ports, "_reserve_by_socket", ports._reserve_by_file)
+    monkeypatch.setattr(ports, "is_port_free", lambda _: True)
+    held = reserve_port(GANG, state_dir=tmp_path)
     os.close(held.descriptor)
     assert held.number == 32766
 
@@ -230,10 +237,10 @@ def test_where_there_are_no_abstract_sockets_a_file_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    first = claim_port(f"{GANG}-file", state_dir=tmp_path)
-    second = claim_port(f"{GANG}-file", state_dir=tmp_path)
+    first = reserve_port(f"{GANG}-file", state_dir=tmp_path)
+    second = reserve_port(f"{GANG}-file", state_dir=tmp_path)
     os.close(first.descriptor)
-    third = claim_port(f"{GANG}-file", state_dir=tmp_path)
+    third = reserve_port(f"{GANG}-file", state_dir=tmp_path)
     os.close(second.descriptor)
     os.close(third.descriptor)
     assert first.number == third.number != second.number

@@ -12,11 +12,11 @@ import pytest
 from prefect_bt.host.processes import (
     MARK_VARIABLE,
     ProcessIdentity,
-    began_at,
-    descendants,
+    find_marked_processes,
     kill_until_gone,
+    list_descendants,
     list_processes,
-    marked_processes,
+    read_start_time,
 )
 
 FIRST_PROCESS = f"""
@@ -36,27 +36,27 @@ def test_a_first_process_that_waits_for_the_others_is_waited_for(tmp_path: Path)
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        below = {one.pid for one in descendants(process.pid)}
+        below = {one.pid for one in list_descendants(process.pid)}
         assert len(below) > 100
-        assert kill_until_gone(lambda: marked_processes(mark, tmp_path))
+        assert kill_until_gone(lambda: find_marked_processes(mark, tmp_path))
         assert below.isdisjoint(list_processes())
 
 
 def test_an_identity_is_of_one_process() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
-        identity = ProcessIdentity(process.pid, began_at(process.pid))
+        identity = ProcessIdentity(process.pid, read_start_time(process.pid))
         assert identity.is_alive
         assert not ProcessIdentity(process.pid, identity.began - 1).is_alive
         process.kill()
     assert not identity.is_alive
-    assert not ProcessIdentity(process.pid, began_at(process.pid)).is_alive
+    assert not ProcessIdentity(process.pid, read_start_time(process.pid)).is_alive
 
 
 def test_a_process_that_got_the_pid_of_another_is_not_killed() -> None:
     """The identity was taken before: what has the pid now began at another time."""
     process = subprocess.Popen(["sleep", "300"])
     try:
-        began = began_at(process.pid)
+        began = read_start_time(process.pid)
         ProcessIdentity(process.pid, began - 1).kill()
         ProcessIdentity(process.pid, 0).kill()
         process.terminate()  # SIGTERM after a SIGKILL would not be what ended it

@@ -11,10 +11,10 @@ import pytest
 
 from prefect_bt.host.view_plan import Bind, ViewError, plan_view
 from prefect_bt.plan import Volume, VolumeKind
-from prefect_bt.substrates.local_machine import probe_view
+from prefect_bt.substrates.local_machine import probe_mount_namespace
 from tests.node.rig import Rig, all_lines, make_plan, own_lines, wait_over, wait_running
 
-WHY_MAPPED = probe_view({**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+WHY_MAPPED = probe_mount_namespace({**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
 exact = pytest.mark.skipif(bool(WHY_MAPPED), reason=f"no private views here: {WHY_MAPPED}")
 
 
@@ -65,7 +65,7 @@ def test_every_volume_is_at_its_path_and_the_host_is_untouched(rig: Rig) -> None
     assert (rig.state / "cache/projects/k/file").read_text() == "x\n"
     assert (rig.state / "cache/teams/k/file").read_text() == "x\n"
     assert (rig.state / "cache/huggingface/k/file").read_text() == "x\n"
-    assert (handle.job.checkpoints(0) / "file").exists()
+    assert (handle.job.checkpoints_folder(0) / "file").exists()
     assert (handle.folder.root / "app/a").exists()
 
 
@@ -192,12 +192,12 @@ from prefect_bt.host import syscalls as sc
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.host.handle import HostHandle
-from prefect_bt.host.view import enter_namespace
+from prefect_bt.host.view import enter_mount_namespace
 base = Path({str(tmp_path)!r})
 (base / "precious").mkdir(); (base / "precious/file").touch()
 handle = HostHandle(JobFolder(base / "state", "abc1234"), 0, 0)
 (handle.folder.path / "root/x").mkdir(parents=True)
-enter_namespace()
+enter_mount_namespace()
 sc.mount(None, "/", sc.MS_REC | sc.MS_PRIVATE)
 sc.mount(str(base / "precious"), str(handle.folder.path / "root/x"), sc.MS_BIND)
 try:
@@ -228,7 +228,7 @@ def test_impossible_targets_are_refused(target: str) -> None:
 
 def test_a_target_that_hides_what_is_in_use_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ViewError, match="would hide"):
-        plan_view([Bind(Path("/x"), str(tmp_path))], keep=[tmp_path / "state"])
+        plan_view([Bind(Path("/x"), str(tmp_path))], protected=[tmp_path / "state"])
 
 
 def test_a_target_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_mapped_mode_leads_the_variables_to_folders(mapped_rig: Rig) -> None:
     assert names(mapped_rig.state / "cache/projects/k") == ["p", "z"]
     assert any("paths are mapped" in line for line in all_lines(handle))
     capacity = mapped_rig.substrate.capacity()
-    assert (capacity.exact_paths, capacity.why_mapped) == (False, "as asked")
+    assert (capacity.exact_paths, capacity.mapped_reason) == (False, "as asked")
 
 
 def test_mapped_mode_refuses_what_is_pinned(mapped_rig: Rig) -> None:

@@ -14,9 +14,9 @@ from prefect_bt import codec
 from prefect_bt.definitions import training_project_from_json
 from prefect_bt.host import hf_cache
 from prefect_bt.host.layout import NodeFolder, volume_folder
-from prefect_bt.host.mounted import find_foreign
-from prefect_bt.host.nesting import make_mount_points
-from prefect_bt.host.view_plan import Bind, FolderRefused
+from prefect_bt.host.mounted import find_wrong_mount
+from prefect_bt.host.nesting import create_mount_points
+from prefect_bt.host.view_plan import Bind, VolumeFolderError
 from prefect_bt.host.volumes import ensure_volumes
 from prefect_bt.plan import NodePlan, Volume, VolumeKind
 from prefect_bt.planning import PlanContext, plan_gang
@@ -99,7 +99,7 @@ def test_a_link_on_the_way_is_refused(state: Path, tmp_path: Path, where: str) -
     outside.mkdir()
     (state / where).parent.mkdir(parents=True)
     (state / where).symlink_to(outside)
-    with pytest.raises(FolderRefused, match=r"is a link or no folder.*mount --bind"):
+    with pytest.raises(VolumeFolderError, match=r"is a link or no folder.*mount --bind"):
         ensure(state, NESTED)
     assert listing(outside) == []
 
@@ -128,8 +128,8 @@ def test_no_mount_point_is_made_in_a_folder_that_was_replaced(tmp_path: Path) ->
         folder.mkdir()
     there = other.stat()
     binds = [Bind(outer, "/a", identity=(there.st_dev, there.st_ino)), Bind(other, "/a/b")]
-    with pytest.raises(FolderRefused, match="cannot be given to the job"):
-        make_mount_points(binds, within=[outer])
+    with pytest.raises(VolumeFolderError, match="cannot be given to the job"):
+        create_mount_points(binds, within=[outer])
     assert listing(tmp_path) == ["other", "outer"]
 
 
@@ -257,13 +257,13 @@ def test_mounts_are_compared_as_the_process_sees_them(tmp_path: Path) -> None:
     other.mkdir()
     link.symlink_to(other)
     right, wrong = bind_of(one, one), bind_of(one, other)
-    assert find_foreign(os.getpid(), [right]) is None
-    assert find_foreign(os.getpid(), [right, wrong]) == wrong
-    assert find_foreign(os.getpid(), [bind_of(one, link)]) is not None
-    assert find_foreign(os.getpid(), [bind_of(one, tmp_path / "missing")]) is not None
+    assert find_wrong_mount(os.getpid(), [right]) is None
+    assert find_wrong_mount(os.getpid(), [right, wrong]) == wrong
+    assert find_wrong_mount(os.getpid(), [bind_of(one, link)]) is not None
+    assert find_wrong_mount(os.getpid(), [bind_of(one, tmp_path / "missing")]) is not None
     child = os.fork()
     if child == 0:
         os.setgid(65534)
         os.setuid(65534)
-        os._exit(find_foreign(1, [wrong]) is not None)
+        os._exit(find_wrong_mount(1, [wrong]) is not None)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # left to the layout

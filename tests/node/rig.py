@@ -10,8 +10,8 @@ from pathlib import Path
 from prefect_bt.host.files import read_record
 from prefect_bt.host.handle import HostHandle
 from prefect_bt.host.layout import NodeRecord
-from prefect_bt.host.processes import list_processes, marked_processes
-from prefect_bt.logs import PLATFORM_MARK, parse_lines
+from prefect_bt.host.processes import find_marked_processes, list_processes
+from prefect_bt.logs import PLATFORM_PREFIX, parse_lines
 from prefect_bt.plan import (
     CheckpointPlan,
     ImagePlan,
@@ -102,7 +102,7 @@ class Rig:
         for handle, mark in self.nodes:
             root = handle.folder.root
             handle.remove()
-            assert marked_processes(mark, root) == []
+            assert find_marked_processes(mark, root) == []
             assert not handle.folder.path.exists()
 
 
@@ -120,7 +120,7 @@ def wait_until(condition: Callable[[], object], what: str = "") -> None:
 
 
 def wait_over(handle: HostHandle) -> NodeStatus:
-    wait_until(lambda: handle.observe().over, f"{handle} is not over")
+    wait_until(lambda: handle.observe().is_over, f"{handle} is not over")
     return handle.observe()
 
 
@@ -148,13 +148,13 @@ def all_lines(handle: HostHandle) -> list[str]:
 
 
 def own_lines(handle: HostHandle) -> list[str]:
-    return [line for line in all_lines(handle) if not line.startswith(PLATFORM_MARK)]
+    return [line for line in all_lines(handle) if not line.startswith(PLATFORM_PREFIX)]
 
 
 def agent_pids(handle: HostHandle) -> list[int]:
     """Guard and agent, in this order."""
     found: list[int] = []
-    for pid in marked_processes(mark_of(handle), handle.folder.root):
+    for pid in find_marked_processes(mark_of(handle), handle.folder.root):
         try:
             argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.host.launch import Launch
-from prefect_bt.host.processes import descendants, marked_processes, uploader_processes
-from prefect_bt.ownership import hold_job, is_owned
+from prefect_bt.host.launch import LaunchedProcess
+from prefect_bt.host.processes import (
+    find_marked_processes,
+    find_uploader_processes,
+    list_descendants,
+)
+from prefect_bt.ownership import is_owned, lock_job
 from prefect_bt.records import NodePhase
 from prefect_bt.substrates.local_process import LocalSubstrate
 from tests.node.rig import (
@@ -60,12 +64,12 @@ def test_agent_killed_the_flush_still_happens(rig: Rig) -> None:
     plan = make_plan(rig.state, ("mkdir -p /mnt/ckpts/checkpoint-1; echo up; sleep 300",))
     handle = rig.launch_plan(with_checkpoints(plan))
     wait_line(handle, "up")
-    wait_until(lambda: uploader_processes(mark_of(handle)))
+    wait_until(lambda: find_uploader_processes(mark_of(handle)))
     _, agent = agent_pids(handle)
     os.kill(agent, signal.SIGKILL)
     status = wait_over(handle)
     assert status.phase is NodePhase.LOST
-    assert handle.folder.upload.exists()
+    assert handle.folder.upload_status.exists()
 
 
 def test_guard_killed_the_agent_goes_on(rig: Rig) -> None:
@@ -89,19 +93,19 @@ def test_guard_and_agent_killed_whoever_looks_ends_the_rest(rig: Rig) -> None:
     assert status.phase is NodePhase.LOST
     assert status.reason.startswith("the node's process is gone")
     wait_until(lambda: not is_alive(daemon))  # killed, but on a busy machine not yet gone
-    assert rig.substrate.find(JOB)[0].observe() == status
+    assert rig.substrate.list_nodes(JOB)[0].observe() == status
 
 
 def test_a_daemon_without_its_environment_is_found_by_its_root(rig: Rig) -> None:
     if not rig.substrate.capacity().exact_paths:
         pytest.skip("no private views here")
     handle = rig.launch("(env -i setsid sleep 300 &) ; env -i setsid sleep 301 & sleep 300")
-    wait_until(lambda: len(marked_processes(mark_of(handle), handle.folder.root)) >= 6)
+    wait_until(lambda: len(find_marked_processes(mark_of(handle), handle.folder.root)) >= 6)
     guard, agent = agent_pids(handle)
     os.kill(guard, signal.SIGKILL)
     os.kill(agent, signal.SIGKILL)
     assert wait_over(handle).phase is NodePhase.LOST
-    assert marked_processes(mark_of(handle), handle.folder.root) == []
+    assert find_marked_processes(mark_of(handle), handle.folder.root) == []
 
 
 def test_command_killed(rig: Rig) -> None:
@@ -122,12 +126,12 @@ def test_uploader_killed_while_commands_run_is_started_again(rig: Rig) -> None:
     handle = rig.launch_plan(with_checkpoints(plan))
     wait_line(handle, "up")
     mark = mark_of(handle)
-    wait_until(lambda: uploader_processes(mark))
-    first = uploader_processes(mark)
+    wait_until(lambda: find_uploader_processes(mark))
+    first = find_uploader_processes(mark)
     for pid in first:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: set(uploader_processes(mark)) - set(first))
+    wait_until(lambda: set(find_uploader_processes(mark)) - set(first))
     (handle.folder.path / "workspace" / "go").touch()
     status = wait_over(handle)
     assert (status.phase, status.exit_code, status.upload_error) == (NodePhase.DONE, 0, "")
@@ -141,7 +145,7 @@ def test_uploader_that_always_dies_is_an_upload_error_and_files_are_kept(rig: Ri
     status = wait_over(handle)
     assert (status.phase, status.exit_code) == (NodePhase.DONE, 0)
     assert "SIGKILL" in status.upload_error or "signal 9" in status.upload_error
-    kept = handle.job.checkpoints(0) / "a"
+    kept = handle.job.checkpoints_folder(0) / "a"
     handle.remove()
     assert kept.exists()
     assert not handle.folder.path.exists()
@@ -161,16 +165,16 @@ def test_a_polite_signal_to_the_agent_is_a_stop(rig: Rig) -> None:
 def test_a_polite_signal_before_the_agent_is_set_up_is_a_stop(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hand_over = Launch.hand_over
+    hand_over = LaunchedProcess.send_secrets
 
-    def signalled(launch: Launch, secrets: Mapping[str, str]) -> None:
+    def signalled(launch: LaunchedProcess, secrets: Mapping[str, str]) -> None:
         guard = launch._process.pid
-        wait_until(lambda: descendants(guard))  # the agent, which waits for its secrets
-        for pid in (guard, descendants(guard)[0].pid):
+        wait_until(lambda: list_descendants(guard))  # the agent, which waits for its secrets
+        for pid in (guard, list_descendants(guard)[0].pid):
             os.kill(pid, signal.SIGTERM)
         hand_over(launch, secrets)
 
-    monkeypatch.setattr(Launch, "hand_over", signalled)
+    monkeypatch.setattr(LaunchedProcess, "send_secrets", signalled)
     status = wait_over(rig.launch("sleep 3000"))
     assert (status.phase, status.reason) == (NodePhase.DONE, "stopped")
 
@@ -179,7 +183,7 @@ def test_a_polite_signal_before_the_agent_is_set_up_is_a_stop(
 def test_a_node_that_nobody_owns_stops_itself(tmp_path: Path) -> None:
     state = tmp_path / "state"
     rig = Rig(state, LocalSubstrate(state, orphan_deadline=0.5))
-    with hold_job(state, JOB):
+    with lock_job(state, JOB):
         handle = rig.launch("sleep 300")
         wait_running(handle)
         time.sleep(1.2)  # longer than an orphan is left alone: only a watch that errs ends it
@@ -192,11 +196,11 @@ def test_a_node_that_nobody_owns_stops_itself(tmp_path: Path) -> None:
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from prefect_bt.ownership import hold_job
+from prefect_bt.ownership import lock_job
 from tests.node.rig import Rig, JOB, wait_line
 from prefect_bt.substrates.local_process import LocalSubstrate
 state = Path(sys.argv[1])
-with hold_job(state, JOB):
+with lock_job(state, JOB):
     rig = Rig(state, LocalSubstrate(state, orphan_deadline=1.0))
     deaf = rig.launch("trap '' TERM; echo deaf; while :; do sleep 0.1; done", grace=1.0)
     wait_line(deaf, "deaf")
@@ -220,7 +224,7 @@ def test_launcher_killed_the_node_is_found_and_ends_as_an_orphan(tmp_path: Path)
     launcher.wait()
     launcher.stdout.close()
     assert not is_owned(state, JOB)
-    (handle,) = LocalSubstrate(state).find(JOB)
+    (handle,) = LocalSubstrate(state).list_nodes(JOB)
     status = wait_over(handle)
     assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "orphaned", 137)
     handle.remove()
@@ -234,7 +238,7 @@ def test_remove_ends_a_running_node(rig: Rig) -> None:
     handle.remove()
     assert not is_alive(daemon)
     assert not handle.folder.path.exists()
-    assert rig.substrate.find(JOB) == []
+    assert rig.substrate.list_nodes(JOB) == []
     handle.remove()
 
 

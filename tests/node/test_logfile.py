@@ -34,7 +34,7 @@ class Log:
         return [line.message for line in parse_lines(self.path.read_bytes())]
 
     def end(self) -> list[str]:
-        self.out.end_line()
+        self.out.finish_line()
         return self.lines()
 
 
@@ -71,7 +71,7 @@ def test_frames_of_a_progress_bar_are_thinned(
     monkeypatch.setattr(logfile, "time", altered(time, monotonic=lambda: now[0]))
     for percent in range(101):
         log.out.feed(f"\r{percent}%|".encode())
-        log.out.tick()
+        log.out.flush_partial_line()
         now[0] += 0.05
     log.out.feed(b"\r\ndone\r\n")
     lines = log.lines()
@@ -94,10 +94,10 @@ def test_an_unfinished_line_is_seen_after_a_second(
     log, now = Log(tmp_path, SECRET), [100.0]
     monkeypatch.setattr(logfile, "time", altered(time, monotonic=lambda: now[0]))
     log.out.feed(b"Loading " + SECRET[:6].encode())
-    log.out.tick()
+    log.out.flush_partial_line()
     assert log.lines() == []
     now[0] += 1.1
-    log.out.tick()
+    log.out.flush_partial_line()
     assert log.lines() == ["Loading "]
     log.out.feed(SECRET[6:].encode() + b" ok\n")
     assert log.lines() == ["Loading ", f"{MASK} ok"]
@@ -217,7 +217,7 @@ def test_no_part_of_a_secret_is_let_through_by_a_cut(pieces: list[tuple[str, int
             sent += text * times
             log.out.feed((text * times).encode())
             if pause:
-                log.out.tick()
+                log.out.flush_partial_line()
         shown = log.end()
     assert not [line for line in shown if SECRET in line]
     if "\r" not in sent:
@@ -231,7 +231,7 @@ def test_a_secret_longer_than_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     data = ("a" * 250 + secret + "b" * 250 + "\n").encode()
     for start in range(0, len(data), 64):
         log.out.feed(data[start : start + 64])
-        log.out.tick()
+        log.out.flush_partial_line()
     assert "".join(log.lines()) == "a" * 250 + MASK + "b" * 250
 
 

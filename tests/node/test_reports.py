@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from prefect_bt.node.reports import LONGEST, READ_BYTES, Reports
+from prefect_bt.node.reports import MAX_REPORT_BYTES, READ_BYTES, ReportReader
 
 
 @pytest.fixture
@@ -20,20 +20,20 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def test_ready_then_a_code_for_each_order(pipe: tuple[int, int]) -> None:
-    reports = Reports(pipe[0])
+    reports = ReportReader(pipe[0])
     reports.read()
-    assert reports.take() is None
+    assert reports.next_report() is None
     os.write(pipe[1], b"ready\n")
     reports.read()
-    assert (reports.take(), reports.take()) == ("ready", None)
+    assert (reports.next_report(), reports.next_report()) == ("ready", None)
     for code in (b"0", b"255"):
-        reports.expect()
+        reports.expect_exit_code()
         os.write(pipe[1], code)
         reports.read()
-        assert reports.take() is None, "half a line is none"
+        assert reports.next_report() is None, "half a line is none"
         os.write(pipe[1], b"\n")
         reports.read()
-        assert reports.take() == code.decode()
+        assert reports.next_report() == code.decode()
     assert reports.broken == ""
 
 
@@ -47,12 +47,12 @@ def test_ready_then_a_code_for_each_order(pipe: tuple[int, int]) -> None:
         (b"ready\n-1\n", "what is no report"),
         (b"ready\n\xd9\xa3\n", "what is no report"),
         (b"ready\n0\n0\n", "a report that no order asked for"),
-        (b"x" * (LONGEST + 1), "a line without an end"),
+        (b"x" * (MAX_REPORT_BYTES + 1), "a line without an end"),
     ],
 )
 def test_what_is_no_report_ends_it(pipe: tuple[int, int], said: bytes, why: str) -> None:
-    reports = Reports(pipe[0])
-    reports.expect()
+    reports = ReportReader(pipe[0])
+    reports.expect_exit_code()
     os.write(pipe[1], said)
     reports.read()
     assert why in reports.broken
@@ -64,7 +64,7 @@ def test_what_is_no_report_ends_it(pipe: tuple[int, int], said: bytes, why: str)
 
 
 def test_a_flood_is_read_once(pipe: tuple[int, int]) -> None:
-    reports = Reports(pipe[0])
+    reports = ReportReader(pipe[0])
     os.write(pipe[1], bytes(2 * READ_BYTES))
     reports.read()
     reports.read()

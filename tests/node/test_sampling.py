@@ -12,7 +12,13 @@ import pytest
 from prefect_bt.logs import parse_lines
 from prefect_bt.node import sampling
 from prefect_bt.node.logfile import LogFile
-from prefect_bt.node.sampling import LAST_LINES, LEAST_FREE, DiskRoom, Sample, disk_of
+from prefect_bt.node.sampling import (
+    MIN_FREE_BYTES,
+    TAIL_LINES,
+    DiskSpaceMonitor,
+    LineSampler,
+    disk_usage_of,
+)
 from prefect_bt.secrets import Redactor
 from tests.altered import altered
 
@@ -41,16 +47,16 @@ class Disk:
 @pytest.mark.parametrize(
     ("free", "total", "scarce"),
     [
-        (LEAST_FREE, 1000 * GB, False),
-        (LEAST_FREE - 1, 1000 * GB, True),
+        (MIN_FREE_BYTES, 1000 * GB, False),
+        (MIN_FREE_BYTES - 1, 1000 * GB, True),
         (int(0.6 * GB), 10 * GB, False),
         (int(0.4 * GB), 10 * GB, True),
         (0, 0, False),
     ],
 )
 def test_what_is_too_little(free: int, total: int, scarce: bool):
-    room = DiskRoom(lambda: (free, total))
-    room.wrote(1)
+    room = DiskSpaceMonitor(lambda: (free, total))
+    room.record_write(1)
     assert room.scarce is scarce
 
 
@@ -61,14 +67,14 @@ def test_it_is_looked_at_now_and_then(clock: list[float]):
         looks.append(1)
         return 0, GB
 
-    room = DiskRoom(measure)
+    room = DiskSpaceMonitor(measure)
     for _ in range(1000):
-        room.wrote(10)
+        room.record_write(10)
     assert len(looks) == 1
-    room.wrote(sampling.LOOK_BYTES)
+    room.record_write(sampling.CHECK_BYTES)
     assert len(looks) == 2
-    clock[0] += sampling.LOOK_SECONDS
-    room.wrote(1)
+    clock[0] += sampling.CHECK_SECONDS
+    room.record_write(1)
     assert len(looks) == 3
 
 
@@ -76,14 +82,14 @@ def test_a_disk_that_tells_nothing_counts_as_roomy():
     def measure() -> tuple[int, int]:
         raise OSError(38, "Function not implemented")
 
-    room = DiskRoom(measure)
-    room.wrote(1)
+    room = DiskSpaceMonitor(measure)
+    room.record_write(1)
     assert not room.scarce
 
 
 def test_this_disk(tmp_path: Path):
     with (tmp_path / "file").open("wb") as file:
-        free, total = disk_of(file.fileno())()
+        free, total = disk_usage_of(file.fileno())()
     assert 0 < free < total
 
 
@@ -96,7 +102,7 @@ def test_head_sample_and_end(tmp_path: Path, clock: list[float]):
         for _ in range(100):
             disk.log.write([f"flood {second}"] * 100)
     disk.log.write([f"end {n}" for n in range(60)])
-    disk.log.platform("start command 1 exited with 1")
+    disk.log.write_platform("start command 1 exited with 1")
     lines = disk.lines()
     assert lines[:100] == [f"head {n}" for n in range(100)]
     assert lines[100] == (
@@ -108,7 +114,7 @@ def test_head_sample_and_end(tmp_path: Path, clock: list[float]):
     assert lines[131] == (
         f"[prefect-bt] {left_out} lines were left out, for lack of disk; the last of them:"
     )
-    assert lines[132:-1] == [f"end {n}" for n in range(60 - LAST_LINES, 60)]
+    assert lines[132:-1] == [f"end {n}" for n in range(60 - TAIL_LINES, 60)]
     assert lines[-1] == "[prefect-bt] start command 1 exited with 1"
 
 
@@ -131,17 +137,17 @@ def test_with_room_again_all_is_kept_again(tmp_path: Path, clock: list[float]):
 
 
 def test_long_lines_are_cut():
-    (kept,) = Sample().keep(["x" * 5000])
+    (kept,) = LineSampler().select(["x" * 5000])
     assert kept == f"{'x' * 1000}… (4000 more characters)"
 
 
 def test_the_sample_holds_little(clock: list[float]):
-    sample = Sample()
+    sample = LineSampler()
     for number in range(10_000):
-        sample.keep([f"{number}"])
-    number, last = sample.catch_up()
+        sample.select([f"{number}"])
+    number, last = sample.take_dropped()
     assert (number, last) == (9990, [f"{n}" for n in range(9950, 10_000)])
-    assert sample.catch_up() == (0, [])
+    assert sample.take_dropped() == (0, [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host import processes
-from prefect_bt.node.uploader import Uploader, UploadJob
+from prefect_bt.node.uploader import UploaderConfig, UploaderProcess
 from tests.node.rig import wait_until
 
 STOPS = """
@@ -28,10 +28,10 @@ printf '{"updated_at": 1.0, "flushed": true}' > "$6.part"; mv "$6.part" "$6"
 """
 
 
-def uploader(folder: Path, script: str, *, patience: float) -> Uploader:
+def uploader(folder: Path, script: str, *, patience: float) -> UploaderProcess:
     (folder / "ckpts").mkdir()
     (folder / "script").write_text(script)
-    job = UploadJob(
+    job = UploaderConfig(
         command=("/bin/sh", str(folder / "script")),
         plan=folder / "plan.json",
         directory=folder / "ckpts",
@@ -39,23 +39,23 @@ def uploader(folder: Path, script: str, *, patience: float) -> Uploader:
         log=folder / "log",
         environment=dict(os.environ),
         rank=3,
-        patience=patience,
+        stall_timeout=patience,
     )
-    return Uploader(job)
+    return UploaderProcess(job)
 
 
-def flush(made: Uploader) -> None:
+def flush(made: UploaderProcess) -> None:
     """Watch and reap it until the flush is over, as the agent does."""
-    made.supervise()
+    made.ensure_running()
     made.flush()
 
     def turn() -> bool:
         if made.pid is not None:
             pid, status = os.waitpid(made.pid, os.WNOHANG)
             if pid:
-                made.ended(status)
-        made.supervise()
-        return made.over
+                made.on_exit(status)
+        made.ensure_running()
+        return made.is_finished
 
     wait_until(turn, "the flush did not end")
 
@@ -64,33 +64,39 @@ def test_one_that_is_stopped_is_killed_and_in_the_end_given_up(tmp_path: Path) -
     made = uploader(tmp_path, STOPS, patience=0.3)
     flush(made)
     assert made.pid is None
-    assert "made no progress" in made.error() and "was killed 2 times" in made.error()
-    assert "checkpoint-1/w.bin (rank 3)" in made.error()
+    assert (
+        "made no progress" in made.failure_reason()
+        and "was killed 2 times" in made.failure_reason()
+    )
+    assert "checkpoint-1/w.bin (rank 3)" in made.failure_reason()
 
 
 @pytest.mark.slow
 def test_a_slow_uploader_is_not_killed(tmp_path: Path) -> None:
     made = uploader(tmp_path, WORKS, patience=2.0)
     flush(made)
-    assert made.error() == ""
+    assert made.failure_reason() == ""
 
 
 def test_one_that_does_not_even_die_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Leave it unreaped, as if in a system call that does not return."""
-    monkeypatch.setattr("prefect_bt.node.uploader.KILL_SECONDS", 0.0)
+    monkeypatch.setattr("prefect_bt.node.uploader.KILL_TIMEOUT", 0.0)
     made = uploader(tmp_path, STOPS, patience=0.2)
-    made.supervise()
+    made.ensure_running()
     made.flush()
 
     def turn() -> bool:
-        made.supervise()
-        return made.over
+        made.ensure_running()
+        return made.is_finished
 
     wait_until(turn, "it was waited for")
     assert made.pid is not None
-    assert "made no progress" in made.error() and "killed, but did not end" in made.error()
+    assert (
+        "made no progress" in made.failure_reason()
+        and "killed, but did not end" in made.failure_reason()
+    )
     os.kill(made.pid, signal.SIGKILL)
     os.waitpid(made.pid, 0)
     assert made.pid not in processes.list_processes()

@@ -15,7 +15,11 @@ PART = 64 << 10
 def use_small_parts(monkeypatch: pytest.MonkeyPatch | None = None) -> None:
     """Cut uploads and downloads at PART, until `monkeypatch` is undone or the process ends."""
     patch = monkeypatch or pytest.MonkeyPatch()
-    for module, name in ((multipart, "PART"), (bucket, "PART"), (bucket, "_READ")):
+    for module, name in (
+        (multipart, "MIN_PART_BYTES"),
+        (bucket, "MIN_PART_BYTES"),
+        (bucket, "_CHUNK_BYTES"),
+    ):
         patch.setattr(module, name, PART)
 
 

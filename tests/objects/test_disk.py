@@ -12,7 +12,7 @@ import pytest
 
 from prefect_bt.errors import ObjectExists, StoreError
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.objects.protocols import Adopt
+from prefect_bt.objects.protocols import SupportsLinks
 
 RACER = """
 import sys, time
@@ -120,7 +120,7 @@ def test_upload_exact_copies_hashes_and_tells(tmp_path, size):
     data = os.urandom(1 << 20) * (size // (1 << 20)) + os.urandom(size % (1 << 20))
     source.write_bytes(data)
     store, told = DiskStore(tmp_path / "store"), []
-    store.upload_exact("x", source, sha256=sha256(data).hexdigest(), tick=told.append)
+    store.upload_verified("x", source, sha256=sha256(data).hexdigest(), on_bytes=told.append)
     assert store.get("x") == data
     assert sum(told) == size
 
@@ -206,7 +206,7 @@ def test_a_full_disk_says_so_and_stays_clean(tiny_disk, tmp_path):
     store.put("before", b"1")
     for act in (
         lambda: store.upload("big", source),
-        lambda: store.upload_exact("big", source, sha256=digest),
+        lambda: store.upload_verified("big", source, sha256=digest),
         lambda: store.put("big", source.read_bytes()),
         lambda: store.create("big", source.read_bytes()),
     ):
@@ -226,10 +226,10 @@ def test_no_right_to_write(tmp_path):
 def test_an_adopted_file_is_the_object(tmp_path):
     source, store = tmp_path / "source", DiskStore(tmp_path / "store")
     source.write_bytes(b"0123456789")
-    assert isinstance(store, Adopt)
-    assert store.lend("a/b") is None
-    assert store.adopt("a/b%2Fc ü", source)
-    lent = store.lend("a/b%2Fc ü")
+    assert isinstance(store, SupportsLinks)
+    assert store.find_local_path("a/b") is None
+    assert store.link_file("a/b%2Fc ü", source)
+    lent = store.find_local_path("a/b%2Fc ü")
     assert lent is not None and lent.samefile(source)
     assert store.get("a/b%2Fc ü") == b"0123456789"
     assert [(info.key, info.size) for info in store.list("")] == [("a/b%2Fc ü", 10)]
@@ -243,33 +243,33 @@ def test_an_object_that_is_there_is_kept_by_adoption(tmp_path):
     source, store = tmp_path / "source", DiskStore(tmp_path / "store")
     source.write_bytes(b"new")
     store.put("x", b"old")
-    assert store.adopt("x", source)
+    assert store.link_file("x", source)
     assert store.get("x") == b"old"
     store.put("folder/x", b"")
-    assert not store.adopt("folder", source)
-    assert store.lend("folder") is None
-    assert not store.adopt("x/y", source)
+    assert not store.link_file("folder", source)
+    assert store.find_local_path("folder") is None
+    assert not store.link_file("x/y", source)
 
 
 def test_what_cannot_be_adopted(tmp_path):
     source, link, store = tmp_path / "source", tmp_path / "link", DiskStore(tmp_path / "store")
     with pytest.raises(FileNotFoundError):
-        store.adopt("x", source)
+        store.link_file("x", source)
     source.write_bytes(b"x")
     link.symlink_to(source)
-    assert not store.adopt("x", link)
-    assert not store.adopt("x", tmp_path)
+    assert not store.link_file("x", link)
+    assert not store.link_file("x", tmp_path)
     with pytest.raises(StoreError):
-        store.adopt("../x", source)
+        store.link_file("../x", source)
     with pytest.raises(StoreError):
-        store.lend("../source")
+        store.find_local_path("../source")
     assert list(store.list("")) == []
 
 
 def test_no_adoption_from_another_disk(tiny_disk, tmp_path):
     source, store = tmp_path / "source", DiskStore(tiny_disk)
     source.write_bytes(b"x")
-    assert not store.adopt("a/x", source)
+    assert not store.link_file("a/x", source)
     assert list(store.list("")) == []
 
 
@@ -280,7 +280,7 @@ def test_adoption_beside_deletion(tmp_path):
         "import sys; from pathlib import Path; from prefect_bt.objects.disk import DiskStore\n"
         "root = Path(sys.argv[1]); s, key = DiskStore(root / 'store'), f'x/y/{sys.argv[2]}'\n"
         "for n in range(400):\n"
-        "    assert s.adopt(key, root / 'source')\n"
+        "    assert s.link_file(key, root / 'source')\n"
         "    s.delete(key)\n"
     )
     two = [

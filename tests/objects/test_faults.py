@@ -62,7 +62,7 @@ def opened(bucket, monkeypatch):
 
     def of(fault):
         if isinstance(fault, Hang):
-            monkeypatch.setattr(addresses, "READ_SECONDS", 3)
+            monkeypatch.setattr(addresses, "READ_TIMEOUT", 3)
         return open_store(bucket.url)
 
     return of
@@ -85,7 +85,7 @@ def holds(bucket, key, data):
 def test_without_faults(server, bucket, store, large):
     path, digest = large
     told = []
-    store.upload_exact("x", path, sha256=digest, tick=told.append)
+    store.upload_verified("x", path, sha256=digest, on_bytes=told.append)
     assert holds(bucket, "x", path.read_bytes())
     assert sum(told) == LARGE
     assert len(server.sent("PUT", "partNumber")) == 4
@@ -113,7 +113,7 @@ def test_a_large_file_survives(server, bucket, opened, large, request_, fault):
     rule = server.on(fault, method=method, query=query)
     path, digest = large
     told = []
-    store.upload_exact("x", path, sha256=digest, tick=told.append)
+    store.upload_verified("x", path, sha256=digest, tick=told.append)
     assert rule.hits == 1
     assert holds(bucket, "x", path.read_bytes())
     assert sum(told) == LARGE
@@ -164,10 +164,10 @@ def test_bytes_changed_on_the_way_in_are_noticed(server, bucket, store, tmp_path
     path.write_bytes(data)
     server.on(FlipUpload(), method="PUT", times=None)
     with pytest.raises(StoreError, match="other bytes"):
-        store.upload_exact("x", path, sha256=sha256(data).hexdigest())
+        store.upload_verified("x", path, sha256=sha256(data).hexdigest())
     assert bucket.keys() == []
     server.clear()
-    store.upload_exact("x", path, sha256=sha256(data).hexdigest())
+    store.upload_verified("x", path, sha256=sha256(data).hexdigest())
     assert holds(bucket, "x", data)
 
 
@@ -175,10 +175,10 @@ def test_a_wrong_checksum_in_an_answer(server, bucket, store, large):
     path, digest = large
     server.on(SetHeader("ETag", f'"{"0" * 32}"'), method="PUT", query="partNumber=3")
     try:
-        store.upload_exact("x", path, sha256=digest)
+        store.upload_verified("x", path, sha256=digest)
     except StoreError:
         assert bucket.keys() == []
-        store.upload_exact("x", path, sha256=digest)
+        store.upload_verified("x", path, sha256=digest)
     assert holds(bucket, "x", path.read_bytes())
 
 
@@ -212,8 +212,8 @@ def test_a_read_that_is_never_whole_is_an_error(
 ):
     store.put("x", os.urandom(60_000))
     # One retry says as much as six; whatever is given up here besides is an error as well.
-    monkeypatch.setattr(addresses, "_TRIES", 1)
-    monkeypatch.setattr(addresses, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(addresses, "_MAX_RETRIES", 1)
+    monkeypatch.setattr(addresses, "READ_TIMEOUT", 0.3)
     store = open_store(bucket.url)
     server.on(fault, method="GET", times=None)
     for read in (
@@ -228,7 +228,7 @@ def test_a_read_that_is_never_whole_is_an_error(
 
 def test_a_large_download_is_whole(server, store, large, tmp_path):
     path, digest = large
-    store.upload_exact("x", path, sha256=digest)
+    store.upload_verified("x", path, sha256=digest)
     for fault in (Truncate(1000), Answer(503, "SlowDown"), Drop()):
         server.on(fault, method="GET", skip=1)
     store.download("x", tmp_path / "y")
@@ -242,14 +242,14 @@ def test_credentials_that_expired_are_named_and_renewed(
     path, digest = large
     rule = server.on(Answer(status, "ExpiredToken"), skip=3, times=None)
     with pytest.raises(StoreError, match="credentials"):
-        store.upload_exact("x", path, sha256=digest)
+        store.upload_verified("x", path, sha256=digest)
     assert rule.hits
     with pytest.raises(StoreError, match="credentials"):
         store.put("y", b"1")
     server.clear()
     seen = len(server.requests)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
-    store.upload_exact("x", path, sha256=digest)
+    store.upload_verified("x", path, sha256=digest)
     store.put("y", b"1")
     assert holds(bucket, "x", path.read_bytes())
     assert len(server.requests) > seen
@@ -271,7 +271,7 @@ def test_a_bucket_that_is_not_there(server, store, tmp_path, large):
         lambda: other.get("x"),
         lambda: list(other.list("x")),
         lambda: other.create("x", b"1"),
-        lambda: other.upload_exact("x", large[0], sha256=large[1]),
+        lambda: other.upload_verified("x", large[0], sha256=large[1]),
         lambda: other.download("x", tmp_path / "x"),
     ):
         with pytest.raises(
@@ -283,7 +283,7 @@ def test_a_bucket_that_is_not_there(server, store, tmp_path, large):
 
 def test_a_server_that_is_not_there(store, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(addresses, "_TRIES", 1)
+    monkeypatch.setattr(addresses, "_MAX_RETRIES", 1)
     with pytest.raises(StoreError):
         open_store("s3://bucket/prefix").put("x", b"1")
 
@@ -305,7 +305,7 @@ def test_two_threads_with_the_same_bytes(server, bucket, store, large):
 
     def upload():
         try:
-            store.upload_exact("x", path, sha256=digest)
+            store.upload_verified("x", path, sha256=digest)
         except StoreError as error:
             failed.append(error)
 

@@ -17,7 +17,7 @@ from .small import PART, retry_at_once, use_small_parts
 
 pytestmark = pytest.mark.integration
 
-OF_USERS = multipart.PART
+OF_USERS = multipart.MIN_PART_BYTES
 PARTS = 6
 SIZE = (PARTS - 1) * PART + 4321
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from prefect_bt.objects import open_store
 from tests.objects.small import use_small_parts
 use_small_parts()
-open_store(sys.argv[1]).upload_exact("x", Path(sys.argv[2]), sha256=sys.argv[3])
+open_store(sys.argv[1]).upload_verified("x", Path(sys.argv[2]), sha256=sys.argv[3])
 """
 
 MEASURED = """
@@ -37,15 +37,15 @@ from pathlib import Path
 from prefect_bt.objects import multipart, open_store
 from tests.objects.small import use_small_parts
 use_small_parts()
-multipart.PART = 1 << 20
+multipart.MIN_PART_BYTES = 1 << 20
 def most():
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM"))
 store, source = open_store(sys.argv[1]), Path(sys.argv[2])
-store.upload_exact("first", source.with_name("first"))  # what connecting takes
+store.upload_verified("first", source.with_name("first"))  # what connecting takes
 before = most()
 with ThreadPoolExecutor(2) as pool:
-    list(pool.map(lambda key: store.upload_exact(key, source, sha256=sys.argv[3]), "ab"))
+    list(pool.map(lambda key: store.upload_verified(key, source, sha256=sys.argv[3]), "ab"))
 print(most() - before)
 """
 
@@ -115,7 +115,7 @@ def test_a_source_that_grew_is_noticed_before_a_part_is_sent(bucket, store, sour
         raise RuntimeError(sent)
 
     with pytest.raises(RuntimeError, match="0"):
-        store.upload_exact("x", source, tick=refuse)
+        store.upload_verified("x", source, on_bytes=refuse)
     assert bucket.unfinished() == []
 
 
@@ -123,7 +123,7 @@ def test_a_killed_upload_goes_on_where_it_was(server, bucket, store, source):
     there = interrupted(server, bucket, source)
     before = len(server.sent("PUT", "partNumber"))
     told = []
-    store.upload_exact("x", source, sha256=digest_of(source), tick=told.append)
+    store.upload_verified("x", source, sha256=digest_of(source), on_bytes=told.append)
     assert len(server.sent("PUT", "partNumber")) - before == PARTS - there
     assert sum(told) == SIZE
     assert body(bucket) == source.read_bytes()
@@ -135,7 +135,7 @@ def test_parts_of_other_bytes_are_sent_again(server, bucket, store, source):
     with source.open("r+b") as stream:
         stream.seek(PART + 5)
         stream.write(b"changed")
-    store.upload_exact("x", source, sha256=digest_of(source))
+    store.upload_verified("x", source, sha256=digest_of(source))
     assert body(bucket) == source.read_bytes()
     assert bucket.unfinished() == []
 
@@ -146,7 +146,7 @@ def test_parts_of_another_length_are_given_up(bucket, store, source):
     bucket.client.upload_part(
         Bucket=bucket.name, Key=key, UploadId=begun, PartNumber=1, Body=b"z" * (PART - 1000)
     )
-    store.upload_exact("x", source, sha256=digest_of(source))
+    store.upload_verified("x", source, sha256=digest_of(source))
     assert body(bucket) == source.read_bytes()
     assert bucket.unfinished() == []
 
@@ -165,7 +165,7 @@ def test_of_several_the_one_with_most_parts_goes_on(server, bucket, store, sourc
                 PartNumber=number,
                 Body=data[(number - 1) * PART : number * PART],
             )
-    store.upload_exact("x", source, sha256=digest_of(source))
+    store.upload_verified("x", source, sha256=digest_of(source))
     assert len(server.sent("PUT", "partNumber")) == PARTS - 3
     assert body(bucket) == data
     assert bucket.unfinished() == []
@@ -173,19 +173,19 @@ def test_of_several_the_one_with_most_parts_goes_on(server, bucket, store, sourc
 
 def test_other_bytes_than_announced_leave_nothing(bucket, store, source):
     with pytest.raises(StoreError, match="not the ones announced"):
-        store.upload_exact("x", source, sha256="0" * 64)
+        store.upload_verified("x", source, sha256="0" * 64)
     assert bucket.keys() == bucket.unfinished() == []
 
 
 def test_after_a_fault_the_next_try_sends_only_the_rest(server, bucket, store, source):
     server.on(Answer(403, "AccessDenied"), method="PUT", query=r"partNumber=6\b")
     with pytest.raises(StoreError):
-        store.upload_exact("x", source, sha256=digest_of(source))
+        store.upload_verified("x", source, sha256=digest_of(source))
     assert bucket.keys() == []
     (there,) = parts_of(bucket)
     assert there
     sent = len(server.sent("PUT", "partNumber"))
-    store.upload_exact("x", source, sha256=digest_of(source))
+    store.upload_verified("x", source, sha256=digest_of(source))
     assert len(server.sent("PUT", "partNumber")) - sent == PARTS - len(there)
     assert body(bucket) == source.read_bytes()
 
@@ -229,6 +229,6 @@ def test_what_was_begun_is_told_and_given_up(bucket, store):
     one = found[begun[1]]
     assert (one.key, one.bytes) == ("training_projects/p/jobs/j/x", 5)
     assert abs(one.at - time.time()) < 120
-    store.give_up(one)
-    store.give_up(one)
+    store.abort_upload(one)
+    store.abort_upload(one)
     assert {one.id for one in store.unfinished()} == {begun[0]}

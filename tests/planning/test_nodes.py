@@ -10,7 +10,7 @@ import pytest
 
 from prefect_bt import codec
 from prefect_bt.plan import GangPlan, VolumeKind
-from prefect_bt.planning import plan_gang, secret_names
+from prefect_bt.planning import list_job_secret_names, plan_gang
 
 from .laptop import CONTEXT, LAPTOP, problems, project, runtime
 
@@ -98,7 +98,7 @@ def test_secret_names_are_those_of_environment_and_weights() -> None:
             }
         ],
     )
-    assert secret_names(given.job) == ("a", "w")
+    assert list_job_secret_names(given.job) == ("a", "w")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,6 @@ def test_what_has_no_effect_yet_is_said_and_only_that() -> None:
         "availability_model",
         "interactive_session",
     ]
-    in_image = plan_gang(given, replace(CONTEXT, images=True)).notes
+    in_image = plan_gang(given, replace(CONTEXT, supports_images=True)).notes
     assert any("use docker exec instead" in note for note in in_image)
     assert not any("no effect" in note for note in plan_gang(project(), CONTEXT).notes)

@@ -108,7 +108,7 @@ def test_a_path_has_one_spelling_in_volumes_and_stays_as_written_in_variables() 
 
 
 def test_mapped_paths_refuse_only_what_the_definition_pins() -> None:
-    mapped = replace(LAPTOP, exact_paths=False, why_mapped="the kernel refuses namespaces")
+    mapped = replace(LAPTOP, exact_paths=False, mapped_reason="the kernel refuses namespaces")
     context = replace(CONTEXT, capacity=mapped)
     plan = plan_gang(project(runtime=runtime(checkpointing_config={"enabled": True})), context)
     assert any("the kernel refuses namespaces" in note for note in plan.notes)

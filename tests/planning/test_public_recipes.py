@@ -79,7 +79,7 @@ USE_MCORE_GDN WANDB_API_KEY WANDB_PROJECT
 
 
 def planned(machine: Capacity, compute: dict[str, object]) -> GangPlan:
-    context = replace(CONTEXT, capacity=machine, substrate="docker", images=True)
+    context = replace(CONTEXT, capacity=machine, substrate="docker", supports_images=True)
     return plan_gang(project(compute=compute), context)
 
 
@@ -88,7 +88,7 @@ def test_a_recipe_gets_the_share_of_its_gpus(row: str) -> None:
     words, *expected = (part.split() for part in row.split("|"))
     compute = asked(*words[1:])
     for machine, wanted in zip((FOUR, EIGHT), expected, strict=True):
-        context = replace(CONTEXT, capacity=machine, substrate="docker", images=True)
+        context = replace(CONTEXT, capacity=machine, substrate="docker", supports_images=True)
         if wanted == ["refused"]:
             [problem] = problems(project(compute=compute), context)
             assert problem.startswith("compute.accelerator asks for ")

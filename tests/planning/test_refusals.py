@@ -115,6 +115,6 @@ def test_names_every_problem_at_once() -> None:
         compute={"node_count": 0, "memory": "lots"},
         runtime=runtime(start_commands=[], environment_variables={"BT_X": "1"}),
     )
-    found = problems(given, replace(CONTEXT, missing=("Secret 'x' not found.",)))
+    found = problems(given, replace(CONTEXT, missing_references=("Secret 'x' not found.",)))
     assert len(found) == 5
     assert found[-1] == "Secret 'x' not found."

@@ -8,8 +8,8 @@ import pytest
 
 from prefect_bt.errors import DefinitionError
 from prefect_bt.plan import VolumeKind
-from prefect_bt.planning import plan_gang, plan_sources, plan_weights
-from prefect_bt.refusals import find_weights_problems
+from prefect_bt.planning import plan_gang, plan_weights, plan_weights_sources
+from prefect_bt.refusals import validate_weights
 
 from .laptop import CONTEXT, problems, project
 
@@ -47,9 +47,7 @@ def test_problems_of_weights_by_source() -> None:
         {"source": "s3://b/p", "mount_location": "/fine"},
     ]
     given = project(weights=sources, compute={"node_count": 0})
-    assert [
-        [each.partition(";")[0] for each in one] for one in find_weights_problems(given.job)
-    ] == [
+    assert [[each.partition(";")[0] for each in one] for one in validate_weights(given.job)] == [
         [],
         [
             "weights[1].source 'hf://a/b@' has no revision after the @",
@@ -80,8 +78,8 @@ def test_a_source_outside_of_a_job_has_the_key_that_it_has_in_one() -> None:
         "auth_secret_name": "keys",
     }
     [inside] = plan_weights(project(weights=[{**source, "mount_location": "/w"}]).job)
-    [outside, plain] = plan_sources([source, "s3://bucket/prefix"])
+    [outside, plain] = plan_weights_sources([source, "s3://bucket/prefix"])
     assert replace(inside, mount_location=outside.mount_location) == outside
     assert plain.key != outside.key
     with pytest.raises(DefinitionError, match="write gs://"):
-        plan_sources(["gcs://bucket/prefix"])
+        plan_weights_sources(["gcs://bucket/prefix"])

@@ -15,8 +15,8 @@ from urllib.parse import parse_qs
 import boto3
 import pytest
 
-from prefect_bt.registries.faults import Fault, Trouble
-from prefect_bt.registries.logins import Login, open_login
+from prefect_bt.registries.faults import PullError, PullErrorKind
+from prefect_bt.registries.logins import Login, resolve_login
 from prefect_bt.registries.reference import parse_reference
 from tests.checkpoints.buckets import use
 from tests.s3_server import shared_s3
@@ -87,11 +87,11 @@ def auth(method: str, region: str = "eu-west-1") -> dict[str, object]:
 
 
 def opened(auth: dict[str, object], **secrets: str) -> Login:
-    return open_login(parse_reference(IMAGE), auth, secrets)
+    return resolve_login(parse_reference(IMAGE), auth, secrets)
 
 
-def refused(auth: dict[str, object], **secrets: str) -> Trouble:
-    with pytest.raises(Trouble) as caught:
+def refused(auth: dict[str, object], **secrets: str) -> PullError:
+    with pytest.raises(PullError) as caught:
         opened(auth, **secrets)
     assert caught.value.next_step
     return caught.value
@@ -127,10 +127,10 @@ def test_a_key_and_one_that_may_not(amazon: Amazon, monkeypatch: pytest.MonkeyPa
     finally:
         _enforce(amazon, after=1_000_000)
     assert_logged_in(login)
-    assert login.whose == "the access key in the secrets 'key-id' and 'key'"
-    assert other.fault is wrong.fault is Fault.CREDENTIALS
-    assert "gave no password to the access key in the secrets" in other.said
-    assert "(403)" in other.said, "of XML where ECR has JSON, boto3 understands the status"
+    assert login.identity == "the access key in the secrets 'key-id' and 'key'"
+    assert other.kind is wrong.kind is PullErrorKind.CREDENTIALS
+    assert "gave no password to the access key in the secrets" in other.message
+    assert "(403)" in other.message, "of XML where ECR has JSON, boto3 understands the status"
 
 
 def _enforce(amazon: Amazon, *, after: int) -> None:
@@ -148,7 +148,7 @@ def test_a_role_with_and_without_an_external_id(
 ) -> None:
     login = opened(auth("AWS_ASSUME_ROLE"))
     assert_logged_in(login)
-    assert login.whose == f"the role {ROLE}"
+    assert login.identity == f"the role {ROLE}"
     assert amazon.asked[0]["RoleArn"] == [ROLE]
     assert "ExternalId" not in amazon.asked[0]
     monkeypatch.setenv("PREFECT_BT_AWS_EXTERNAL_ID", "our-organisation")
@@ -159,29 +159,29 @@ def test_a_role_with_and_without_an_external_id(
 
 def test_a_role_of_nobody_and_of_another_region(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is in eu-west-1, and docker_auth says us-east-1" in (
-        refused(auth("AWS_ASSUME_ROLE", "us-east-1")).said
+        refused(auth("AWS_ASSUME_ROLE", "us-east-1")).message
     )
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
     trouble = refused(auth("AWS_ASSUME_ROLE"))
-    assert trouble.fault is Fault.CREDENTIALS
-    assert "needs credentials of its own" in trouble.said
+    assert trouble.kind is PullErrorKind.CREDENTIALS
+    assert "needs credentials of its own" in trouble.message
 
 
 def test_a_service_that_is_away_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     trouble = refused(auth("AWS_ASSUME_ROLE"))
-    assert trouble.fault is Fault.NO_TOKEN
-    assert "EndpointConnectionError" in trouble.said
+    assert trouble.kind is PullErrorKind.NO_TOKEN
+    assert "EndpointConnectionError" in trouble.message
 
 
 def test_a_web_identity(amazon: Amazon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    assert "AWS_WEB_IDENTITY_TOKEN_FILE names none here" in refused(auth("AWS_OIDC")).said
+    assert "AWS_WEB_IDENTITY_TOKEN_FILE names none here" in refused(auth("AWS_OIDC")).message
     (tmp_path / "token").write_text("a.jwt.of-ours\n")
     monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
     assert_logged_in(opened(auth("AWS_OIDC")))

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from prefect_bt.registries.faults import Fault, Trouble
-from prefect_bt.registries.logins import Login, open_login
+from prefect_bt.registries.faults import PullError, PullErrorKind
+from prefect_bt.registries.logins import Login, resolve_login
 from prefect_bt.registries.reference import parse_reference
 
 from .test_logins import header
@@ -75,13 +75,13 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
 
 
 def opened() -> Login:
-    return open_login(parse_reference(IMAGE), AUTH, {})
+    return resolve_login(parse_reference(IMAGE), AUTH, {})
 
 
-def refused() -> Trouble:
-    with pytest.raises(Trouble) as caught:
+def refused() -> PullError:
+    with pytest.raises(PullError) as caught:
         opened()
-    assert "planted" not in caught.value.said
+    assert "planted" not in caught.value.message
     return caught.value
 
 
@@ -89,7 +89,7 @@ def test_a_token_of_the_account_is_the_password(google: Google) -> None:
     login = opened()
     assert header(login)["username"] == "oauth2accesstoken"
     assert header(login)["password"] == "token-of-the-account"
-    assert login.whose == "the service account pull@b"
+    assert login.identity == "the service account pull@b"
     [exchange, account] = google.asked
     form = parse_qs(exchange[2].decode())
     assert form["subject_token"] == ["planted.jwt.of-the-machine"]
@@ -98,23 +98,30 @@ def test_a_token_of_the_account_is_the_password(google: Google) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "fault"), [(400, Fault.CREDENTIALS), (403, Fault.CREDENTIALS), (503, Fault.NO_TOKEN)]
+    ("status", "fault"),
+    [
+        (400, PullErrorKind.CREDENTIALS),
+        (403, PullErrorKind.CREDENTIALS),
+        (503, PullErrorKind.NO_TOKEN),
+    ],
 )
-def test_a_refusal_lasts_and_a_breakdown_may_not(google: Google, status: int, fault: Fault) -> None:
+def test_a_refusal_lasts_and_a_breakdown_may_not(
+    google: Google, status: int, fault: PullErrorKind
+) -> None:
     google.status = status
     trouble = refused()
-    assert trouble.fault is fault
-    assert f"Google gave no token of pull@b ({status})" in trouble.said
+    assert trouble.kind is fault
+    assert f"Google gave no token of pull@b ({status})" in trouble.message
 
 
 @pytest.mark.parametrize("token", [{}, [], {"accessToken": ""}, {"accessToken": 5}, None])
 def test_an_answer_without_a_token(google: Google, token: object) -> None:
     google.token = token
-    assert refused().fault is Fault.NO_TOKEN
+    assert refused().kind is PullErrorKind.NO_TOKEN
 
 
 def test_no_identity(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "subject").unlink()
-    assert "with a token file here" in refused().said
+    assert "with a token file here" in refused().message
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "")
-    assert refused().fault is Fault.CREDENTIALS
+    assert refused().kind is PullErrorKind.CREDENTIALS

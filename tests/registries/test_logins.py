@@ -17,9 +17,9 @@ from prefect_bt.definitions import (
     SecretReference,
 )
 from prefect_bt.errors import SecretError
-from prefect_bt.registries import needed_secrets
-from prefect_bt.registries.faults import Fault, Trouble
-from prefect_bt.registries.logins import Login, open_login
+from prefect_bt.registries import list_login_secrets
+from prefect_bt.registries.faults import PullError, PullErrorKind
+from prefect_bt.registries.logins import Login, resolve_login
 from prefect_bt.registries.reference import parse_reference
 
 PLANTED = "planted-value"
@@ -63,19 +63,19 @@ AMAZON = as_plan(
 
 
 def opened(image: str, auth: dict[str, object], **secrets: str) -> Login:
-    return open_login(parse_reference(image), auth, secrets)
+    return resolve_login(parse_reference(image), auth, secrets)
 
 
 def header(login: Login) -> dict[str, str]:
     return json.loads(base64.urlsafe_b64decode(login.header))
 
 
-def refused(image: str, auth: dict[str, object], **secrets: str) -> Trouble:
-    with pytest.raises(Trouble) as caught:
+def refused(image: str, auth: dict[str, object], **secrets: str) -> PullError:
+    with pytest.raises(PullError) as caught:
         opened(image, auth, **secrets)
     told = "".join(traceback.format_exception(caught.value))
-    assert PLANTED not in told + caught.value.said + caught.value.next_step
-    assert caught.value.fault is Fault.CREDENTIALS
+    assert PLANTED not in told + caught.value.message + caught.value.next_step
+    assert caught.value.kind is PullErrorKind.CREDENTIALS
     return caught.value
 
 
@@ -88,7 +88,7 @@ def test_a_password_may_hold_colons() -> None:
     }
     assert PLANTED not in repr(login)
     assert login.header not in repr(login)
-    assert login.whose == "the login in the secret 'ghcr'"
+    assert login.identity == "the login in the secret 'ghcr'"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_password_may_hold_colons() -> None:
 )
 def test_what_is_no_login(text: str) -> None:
     trouble = refused("ghcr.io/team/train", LOGIN, ghcr=text)
-    assert trouble.said == "the secret 'ghcr' is no login"
+    assert trouble.message == "the secret 'ghcr' is no login"
     assert "username:password" in trouble.next_step
 
 
@@ -105,7 +105,7 @@ def test_a_google_key_is_the_password_as_it_is() -> None:
     login = opened("us-docker.pkg.dev/project/r/train:1", GOOGLE, gcp=f"{text}\n")
     assert header(login)["username"] == "_json_key"
     assert header(login)["password"] == text
-    assert login.whose == "the service account in the secret 'gcp'"
+    assert login.identity == "the service account in the secret 'gcp'"
 
 
 @pytest.mark.parametrize(
@@ -120,25 +120,25 @@ def test_a_google_key_is_the_password_as_it_is() -> None:
 )
 def test_what_is_no_google_key(text: str) -> None:
     trouble = refused("us-docker.pkg.dev/project/r/train:1", GOOGLE, gcp=text)
-    assert "the secret 'gcp' is no" in trouble.said
+    assert "the secret 'gcp' is no" in trouble.message
     assert "private_key" in trouble.next_step
 
 
 def test_what_is_no_amazon_key() -> None:
     host = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/train"
     trouble = refused(host, AMAZON, **{"key-id": f"a b {PLANTED}", "key": PLANTED})
-    assert trouble.said == "the secret 'key-id' is not an access key's id"
+    assert trouble.message == "the secret 'key-id' is not an access key's id"
     trouble = refused(host, AMAZON, **{"key-id": "AKIA", "key": f"{PLANTED}\n{PLANTED}"})
-    assert trouble.said == "the secret 'key' is not a secret access key"
+    assert trouble.message == "the secret 'key' is not a secret access key"
     trouble = refused("ghcr.io/team/train", AMAZON, **{"key-id": "AKIA", "key": PLANTED})
-    assert "ghcr.io is no registry of Amazon" in trouble.said
+    assert "ghcr.io is no registry of Amazon" in trouble.message
     assert "<account>.dkr.ecr.<region>.amazonaws.com" in trouble.next_step
 
 
 @pytest.mark.parametrize("image", ["ghcr.io.evil.example/team/train", "team/train", "ghcr.io:1/x"])
 def test_a_login_is_for_its_own_registry(image: str) -> None:
     trouble = refused(image, LOGIN, ghcr=f"someone:{PLANTED}")
-    assert "it is for ghcr.io, and the image is at" in trouble.said
+    assert "it is for ghcr.io, and the image is at" in trouble.message
 
 
 def test_a_secret_that_was_not_handed_over() -> None:
@@ -148,13 +148,13 @@ def test_a_secret_that_was_not_handed_over() -> None:
 
 
 def test_an_auth_that_is_none() -> None:
-    assert "must be given" in refused("x", {"auth_method": "AWS_IAM", "registry": ""}).said
+    assert "must be given" in refused("x", {"auth_method": "AWS_IAM", "registry": ""}).message
     refused("x", {"auth_method": "NO_SUCH"})
     refused("x", {})
 
 
 def test_the_secrets_that_are_needed() -> None:
-    assert needed_secrets(LOGIN) == ("ghcr",)
-    assert needed_secrets(GOOGLE) == ("gcp",)
-    assert needed_secrets(AMAZON) == ("key", "key-id")
-    assert needed_secrets(None) == ()
+    assert list_login_secrets(LOGIN) == ("ghcr",)
+    assert list_login_secrets(GOOGLE) == ("gcp",)
+    assert list_login_secrets(AMAZON) == ("key", "key-id")
+    assert list_login_secrets(None) == ()

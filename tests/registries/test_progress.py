@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefect_bt.registries.progress import Layers
+from prefect_bt.registries.progress import LayerProgress
 
 EVENTS = [
     {"status": "Pulling from team/train", "id": "1"},
@@ -18,10 +18,10 @@ EVENTS = [
 ]
 
 
-def layers(*more: dict[str, object]) -> Layers:
-    made = Layers("x:1")
+def layers(*more: dict[str, object]) -> LayerProgress:
+    made = LayerProgress("x:1")
     for event in (*EVENTS, *more):
-        made.take(event)
+        made.update(event)
     return made
 
 
@@ -30,7 +30,7 @@ def event(status: str, layer: str = "899816a86b34", **detail: int) -> dict[str, 
 
 
 def test_what_is_here_counts_as_done_and_the_tag_is_no_layer() -> None:
-    seen = layers().look(0.0)
+    seen = layers().snapshot(0.0)
     assert (seen.layers_done, seen.layers_total) == (1, 3)
     assert (seen.bytes_done, seen.bytes_total) == (100, 1000)
     assert seen.rate == 0.0
@@ -39,35 +39,35 @@ def test_what_is_here_counts_as_done_and_the_tag_is_no_layer() -> None:
 
 def test_a_layer_that_came_is_whole_whatever_was_told_last() -> None:
     made = layers(event("Verifying Checksum"))
-    assert made.look(0.0).bytes_done == 1000
-    made.take(event("Extracting", current=10, total=1000))
-    assert made.look(0.0).bytes_done == 1000, "extracting starts no new count"
-    made.take(event("Pull complete"))
-    assert made.look(0.0).layers_done == 2
+    assert made.snapshot(0.0).bytes_done == 1000
+    made.update(event("Extracting", current=10, total=1000))
+    assert made.snapshot(0.0).bytes_done == 1000, "extracting starts no new count"
+    made.update(event("Pull complete"))
+    assert made.snapshot(0.0).layers_done == 2
 
 
 def test_the_rate_is_of_bytes_that_came_and_never_below_nothing() -> None:
     made = layers()
-    made.look(100.0)
-    made.take(event("Downloading", current=900, total=1000))
-    seen = made.look(102.0)
+    made.snapshot(100.0)
+    made.update(event("Downloading", current=900, total=1000))
+    seen = made.snapshot(102.0)
     assert seen.rate == 400.0
     assert seen.seconds_left == 0.25
-    made.take(event("Retrying in 5 seconds"))
-    seen = made.look(103.0)
+    made.update(event("Retrying in 5 seconds"))
+    seen = made.snapshot(103.0)
     assert (seen.bytes_done, seen.rate) == (0, 0.0)
 
 
 def test_local_is_when_nothing_more_is_to_come() -> None:
-    assert not Layers("x").local
+    assert not LayerProgress("x").is_local_work
     made = layers(event("Download complete"))
-    assert not made.local, "another layer waits"
-    made.take(event("Download complete", "579bf374366d"))
-    assert made.local
-    made.take(event("Extracting", current=1, total=2))
-    assert made.local
-    made.take(event("Retrying in 1 second", "579bf374366d"))
-    assert not made.local
+    assert not made.is_local_work, "another layer waits"
+    made.update(event("Download complete", "579bf374366d"))
+    assert made.is_local_work
+    made.update(event("Extracting", current=1, total=2))
+    assert made.is_local_work
+    made.update(event("Retrying in 1 second", "579bf374366d"))
+    assert not made.is_local_work
 
 
 def test_what_it_does_not_know_is_passed_over() -> None:
@@ -78,5 +78,5 @@ def test_what_it_does_not_know_is_passed_over() -> None:
         {"status": "Downloading", "id": "abc", "progressDetail": {"current": None}},
         {},
     )
-    assert made.look(0.0).layers_total == 4
-    assert made.look(0.0).bytes_done == 100
+    assert made.snapshot(0.0).layers_total == 4
+    assert made.snapshot(0.0).bytes_done == 100

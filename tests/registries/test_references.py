@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.registries.faults import Fault, Trouble
-from prefect_bt.registries.reference import host_of, parse_reference
+from prefect_bt.registries.faults import PullError, PullErrorKind
+from prefect_bt.registries.reference import normalize_registry_host, parse_reference
 
 DIGEST = f"sha256:{'a1' * 32}"
 
@@ -31,14 +31,14 @@ DIGEST = f"sha256:{'a1' * 32}"
 )
 def test_parsed(text: str, host: str, asked: str) -> None:
     found = parse_reference(text)
-    assert (found.host, found.asked) == (host, asked)
+    assert (found.host, found.pull_name) == (host, asked)
     assert found.is_id is (text == DIGEST)
 
 
 def test_a_host_is_given_or_meant() -> None:
-    assert not parse_reference("team/train").host_given
-    assert parse_reference("docker.io/team/train").host_given
-    assert parse_reference("localhost:5000/train").host_given
+    assert not parse_reference("team/train").has_explicit_host
+    assert parse_reference("docker.io/team/train").has_explicit_host
+    assert parse_reference("localhost:5000/train").has_explicit_host
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_host_is_given_or_meant() -> None:
     ],
 )
 def test_refused(text: str, said: str) -> None:
-    with pytest.raises(Trouble) as caught:
+    with pytest.raises(PullError) as caught:
         parse_reference(text)
-    assert caught.value.fault is Fault.REFERENCE
-    assert said in caught.value.said
-    assert repr(text)[:20] in caught.value.said
+    assert caught.value.kind is PullErrorKind.REFERENCE
+    assert said in caught.value.message
+    assert repr(text)[:20] in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_refused(text: str, said: str) -> None:
     ],
 )
 def test_the_host_that_docker_auth_means(registry: str, host: str) -> None:
-    assert host_of(registry) == host
+    assert normalize_registry_host(registry) == host

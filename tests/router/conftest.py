@@ -38,6 +38,6 @@ def routed(tmp_path_factory: pytest.TempPathFactory, one: Upstream) -> Iterator[
     """A router in front of revision 1, for all tests of a file that leave it so."""
     deployment = Deployment(tmp_path_factory.mktemp("state"))
     deployment.ensure()
-    deployment.place.set_route(one.route)
+    deployment.place.write_route(one.route)
     yield deployment
     deployment.stop()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from prefect_bt.router.place import Route, RouterPlace
-from prefect_bt.router.running import RouterStatus, ensure_router, router_status, stop_router
+from prefect_bt.router.place import Route, RouterFolder
+from prefect_bt.router.running import RouterStatus, ensure_router, query_router_status, stop_router
 from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("upstream.py")
@@ -113,25 +113,29 @@ class Deployment:
     patience: float = LONG
 
     @property
-    def place(self) -> RouterPlace:
-        return RouterPlace.of(self.state_dir, self.name)
+    def place(self) -> RouterFolder:
+        return RouterFolder.for_deployment(self.state_dir, self.name)
 
     def ensure(self, **options: Any) -> str:
-        given: dict[str, Any] = {"environment": os.environ, "patience": self.patience, **options}
+        given: dict[str, Any] = {
+            "environment": os.environ,
+            "wait_timeout": self.patience,
+            **options,
+        }
         return ensure_router(self.state_dir, self.name, **given)
 
     def client(self) -> Client:
-        return Client(self.place.listen().address)
+        return Client(self.place.read_listen_address().address)
 
     def status(self) -> RouterStatus:
-        status = router_status(self.state_dir, self.name, patience=LONG)
+        status = query_router_status(self.state_dir, self.name, timeout=LONG)
         assert status is not None
         return status
 
     def kill(self) -> None:
-        daemon = self.place.running().daemon
+        daemon = self.place.read_process().daemon
         os.kill(daemon.pid, signal.SIGKILL)
-        until(lambda: not daemon.alive)
+        until(lambda: not daemon.is_alive)
 
     def stop(self) -> bool:
         return stop_router(self.state_dir, self.name, grace=1.0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_bt.router.aliases import with_own_name
+from prefect_bt.router.aliases import replace_model_alias
 from tests.router.machine import Client, Deployment, Upstream
 
 ALIASES = {"stories": "checkpoint-1"}
@@ -32,7 +32,7 @@ JSON = {"Content-Type": "application/json"}
     ],
 )
 def test_what_names_no_alias_stays_byte_by_byte(body: bytes) -> None:
-    assert with_own_name(body, ALIASES) is body
+    assert replace_model_alias(body, ALIASES) is body
 
 
 AWKWARD = st.text(alphabet='\\"{}[]:,model é', max_size=8) | st.sampled_from(["model", "stories"])
@@ -50,29 +50,29 @@ def test_of_any_object_only_the_outermost_model_is_replaced(
     asked = {**rest, "model": model}
     body = json.dumps(asked, ensure_ascii=ascii_only, indent=indent).encode()
     named = "checkpoint-1" if model == "stories" else model
-    assert json.loads(with_own_name(body, ALIASES)) == {**asked, "model": named}
+    assert json.loads(replace_model_alias(body, ALIASES)) == {**asked, "model": named}
 
 
 def test_a_long_value_is_read_over() -> None:
     asked = {"model": "stories" * 1000, "stories": "stories", "x": {"model": "stories"}}
     body = json.dumps(asked).encode()
-    assert with_own_name(body, ALIASES) is body
+    assert replace_model_alias(body, ALIASES) is body
 
 
 def test_the_rest_of_a_request_stays() -> None:
     asked = {"stream": True, "model": "stories", "messages": [{"content": "stories é"}], "n": 1.5}
-    passed = json.loads(with_own_name(json.dumps(asked).encode(), ALIASES))
+    passed = json.loads(replace_model_alias(json.dumps(asked).encode(), ALIASES))
     assert passed == {**asked, "model": "checkpoint-1"}
     assert list(passed) == list(asked)
 
 
 @pytest.fixture
 def client(routed: Deployment, one: Upstream) -> Iterator[Client]:
-    routed.place.set_route(replace(one.route, aliases=ALIASES))
+    routed.place.write_route(replace(one.route, aliases=ALIASES))
     client = routed.client()
     yield client
     client.close()
-    routed.place.set_route(one.route)
+    routed.place.write_route(one.route)
 
 
 @pytest.mark.slow
@@ -92,4 +92,4 @@ def test_what_is_no_json_is_not_read(client: Client) -> None:
 
 def test_a_route_whose_alias_means_nothing_is_no_route(routed: Deployment, one: Upstream) -> None:
     with pytest.raises(ValueError, match="does not serve"):
-        routed.place.set_route(replace(one.route, aliases={"stories": "checkpoint-9"}))
+        routed.place.write_route(replace(one.route, aliases={"stories": "checkpoint-9"}))

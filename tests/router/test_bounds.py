@@ -27,21 +27,21 @@ JSON_HEAD = b"POST /digest HTTP/1.1\r\nHost: x\r\nContent-Type: application/json
 def own(deployment: Deployment, one: Upstream) -> Iterator[Deployment]:
     """Start a router for this test alone, whose memory is measured."""
     deployment.ensure()
-    deployment.place.set_route(replace(one.route, aliases=ALIASES))
+    deployment.place.write_route(replace(one.route, aliases=ALIASES))
     yield deployment
 
 
 @pytest.fixture
 def small(deployment: Deployment, one: Upstream) -> Iterator[Deployment]:
     """Start a router that takes bodies of 1 MiB."""
-    deployment.ensure(most_bytes=MIB)
-    deployment.place.set_route(replace(one.route, aliases=ALIASES))
+    deployment.ensure(max_body_bytes=MIB)
+    deployment.place.write_route(replace(one.route, aliases=ALIASES))
     yield deployment
 
 
 def peak(deployment: Deployment) -> int:
     """Return the largest memory that the router ever had, in bytes."""
-    running = deployment.place.running()
+    running = deployment.place.read_process()
     assert running is not None
     status = Path(f"/proc/{running.pid}/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -50,7 +50,7 @@ def peak(deployment: Deployment) -> int:
 
 def refused_while_sent(deployment: Deployment, head: bytes, pieces: Iterator[bytes]) -> bytes:
     """Return the answer to a client that sends for as long as it can."""
-    listen = deployment.place.listen()
+    listen = deployment.place.read_listen_address()
     assert listen is not None
     with socket.create_connection((listen.host, listen.port), timeout=LONG) as connection:
         with contextlib.suppress(ConnectionError):
@@ -111,7 +111,7 @@ def test_a_body_up_to_the_limit_is_passed_on(small: Deployment, chunked: bool) -
 @pytest.mark.slow
 def test_what_all_clients_hold_together_is_bounded(small: Deployment) -> None:
     """Send twelve bodies without their last byte: eight are held, the others refused."""
-    listen = small.place.listen()
+    listen = small.place.read_listen_address()
     assert listen is not None
     before = peak(small)
     head = JSON_HEAD + b"Content-Length: %d\r\n\r\n" % MIB
@@ -160,8 +160,8 @@ def test_a_body_of_two_lengths_is_refused(routed: Deployment, smuggled: bytes) -
 def test_a_clients_key_ends_at_the_router(
     routed: Deployment, one: Upstream, engine_key: str
 ) -> None:
-    routed.place.set_route(replace(one.route, key=engine_key))
-    routed.place.set_key(KEY)
+    routed.place.write_route(replace(one.route, key=engine_key))
+    routed.place.write_key(KEY)
     try:
         given = {
             "Authorization": f"Bearer {KEY}",
@@ -177,24 +177,24 @@ def test_a_clients_key_ends_at_the_router(
         sent = dict(answer.json["headers"])
         assert sent.get("authorization") == (f"Bearer {ENGINE_KEY}" if engine_key else None)
     finally:
-        routed.place.clear_key()
-        routed.place.set_route(one.route)
+        routed.place.delete_key()
+        routed.place.write_route(one.route)
 
 
 def test_the_engine_key_is_in_no_log_and_in_private_files_only(
     routed: Deployment, one: Upstream
 ) -> None:
-    routed.place.set_route(replace(one.route, key=ENGINE_KEY))
+    routed.place.write_route(replace(one.route, key=ENGINE_KEY))
     try:
         client = routed.client()
         assert client.ask("/v1/models").status == 200
         assert ENGINE_KEY not in client.ask("/_router/status").body.decode()
         assert routed.place.route_file.stat().st_mode & 0o777 == 0o600
-        assert routed.place.folder.stat().st_mode & 0o777 == 0o700
-        assert ENGINE_KEY not in routed.place.log.read_text()
-        assert ENGINE_KEY not in repr(routed.place.route())
+        assert routed.place.path.stat().st_mode & 0o777 == 0o700
+        assert ENGINE_KEY not in routed.place.log_file.read_text()
+        assert ENGINE_KEY not in repr(routed.place.read_route())
     finally:
-        routed.place.set_route(one.route)
+        routed.place.write_route(one.route)
 
 
 def test_a_kept_connection_has_a_new_head_each_time(small: Deployment) -> None:
@@ -206,7 +206,7 @@ def test_a_kept_connection_has_a_new_head_each_time(small: Deployment) -> None:
 
 
 def test_a_body_that_breaks_off_ends_its_request(small: Deployment) -> None:
-    listen = small.place.listen()
+    listen = small.place.read_listen_address()
     assert listen is not None
     connection = http.client.HTTPConnection(listen.host, listen.port, timeout=LONG)
     connection.putrequest("POST", "/digest")

@@ -10,9 +10,14 @@ import pytest
 from aiohttp import web
 
 from prefect_bt.router import bodies, connections, passing
-from prefect_bt.router.bodies import Bodies, Body, BodyRefused
-from prefect_bt.router.connections import LARGEST_HEAD, LONGEST_LINE, MOST_LINES, Connections
-from prefect_bt.router.passing import open_session, pass_on
+from prefect_bt.router.bodies import BodyBudget, BodyRejected, RequestBody
+from prefect_bt.router.connections import (
+    MAX_REQUEST_HEAD_BYTES,
+    MAX_REQUEST_HEADERS,
+    MAX_REQUEST_LINE_BYTES,
+    LimitedServer,
+)
+from prefect_bt.router.passing import forward_request, open_session
 from prefect_bt.router.place import Route
 
 LONG = 300.0
@@ -25,19 +30,19 @@ async def ok(request: web.BaseRequest) -> web.Response:
 
 
 def serve(
-    clients: Callable[[Open], Awaitable[None]], *, answer: connections.Answer = ok, **options: Any
+    clients: Callable[[Open], Awaitable[None]], *, answer: connections.Handler = ok, **options: Any
 ) -> None:
     """Run `clients`, which open connections to a server with the router's limits."""
     limits = {
         "keepalive_timeout": LONG,
-        "max_line_size": LONGEST_LINE,
-        "max_field_size": LONGEST_LINE,
-        "max_headers": MOST_LINES,
+        "max_line_size": MAX_REQUEST_LINE_BYTES,
+        "max_field_size": MAX_REQUEST_LINE_BYTES,
+        "max_headers": MAX_REQUEST_HEADERS,
         "read_bufsize": 256 * 1024,
     }
 
     async def serving() -> None:
-        runner = web.ServerRunner(Connections(answer, **{**limits, **options}))
+        runner = web.ServerRunner(LimitedServer(answer, **{**limits, **options}))
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -67,7 +72,7 @@ async def answered(reader: asyncio.StreamReader) -> bytes:
 
 
 def test_one_connection_too_many_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
 
     async def clients(open_one: Open) -> None:
         kept = [await open_one(), await open_one()]
@@ -107,7 +112,9 @@ def test_an_idle_connection_is_closed() -> None:
     serve(clients, keepalive_timeout=0.2)
 
 
-LINES = b"".join(b"X-%d: " % n + b"y" * 30_000 + b"\r\n" for n in range(LARGEST_HEAD // 30_000 + 1))
+LINES = b"".join(
+    b"X-%d: " % n + b"y" * 30_000 + b"\r\n" for n in range(MAX_REQUEST_HEAD_BYTES // 30_000 + 1)
+)
 """Each is within the limit of a line, and their number within that of lines."""
 
 
@@ -148,12 +155,12 @@ def test_an_answer_before_the_end_of_a_body_is_a_connections_last() -> None:
     serve(clients)
 
 
-async def fault_of(request: web.BaseRequest, held: Bodies) -> web.Response:
-    body = Body(held, request)
+async def fault_of(request: web.BaseRequest, held: BodyBudget) -> web.Response:
+    body = RequestBody(held, request)
     try:
         await body.read()
-    except BodyRefused as refused:
-        return web.Response(text=refused.fault.value)
+    except BodyRejected as refused:
+        return web.Response(text=refused.reason.value)
     finally:
         body.close()
     return web.Response(text="ok")
@@ -161,8 +168,8 @@ async def fault_of(request: web.BaseRequest, held: Bodies) -> web.Response:
 
 @pytest.mark.parametrize("dripping", [False, True], ids=["a pause", "a byte now and then"])
 def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch, dripping: bool) -> None:
-    held = Bodies(1000, idle=LONG if dripping else 0.2)
-    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.5 if dripping else LONG)
+    held = BodyBudget(1000, idle=LONG if dripping else 0.2)
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT", 0.5 if dripping else LONG)
 
     async def clients(open_one: Open) -> None:
         reader, writer = await open_one()
@@ -178,10 +185,10 @@ def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch, dripping: bool)
 
 
 def test_a_body_is_held_until_its_request_is_over() -> None:
-    held = Bodies(1000)
+    held = BodyBudget(1000)
 
     async def clients(open_one: Open) -> None:
-        for _ in range(3 * bodies.MOST_TOGETHER):
+        for _ in range(3 * bodies.MAX_BUFFERED_BODIES):
             reader, writer = await open_one()
             writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
             writer.write(b"x" * 1000)
@@ -199,7 +206,7 @@ async def endless(request: web.BaseRequest) -> web.StreamResponse:
 
 
 def test_a_client_that_does_not_read_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passing, "_CLIENT_PATIENCE", 0.3)
+    monkeypatch.setattr(passing, "_CLIENT_WRITE_TIMEOUT", 0.3)
     left = asyncio.Event()
 
     async def passed_on(request: web.BaseRequest) -> web.StreamResponse:
@@ -209,7 +216,9 @@ def test_a_client_that_does_not_read_its_answer_is_left(monkeypatch: pytest.Monk
         host, port = runner.addresses[0][:2]
         async with open_session() as session:
             route = Route(1, f"http://{host}:{port}")
-            response = await pass_on(session, request, Body(Bodies(), request), route)
+            response = await forward_request(
+                session, request, RequestBody(BodyBudget(), request), route
+            )
         left.set()
         await runner.cleanup()
         return response

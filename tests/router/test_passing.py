@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from prefect_bt.router.bodies import Bodies, Body
-from prefect_bt.router.passing import NotAccepted, open_session, pass_on
+from prefect_bt.router.bodies import BodyBudget, RequestBody
+from prefect_bt.router.passing import UpstreamUnavailable, forward_request, open_session
 from prefect_bt.router.place import Route
 from tests.router.machine import LONG, Client, Deployment, Upstream, until
 
@@ -30,7 +30,7 @@ def client(routed: Deployment):
 
 def raw(deployment: Deployment, text: bytes) -> bytes:
     """What is answered to these bytes until the router closes."""
-    listen = deployment.place.listen()
+    listen = deployment.place.read_listen_address()
     with socket.create_connection((listen.host, listen.port), timeout=LONG) as connection:
         connection.sendall(text)
         return b"".join(iter(lambda: connection.recv(65536), b""))
@@ -107,7 +107,7 @@ def test_a_large_body_goes_both_ways_at_once(routed: Deployment) -> None:
     """The client reads while it sends: one that only sends would fill every buffer on the way."""
     body = os.urandom(20 * MIB)
     head = f"POST /echo HTTP/1.1\r\nHost: router\r\nContent-Length: {len(body)}\r\n\r\n"
-    listen = routed.place.listen()
+    listen = routed.place.read_listen_address()
     with (
         socket.create_connection((listen.host, listen.port), timeout=LONG) as connection,
         ThreadPoolExecutor(1) as pool,
@@ -182,7 +182,7 @@ def test_odd_requests(routed: Deployment, text: bytes, status: int) -> None:
 def test_a_malformed_request_is_not_quoted_in_the_log(routed: Deployment) -> None:
     for bad in (b"Authorization : Bearer sesame", b"Authorization: Bearer \x01sesame"):
         assert b" 400 " in raw(routed, b"GET / HTTP/1.1\r\nHost: x\r\n" + bad + b"\r\n\r\n")
-    assert "sesame" not in routed.place.log.read_text()
+    assert "sesame" not in routed.place.log_file.read_text()
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_an_answer_that_breaks_off_is_seen_to_break_off(deployment: Deployment) 
     mortal.start()
     try:
         deployment.ensure()
-        deployment.place.set_route(mortal.route)
+        deployment.place.write_route(mortal.route)
         with pytest.raises(http.client.IncompleteRead) as caught:
             deployment.client().ask("/die?me=3&after=1")
         assert caught.value.partial == b"part"
@@ -207,16 +207,16 @@ class GivenUpMeanwhile(Route):
     looks = iter((False, True))
 
     @property
-    def is_given_up(self) -> bool:
+    def is_server_gone(self) -> bool:
         return next(self.looks)
 
 
 def test_nothing_is_sent_to_the_next_owner_of_an_address() -> None:
     async def passed_on(route: Route) -> None:
         async with open_session() as session:
-            with pytest.raises(NotAccepted):
+            with pytest.raises(UpstreamUnavailable):
                 request = make_mocked_request("GET", "/v1/models")
-                await pass_on(session, request, Body(Bodies(), request), route)
+                await forward_request(session, request, RequestBody(BodyBudget(), request), route)
 
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         stranger.settimeout(LONG)

@@ -9,9 +9,9 @@ import pytest
 
 from prefect_bt.errors import ServerError
 from prefect_bt.host.processes import ProcessIdentity
-from prefect_bt.router.current import CurrentRoute
-from prefect_bt.router.place import Listen, Route, RouterPlace, parsed_route
-from prefect_bt.router.serving import _is_this_machine
+from prefect_bt.router.current import ReloadedRoute
+from prefect_bt.router.place import ListenAddress, Route, RouterFolder, parse_route
+from prefect_bt.router.serving import _is_loopback
 
 TARGET = "http://127.0.0.1:20011"
 
@@ -28,44 +28,48 @@ TARGET = "http://127.0.0.1:20011"
     ],
 )
 def test_any_name_is_a_folder_of_its_own(tmp_path: Path, name: str, folder: str) -> None:
-    place = RouterPlace.of(tmp_path, name)
-    assert place.folder == tmp_path / "deployments" / folder
-    place.set_route(Route(1, TARGET))
-    assert list(RouterPlace.all_in(tmp_path)) == [place]
+    place = RouterFolder.for_deployment(tmp_path, name)
+    assert place.path == tmp_path / "deployments" / folder
+    place.write_route(Route(1, TARGET))
+    assert list(RouterFolder.iter_all(tmp_path)) == [place]
 
 
 @pytest.mark.parametrize("left", [b"", b"ab\n", b"00" * 31, b"xy" * 32, b"\xff" * 64])
 def test_a_damaged_secret_of_the_engines_is_replaced(tmp_path: Path, left: bytes) -> None:
-    place = RouterPlace.of(tmp_path, "stories")
-    place.make()
-    file = place.folder / "engine.secret"
+    place = RouterFolder.for_deployment(tmp_path, "stories")
+    place.create()
+    file = place.path / "engine.secret"
     file.write_bytes(left)
-    first = place.engine_secret()
+    first = place.ensure_engine_secret()
     assert len(first) == 32
     file.write_bytes(left)
-    assert place.engine_secret() != first, "it is random"
-    first = place.engine_secret()
-    assert place.engine_secret() == first
+    assert place.ensure_engine_secret() != first, "it is random"
+    first = place.ensure_engine_secret()
+    assert place.ensure_engine_secret() == first
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, "ü" * 34, "\udcff"])
 def test_a_name_without_a_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ServerError, match="cannot be called"):
-        RouterPlace.of(tmp_path, name)
+        RouterFolder.for_deployment(tmp_path, name)
 
 
 def test_files_are_kept_from_others_and_read_back(tmp_path: Path) -> None:
-    place = RouterPlace.of(tmp_path, "m")
-    assert (place.route(), place.listen(), place.running()) == (None, None, None)
-    assert not place.is_run()
+    place = RouterFolder.for_deployment(tmp_path, "m")
+    assert (place.read_route(), place.read_listen_address(), place.read_process()) == (
+        None,
+        None,
+        None,
+    )
+    assert not place.is_running()
     route = Route(3, TARGET, ("checkpoint-10", "ü"), {}, ProcessIdentity(7, 19))
-    place.set_route(route)
-    place.set_listen(Listen("::1", 19000))
-    assert (place.route(), place.listen()) == (route, Listen("::1", 19000))
-    assert {stat.S_IMODE(p.stat().st_mode) for p in place.folder.glob("*.json")} == {0o600}
-    place.clear_route()
-    assert place.route() is None
+    place.write_route(route)
+    place.write_listen_address(ListenAddress("::1", 19000))
+    assert (place.read_route(), place.read_listen_address()) == (route, ListenAddress("::1", 19000))
+    assert {stat.S_IMODE(p.stat().st_mode) for p in place.path.glob("*.json")} == {0o600}
+    place.delete_route()
+    assert place.read_route() is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +83,7 @@ def test_files_are_kept_from_others_and_read_back(tmp_path: Path) -> None:
     ],
 )
 def test_an_address_is_one_that_this_machine_can_use(host: str, address: str) -> None:
-    assert Listen(host, 1).address == address
+    assert ListenAddress(host, 1).address == address
 
 
 @pytest.mark.parametrize(
@@ -105,34 +109,34 @@ def test_an_address_is_one_that_this_machine_can_use(host: str, address: str) ->
 )
 def test_what_is_no_route_says_so(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        parsed_route(text)
-    place = RouterPlace.of(tmp_path, "m")
-    place.make()
+        parse_route(text)
+    place = RouterFolder.for_deployment(tmp_path, "m")
+    place.create()
     place.route_file.write_bytes(text)
     with pytest.raises(ServerError, match="route of deployment 'm' cannot be read"):
-        place.route()
+        place.read_route()
 
 
 def test_a_bad_route_is_not_written(tmp_path: Path) -> None:
-    place = RouterPlace.of(tmp_path, "m")
+    place = RouterFolder.for_deployment(tmp_path, "m")
     with pytest.raises(ValueError, match="target"):
-        place.set_route(Route(1, "nowhere"))
+        place.write_route(Route(1, "nowhere"))
     assert not place.route_file.exists()
 
 
 def test_the_last_route_that_made_sense_holds_and_changes_are_told_once(tmp_path: Path) -> None:
     said: list[str] = []
-    place = RouterPlace.of(tmp_path, "m")
-    route = CurrentRoute(place, said.append)
-    assert route.value() is None
-    place.set_route(Route(1, TARGET))
-    assert [route.value(), route.value()] == [Route(1, TARGET)] * 2
+    place = RouterFolder.for_deployment(tmp_path, "m")
+    route = ReloadedRoute(place, said.append)
+    assert route.read() is None
+    place.write_route(Route(1, TARGET))
+    assert [route.read(), route.read()] == [Route(1, TARGET)] * 2
     place.route_file.write_text("{")
-    assert [route.value(), route.value()] == [Route(1, TARGET)] * 2
-    place.set_route(Route(2, TARGET))
-    assert route.value() == Route(2, TARGET)
-    place.clear_route()
-    assert route.value() is None
+    assert [route.read(), route.read()] == [Route(1, TARGET)] * 2
+    place.write_route(Route(2, TARGET))
+    assert route.read() == Route(2, TARGET)
+    place.delete_route()
+    assert route.read() is None
     assert len(said) == 4
     assert "makes no sense" in said[1] and "the last one stays" in said[1]
     assert said[3] == "no route"
@@ -153,4 +157,4 @@ def test_the_last_route_that_made_sense_holds_and_changes_are_told_once(tmp_path
     ],
 )
 def test_who_asks_from_this_machine(remote: str | None, is_here: bool) -> None:
-    assert _is_this_machine(remote) is is_here
+    assert _is_loopback(remote) is is_here

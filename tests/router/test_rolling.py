@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.host.processes import ProcessIdentity, began_at
+from prefect_bt.host.processes import ProcessIdentity, read_start_time
 from prefect_bt.router.place import Route
 from prefect_bt.router.refusals import RETRY_AFTER
 from prefect_bt.router.running import stop_router
@@ -31,7 +31,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 @pytest.fixture
 def rolled(router: Deployment) -> Deployment:
     """Its router runs, and has no route yet."""
-    router.place.clear_route()
+    router.place.delete_route()
     assert (router.status().in_flight, router.status().waiting) == ({}, 0)
     return router
 
@@ -40,13 +40,13 @@ def rolled(router: Deployment) -> Deployment:
 def test_no_request_fails_while_revisions_change_places(
     rolled: Deployment, one: Upstream, two: Upstream
 ) -> None:
-    rolled.place.set_route(one.route)
+    rolled.place.write_route(one.route)
     load = Load(rolled)
     with load.running():
         for turn in range(20):
             asked = len(load.done)
             until(lambda asked=asked: len(load.done) >= asked + 8)
-            rolled.place.set_route(two.route if turn % 2 == 0 else one.route)
+            rolled.place.write_route(two.route if turn % 2 == 0 else one.route)
     assert [fault for _, fault in load.done if fault] == []
     assert rolled.client().ask("/v1/models").json["revision"] == "1"
     until(lambda: rolled.status().in_flight == {})
@@ -56,16 +56,16 @@ def test_no_request_fails_while_revisions_change_places(
 def test_no_request_fails_while_idle_revisions_are_ended(rolled: Deployment, one: Upstream) -> None:
     """As a roll-over does it: the route first, then the old server, once nothing is in flight."""
     old = Upstream(6)
-    rolled.place.set_route(one.route)
+    rolled.place.write_route(one.route)
     load = Load(rolled)
     try:
         with load.running():
             for _ in range(2):
                 old.start()
-                rolled.place.set_route(old.route)
+                rolled.place.write_route(old.route)
                 asked = len(load.done)
                 until(lambda asked=asked: len(load.done) >= asked + 8)
-                rolled.place.set_route(one.route)
+                rolled.place.write_route(one.route)
                 until(lambda: rolled.status().in_flight.get(6) is None)
                 old.kill()
         assert [fault for _, fault in load.done if fault] == []
@@ -78,7 +78,7 @@ def test_a_server_that_is_killed_is_waited_for(rolled: Deployment) -> None:
     mortal = Upstream(4)
     mortal.start()
     try:
-        rolled.place.set_route(mortal.route)
+        rolled.place.write_route(mortal.route)
         load = Load(rolled)
         with load.running():
             until(lambda: len(load.done) > 20)
@@ -107,7 +107,7 @@ def test_requests_wait_for_the_first_route(rolled: Deployment, one: Upstream) ->
     with ThreadPoolExecutor(20) as pool:
         asked = [pool.submit(rolled.client().chat) for _ in range(20)]
         until(lambda: rolled.status().waiting == 20)
-        rolled.place.set_route(one.route)
+        rolled.place.write_route(one.route)
         assert {future.result().status for future in asked} == {200}
     assert rolled.status().waiting == 0
 
@@ -115,13 +115,13 @@ def test_requests_wait_for_the_first_route(rolled: Deployment, one: Upstream) ->
 def test_requests_that_wait_for_a_dead_server_go_to_the_next_revision(
     rolled: Deployment, two: Upstream
 ) -> None:
-    rolled.place.set_route(Upstream(1).route)
+    rolled.place.write_route(Upstream(1).route)
     body = b"x" * 3_000_000
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(rolled.client().ask, "/digest", body) for _ in range(4)]
         until(lambda: rolled.status().waiting == 4)
         assert rolled.status().in_flight == {}
-        rolled.place.set_route(two.route)
+        rolled.place.write_route(two.route)
         answers = [future.result() for future in asked]
     assert [answer.json["size"] for answer in answers] == [len(body)] * 4
     assert {answer.headers["X-Prefect-Bt-Revision"] for answer in answers} == {"2"}
@@ -135,7 +135,7 @@ def test_who_waits_too_long_is_told_so(deployment: Deployment) -> None:
     assert answer.headers["Retry-After"] == str(RETRY_AFTER)
     assert "it has no route" in answer.json["error"]["message"]
     gone = f"http://127.0.0.1:{free_port()}"
-    deployment.place.set_route(Route(1, gone))
+    deployment.place.write_route(Route(1, gone))
     assert gone in deployment.client().chat().json["error"]["message"]
 
 
@@ -143,7 +143,7 @@ def test_what_was_sent_is_not_sent_again(rolled: Deployment, one: Upstream) -> N
     mortal = Upstream(5)
     mortal.start()
     try:
-        rolled.place.set_route(mortal.route)
+        rolled.place.write_route(mortal.route)
         answer = rolled.client().ask("/die?me=5", b"a question")
         assert (answer.status, answer.code) == (502, "upstream_lost")
         mortal.start()
@@ -151,7 +151,7 @@ def test_what_was_sent_is_not_sent_again(rolled: Deployment, one: Upstream) -> N
             # What only reads is asked again.
             asked = pool.submit(rolled.client().ask, "/die?me=5")
             until(lambda: rolled.status().waiting == 1)
-            rolled.place.set_route(one.route)
+            rolled.place.write_route(one.route)
             assert asked.result().json == {"revision": "1"}
     finally:
         mortal.kill()
@@ -161,21 +161,21 @@ def test_the_next_owner_of_a_servers_address_is_not_asked(
     rolled: Deployment, one: Upstream, two: Upstream
 ) -> None:
     with subprocess.Popen(["sleep", "600"]) as server:
-        process = ProcessIdentity(server.pid, began_at(server.pid))
-        rolled.place.set_route(replace(one.route, process=process))
+        process = ProcessIdentity(server.pid, read_start_time(server.pid))
+        rolled.place.write_route(replace(one.route, process=process))
         assert rolled.client().chat().json["revision"] == "1"
         server.kill()
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(rolled.client().chat)
         until(lambda: rolled.status().waiting == 1)
-        rolled.place.set_route(two.route)
+        rolled.place.write_route(two.route)
         assert asked.result().json["revision"] == "2"
 
 
 def test_what_answers_no_http_is_said_to(rolled: Deployment) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
-        rolled.place.set_route(Route(7, f"http://127.0.0.1:{port}"))
+        rolled.place.write_route(Route(7, f"http://127.0.0.1:{port}"))
         asked = pool.submit(rolled.client().ask, "/v1/models")
         connection, _ = server.accept()
         with connection:
@@ -187,11 +187,11 @@ def test_what_answers_no_http_is_said_to(rolled: Deployment) -> None:
 def test_an_old_revision_keeps_what_it_has_begun(
     rolled: Deployment, one: Upstream, two: Upstream
 ) -> None:
-    rolled.place.set_route(one.route)
+    rolled.place.write_route(one.route)
     slow, quick = rolled.client(), rolled.client()
     assert quick.ask("/v1/models").json["revision"] == "1"
     answer = slow.hold()
-    rolled.place.set_route(two.route)
+    rolled.place.write_route(two.route)
     # The same kept connection, and the next request on it goes to the new revision.
     assert quick.ask("/v1/models").json["revision"] == "2"
     assert rolled.status().in_flight == {1: 1}
@@ -205,29 +205,29 @@ def test_a_route_that_makes_no_sense_changes_nothing(
     rolled: Deployment, one: Upstream, two: Upstream
 ) -> None:
     place, client = rolled.place, rolled.client()
-    place.set_route(one.route)
+    place.write_route(one.route)
     assert client.ask("/v1/models").json["revision"] == "1"
     for garbage in (b"", b"{", b"[]", b'{"revision": 2}', b'{"revision": 2, "target": "ftp://x"}'):
         place.route_file.write_bytes(garbage)
         assert client.ask("/v1/models").json["revision"] == "1"
-    place.set_route(two.route)
+    place.write_route(two.route)
     assert client.ask("/v1/models").json["revision"] == "2"
-    assert "the last one stays" in place.log.read_text()
+    assert "the last one stays" in place.log_file.read_text()
 
 
 @pytest.mark.slow
 def test_a_polite_end_lets_answers_finish(deployment: Deployment, one: Upstream) -> None:
     deployment.ensure(grace=LONG)
-    deployment.place.set_route(one.route)
+    deployment.place.write_route(one.route)
     answer = deployment.client().hold()
-    port = deployment.place.listen().port
+    port = deployment.place.read_listen_address().port
     stopping = threading.Thread(
         target=stop_router, args=(deployment.state_dir, deployment.name), kwargs={"grace": LONG}
     )
     stopping.start()
     until(lambda: not listens(port))
-    assert deployment.place.is_run()
+    assert deployment.place.is_running()
     one.release()
     assert answer.read().endswith(b"data: [DONE]\n\n")
     stopping.join()
-    assert not deployment.place.is_run()
+    assert not deployment.place.is_running()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import ServerError
-from prefect_bt.router.listening import FIRST, LAST, listen
-from prefect_bt.router.place import HOST, RouterPlace
-from prefect_bt.router.running import ensure_router, router_status
+from prefect_bt.router.listening import FIRST_PORT, LAST_PORT, open_listening_socket
+from prefect_bt.router.place import HOST, RouterFolder
+from prefect_bt.router.running import ensure_router, query_router_status
 from tests.ports import free_port
 from tests.router.machine import Deployment, Upstream, until
 
@@ -23,21 +23,21 @@ def test_several_at_once_get_one_router(deployment: Deployment) -> None:
     with ThreadPoolExecutor(4) as pool:
         addresses = [f.result() for f in [pool.submit(deployment.ensure) for _ in range(4)]]
     assert len(set(addresses)) == 1
-    pid = deployment.place.running().pid
+    pid = deployment.place.read_process().pid
     assert deployment.ensure() == addresses[0]
-    assert deployment.place.running().pid == pid
-    assert FIRST <= deployment.place.listen().port <= LAST
+    assert deployment.place.read_process().pid == pid
+    assert FIRST_PORT <= deployment.place.read_listen_address().port <= LAST_PORT
 
 
 def test_a_router_that_was_killed_is_back_at_its_address(
     deployment: Deployment, one: Upstream
 ) -> None:
     address = deployment.ensure(port=free_port())  # nobody takes it while the router is away
-    deployment.place.set_route(one.route)
+    deployment.place.write_route(one.route)
     open_still = deployment.client()
     assert open_still.ask("/v1/models").status == 200
     deployment.kill()
-    assert router_status(deployment.state_dir, deployment.name) is None
+    assert query_router_status(deployment.state_dir, deployment.name) is None
     assert deployment.ensure() == address
     assert deployment.client().ask("/v1/models").status == 200
     assert deployment.stop()
@@ -50,7 +50,7 @@ def test_its_environment_has_nothing_of_the_callers(
     monkeypatch.chdir(tmp_path)
     environment = {**os.environ, "SOME_TOKEN": "hush"}
     ensure_router(Path("state"), deployment.name, environment=environment)
-    pid = deployment.place.running().pid
+    pid = deployment.place.read_process().pid
     proc = Path("/proc", str(pid))
     if not proc.exists():
         pytest.skip("this system has no /proc")
@@ -61,9 +61,9 @@ def test_its_environment_has_nothing_of_the_callers(
 
 def test_it_ends_when_its_folder_is_gone(deployment: Deployment) -> None:
     deployment.ensure()
-    daemon = deployment.place.running().daemon
+    daemon = deployment.place.read_process().daemon
     shutil.rmtree(deployment.state_dir)
-    until(lambda: not daemon.alive)
+    until(lambda: not daemon.is_alive)
 
 
 def test_a_port_in_use_is_said_in_a_sentence(deployment: Deployment, one: Upstream) -> None:
@@ -96,25 +96,25 @@ def test_what_is_no_port_is_refused(deployment: Deployment, port: int) -> None:
 
 
 def test_an_unreadable_address_is_not_replaced(deployment: Deployment) -> None:
-    deployment.place.make()
-    (deployment.place.folder / "listen.json").write_text("{")
+    deployment.place.create()
+    (deployment.place.path / "listen.json").write_text("{")
     with pytest.raises(ServerError, match=r"cannot be read from listen\.json"):
         deployment.ensure()
 
 
 def test_deployments_have_a_port_each_and_keep_it(tmp_path: Path) -> None:
-    places = [RouterPlace.of(tmp_path, name) for name in ("a", "b", "c")]
+    places = [RouterFolder.for_deployment(tmp_path, name) for name in ("a", "b", "c")]
     found: list[int] = []
     for place in places:  # one after the other: no port is taken while the next one is chosen
-        with listen(place, HOST) as socket_:
+        with open_listening_socket(place, HOST) as socket_:
             found.append(socket_.getsockname()[1])
     assert len(set(found)) == len(places)
-    assert all(FIRST <= port <= LAST for port in found)
+    assert all(FIRST_PORT <= port <= LAST_PORT for port in found)
     for place, port in zip(places, found, strict=True):
-        with listen(place, "::1") as socket_:
+        with open_listening_socket(place, "::1") as socket_:
             assert socket_.getsockname()[:2] == (HOST, port)
 
 
 def test_a_host_that_is_not_this_machine_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"cannot listen at 192\.0\.2\.1:\d+: Cannot assign"):
-        listen(RouterPlace.of(tmp_path, "m"), "192.0.2.1")
+        open_listening_socket(RouterFolder.for_deployment(tmp_path, "m"), "192.0.2.1")

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, ModelWeightsFormat
-from prefect_bt.serving.served import BaseModel, Choice, Chosen, Contents
+from prefect_bt.serving.served import (
+    BaseModel,
+    CheckpointContents,
+    ModelSelection,
+    SelectedCheckpoint,
+)
 
 FULL, LORA, WHISPER = (
     ModelWeightsFormat.FULL,
@@ -13,7 +18,7 @@ FULL, LORA, WHISPER = (
     ModelWeightsFormat.WHISPER,
 )
 DOWNLOADED = "/tmp/training_checkpoints"
-HUB_BASE = BaseModel("org/base-7b", "hf://org/base-7b", mount=f"{DOWNLOADED}/base")
+HUB_BASE = BaseModel("org/base-7b", "hf://org/base-7b", mount_location=f"{DOWNLOADED}/base")
 
 
 def chosen(
@@ -23,9 +28,9 @@ def chosen(
     job: str = "gvpql31",
     stated_rank: int | None = None,
     **contents: Any,
-) -> Chosen:
+) -> SelectedCheckpoint:
     held = {"has_weights": True, "has_tokenizer": True, **contents}
-    return Chosen(
+    return SelectedCheckpoint(
         name=name,
         project_id="aghi527",
         job_id=job,
@@ -34,19 +39,19 @@ def chosen(
         manifest=f"manifests/{name}",
         manifests=(f"manifests/{name}",),
         folder=f"{DOWNLOADED}/{job}/rank-0/{name}",
-        contents=Contents(format=format_, **held),
-        stated_rank=stated_rank,
+        contents=CheckpointContents(format=format_, **held),
+        configured_lora_rank=stated_rank,
     )
 
 
-def lora(name: str = "checkpoint-10", rank: int | None = 16, **more: Any) -> Chosen:
+def lora(name: str = "checkpoint-10", rank: int | None = 16, **more: Any) -> SelectedCheckpoint:
     return chosen(name, LORA, lora_rank=rank, **more)
 
 
-def choice(*models: Chosen, base: BaseModel | None = None) -> Choice:
+def choice(*models: SelectedCheckpoint, base: BaseModel | None = None) -> ModelSelection:
     if base is None and models[0].format is LORA:
         base = HUB_BASE
-    return Choice(models, base, DOWNLOADED)
+    return ModelSelection(models, base, DOWNLOADED)
 
 
 def gpus(kind: str = "H100", count: int = 1) -> Compute:

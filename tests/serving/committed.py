@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.checkpoints.manifest import Origin
+from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.uploader import Uploader
 from prefect_bt.definitions import project_document, training_project_from_json
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger import Ledger
 from prefect_bt.records import JobRecord
-from prefect_bt.serving.choosing import Wish, choose
+from prefect_bt.serving.choosing import CheckpointRequest, select_models
 from tests.checkpoints import folders
 
 TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}
@@ -57,7 +57,7 @@ class Shop:
         known = self.ledger.ensure_project(project)
         record = JobRecord(
             id=self.ledger.reserve_job_id(known.id),
-            name=self.ledger.next_job_name(known.id),
+            name=self.ledger.reserve_job_name(known.id),
             project_id=known.id,
             project_name=known.name,
             created_at=self.ledger.now(),
@@ -77,16 +77,18 @@ class Shop:
         status = Uploader(
             self.ledger.store,
             directory=directory,
-            origin=Origin(job.project_id, job.id, rank=rank, attempt=self.written, group_size=2),
+            origin=UploadOrigin(
+                job.project_id, job.id, rank=rank, attempt=self.written, group_size=2
+            ),
             options=folders.FAST,
             report=lambda _: None,
         ).run(folders.Ended())
         assert not status.error and not status.uncommitted, status
 
 
-def refused(shop: Shop, *wanted: Wish, **options: Any) -> str:
+def refused(shop: Shop, *wanted: CheckpointRequest, **options: Any) -> str:
     """The whole message: one error, which ends with what to do."""
     with pytest.raises(PrefectBtError) as caught:
-        choose(shop.ledger, wanted, **options)
+        select_models(shop.ledger, wanted, **options)
     assert caught.value.next_step
     return str(caught.value)

@@ -6,19 +6,21 @@ import pytest
 
 from prefect_bt.jobs import load_definition
 from prefect_bt.planning import plan_weights
-from prefect_bt.serving.choosing import Wish, choose
+from prefect_bt.serving.choosing import CheckpointRequest, select_models
 from tests.checkpoints import folders
 from tests.serving.committed import full, lora, refused
 
 
 def base_of(shop, job, *names, **options):
-    return choose(shop.ledger, [Wish(job.id, name) for name in names], **options).base
+    return select_models(
+        shop.ledger, [CheckpointRequest(job.id, name) for name in names], **options
+    ).base
 
 
 def test_two_bases(shop):
     job = shop.job()
     shop.commit(job, {"a": lora("org/one"), "b": lora("org/two")})
-    message = refused(shop, Wish(job.id, "a"), Wish(job.id, "b"))
+    message = refused(shop, CheckpointRequest(job.id, "a"), CheckpointRequest(job.id, "b"))
     assert f"The checkpoint a of job {job.id} is an adapter of org/one" in message
     assert "one of org/two; a server has one base model." in message
     assert base_of(shop, job, "a", "b", base_model="org/three").source == "hf://org/three"
@@ -28,7 +30,7 @@ def test_an_adapter_that_does_not_tell_its_base(shop):
     job = shop.job()
     files = lora() | {"adapter_config.json": folders.text({"peft_type": "LORA", "r": 8})}
     shop.commit(job, {"a": files})
-    message = refused(shop, Wish(job.id, "a"))
+    message = refused(shop, CheckpointRequest(job.id, "a"))
     assert "does not say which base model it stands on" in message
     assert "Give base_model_id" in message
 
@@ -37,7 +39,7 @@ def test_an_adapter_that_does_not_tell_its_base(shop):
 def test_a_base_in_a_folder_of_some_machine(shop, told):
     job = shop.job()
     shop.commit(job, {"a": lora(told)})
-    message = refused(shop, Wish(job.id, "a"))
+    message = refused(shop, CheckpointRequest(job.id, "a"))
     assert f"was trained on {told!r}, a folder that is no part of its job" in message
     assert ("or file:///data/llama" in message) == (told == "/data/llama")
 
@@ -63,7 +65,7 @@ def test_a_base_that_somebody_gives(shop, told, source):
 def test_a_base_that_nothing_mirrors(shop, told):
     job = shop.job()
     shop.commit(job, {"a": lora()})
-    refused(shop, Wish(job.id, "a"), base_model=told)
+    refused(shop, CheckpointRequest(job.id, "a"), base_model=told)
 
 
 def test_the_adapters_revision_of_its_base(shop):
@@ -91,7 +93,7 @@ def test_a_base_that_was_mounted_is_the_same_weights(shop):
     shop.ledger.pin_weights(job.id, plan.key, "0123abcd")
     shop.commit(job, {"a": lora("/models/base"), "b": lora("/models/base/sub")})
     base = base_of(shop, job, "a")
-    assert (base.source, base.pinned, base.auth_secret_name) == (
+    assert (base.source, base.pinned_revision, base.auth_secret_name) == (
         "hf://org/base@main",
         "0123abcd",
         "t",
@@ -103,10 +105,10 @@ def test_a_base_that_was_mounted_is_the_same_weights(shop):
 def test_a_base_that_the_job_made_itself(shop):
     job = shop.job(runtime={"checkpointing_config": {"enabled": True, "checkpoint_path": "/out"}})
     shop.commit(job, {"base": full(), "a": lora("/out/base"), "b": lora("/out/gone")})
-    choice = choose(shop.ledger, [Wish(job.id, "a")])
+    choice = select_models(shop.ledger, [CheckpointRequest(job.id, "a")])
     assert choice.base and choice.base.source == f"bt://{job.project_id}@{job.id}/base"
-    assert [one.name for one in choice.held] == ["a", "base"]
-    assert "'/out/gone', a folder that is no part" in refused(shop, Wish(job.id, "b"))
+    assert [one.name for one in choice.required_checkpoints] == ["a", "base"]
+    assert "'/out/gone', a folder that is no part" in refused(shop, CheckpointRequest(job.id, "b"))
 
 
 def test_a_checkpoint_that_is_given_as_the_base_is_held(shop):
@@ -114,15 +116,17 @@ def test_a_checkpoint_that_is_given_as_the_base_is_held(shop):
     shop.commit(job, {"base": full(), "a": lora("org/other")})
     for project, name in ((job.project_id, job.id), ("p", job.id), ("p", job.name)):
         told = f"bt://{project}@{name}/base"
-        choice = choose(shop.ledger, [Wish(job.id, "a")], base_model=told)
+        choice = select_models(shop.ledger, [CheckpointRequest(job.id, "a")], base_model=told)
         assert choice.base and choice.base.source == f"bt://{job.project_id}@{job.id}/base"
-        assert [one.name for one in choice.held] == ["a", "base"]
-    elsewhere = choose(shop.ledger, [Wish(job.id, "a")], base_model="bt://p@latest/base")
-    assert [one.name for one in elsewhere.held] == ["a"]
+        assert [one.name for one in choice.required_checkpoints] == ["a", "base"]
+    elsewhere = select_models(
+        shop.ledger, [CheckpointRequest(job.id, "a")], base_model="bt://p@latest/base"
+    )
+    assert [one.name for one in elsewhere.required_checkpoints] == ["a"]
     gone = f"bt://p@{job.id}/gone"
     assert base_of(shop, job, "a", base_model=gone).source == gone
     assert "No project 'nothere'" in refused(
-        shop, Wish(job.id, "a"), base_model=f"bt://nothere@{job.id}/base"
+        shop, CheckpointRequest(job.id, "a"), base_model=f"bt://nothere@{job.id}/base"
     )
 
 
@@ -145,6 +149,6 @@ def test_a_whole_model_without_its_tokenizer_borrows_one(shop):
     base = base_of(shop, job, "a")
     assert (base.source, base.tokenizer_only) == ("hf://org/base", True)
     assert "**/*.safetensors" in (base.ignore_patterns or ())
-    message = refused(shop, Wish(job.id, "b"))
+    message = refused(shop, CheckpointRequest(job.id, "b"))
     assert "was saved without its tokenizer" in message and "Give base_model_id" in message
     assert base_of(shop, job, "b", base_model="org/other").source == "hf://org/other"

@@ -45,7 +45,7 @@ def test_whisper(shop):
 def test_an_adapter(shop):
     held = contents(shop, lora("org/base", 24, revision="abc"))
     assert (held.format, held.base_model, held.base_revision) == ("lora", "org/base", "abc")
-    assert (held.lora_rank, held.has_weights, held.beyond_vllm) == (24, True, ())
+    assert (held.lora_rank, held.has_weights, held.unsupported_by_vllm) == (24, True, ())
 
 
 def test_the_highest_rank_of_any_layer_counts(shop):
@@ -71,7 +71,7 @@ def test_an_adapter_that_does_not_tell_its_rank(shop):
     ],
 )
 def test_what_vllm_does_not_load(shop, config, told):
-    assert contents(shop, lora(**config)).beyond_vllm == told
+    assert contents(shop, lora(**config)).unsupported_by_vllm == told
 
 
 def test_a_configuration_without_weights(shop):

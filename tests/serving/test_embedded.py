@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.serving import embedded
-from prefect_bt.serving.embedded import Refusal, put_up, read_served, served_id
+from prefect_bt.serving.embedded import UnservableError, encode_model_id, link_models, read_served
 
 CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
 FULL = {
@@ -43,7 +43,7 @@ def served(root: Path, *models: tuple[str, Path, str], base: Path | None = None)
     "name", ["checkpoint-10", "v0/checkpoint-10", "a:b", "Modèle 2", "a..b", "-a"]
 )
 def test_most_names_are_their_own_id(name: str) -> None:
-    assert served_id(name) == name
+    assert encode_model_id(name) == name
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_most_names_are_their_own_id(name: str) -> None:
     [("a@b", "a%40b"), ("a--b", "a-%2Db"), ("a---b", "a-%2D-b"), ("a-/b", "a%2D/b")],
 )
 def test_what_the_server_would_cut_is_quoted(name: str, identifier: str) -> None:
-    assert served_id(name) == identifier
+    assert encode_model_id(name) == identifier
     # As a cache of the Hub is read: the id must come back from the folder's name.
     on_disk = "models--" + identifier.replace("/", "--")
     assert on_disk.split("--", maxsplit=1)[1].replace("--", "/") == identifier
@@ -61,13 +61,13 @@ def test_what_the_server_would_cut_is_quoted(name: str, identifier: str) -> None
     "name", ["", ".", "..", "/a", "a/", "a//b", "../a", "a\nb", "a:b.gguf", "n" * 201]
 )
 def test_names_that_no_folder_can_have_are_refused(name: str) -> None:
-    with pytest.raises(Refusal, match="No model can be served as"):
-        served_id(name)
+    with pytest.raises(UnservableError, match="No model can be served as"):
+        encode_model_id(name)
 
 
 def test_a_full_model_is_its_files_without_the_trainers(tmp_path: Path) -> None:
     path = folder(tmp_path / "c", {**FULL, "optimizer.pt": "", "generation_config.json": "{}"})
-    put_up(read_served(served(tmp_path, ("c/1", path, "full"))), tmp_path / "up")
+    link_models(read_served(served(tmp_path, ("c/1", path, "full"))), tmp_path / "up")
     put = tmp_path / "up" / "models" / "c" / "1"
     assert {p.name: p.resolve() for p in put.iterdir()} == {
         name: path / name
@@ -80,7 +80,7 @@ def test_an_adapters_folder_holds_its_base_which_its_config_names(tmp_path: Path
     base = folder(tmp_path / "base", {**FULL, "adapter_config.json": "{}"})
     path = folder(tmp_path / "a", {**ADAPTER, "README.md": "", "config.json": "other"})
     before = (path / "adapter_config.json").read_bytes()
-    put_up(read_served(served(tmp_path, ("a", path, "lora"), base=base)), tmp_path / "up")
+    link_models(read_served(served(tmp_path, ("a", path, "lora"), base=base)), tmp_path / "up")
     put = tmp_path / "up" / "models" / "a"
     assert {p.name for p in put.iterdir()} == {
         *("config.json", "model.safetensors", "tokenizer.json"),
@@ -109,9 +109,9 @@ def test_a_tokenizer_comes_whole_from_one_place(tmp_path: Path, own, expected) -
         tmp_path / "base", {**FULL, "tokenizer.json": "base", "chat_template.jinja": "base"}
     )
     path = folder(tmp_path / "c", {"config.json": CONFIG, "model.safetensors": "w", **own})
-    put_up(read_served(served(tmp_path, ("c", path, "full"), base=base)), tmp_path / "up")
+    link_models(read_served(served(tmp_path, ("c", path, "full"), base=base)), tmp_path / "up")
     put = tmp_path / "up" / "models" / "c"
-    words = {p.name: p.read_text() for p in put.iterdir() if p.name in embedded.WORDS}
+    words = {p.name: p.read_text() for p in put.iterdir() if p.name in embedded.TOKENIZER_FILES}
     assert words == expected
 
 
@@ -150,18 +150,20 @@ def test_what_is_missing_is_said_in_a_sentence(tmp_path: Path) -> None:
     ]
     for number, (files, kind, stands_on, sentence) in enumerate(cases):
         path = folder(tmp_path / str(number), files)
-        with pytest.raises(Refusal, match=sentence) as refused:
+        with pytest.raises(UnservableError, match=sentence) as refused:
             read_served(served(tmp_path, ("c", path, kind), base=stands_on))
         assert "\n" not in str(refused.value)
     for names in (("a", "a"), ("a@b", "a%40b")):
-        with pytest.raises(Refusal, match="Two models would answer as"):
+        with pytest.raises(UnservableError, match="Two models would answer as"):
             read_served(served(tmp_path, *((name, base, "full") for name in names)))
-    with pytest.raises(Refusal, match="names no model"):
+    with pytest.raises(UnservableError, match="names no model"):
         read_served(served(tmp_path))
-    with pytest.raises(Refusal, match=r"cannot be read: No such file"):
+    with pytest.raises(UnservableError, match=r"cannot be read: No such file"):
         read_served(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text('{"models": [{"name": "a"}]}')
-    with pytest.raises(Refusal, match=r"is no list of models to serve \(KeyError\('path'\)\)"):
+    with pytest.raises(
+        UnservableError, match=r"is no list of models to serve \(KeyError\('path'\)\)"
+    ):
         read_served(tmp_path / "bad.json")
 
 
@@ -196,7 +198,7 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            Refusal, match=f"Port {port} of 127.0.0.1 cannot be used: Address already"
+            UnservableError, match=f"Port {port} of 127.0.0.1 cannot be used: Address already"
         ):
             embedded.check_port("127.0.0.1", port)
     embedded.check_port("127.0.0.1", port)
@@ -218,24 +220,24 @@ def test_links_of_a_dead_server_on_the_same_port_go(tmp_path: Path, monkeypatch)
 
 def test_threads_are_as_many_as_cores_unless_somebody_chose(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    threads = int(embedded.surroundings(tmp_path)["OMP_NUM_THREADS"])
+    threads = int(embedded.server_environment(tmp_path)["OMP_NUM_THREADS"])
     assert 1 <= threads <= len(os.sched_getaffinity(0))
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert embedded.surroundings(tmp_path)["OMP_NUM_THREADS"] == "7"
+    assert embedded.server_environment(tmp_path)["OMP_NUM_THREADS"] == "7"
 
 
 def test_one_model_is_loaded_first_and_several_on_the_way() -> None:
-    alone = embedded.command("h", 1, ["-a"], ["--device", "cpu"])
+    alone = embedded.server_command("h", 1, ["-a"], ["--device", "cpu"])
     assert alone == [
         *("transformers", "serve", "--host", "h", "--port", "1"),
         *("--model-timeout", "-1", "--device", "cpu", "--", "-a"),
     ]
-    assert embedded.command("h", 1, ["a", "b"], [])[-2:] == ["--model-timeout", "-1"]
+    assert embedded.server_command("h", 1, ["a", "b"], [])[-2:] == ["--model-timeout", "-1"]
 
 
 def test_one_name_may_be_the_folder_of_another(tmp_path: Path) -> None:
     path = folder(tmp_path / "c", FULL)
     listed = served(tmp_path, ("v0/c", path, "full"), ("v0", path, "full"))
-    put_up(read_served(listed), tmp_path / "up")
+    link_models(read_served(listed), tmp_path / "up")
     assert (tmp_path / "up" / "models" / "v0" / "config.json").is_file()
     assert (tmp_path / "up" / "models" / "v0" / "c" / "config.json").is_file()

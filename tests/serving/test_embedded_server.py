@@ -21,8 +21,8 @@ import httpx
 import pytest
 
 from prefect_bt.serving import embedded
-from prefect_bt.serving.gate import read_gate, run_gate
-from prefect_bt.serving.readiness import check_ready, explain, silence
+from prefect_bt.serving.gate import parse_gate, run_gate
+from prefect_bt.serving.readiness import explain_log_tail, find_readiness_problem, render_silence
 from tests.optional import needs
 from tests.ports import free_port
 
@@ -126,7 +126,7 @@ def start(root: Path, models: Path, served: list[dict[str, str]]) -> Server:
 def until_ready(server: Server, names: list[str], seconds: float = 500) -> None:
     end, missing = time.monotonic() + seconds, "nobody looked"
     while time.monotonic() < end and server.process.poll() is None:
-        missing = check_ready(server.address, names, key=ENGINE_KEY)
+        missing = find_readiness_problem(server.address, names, key=ENGINE_KEY)
         if missing is None:
             return
         time.sleep(0.5)
@@ -165,8 +165,8 @@ def complete(server: Server, name: str) -> tuple[str, int]:
 def test_every_chosen_name_is_listed(server: Server) -> None:
     """What the server takes for another id is listed under both, and answers under both."""
     listed = [model.id for model in server.client.models.list()]
-    assert sorted(listed) == sorted([*NAMES, embedded.served_id(ODD)])
-    assert complete(server, embedded.served_id(ODD)) == complete(server, ODD)
+    assert sorted(listed) == sorted([*NAMES, embedded.encode_model_id(ODD)])
+    assert complete(server, embedded.encode_model_id(ODD)) == complete(server, ODD)
 
 
 @pytest.mark.parametrize("name", [*FULL, *ADAPTERS])
@@ -208,7 +208,7 @@ def test_a_stream_brings_the_same(server: Server, generated) -> None:
 
 def test_a_whisper_model_transcribes(server: Server) -> None:
     heard = server.client.audio.transcriptions.create(
-        model="whisper", file=("silence.wav", silence(), "audio/wav")
+        model="whisper", file=("silence.wav", render_silence(), "audio/wav")
     )
     assert isinstance(heard.text, str)
 
@@ -225,7 +225,9 @@ def test_no_other_model_is_loaded(server: Server) -> None:
         with pytest.raises(openai.NotFoundError) as refused:
             complete(server, name)
         assert f"{name!r} does not exist; there is base, " in refused.value.response.text
-    assert "nope" in (check_ready(server.address, ["base", "nope"], key=ENGINE_KEY) or "")
+    assert "nope" in (
+        find_readiness_problem(server.address, ["base", "nope"], key=ENGINE_KEY) or ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,14 +282,14 @@ def test_the_gate_is_put_to_real_models(server: Server, generated) -> None:
     right = generated["checkpoint-10"][0]
     prompt = {"prompt": PROMPT, "equals": right}
     gate = {"prompts": [{**prompt, "model": "checkpoint-10"}], "tokens": TOKENS}
-    passed = run_gate(read_gate(gate), server.address, [*ADAPTERS], key=ENGINE_KEY)
+    passed = run_gate(parse_gate(gate), server.address, [*ADAPTERS], key=ENGINE_KEY)
     assert passed.passed, passed
     failed = run_gate(
-        read_gate({**gate, "prompts": [prompt]}), server.address, [*ADAPTERS], key=ENGINE_KEY
+        parse_gate({**gate, "prompts": [prompt]}), server.address, [*ADAPTERS], key=ENGINE_KEY
     )
     assert not failed.passed
-    assert [row.passed for row in failed.rows] == [True, False]
-    assert "1 of 2 prompts failed: v0/checkpoint-20's answer to" in failed.sentence
+    assert [row.passed for row in failed.results] == [True, False]
+    assert "1 of 2 prompts failed: v0/checkpoint-20's answer to" in failed.message
 
 
 def test_a_gates_command_asks_with_the_openai_library(server: Server) -> None:
@@ -297,8 +299,8 @@ def test_a_gates_command_asks_with_the_openai_library(server: Server) -> None:
         "print([client.completions.create(model=n, prompt='a', max_tokens=1).model for n in names])"
     )
     command = f'{sys.executable} -c "{asks}" && exit 7'
-    result = run_gate(read_gate({"command": command}), server.address, [*ADAPTERS], key=ENGINE_KEY)
-    assert result.sentence.endswith("ended with 7: ['checkpoint-10@main', 'v0/checkpoint-20@main']")
+    result = run_gate(parse_gate({"command": command}), server.address, [*ADAPTERS], key=ENGINE_KEY)
+    assert result.message.endswith("ended with 7: ['checkpoint-10@main', 'v0/checkpoint-20@main']")
 
 
 def test_it_ends_when_it_is_asked_to(server: Server) -> None:
@@ -331,4 +333,4 @@ def test_what_cannot_be_loaded_ends_it_with_a_sentence(models: Path, tmp_path: P
         assert broken.process.wait(500) == 1
         last = broken.log.read_text().splitlines()[-1]
     assert last.startswith("embedded: broken cannot be loaded: Error while deserializing header")
-    assert "`prefect-bt checkpoints verify`" in explain([last])
+    assert "`prefect-bt checkpoints verify`" in explain_log_tail([last])

@@ -14,21 +14,21 @@ from prefect_bt.definitions import Compute
 from prefect_bt.errors import DefinitionError
 from prefect_bt.serving.engines import (
     ENGINES,
-    LORA_RANKS,
-    Base,
-    Command,
-    Listen,
-    answered_names,
+    VLLM_LORA_RANKS,
+    BindOptions,
+    EngineBaseModel,
+    EngineCommand,
+    choose_max_lora_rank,
     default_engine,
-    find_engine,
-    lora_rank,
+    get_engine,
+    served_model_names,
 )
 from tests.serving.chosen import FULL, WHISPER, chosen, gpus, lora
 from tests.serving.golden import check_golden
 
 CPU = Compute()
-HOST = Listen("127.0.0.1")
-BASE = Base("/tmp/training_checkpoints/base", "org/base-7b")
+HOST = BindOptions("127.0.0.1")
+BASE = EngineBaseModel("/tmp/training_checkpoints/base", "org/base-7b")
 TOKENIZER = replace(BASE, tokenizer_only=True)
 TEMPLATE = {"chat_template": "0" * 64}
 SEVERAL = (
@@ -52,11 +52,11 @@ CASES = {
 }
 
 
-def shown(command: Command) -> str:
+def shown(command: EngineCommand) -> str:
     rows = [f"image: {command.image}"]
     rows += [f"requirement: {each}" for each in command.requirements]
     rows += [f"{name}={value}" for name, value in command.environment.items()]
-    return "\n".join([*rows, "", command.line]) + "\n"
+    return "\n".join([*rows, "", command.shell_line]) + "\n"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -74,32 +74,32 @@ def test_transformers(case):
 def test_the_engine_by_default():
     assert (default_engine(gpus()), default_engine(CPU)) == ("vllm", "transformers")
     assert default_engine(gpus(count=0)) == "transformers"
-    assert find_engine("vllm").name == "vllm"
+    assert get_engine("vllm").name == "vllm"
     with pytest.raises(DefinitionError, match=r"'vlm'\. Use one of: vllm, transformers"):
-        find_engine("vlm")
+        get_engine("vlm")
 
 
 @pytest.mark.parametrize(
     ("rank", "legal"), [(1, 8), (8, 8), (9, 16), (48, 64), (257, 320), (321, 512), (512, 512)]
 )
 def test_ranks_are_rounded_up(rank, legal):
-    assert lora_rank([lora(rank=rank), lora(rank=4)]) == legal
-    assert legal in LORA_RANKS
+    assert choose_max_lora_rank([lora(rank=rank), lora(rank=4)]) == legal
+    assert legal in VLLM_LORA_RANKS
 
 
 def test_a_rank_above_all():
     with pytest.raises(DefinitionError, match=r"has rank 513; vLLM takes up to 512\..*Merge it"):
-        lora_rank([lora(rank=513), lora(rank=8)])
+        choose_max_lora_rank([lora(rank=513), lora(rank=8)])
 
 
 def test_where_a_rank_comes_from():
-    assert lora_rank([lora(rank=8, stated_rank=64)]) == 8  # the adapter knows
-    assert lora_rank([lora(rank=None, stated_rank=64)]) == 64
-    assert lora_rank([lora(rank=None)]) == 16
+    assert choose_max_lora_rank([lora(rank=8, stated_rank=64)]) == 8  # the adapter knows
+    assert choose_max_lora_rank([lora(rank=None, stated_rank=64)]) == 64
+    assert choose_max_lora_rank([lora(rank=None)]) == 16
 
 
 def test_an_adapter_that_vllm_does_not_load():
-    models = [lora(), lora("b", beyond_vllm=("DoRA", "trained biases"))]
+    models = [lora(), lora("b", unsupported_by_vllm=("DoRA", "trained biases"))]
     with pytest.raises(DefinitionError) as caught:
         ENGINES["vllm"].build(models, BASE, gpus(), HOST)
     assert str(caught.value) == (
@@ -111,13 +111,13 @@ def test_an_adapter_that_vllm_does_not_load():
 
 def test_names_that_an_engine_answers_under():
     models = [lora("a--b"), lora("ü/x=1")]
-    assert answered_names(ENGINES["vllm"], models) == ("a--b", "ü/x=1")
-    first, second = answered_names(ENGINES["transformers"], models)
+    assert served_model_names(ENGINES["vllm"], models) == ("a--b", "ü/x=1")
+    first, second = served_model_names(ENGINES["transformers"], models)
     assert first != "a--b" and second == "ü/x=1"
     with pytest.raises(DefinitionError, match="--served-name gvpql31/-x=NAME"):
-        answered_names(ENGINES["vllm"], [chosen("-x")])
+        served_model_names(ENGINES["vllm"], [chosen("-x")])
     with pytest.raises(DefinitionError, match=r"transformers cannot serve checkpoint \.\./x"):
-        answered_names(ENGINES["transformers"], [chosen("../x")])
+        served_model_names(ENGINES["transformers"], [chosen("../x")])
 
 
 AWKWARD = [
@@ -141,7 +141,7 @@ def test_a_shell_reads_the_words_that_were_meant(name, tmp_path):
     command = ENGINES["vllm"].build(models, BASE, gpus(), HOST)
     environment = {**os.environ, "PATH": str(tmp_path), "BT_LEADER_PORT": "20011"}
     done = subprocess.run(
-        ["/bin/sh", "-c", f"exec {command.line}"],
+        ["/bin/sh", "-c", f"exec {command.shell_line}"],
         env=environment,
         capture_output=True,
         check=True,
@@ -170,5 +170,5 @@ def read_adapters(items):
 
 def test_the_format_decides_how_it_is_served():
     full, whisper = chosen(format_=FULL), chosen(format_=WHISPER)
-    lines = [ENGINES["vllm"].build([one], None, CPU, HOST).line for one in (full, whisper)]
+    lines = [ENGINES["vllm"].build([one], None, CPU, HOST).shell_line for one in (full, whisper)]
     assert ["--dtype bfloat16" in line for line in lines] == [True, False]

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from prefect_bt.errors import DefinitionError
-from prefect_bt.serving.gate import Gate, GateResult, read_gate, run_gate
+from prefect_bt.serving.gate import Gate, GateResult, parse_gate, run_gate
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -54,11 +54,11 @@ def address() -> Iterator[str]:
 
 
 def put(address: str, *prompts: dict, models: tuple[str, ...] = ("a", "b")) -> GateResult:
-    return run_gate(read_gate(list(prompts)), address, models)
+    return run_gate(parse_gate(list(prompts)), address, models)
 
 
 def decide(command: str, seconds: float = 60) -> GateResult:
-    return run_gate(read_gate({"command": command, "seconds": seconds}), NOWHERE, ["a", "b c"])
+    return run_gate(parse_gate({"command": command, "seconds": seconds}), NOWHERE, ["a", "b c"])
 
 
 # -- prompts --------------------------------------------------------------------------------
@@ -71,16 +71,16 @@ def decide(command: str, seconds: float = 60) -> GateResult:
 def test_an_answer_is_held_against_what_is_expected(address: str, expected) -> None:
     result = put(address, {"prompt": "2+2=", "model": "a", **expected})
     assert result.passed
-    assert result.sentence == "It passed 1 prompt of its gate."
+    assert result.message == "It passed 1 prompt of its gate."
 
 
 def test_a_prompt_without_a_model_is_put_to_all(address: str) -> None:
     result = put(address, {"prompt": "x", "contains": "a: "}, {"prompt": "y", "contains": "y"})
-    assert [(row.model, row.passed) for row in result.rows] == [
+    assert [(row.model, row.passed) for row in result.results] == [
         *(("a", True), ("b", False)),
         *(("a", True), ("b", True)),
     ]
-    assert result.sentence == (
+    assert result.message == (
         "1 of 4 prompts failed: b's answer to 'x' should contain 'a: ', and is 'b: x'."
     )
 
@@ -95,10 +95,10 @@ def test_a_fault_never_passes(address: str) -> None:
         prompt = {"prompt": "x", "matches": pattern or "^$"}
         result = put(address, prompt, models=("ill",))
         assert not result.passed
-        assert "503 Engine is dead" in result.sentence
+        assert "503 Engine is dead" in result.message
     nobody = put(NOWHERE, {"prompt": "x", "matches": ".*"}, models=("a",))
     assert not nobody.passed
-    assert "ConnectError" in nobody.sentence
+    assert "ConnectError" in nobody.message
 
 
 def test_a_model_that_is_not_served_is_no_pass(address: str) -> None:
@@ -129,12 +129,12 @@ def test_a_model_that_is_not_served_is_no_pass(address: str) -> None:
 )
 def test_what_is_no_gate_is_refused(document, sentence: str) -> None:
     with pytest.raises(DefinitionError, match=sentence):
-        read_gate(document)
+        parse_gate(document)
 
 
 def test_what_is_left_out_has_a_default() -> None:
-    assert read_gate({"command": "x"}) == Gate(command="x", seconds=600)
-    assert (read_gate([{"prompt": "x", "contains": "y"}]).seconds) == 60
+    assert parse_gate({"command": "x"}) == Gate(command="x", timeout=600)
+    assert (parse_gate([{"prompt": "x", "contains": "y"}]).timeout) == 60
 
 
 # -- a command ------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_a_command_decides_by_its_exit_code() -> None:
     assert decide("exit 0") == GateResult(True, "The command of its gate says yes.")
     no = decide("echo no good; echo really >&2; exit 3")
     assert no == GateResult(False, "The command of its gate ended with 3: no good\nreally")
-    assert decide("no-such-program").sentence.startswith("The command of its gate ended with 127: ")
+    assert decide("no-such-program").message.startswith("The command of its gate ended with 127: ")
 
 
 def test_a_command_is_told_what_to_ask() -> None:
@@ -152,15 +152,15 @@ def test_a_command_is_told_what_to_ask() -> None:
     told = decide(
         f'for name in {names}; do eval "echo \\$$name"; done; cat; test -n "$PATH" && exit 1'
     )
-    assert told.sentence == (
+    assert told.message == (
         f"The command of its gate ended with 1: {NOWHERE}\na b c\n{NOWHERE}/v1\nnone"
     )
-    gate = Gate(command='test "$OPENAI_API_KEY" = k', seconds=60)
+    gate = Gate(command='test "$OPENAI_API_KEY" = k', timeout=60)
     assert run_gate(gate, f"{NOWHERE}/v1", ["a"], key="k").passed
 
 
 def test_only_the_end_of_much_output_is_told() -> None:
-    told = decide("seq 100000; exit 1").sentence
+    told = decide("seq 100000; exit 1").message
     assert told.endswith("\n99999\n100000")
     assert len(told) < 2200
 
@@ -169,7 +169,7 @@ def test_a_command_has_a_limit_and_leaves_nothing_behind(tmp_path: Path) -> None
     pids, seconds = tmp_path / "pids", 1
     command = f"sleep 300 & echo $! $$ >{pids}; echo begun; wait"
     # On a busy machine the shell may need longer to begin.
-    while "begun" not in (late := decide(command, seconds=seconds)).sentence and seconds < 100:
+    while "begun" not in (late := decide(command, seconds=seconds)).message and seconds < 100:
         seconds *= 5
     assert late == GateResult(False, f"The command of its gate was not done in {seconds} s: begun")
     gone(pids)
@@ -183,7 +183,7 @@ def test_a_command_ends_with_its_caller(tmp_path: Path, sign: signal.Signals) ->
     pids = tmp_path / "pids"
     caller = (
         "import sys; from prefect_bt.serving.gate import Gate, run_gate; "
-        "run_gate(Gate(command=sys.argv[1], seconds=60), 'http://127.0.0.1:1', ['a'])"
+        "run_gate(Gate(command=sys.argv[1], timeout=60), 'http://127.0.0.1:1', ['a'])"
     )
     command = f"sleep 300 & echo $! $$ >{pids}.new; mv {pids}.new {pids}; wait"
     process = subprocess.Popen([sys.executable, "-c", caller, command], stderr=subprocess.DEVNULL)

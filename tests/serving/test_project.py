@@ -21,17 +21,17 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import DefinitionError, WeightsError
 from prefect_bt.plan import VolumeKind
 from prefect_bt.planning import plan_gang, plan_weights
-from prefect_bt.serving.choosing import Wish, choose
+from prefect_bt.serving.choosing import CheckpointRequest, select_models
 from prefect_bt.serving.project import (
     ServerOptions,
-    find_pins,
-    lay_out,
-    pin,
-    served_text,
-    serving_compute,
-    serving_job,
+    build_serving_job,
+    pin_revisions,
+    render_served_file,
+    resolve_compute,
+    resolve_pins,
+    write_files,
 )
-from prefect_bt.serving.served import BaseModel, Served
+from prefect_bt.serving.served import BaseModel, ServedModels
 from prefect_bt.substrates.protocol import Capacity, Enforcement
 from prefect_bt.weights import NodeCache, mirror_source
 from tests.checkpoints import folders
@@ -44,7 +44,7 @@ TOKEN = {"HF_TOKEN": SecretReference(name="hf_access_token")}
 
 
 def served(chosen_, **options):
-    return serving_job(chosen_, ServerOptions(**options))
+    return build_serving_job(chosen_, ServerOptions(**options))
 
 
 # -- the definition -------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_a_job_that_any_substrate_takes():
     (node,) = plan.nodes
     assert node.checkpoints is None and plan.secret_names == ("hf_access_token",)
     mounts = [v.target for v in node.volumes if v.kind is VolumeKind.WEIGHTS]
-    assert mounts == [*(one.folder for one in serving.choice.models), f"{DOWNLOADED}/base"]
+    assert mounts == [*(one.folder for one in serving.selection.models), f"{DOWNLOADED}/base"]
     assert all(v.read_only for v in node.volumes if v.kind is VolumeKind.WEIGHTS)
 
 
@@ -68,7 +68,7 @@ def test_the_server_is_the_command_itself():
     (command,) = serving.project.job.runtime.start_commands
     assert command.startswith("exec vllm serve ")
     assert '--host 0.0.0.0 --port "$BT_LEADER_PORT"' in command
-    assert (serving.engine, serving.names) == ("vllm", ("checkpoint-10",))
+    assert (serving.engine, serving.served_names) == ("vllm", ("checkpoint-10",))
     assert set(serving.files) == {"served.json"}
 
 
@@ -77,7 +77,7 @@ def test_checkpoints_that_lie_in_each_other_are_mounted_beside_each_other(shop):
     names = (".", "out", "out/checkpoint-10")
     shop.commit(job, {".": committed.lora(), "out": committed.lora()})
     shop.commit(job, {"out/checkpoint-10": committed.lora()})
-    chosen = choose(shop.ledger, [Wish(job.id, name) for name in names])
+    chosen = select_models(shop.ledger, [CheckpointRequest(job.id, name) for name in names])
     [node] = plan_gang(served(chosen).project, CONTEXT).nodes
     mounts = [volume.target for volume in node.volumes if volume.kind is VolumeKind.WEIGHTS]
     assert len(mounts) == len(names) + 1, "and the base"
@@ -87,13 +87,20 @@ def test_checkpoints_that_lie_in_each_other_are_mounted_beside_each_other(shop):
 def test_what_is_installed_and_where():
     one = choice(lora())
     assert len(served(one).project.job.runtime.start_commands) == 1
-    brought, command = served(one, install=True).project.job.runtime.start_commands
+    brought, command = served(one, install_requirements=True).project.job.runtime.start_commands
     assert brought == (
         "python -m pip install --no-cache-dir 'torch>=2.13,<2.14' 'transformers[serving]~=5.23' "
         "'peft~=0.21.2'"
     )
     assert command.startswith("exec python embedded.py served.json ")
-    assert len(served(one, compute=gpus(), install=True).project.job.runtime.start_commands) == 1
+    assert (
+        len(
+            served(
+                one, compute=gpus(), install_requirements=True
+            ).project.job.runtime.start_commands
+        )
+        == 1
+    )
 
 
 def test_an_image_and_variables_of_ones_own():
@@ -136,7 +143,7 @@ def test_a_server_is_one_node():
 
 
 def test_a_base_whose_name_is_an_adapters():
-    base = BaseModel("x", "bt://p@j/checkpoint-10", mount=f"{DOWNLOADED}/base")
+    base = BaseModel("x", "bt://p@j/checkpoint-10", mount_location=f"{DOWNLOADED}/base")
     serving = served(choice(lora(), base=base), compute=gpus())
     assert "--served-model-name checkpoint-10-base" in serving.project.job.runtime.start_commands[0]
 
@@ -148,14 +155,14 @@ def test_served_json():
     serving = served(choice(lora(), lora("v0/checkpoint-20")))
     text = serving.files["served.json"]
     check_golden("served-lora.json", text)
-    assert codec.loads(Served, text).base == f"{DOWNLOADED}/base"
-    whole = json.loads(served_text(choice(chosen("best", WHISPER))))
+    assert codec.loads(ServedModels, text).base == f"{DOWNLOADED}/base"
+    whole = json.loads(render_served_file(choice(chosen("best", WHISPER))))
     assert (whole["base"], whole["models"][0]["kind"]) == (None, "full")
 
 
 def test_the_workspace_is_laid_out(tmp_path):
     serving = served(choice(chosen()))
-    lay_out(serving.files, tmp_path)
+    write_files(serving.files, tmp_path)
     programs = {"embedded.py", "require_key.py"}
     assert {path.name for path in tmp_path.iterdir()} == {"served.json", *programs}
     for name in programs:
@@ -174,20 +181,20 @@ MACHINE = Capacity(cpus=8, memory=32 * 1024**3, gpus=1)
     "left_out", [None, Compute(), Compute(cpu_count=0, memory="0Mi"), Compute(memory=" 0.0 ")]
 )
 def test_what_a_config_leaves_out_is_all_there_is_where_limits_are_enforced(left_out):
-    assert serving_compute(left_out, MACHINE) == Compute(), "it may use the machine"
+    assert resolve_compute(left_out, MACHINE) == Compute(), "it may use the machine"
     limited = replace(MACHINE, enforcement=Enforcement.LIMITS)
-    found = serving_compute(left_out, limited)
+    found = resolve_compute(left_out, limited)
     assert (found.cpu_count, found.memory, found.accelerator) == (8, "32768Mi", None)
     gpu = Compute(cpu_count=0, memory="0Mi", accelerator=AcceleratorSpec(accelerator="L4"))
-    found = serving_compute(gpu, limited)
+    found = resolve_compute(gpu, limited)
     assert (found.cpu_count, found.memory) == (1, "2Gi"), "planning gives it the GPU's share"
 
 
 def test_what_a_config_asks_for_is_kept():
     asked = Compute(cpu_count=2, memory="10Gi", accelerator=AcceleratorSpec(accelerator="L4"))
-    assert serving_compute(asked, MACHINE) == asked
+    assert resolve_compute(asked, MACHINE) == asked
     none = Compute(memory="nonsense", accelerator=AcceleratorSpec(accelerator="L4", count=0))
-    found = serving_compute(none, MACHINE)
+    found = resolve_compute(none, MACHINE)
     assert (found.memory, found.accelerator) == ("nonsense", None)
 
 
@@ -203,16 +210,16 @@ def test_the_very_bytes_that_were_chosen(shop, tmp_path):
     job = shop.job("a name/with @")
     shop.commit(job, {"base": committed.full()})
     shop.commit(job, {"a": committed.lora(), "b": committed.lora("/mnt/ckpts/base")})
-    wishes = [Wish(job.id, "a"), Wish(job.id, "b")]
+    wishes = [CheckpointRequest(job.id, "a"), CheckpointRequest(job.id, "b")]
     base = f"bt://{job.project_id}@{job.id}/base"
     for found in (
-        choose(shop.ledger, wishes, base_model=base),
-        choose(shop.ledger, wishes[1:]),
+        select_models(shop.ledger, wishes, base_model=base),
+        select_models(shop.ledger, wishes[1:]),
     ):
         serving = served(found)
         plans = plan_weights(serving.project.job)
         mirrored = {plan.key: mirror(shop, plan, tmp_path) for plan in plans}
-        pins = find_pins(shop.ledger.store, serving)
+        pins = resolve_pins(shop.ledger.store, serving)
         assert pins
         for each in pins:
             got = mirrored[each.key]
@@ -227,18 +234,18 @@ def test_the_very_bytes_that_were_chosen(shop, tmp_path):
 def test_one_that_is_written_anew_is_not_served_in_its_place(shop, tmp_path):
     job, serving_id = shop.job(), shop.job("serving").id
     shop.commit(job, {"best": committed.full()})
-    serving = served(choose(shop.ledger, [Wish(job.id)]))
-    pin(shop.ledger, serving_id, serving)
+    serving = served(select_models(shop.ledger, [CheckpointRequest(job.id)]))
+    pin_revisions(shop.ledger, serving_id, serving)
     (plan,) = plan_weights(serving.project.job)
-    pinned = shop.ledger.pinned_weights(serving_id)[plan.key]
+    pinned = shop.ledger.read_pinned_weights(serving_id)[plan.key]
     here = mirror(shop, plan, tmp_path / "here", pinned.revision)
     shop.commit(job, {"best": committed.full(hidden_size=7)})
     again = mirror(shop, plan, tmp_path / "here", pinned.revision)
-    assert again.hit and again.folder == here.folder
+    assert again.cache_hit and again.folder == here.folder
     with pytest.raises(WeightsError, match="another than the job began with"):
         mirror(shop, plan, tmp_path / "elsewhere", pinned.revision)
-    pin(shop.ledger, serving_id, serving)  # a second time changes nothing
-    assert shop.ledger.pinned_weights(serving_id)[plan.key] == pinned
+    pin_revisions(shop.ledger, serving_id, serving)  # a second time changes nothing
+    assert shop.ledger.read_pinned_weights(serving_id)[plan.key] == pinned
 
 
 def test_a_base_as_the_training_job_had_it(shop):
@@ -248,8 +255,8 @@ def test_a_base_as_the_training_job_had_it(shop):
     (had,) = plan_weights(training_project_from_json(job.definition).job)
     shop.ledger.pin_weights(job.id, had.key, "0123abcd")
     shop.commit(job, {"a": committed.lora("/models/base")})
-    serving = served(choose(shop.ledger, [Wish(job.id)]))
-    pin(shop.ledger, serving_id, serving)
+    serving = served(select_models(shop.ledger, [CheckpointRequest(job.id)]))
+    pin_revisions(shop.ledger, serving_id, serving)
     assert serving.project.job.weights[1].source == source.source
     # The same key, so that what the training job mirrored is found on this machine.
-    assert shop.ledger.pinned_weights(serving_id)[had.key].revision == "0123abcd"
+    assert shop.ledger.read_pinned_weights(serving_id)[had.key].revision == "0123abcd"

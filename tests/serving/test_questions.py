@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from prefect_bt.definitions import Compute
-from prefect_bt.serving.choosing import Wish, choose
+from prefect_bt.serving.choosing import CheckpointRequest, select_models
 from prefect_bt.serving.questions import (
-    NONE,
-    answered_compute,
-    ask_accelerator,
-    ask_checkpoints,
-    ask_count,
-    ask_hf_secret,
-    ask_model_name,
+    NONE_OPTION,
+    accelerator_count_question,
+    accelerator_question,
+    checkpoints_question,
+    compute_from_answers,
+    hf_secret_question,
+    model_name_question,
 )
-from prefect_bt.serving.shelves import look
+from prefect_bt.serving.shelves import list_servable
 from prefect_bt.substrates.protocol import Capacity
 from tests.serving.chosen import choice, chosen, lora
 from tests.serving.committed import full
@@ -29,34 +29,34 @@ def values(question):
 def test_checkpoints_that_can_be_served(shop):
     job = shop.job()
     shop.commit(job, {"checkpoint-10": full()})
-    assert ask_checkpoints(look(shop.ledger, job.id)).only_answer == "checkpoint-10"
+    assert checkpoints_question(list_servable(shop.ledger, job.id)).only_option == "checkpoint-10"
     shop.commit(job, {"adapter": adapter(), "runs": {"events": b"x"}})
-    question = ask_checkpoints(look(shop.ledger, job.id))
+    question = checkpoints_question(list_servable(shop.ledger, job.id))
     assert [one.label for one in question.options] == ["adapter  lora", "checkpoint-10  full"]
-    assert question.many and question.only_answer == ""
-    answers = [Wish(job.id, value) for value in values(question)[:1]]
-    assert choose(shop.ledger, answers).names == ("adapter",)
+    assert question.multiple and question.only_option == ""
+    answers = [CheckpointRequest(job.id, value) for value in values(question)[:1]]
+    assert select_models(shop.ledger, answers).served_names == ("adapter",)
 
 
 def test_a_name_after_the_base_model():
-    assert ask_model_name(choice(lora())).default == "base-7b"
-    assert ask_model_name(choice(chosen())).default == ""
+    assert model_name_question(choice(lora())).default == "base-7b"
+    assert model_name_question(choice(chosen())).default == ""
 
 
 def test_the_machines_accelerators():
-    question = ask_accelerator(MACHINE)
-    assert (values(question), question.default) == (["H100", NONE], "H100")
-    assert values(ask_count(MACHINE)) == ["1", "2"]
+    question = accelerator_question(MACHINE)
+    assert (values(question), question.default) == (["H100", NONE_OPTION], "H100")
+    assert values(accelerator_count_question(MACHINE)) == ["1", "2"]
     laptop = Capacity(cpus=2, memory=1, gpus=0)
-    assert ask_accelerator(laptop).only_answer == NONE
+    assert accelerator_question(laptop).only_option == NONE_OPTION
 
 
 def test_answers_about_compute():
-    spec = answered_compute("H100", 2).accelerator
+    spec = compute_from_answers("H100", 2).accelerator
     assert spec and (spec.accelerator, spec.count) == ("H100", 2)
-    assert answered_compute(NONE) == Compute(cpu_count=0, memory="0Mi")
+    assert compute_from_answers(NONE_OPTION) == Compute(cpu_count=0, memory="0Mi")
 
 
 def test_the_secret_of_the_hub():
-    question = ask_hf_secret()
-    assert (question.default, question.free) == ("hf_access_token", True)
+    question = hf_secret_question()
+    assert (question.default, question.allows_free_text) == ("hf_access_token", True)

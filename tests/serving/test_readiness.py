@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.serving.readiness import check_ready, explain, silence
+from prefect_bt.serving.readiness import explain_log_tail, find_readiness_problem, render_silence
 
 CHAT, PLAIN, HEARD = "/v1/chat/completions", "/v1/completions", "/v1/audio/transcriptions"
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -80,13 +80,13 @@ NO_ROUTE = (404, {"detail": "Not Found"})
 )
 def test_ready_is_one_completion_of_any_kind_for_each(faults) -> None:
     with serving(["a", "b"], faults) as address:
-        assert check_ready(address, ["a", "b"]) is None
-        assert check_ready(f"{address}/v1/", ["b"]) is None
+        assert find_readiness_problem(address, ["a", "b"]) is None
+        assert find_readiness_problem(f"{address}/v1/", ["b"]) is None
 
 
 def test_every_name_must_be_listed() -> None:
     with serving(["a", "base"], {}) as address:
-        missing = check_ready(address, ["a", "b", "c"])
+        missing = find_readiness_problem(address, ["a", "b", "c"])
     assert missing == "It does not list b, c; it lists a, base."
 
 
@@ -105,28 +105,33 @@ def test_every_name_must_be_listed() -> None:
 )  # fmt: skip
 def test_a_refused_completion_is_told_in_the_servers_words(faults, sentence: str) -> None:
     with serving(["a"], faults) as address:
-        assert check_ready(address, ["a"]) == f"a does not answer: {sentence}"
+        assert find_readiness_problem(address, ["a"]) == f"a does not answer: {sentence}"
 
 
 def test_an_answer_without_a_completion_is_none() -> None:
     with serving(["a"], {CHAT: (200, {"choices": []})}) as address:
-        assert check_ready(address, ["a"]) == "a answers with what is no completion."
+        assert find_readiness_problem(address, ["a"]) == "a answers with what is no completion."
 
 
 def test_the_key_is_shown_and_asked_for() -> None:
     with serving(["a"], {}, key="k") as address:
-        assert check_ready(address, ["a"], key="k") is None
-        assert check_ready(address, ["a"]) == "It does not list its models: 401 Unauthorized."
+        assert find_readiness_problem(address, ["a"], key="k") is None
+        assert (
+            find_readiness_problem(address, ["a"])
+            == "It does not list its models: 401 Unauthorized."
+        )
 
 
 def test_nobody_there_is_not_ready_yet() -> None:
     with serving([], {}) as address:
         pass
-    assert (check_ready(address, ["a"]) or "").startswith(f"Nothing answers at {address}/v1 yet (")
+    assert (find_readiness_problem(address, ["a"]) or "").startswith(
+        f"Nothing answers at {address}/v1 yet ("
+    )
 
 
 def test_silence_is_a_second_of_sound() -> None:
-    with wave.open(io.BytesIO(silence())) as sound:
+    with wave.open(io.BytesIO(render_silence())) as sound:
         assert (sound.getframerate(), sound.getnframes(), sound.getnchannels()) == (16000, 16000, 1)
 
 
@@ -259,8 +264,8 @@ def test_silence_is_a_second_of_sound() -> None:
 )
 def test_last_words_are_explained(said: str, sentence: str) -> None:
     log = ["INFO:     Started server process [1]", *said.splitlines(), "exit status 1"]
-    assert sentence in explain(log)
-    assert sentence in explain("\n".join(log))
+    assert sentence in explain_log_tail(log)
+    assert sentence in explain_log_tail("\n".join(log))
 
 
 def test_the_cause_counts_and_not_what_follows_from_it() -> None:
@@ -268,12 +273,15 @@ def test_the_cause_counts_and_not_what_follows_from_it() -> None:
         "ValueError: LoRA rank 64 is greater than max_lora_rank 16.",
         "RuntimeError: Engine core initialization failed. CUDA out of memory",
     ]
-    assert "rank 64" in explain(log)
+    assert "rank 64" in explain_log_tail(log)
 
 
 def test_what_nobody_knows_is_not_explained() -> None:
-    assert explain([]) == ""
-    assert explain(["INFO:     Uvicorn running on http://0.0.0.0:8000", "KeyError: 'x'"]) == ""
+    assert explain_log_tail([]) == ""
+    assert (
+        explain_log_tail(["INFO:     Uvicorn running on http://0.0.0.0:8000", "KeyError: 'x'"])
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,4 +292,4 @@ def test_what_nobody_knows_is_not_explained() -> None:
     ],
 )
 def test_what_a_server_survives_explains_nothing(said: str) -> None:
-    assert explain([said, "KeyError: 'x'"]) == ""
+    assert explain_log_tail([said, "KeyError: 'x'"]) == ""

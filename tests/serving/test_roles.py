@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.serving.deployments import NONE
-from prefect_bt.serving.roles import Role, Scene, role_of
+from prefect_bt.serving.deployments import NO_REVISION
+from prefect_bt.serving.roles import RevisionAction, RoutingState, choose_action
 
 
 @pytest.mark.parametrize(
     ("mine", "scene", "role"),
     [
-        (1, Scene(1, None, {1}), Role.SERVE),
-        (1, Scene(2, 1, {1, 2}), Role.SERVE),
-        (2, Scene(2, 1, {1, 2}), Role.SERVE),
-        (1, Scene(2, 2, {1, 2}), Role.FINISH),
-        (2, Scene(1, 1, {1}), Role.STAND_BY),
-        (2, Scene(1, None, {1, 2}), Role.FINISH),
-        (2, Scene(1, 2, {1, 2}), Role.SERVE),
-        (1, Scene(NONE, 1, {1, NONE}), Role.STOP),
-        (3, Scene(NONE, 1, {1, NONE}), Role.STAND_BY),
-        (1, Scene(NONE, None, set()), Role.STAND_BY),
+        (1, RoutingState(1, None, {1}), RevisionAction.SERVE),
+        (1, RoutingState(2, 1, {1, 2}), RevisionAction.SERVE),
+        (2, RoutingState(2, 1, {1, 2}), RevisionAction.SERVE),
+        (1, RoutingState(2, 2, {1, 2}), RevisionAction.DRAIN),
+        (2, RoutingState(1, 1, {1}), RevisionAction.STANDBY),
+        (2, RoutingState(1, None, {1, 2}), RevisionAction.DRAIN),
+        (2, RoutingState(1, 2, {1, 2}), RevisionAction.SERVE),
+        (1, RoutingState(NO_REVISION, 1, {1, NO_REVISION}), RevisionAction.STOP),
+        (3, RoutingState(NO_REVISION, 1, {1, NO_REVISION}), RevisionAction.STANDBY),
+        (1, RoutingState(NO_REVISION, None, set()), RevisionAction.STANDBY),
     ],
     ids=[
         "the one that is to",
@@ -35,15 +35,15 @@ from prefect_bt.serving.roles import Role, Scene, role_of
         "nothing was ever to serve",
     ],
 )
-def test_roles(mine: int, scene: Scene, role: Role) -> None:
-    assert role_of(mine, scene) is role
+def test_roles(mine: int, scene: RoutingState, role: RevisionAction) -> None:
+    assert choose_action(mine, scene) is role
 
 
 def test_somebody_serves_whatever_is_wished() -> None:
     """Of two that answer, at least one takes requests, whoever is wanted and routed."""
     for wanted in (1, 2):
         for routed in (1, 2):
-            roles = [role_of(one, Scene(wanted, routed, {1, 2})) for one in (1, 2)]
-            assert Role.SERVE in roles
+            roles = [choose_action(one, RoutingState(wanted, routed, {1, 2})) for one in (1, 2)]
+            assert RevisionAction.SERVE in roles
             # The one that is finished is never the one that requests go to.
-            assert roles[routed - 1] is Role.SERVE
+            assert roles[routed - 1] is RevisionAction.SERVE

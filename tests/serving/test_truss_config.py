@@ -67,9 +67,9 @@ def test_paths_are_where_truss_puts_them():
 
 
 def test_a_base_that_is_not_on_the_hub_is_mounted():
-    base = BaseModel("x", "bt://p@j/base", mount=f"{DOWNLOADED}/base")
+    base = BaseModel("x", "bt://p@j/base", mount_location=f"{DOWNLOADED}/base")
     document = truss_config(choice(lora(), base=base), "m", gpus(), {})
-    assert document["weights"] == [{"source": base.source, "mount_location": base.mount}]
+    assert document["weights"] == [{"source": base.source, "mount_location": base.mount_location}]
     assert command_of(document).startswith(f"vllm serve {DOWNLOADED}/base --port 8000 ")
     hub = truss_config(choice(lora(), base=HUB_BASE), "m", gpus(), {})
     assert "weights" not in hub and command_of(hub).startswith("vllm serve org/base-7b --port")
@@ -108,4 +108,4 @@ def test_a_variable_that_no_shell_can_name():
 
 def test_what_vllm_does_not_load():
     with pytest.raises(DefinitionError, match="DoRA"):
-        truss_config(choice(lora(beyond_vllm=("DoRA",))), "m", gpus(), {})
+        truss_config(choice(lora(unsupported_by_vllm=("DoRA",))), "m", gpus(), {})

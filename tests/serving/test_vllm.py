@@ -16,8 +16,8 @@ import pytest
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects.disk import DiskStore
 from prefect_bt.planning import plan_weights
-from prefect_bt.serving.choosing import Wish, choose
-from prefect_bt.serving.project import ServerOptions, serving_job
+from prefect_bt.serving.choosing import CheckpointRequest, select_models
+from prefect_bt.serving.project import ServerOptions, build_serving_job
 from prefect_bt.weights import NodeCache, mirror_source
 from tests.serving.committed import Shop
 
@@ -46,9 +46,9 @@ def served(tmp_path_factory):
     for name in ("base", *NAMES):
         files = (path for path in (folder / "made" / name).iterdir())
         shop.commit(job, {name: {path.name: path.read_bytes() for path in files}})
-    choice = choose(
+    choice = select_models(
         shop.ledger,
-        [Wish(job.id, name) for name in NAMES],
+        [CheckpointRequest(job.id, name) for name in NAMES],
         base_model=f"bt://{job.project_id}@{job.id}/base",
         served_names={"checkpoint-10": NAMES["checkpoint-10"]},
     )
@@ -75,7 +75,7 @@ def served(tmp_path_factory):
 def as_mirrored(shop, choice, folder):
     """The job, with the folders of this machine in the place of its mounts."""
     cache = NodeCache(folder / "cache", 10**9)
-    plans = plan_weights(serving_job(choice, ServerOptions()).project.job)
+    plans = plan_weights(build_serving_job(choice, ServerOptions()).project.job)
     places = [
         str(mirror_source(plan, cache=cache, store=shop.ledger.store).folder) for plan in plans
     ]
@@ -86,7 +86,7 @@ def as_mirrored(shop, choice, folder):
         ),
         base=replace(choice.base, mount=places[-1]),
     )
-    return serving_job(here, ServerOptions(engine="vllm")).project.job
+    return build_serving_job(here, ServerOptions(engine="vllm")).project.job
 
 
 def wait_for(address, server, log):

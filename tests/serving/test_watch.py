@@ -13,17 +13,17 @@ import pytest
 from prefect.logging import disable_run_logger
 
 from prefect_bt import resubmission
-from prefect_bt.attempts import JobSite, close_attempt, judge_retry
+from prefect_bt.attempts import JobContext, decide_job_retry, record_outcome
 from prefect_bt.deployed import promote
-from prefect_bt.deploying import RESTARTS
-from prefect_bt.flows.serving import RevisionWatch
+from prefect_bt.deploying import RESTART_BUDGET
+from prefect_bt.flows.serving import RevisionController
 from prefect_bt.gang import Gang
 from prefect_bt.jobs import load_definition
 from prefect_bt.records import FailureClass, JobState, NodePhase, NodeStatus, Outcome, ServingRef
-from prefect_bt.router.bodies import MOST_BYTES
-from prefect_bt.router.place import RouterPlace
+from prefect_bt.router.bodies import MAX_BODY_BYTES
+from prefect_bt.router.place import RouterFolder
 from prefect_bt.router.running import stop_router
-from prefect_bt.serving.deployments import Deployments, Revision, Verdict
+from prefect_bt.serving.deployments import DeploymentLedger, ReadinessVerdict, Revision
 from tests.cli.conftest import Shop
 
 from .test_readiness import CHAT, HEARD, PLAIN, error, serving
@@ -41,9 +41,9 @@ class World:
         self.shop = Shop(str(root / "store"))
         self.ledger = self.shop.ledger
         self.state_dir, self.servers = root / "state", servers
-        self.place = RouterPlace.of(self.state_dir, NAME)
-        self.deployments = Deployments(self.ledger)
-        self.deployments.ensure(NAME)
+        self.place = RouterFolder.for_deployment(self.state_dir, NAME)
+        self.deployments = DeploymentLedger(self.ledger)
+        self.deployments.ensure_deployment(NAME)
         self.status = NodeStatus(0, NodePhase.RUNNING, started_at=1.0)
 
     def add(
@@ -66,7 +66,7 @@ class World:
                 gate=gate,
             )
 
-        revision = self.deployments.add(NAME, make)
+        revision = self.deployments.add_revision(NAME, make)
         names = list(revision.models)
         address = self.servers.enter_context(serving(names, faults or {}))
         job = self.shop.job("serving", JobState.DEPLOYING, JobState.RUNNING)
@@ -100,16 +100,16 @@ class Watched:
         )
         site = SimpleNamespace(
             ledger=world.ledger,
-            settings=SimpleNamespace(state_dir=world.state_dir, request_bytes=MOST_BYTES),
+            settings=SimpleNamespace(state_dir=world.state_dir, request_bytes=MAX_BODY_BYTES),
             job_id=self.job_id,
             secret_sources=(),
         )
         ref = ServingRef(NAME, self.number)
-        self.watch = RevisionWatch(cast("JobSite", site), ref, cast("Gang", gang))
+        self.watch = RevisionController(cast("JobContext", site), ref, cast("Gang", gang))
 
     @property
     def asked_to_stop(self) -> str:
-        request = self.world.ledger.stop_request(self.job_id)
+        request = self.world.ledger.find_stop_request(self.job_id)
         return request.by if request else ""
 
 
@@ -123,23 +123,23 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def routed(world: World) -> int | None:
-    route = world.place.route()
+    route = world.place.read_route()
     return route.revision if route else None
 
 
 def test_one_that_does_not_pass_its_gate_is_asked_no_more(world: World) -> None:
     """Nor by the next flow, if the first died between its word and the wish that it stop."""
     one = world.add(gate=NOT_PASSED)
-    world.deployments.move(NAME, 1, why="deployed")
-    one.watch.look()
-    assert "It did not pass its gate" in world.deployments.verdicts(NAME, 1)[-1].sentence
+    world.deployments.set_desired_revision(NAME, 1, why="deployed")
+    one.watch.poll()
+    assert "It did not pass its gate" in world.deployments.list_verdicts(NAME, 1)[-1].sentence
     assert (routed(world), "readiness check" in one.asked_to_stop) == (None, True)
-    world.ledger.clear_stop(one.job_id)
+    world.ledger.delete_stop_request(one.job_id)
     one.address = "127.0.0.1:1"  # nothing answers there
     one.again()
-    one.watch.look()
+    one.watch.poll()
     assert one.asked_to_stop == "its readiness check"
-    assert len(world.deployments.verdicts(NAME, 1)) == 1
+    assert len(world.deployments.list_verdicts(NAME, 1)) == 1
 
 
 def test_one_that_never_answers_leaves_the_requests_where_they_are(world: World) -> None:
@@ -148,11 +148,15 @@ def test_one_that_never_answers_leaves_the_requests_where_they_are(world: World)
         world.add(dict.fromkeys((CHAT, PLAIN, HEARD), error("no")), patience=0.0),
     )
     for watched in (one, two):
-        world.deployments.move(NAME, watched.number, why="deployed")
-        watched.watch.look()
-    assert "It was not ready in 0 s" in world.deployments.verdicts(NAME, 2)[-1].sentence
-    one.watch.look()
-    assert (routed(world), world.deployments.wanted(NAME), one.asked_to_stop) == (1, 1, "")
+        world.deployments.set_desired_revision(NAME, watched.number, why="deployed")
+        watched.watch.poll()
+    assert "It was not ready in 0 s" in world.deployments.list_verdicts(NAME, 2)[-1].sentence
+    one.watch.poll()
+    assert (routed(world), world.deployments.get_desired_revision(NAME), one.asked_to_stop) == (
+        1,
+        1,
+        "",
+    )
 
 
 def test_the_one_before_finishes_and_is_waited_for_when_it_is_wanted_again(
@@ -160,10 +164,10 @@ def test_the_one_before_finishes_and_is_waited_for_when_it_is_wanted_again(
 ) -> None:
     one, two = world.add(), world.add()
     for watched in (one, two):
-        world.deployments.move(NAME, watched.number, why="deployed")
-        watched.watch.look()
+        world.deployments.set_desired_revision(NAME, watched.number, why="deployed")
+        watched.watch.poll()
     assert (routed(world), one.asked_to_stop) == (2, "")
-    one.watch.look()
+    one.watch.poll()
     assert one.asked_to_stop == "revision 2, which took over"
 
     # Wanted again while its server is ending: requests must not go there, and it starts anew.
@@ -171,18 +175,18 @@ def test_the_one_before_finishes_and_is_waited_for_when_it_is_wanted_again(
     order: list[str] = []
 
     def over(_: object, job_id: str) -> None:
-        world.deployments.move(NAME, 1, why="somebody else's wish")
-        one.watch.look()
+        world.deployments.set_desired_revision(NAME, 1, why="somebody else's wish")
+        one.watch.poll()
         assert routed(world) == 2
         ended.append(job_id)
-        world.ledger.append(job_id, JobState.STOPPED)
+        world.ledger.append_event(job_id, JobState.STOPPED)
 
-    monkeypatch.setattr("prefect_bt.deployed.wait_terminal", over)
-    monkeypatch.setattr("prefect_bt.deployed._hold_again", lambda *_: order.append("held"))
+    monkeypatch.setattr("prefect_bt.deployed.wait_for_end", over)
+    monkeypatch.setattr("prefect_bt.deployed._reacquire_holds", lambda *_: order.append("held"))
     monkeypatch.setattr(resubmission, "retry", lambda job_id: order.append(f"retried {job_id}"))
     assert promote(world.ledger, NAME, 1, by="ann") == one.job_id
     assert (ended, order) == ([one.job_id], ["held", f"retried {one.job_id}"])
-    last = world.deployments.moves(NAME)[-1]
+    last = world.deployments.list_desired_revisions(NAME)[-1]
     assert (last.revision, last.by) == (1, "ann")
 
 
@@ -190,12 +194,12 @@ def test_one_that_was_named_again_in_time_does_not_leave(world: World) -> None:
     """Between its look and its word somebody promotes it: whoever is first has the lock."""
     one, two = world.add(), world.add()
     for watched in (one, two):
-        world.deployments.move(NAME, watched.number, why="deployed")
-        watched.watch.look()
+        world.deployments.set_desired_revision(NAME, watched.number, why="deployed")
+        watched.watch.poll()
     promote(world.ledger, NAME, 1)
-    one.watch._leave()
+    one.watch._stop_unless_desired()
     assert one.asked_to_stop == ""
-    one.watch.look()
+    one.watch.poll()
     assert routed(world) == 1
 
 
@@ -214,33 +218,37 @@ def test_one_that_ends_before_it_answers_gives_the_wish_back(
 ) -> None:
     """Unless it is started again, or somebody stopped it."""
     one, two = world.add(), world.add()
-    world.deployments.move(NAME, 1, why="deployed")
-    one.watch.look()
-    world.deployments.move(NAME, 2, why="deployed")
+    world.deployments.set_desired_revision(NAME, 1, why="deployed")
+    one.watch.poll()
+    world.deployments.set_desired_revision(NAME, 2, why="deployed")
     two.outcome = outcome
-    two.watch.ended()
-    assert world.deployments.wanted(NAME) == wanted
-    assert bool(world.deployments.verdicts(NAME, 2)) == (wanted == 1)
+    two.watch.record_server_exit()
+    assert world.deployments.get_desired_revision(NAME) == wanted
+    assert bool(world.deployments.list_verdicts(NAME, 2)) == (wanted == 1)
 
 
 def test_a_server_that_exits_with_0_is_started_again(world: World) -> None:
     """If it ever answered: one that never did would end so again."""
     one = world.add()
-    record = replace(world.ledger.job(one.job_id), serving=ServingRef(NAME, 1), retries=RESTARTS)
+    record = replace(
+        world.ledger.get_job(one.job_id), serving=ServingRef(NAME, 1), retries=RESTART_BUDGET
+    )
     world.ledger.begin_attempt(one.job_id)
     site: Any = SimpleNamespace(
         ledger=world.ledger,
         record=record,
         project=load_definition(record),
         job_id=one.job_id,
-        settings=SimpleNamespace(state_dir=world.state_dir, request_bytes=MOST_BYTES),
+        settings=SimpleNamespace(state_dir=world.state_dir, request_bytes=MAX_BODY_BYTES),
         substrate=SimpleNamespace(find=lambda _: []),
         checkpointing=False,
         epoch=0,
     )
-    outcome = close_attempt(site, Outcome(0, JobState.COMPLETED))
+    outcome = record_outcome(site, Outcome(0, JobState.COMPLETED))
     assert (outcome.state, outcome.failure) == (JobState.FAILED, FailureClass.USER)
-    assert "ended by itself, with exit code 0" in world.ledger.outcomes(one.job_id)[-1].message
-    assert not judge_retry(site).retry
-    world.deployments.judge(NAME, Verdict(1, 0, ready=True, sentence="It answers.", at=1.0))
-    assert judge_retry(site).retry
+    assert "ended by itself, with exit code 0" in world.ledger.list_outcomes(one.job_id)[-1].message
+    assert not decide_job_retry(site).retry
+    world.deployments.record_verdict(
+        NAME, ReadinessVerdict(1, 0, ready=True, sentence="It answers.", at=1.0)
+    )
+    assert decide_job_retry(site).retry

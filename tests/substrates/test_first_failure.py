@@ -16,8 +16,8 @@ WAITS = "while ! [ -e {file} ]; do sleep 0.02; done; "
 
 
 def watched(gang: Gang) -> Gang:
-    gang.watch(stop_requested=lambda: "", observe=lambda _: None)
-    gang.drain(lambda _: None)
+    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    gang.wait_for_flush(lambda _: None)
     return gang
 
 
@@ -36,7 +36,7 @@ def test_the_first_failure_and_the_others_ends(rig: Rig, tmp_path: Path) -> None
     wait_over(nodes[3])
     began = nodes[0].observe().started_at
     sign.touch()
-    outcome = watched(Gang(0, nodes, grace=0.5, began=began)).outcome()
+    outcome = watched(Gang(0, nodes, grace=0.5, started_at=began)).make_outcome()
     assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, 1)
     assert (outcome.failure, outcome.cause) == (FailureClass.USER, Cause.SEGMENTATION_FAULT)
     assert "last words" in outcome.log_tail
@@ -48,9 +48,9 @@ def test_the_first_failure_and_the_others_ends(rig: Rig, tmp_path: Path) -> None
     assert outcome.message.endswith(end)
 
     # Another process that finds the nodes, because this one died, says the same.
-    other = Gang(0, rig.substrate.find(nodes[0].job.job_id), began=began)
+    other = Gang(0, rig.substrate.list_nodes(nodes[0].job.job_id), started_at=began)
     other.shut_down("the process that ran it died")
-    again = other.outcome()
+    again = other.make_outcome()
     assert (again.failed_rank, again.cause, again.message) == (1, outcome.cause, outcome.message)
 
 
@@ -64,7 +64,7 @@ def test_a_node_that_is_sent_a_signal_by_somebody_else(rig: Rig) -> None:
         words = process.info["cmdline"] or []
         if name in words and "prefect_bt.node" in words:
             process.terminate()
-    outcome = watched(Gang(0, nodes, grace=5)).outcome()
+    outcome = watched(Gang(0, nodes, grace=5)).make_outcome()
     assert (outcome.failed_rank, outcome.cause) == (1, Cause.TERMINATED)
     assert outcome.failure is FailureClass.INFRASTRUCTURE
     assert outcome.message.endswith("Then rank 0 was stopped.")

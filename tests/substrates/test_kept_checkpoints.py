@@ -27,7 +27,7 @@ def attempt(job: JobFolder, number: int, status: NodeStatus) -> HostHandle:
 
 
 def checkpoint(job: JobFolder) -> Path:
-    file = job.rank(0) / "checkpoints" / "checkpoint-1" / "model.bin"
+    file = job.rank_folder(0) / "checkpoints" / "checkpoint-1" / "model.bin"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"the only copy")
     return file
@@ -48,7 +48,7 @@ def test_an_attempt_that_sent_nothing_lets_nothing_go(
     assert kept.exists()
     # Nor when the job is taken up again, and the next attempt does not begin either.
     again = attempt(job, 2, STOPPED_EARLY)
-    assert again.may_be_unsaved()
+    assert again.has_unsaved_checkpoints()
     again.remove()
     assert kept.exists()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.ownership import Claim
+from prefect_bt.ownership import JobLock
 from prefect_bt.records import NodeStatus
 from prefect_bt.substrates.local_process import LocalSubstrate
 
@@ -20,11 +20,11 @@ DELETIONS = frozenset({"os.remove", "os.rmdir"})
 
 def remove_all(state: Path) -> None:
     """As the owner of a job that is over does (attempts.clear_nodes, then Claim.drop)."""
-    claim = Claim(state)
-    claim.take(JOB)
-    for handle in LocalSubstrate(state).find(JOB):
+    claim = JobLock(state)
+    claim.acquire(JOB)
+    for handle in LocalSubstrate(state).list_nodes(JOB):
         handle.remove()
-    claim.drop()
+    claim.release_and_remove()
 
 
 def remove_until_killed(state: Path, deletions: int) -> bool:

@@ -105,11 +105,11 @@ def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
             return None
         return holder.detach()
 
-    monkeypatch.setattr(ports, "_lock", lock)
+    monkeypatch.setattr(ports, "_reserve_by_socket", lock)
 
 
 def taken(number: int) -> bool:
-    descriptor = ports._lock(number, Path("unused"))
+    descriptor = ports._reserve_by_socket(number, Path("unused"))
     if descriptor is None:
         return True
     os.close(descriptor)

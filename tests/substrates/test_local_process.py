@@ -20,7 +20,7 @@ import pytest
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.objects import open_store
-from prefect_bt.ownership import hold_job, is_owned
+from prefect_bt.ownership import is_owned, lock_job
 from prefect_bt.plan import WorkspacePlan
 from prefect_bt.records import NodePhase
 from prefect_bt.substrates.local_process import LocalSubstrate
@@ -78,7 +78,7 @@ def test_two_nodes_at_once_see_their_own_view(rig: Rig) -> None:
     commands = ("echo $$ > /who; sleep 0.5; test $(cat /who) = $$ || exit 1",)
     handles = [rig.launch(*commands, rank=rank, group_size=2) for rank in range(2)]
     for handle in handles:
-        wait_until(lambda handle=handle: handle.observe().over)
+        wait_until(lambda handle=handle: handle.observe().is_over)
     if rig.substrate.capacity().exact_paths:
         assert [handle.observe().exit_code for handle in handles] == [0, 0]
         assert not Path("/who").exists()
@@ -103,18 +103,18 @@ def test_a_failed_launch_leaves_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatc
 def test_a_launch_cut_short_is_lost_and_can_be_removed(rig: Rig) -> None:
     folder = rig.state / "jobs" / JOB / "attempt-0" / "rank-0"
     folder.mkdir(parents=True)
-    (handle,) = rig.substrate.find(JOB)
+    (handle,) = rig.substrate.list_nodes(JOB)
     assert handle.observe().phase is NodePhase.LOST
     handle.stop(reason="stopped", force=True)
     handle.remove()
-    assert rig.substrate.find(JOB) == []
+    assert rig.substrate.list_nodes(JOB) == []
 
 
 # -- owning a job -----------------------------------------------------------------------------
 
 
 def test_the_owner_keeps_its_lock_when_the_nodes_are_removed(rig: Rig) -> None:
-    with hold_job(rig.state, JOB):
+    with lock_job(rig.state, JOB):
         handle = rig.launch("true")
         wait_over(handle)
         handle.remove()
@@ -195,7 +195,7 @@ handle = rig.launch(
 )
 status = wait_over(handle)
 print(json.dumps({
-    "why": capacity.why_mapped, "code": status.exit_code, "lines": own_lines(handle),
+    "why": capacity.mapped_reason, "code": status.exit_code, "lines": own_lines(handle),
     "all": all_lines(handle), "cache": os.listdir(state / "cache/projects/proj123"),
 }))
 rig.close()
@@ -263,7 +263,7 @@ def test_checkpoints_go_with_the_last_attempt_once_they_are_stored(rig: Rig) -> 
     plan = with_checkpoints(make_plan(rig.state, ("mkdir -p /mnt/ckpts/a; exit 1",)))
     first = rig.launch_plan(plan)
     assert wait_over(first).exit_code == 1
-    kept = first.job.checkpoints(0) / "a"
+    kept = first.job.checkpoints_folder(0) / "a"
     second = rig.launch_plan(replace(plan, attempt=1, checkpoints=None))
     wait_over(second)
     first.remove()
@@ -311,7 +311,7 @@ def test_reopening_reads_the_status_only(rig: Rig) -> None:
 
     sys.addaudithook(count)
     try:
-        LocalSubstrate(rig.state).find(JOB)[0].observe()
+        LocalSubstrate(rig.state).list_nodes(JOB)[0].observe()
     finally:
         counting = False  # a hook stays for as long as the process lives
     assert opened == ["status.json"]

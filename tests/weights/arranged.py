@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect_bt.weights.listing import ListedFile, Listing, revision_of
-from prefect_bt.weights.source import NoRanges
+from prefect_bt.weights.listing import ListedFile, Listing, compute_revision
+from prefect_bt.weights.source import RangesUnsupported
 
 PIECE = 1 << 20
 
@@ -37,31 +37,31 @@ NOW = Arranged()
 class ArrangedSource:
     """Implements weights.source.Source."""
 
-    fixed = ""
+    pinned_revision = ""
 
     def __init__(self, source: str) -> None:
         self._source = source
 
     @property
-    def pins(self) -> bool:
+    def detects_changes(self) -> bool:
         return NOW.pins
 
     @classmethod
     def open(cls, request: Any) -> ArrangedSource:
         return cls(request.plan.source)
 
-    def list(self) -> Listing:
+    def list_files(self) -> Listing:
         files = tuple(
-            ListedFile(path, len(data) if NOW.sizes else None, tag=NOW.tag(data))
+            ListedFile(path, len(data) if NOW.sizes else None, version_tag=NOW.tag(data))
             for path, data in sorted(NOW.files.items())
         )
-        return Listing(self._source, revision_of(files), files)
+        return Listing(self._source, compute_revision(files), files)
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
         size = len(NOW.files[file.path])
         end = size if length < 0 else start + length
         if not NOW.ranges and (start or end < size):
-            raise NoRanges(f"{self._source} sends whole files only.", source=self._source)
+            raise RangesUnsupported(f"{self._source} sends whole files only.", source=self._source)
         with NOW.lock:
             NOW.asked.append((file.path, start))
         while start < end:

@@ -5,12 +5,12 @@ import time
 
 from prefect_bt.errors import StoreError
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.weights.claims import Claims, Times
-from prefect_bt.weights.progress import Meter
-from prefect_bt.weights.shared import claims_folder
+from prefect_bt.weights.claims import Claimant, ClaimTimings
+from prefect_bt.weights.progress import ProgressMeter
+from prefect_bt.weights.shared import claims_prefix
 
 NAME = "k1-r1"
-PATIENT = Times(beat=0.05, dead=3600.0, look=0.05)
+PATIENT = ClaimTimings(renew_interval=0.05, expire_after=3600.0, poll_interval=0.05)
 """A holder is dead only where that is known."""
 
 HOLDER = """
@@ -18,14 +18,15 @@ import sys, time
 from prefect_bt.objects import open_store
 from prefect_bt.weights import claims
 from prefect_bt.weights.holders import Holder
-from prefect_bt.weights.progress import Meter
+from prefect_bt.weights.progress import ProgressMeter
 if sys.argv[2] == "elsewhere":
-    claims.this_process = lambda: Holder("far", 1, "another machine", "1")
-meter = Meter("hf://o/r", None)
-meter.expect(files=2, size=9_900_000_000)
-meter.moved(3_100_000_000)
-times = claims.Times(beat=0.05)
-held = claims.Claims(open_store(sys.argv[1]), "k1-r1", says=meter.look, times=times).take()
+    claims.get_current_holder = lambda: Holder("far", 1, "another machine", "1")
+meter = ProgressMeter("hf://o/r", None)
+meter.set_totals(files=2, size=9_900_000_000)
+meter.add_transferred(3_100_000_000)
+times = claims.ClaimTimings(renew_interval=0.05)
+store = open_store(sys.argv[1])
+held = claims.Claimant(store, "k1-r1", get_progress=meter.snapshot, timings=times).try_acquire()
 print("held" if held else "not", flush=True)
 time.sleep(3600)
 """
@@ -40,26 +41,26 @@ class Clock:
 
 
 def meter():
-    return Meter("hf://o/r", None)
+    return ProgressMeter("hf://o/r", None)
 
 
 def claims(store, times=PATIENT, **given):
-    return Claims(store, NAME, says=meter().look, times=times, **given)
+    return Claimant(store, NAME, get_progress=meter().snapshot, timings=times, **given)
 
 
 def taken(waiter):
     """Who must get it now."""
-    held = waiter.take()
+    held = waiter.try_acquire()
     assert held is not None
     return held
 
 
 def documents(store):
-    return [info.key.rpartition("/")[2] for info in store.list(claims_folder(NAME))]
+    return [info.key.rpartition("/")[2] for info in store.list(claims_prefix(NAME))]
 
 
 def say(store, number, **document):
-    store.put(f"{claims_folder(NAME)}/{number}.json", json.dumps(document).encode())
+    store.put(f"{claims_prefix(NAME)}/{number}.json", json.dumps(document).encode())
 
 
 def until(true):

@@ -137,7 +137,7 @@ def place(tmp_path: Path, hub: Hub) -> Place:
 @pytest.fixture
 def given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim is given back when `release` returns, however busy the machine is."""
-    monkeypatch.setattr(claims, "_GIVEN_BACK", 300.0)
+    monkeypatch.setattr(claims, "_RELEASE_TIMEOUT", 300.0)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 from prefect_bt.objects import open_store
 from prefect_bt.objects.protocols import Store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.planning import plan_sources
-from prefect_bt.weights import Mirrored, NodeCache, mirror_source
+from prefect_bt.planning import plan_weights_sources
+from prefect_bt.weights import MirrorResult, NodeCache, mirror_source
 
 LARGE = 6 << 20
 """Bytes of a file that is fetched in blocks."""
@@ -47,8 +47,8 @@ class Shelf:
         return f"file://{folder}"
 
     def plan(self, source: str, **given: Any) -> WeightsPlan:
-        return plan_sources([{"source": source, **given}])[0]
+        return plan_weights_sources([{"source": source, **given}])[0]
 
-    def mirror(self, source: str, *, holder: str = "", **given: Any) -> Mirrored:
+    def mirror(self, source: str, *, holder: str = "", **given: Any) -> MirrorResult:
         plan = self.plan(source, **given)
-        return mirror_source(plan, cache=self.cache, store=self.store, holder=holder)
+        return mirror_source(plan, cache=self.cache, store=self.store, lease_holder=holder)

@@ -12,13 +12,13 @@ from pathlib import Path
 from prefect_bt.errors import WeightsError
 from prefect_bt.objects import open_store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import NodeCache, Progress, blocks, hub, mirror_source, wholes
+from prefect_bt.weights import MirrorProgress, NodeCache, blocks, hub, mirror_source, wholes
 from prefect_bt.weights import mirror as mirrors
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    blocks.PAUSES = wholes.PAUSES = mirrors.LISTING_PAUSES = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
-    hub.XET_FROM = given.get("xet_from", hub.XET_FROM)  # pyright: ignore[reportAttributeAccessIssue]
+    blocks.RETRY_DELAYS = wholes.RETRY_DELAYS = mirrors.LISTING_RETRY_DELAYS = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
+    hub.XET_MIN_BYTES = given.get("xet_from", hub.XET_MIN_BYTES)  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=logging.DEBUG)
     plan = WeightsPlan(
         given["source"],
@@ -30,7 +30,7 @@ if __name__ == "__main__":
     notes: list[str] = []
     stop = threading.Event()
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: MirrorProgress) -> None:
         notes.append(progress.note)
         if progress.bytes_done > given.get("stop_after", float("inf")):
             stop.set()
@@ -42,9 +42,9 @@ if __name__ == "__main__":
             secret=given.get("token") or None,
             store=open_store(given["store"]) if given.get("store") else None,
             revision=given.get("revision", ""),
-            holder=given.get("holder", ""),
-            stall=given.get("stall", 60.0),
-            tell=tell,
+            lease_holder=given.get("holder", ""),
+            stall_timeout=given.get("stall", 60.0),
+            on_progress=tell,
             stop=stop,
         )
         facts = {**asdict(done), "folder": str(done.folder), "notes": [*dict.fromkeys(notes)]}

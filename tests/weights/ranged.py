@@ -65,7 +65,7 @@ class Ranges:
                     {
                         "path": name,
                         "size": len(data),
-                        "tag": f'"{digest[:20]}"',
+                        "version_tag": f'"{digest[:20]}"',
                         "sha256": digest if self.tells_digests else "",
                     }
                 )
@@ -127,8 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
 class RangedSource:
     """Implements weights.source.Source."""
 
-    fixed = ""
-    pins = True
+    pinned_revision = ""
+    detects_changes = True
 
     def __init__(self, address: str) -> None:
         self._host = urlsplit(address).netloc
@@ -143,11 +143,11 @@ class RangedSource:
         connection.request("GET", quote(path), headers=headers)
         return connection.getresponse()
 
-    def list(self) -> Any:
-        from prefect_bt.weights.listing import ListedFile, Listing, revision_of
+    def list_files(self) -> Any:
+        from prefect_bt.weights.listing import ListedFile, Listing, compute_revision
 
         files = tuple(ListedFile(**row) for row in json.load(self._get("/", {})))
-        return Listing(self._source, revision_of(files), files)
+        return Listing(self._source, compute_revision(files), files)
 
     def read(self, file: Any, *, start: int, length: int) -> Iterator[bytes]:
         asked = {"Range": f"bytes={start}-{start + length - 1}"}
@@ -161,12 +161,14 @@ if __name__ == "__main__":
     from prefect_bt.weights import NodeCache, blocks, bringing, mirror_source, parts, source
 
     given = json.loads(sys.argv[1])
-    parts.BLOCK = blocks.BLOCK = given.get("block", BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
-    bringing.BLOCKS_AT_ONCE = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
+    parts.BLOCK_BYTES = blocks.BLOCK_BYTES = given.get("block", BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
+    bringing.BLOCK_WORKERS = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["tests_weights_ranged"] = sys.modules["__main__"]
     source.SOURCES["http"] = "tests_weights_ranged:RangedSource"
-    bringing.SMALL = min(bringing.SMALL, parts.BLOCK // 2)  # pyright: ignore[reportAttributeAccessIssue]
+    bringing.SMALL_FILE_BYTES = min(bringing.SMALL_FILE_BYTES, parts.BLOCK_BYTES // 2)  # pyright: ignore[reportAttributeAccessIssue]
     cache = NodeCache(Path(given["root"]))
     print("ready", flush=True)
     done = mirror_source(WeightsPlan(given["url"], "/w", given.get("key", "k1")), cache=cache)
-    print(json.dumps({"folder": str(done.folder), "fetched": done.fetched, "pid": os.getpid()}))
+    print(
+        json.dumps({"folder": str(done.folder), "fetched": done.fetched_bytes, "pid": os.getpid()})
+    )

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.weights import NodeCache
-from prefect_bt.weights.index import identity
+from prefect_bt.weights.index import file_identity
 from prefect_bt.weights.listing import ListedFile
-from prefect_bt.weights.parts import PartFolder, part_id
+from prefect_bt.weights.parts import PartialFolder, partial_file_id
 from tests.forked import Forked
 
 from .ranged import BLOCK, Ranges, serving_ranges
@@ -68,16 +68,18 @@ def test_what_is_here_ends_a_request(tmp_path: Path) -> None:
     with serving_ranges(source) as ranges:
         [row] = ranges.listing()
         file = ListedFile(**row)
-        part = PartFolder(NodeCache(root).part(part_id(identity(ranges.url, file))))
+        part = PartialFolder(
+            NodeCache(root).partial_path(partial_file_id(file_identity(ranges.url, file)))
+        )
         # What has come may be a little less than what was sent: the map is told by the MiB.
         ranges.pause, ranges.hold = 0.01, 0.75 * len(data)
         first = start(ranges, root)
-        while part.arrived() < 0.55 * len(data) or len(ranges.asked) < 7:
+        while part.received_bytes() < 0.55 * len(data) or len(ranges.asked) < 7:
             assert first.poll() is None
             time.sleep(0.01)
         first.send_signal(signal.SIGKILL)
         first.wait()
-        had, before = part.arrived(), len(ranges.asked)
+        had, before = part.received_bytes(), len(ranges.asked)
         ranges.pause, ranges.hold = 0.0, math.inf
         assert start(ranges, root).wait(100) == 0
         again = sorted((begin, end) for _, begin, end in ranges.asked[before:])

@@ -38,10 +38,10 @@ def upstream() -> str:
 @pytest.fixture
 def server(upstream: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
     """The environment points at it; nothing waits for long."""
-    monkeypatch.setattr(blocks, "PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(wholes, "PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(mirrors, "LISTING_PAUSES", (0.01,))
-    monkeypatch.setattr(access, "TRIES", 0)
+    monkeypatch.setattr(blocks, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(wholes, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(mirrors, "LISTING_RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr(access, "MAX_RETRIES", 0)
     with FaultyServer(upstream) as faulty:
         use(monkeypatch, faulty.url)
         yield faulty
@@ -135,9 +135,9 @@ def test_others_that_speak_s3(
 
 def test_a_range_is_that_range(server: FaultyServer, made: Bucket) -> None:
     source = open_source(SourceRequest(plan(made)))
-    [file] = [file for file in source.list().files if file.path == "sub/model.bin"]
+    [file] = [file for file in source.list_files().files if file.path == "sub/model.bin"]
     data = FILES["sub/model.bin"]
-    assert file.tag and file.md5 and file.size == len(data)
+    assert file.version_tag and file.md5 and file.size == len(data)
     assert b"".join(source.read(file, start=5, length=1_500_000)) == data[5:1_500_005]
     assert b"".join(source.read(file, start=2_999_990, length=-1)) == data[-10:]
 
@@ -281,10 +281,10 @@ def test_a_connection_without_a_byte_is_made_again(
 ) -> None:
     silent = server.on(Hang(), method="GET", path="model.bin")
     middle = server.on(Hang(after=2_000_000), method="GET", path="model.bin")
-    assert mirrored(plan(made), tmp_path, stall=5.0) == FILES
+    assert mirrored(plan(made), tmp_path, stall_timeout=5.0) == FILES
     assert (silent.hits, middle.hits) == (1, 1)
     server.on(Hang(), method="GET", path="model.bin", times=None)
-    assert "without a byte" in refused(plan(made), tmp_path / "2", stall=0.5)
+    assert "without a byte" in refused(plan(made), tmp_path / "2", stall_timeout=0.5)
 
 
 @pytest.mark.parametrize(
@@ -312,21 +312,21 @@ def test_a_fault_that_stays_is_a_sentence_and_the_next_run_goes_on(
 def test_an_object_that_is_replaced_while_it_is_read(
     server: FaultyServer, made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listing = bucket.BucketSource.list
+    listing = bucket.BucketSource.list_files
 
     def then_replaced(source: bucket.BucketSource) -> Listing:
         found = listing(source)
         put(made, "models/base/sub/model.bin", b"x" * 3_000_000)
         return found
 
-    monkeypatch.setattr(bucket.BucketSource, "list", then_replaced)
+    monkeypatch.setattr(bucket.BucketSource, "list_files", then_replaced)
     assert "changed while it was read: sub/model.bin" in refused(plan(made), tmp_path)
 
 
 def test_tags_of_encrypted_objects_are_no_digests(
     server: FaultyServer, made: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "CONNECT_SECONDS", 120.0)
+    monkeypatch.setattr(bucket, "CONNECT_TIMEOUT", 120.0)
     # moto gives the MD5 for these too: the tag is another where it is listed and where it is read.
     tag = '"' + "a" * 32 + '"'
     rules: list[Rule] = [
@@ -334,10 +334,10 @@ def test_tags_of_encrypted_objects_are_no_digests(
         server.on(SetHeader("x-amz-server-side-encryption", "aws:kms"), method="HEAD", times=None),
     ]
     source = bucket.BucketSource.open(SourceRequest(plan(made)))
-    [file] = [file for file in source.list().files if file.path == "config.json"]
-    assert source.is_md5(file) is False
+    [file] = [file for file in source.list_files().files if file.path == "config.json"]
+    assert source.has_md5_tag(file) is False
     server.clear()
-    assert source.is_md5(file) is True
+    assert source.has_md5_tag(file) is True
     assert rules[1].hits == 1
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from prefect_bt.objects import open_store
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.weights.claims import Claims, Times
-from prefect_bt.weights.holders import this_process
-from prefect_bt.weights.shared import claims_folder
+from prefect_bt.weights.claims import Claimant, ClaimTimings
+from prefect_bt.weights.holders import get_current_holder
+from prefect_bt.weights.shared import claims_prefix
 from tests.checkpoints.buckets import Bucket, use
 from tests.objects.faulty import FaultyServer, LoseAnswer
 
@@ -31,55 +31,55 @@ pytestmark = pytest.mark.usefixtures("given_back")
 
 def test_one_holds_until_it_gives_back(store):
     first, second = claims(store), claims(store)
-    held = first.take()
+    held = first.try_acquire()
     assert held is not None
-    assert second.take() is None
-    assert first.take() is None
+    assert second.try_acquire() is None
+    assert first.try_acquire() is None
     held.release()
     held.release()
     assert not held.lost
     with taken(second) as next_one:
         assert next_one is not None
         assert documents(store) == ["2.json"]
-        assert first.take() is None
-    assert claims(store).take() is not None
+        assert first.try_acquire() is None
+    assert claims(store).try_acquire() is not None
 
 
 def test_one_of_many_takers_wins(store):
     everyone = [claims(store) for _ in range(12)]
     with ThreadPoolExecutor(12) as pool:
         for _ in range(3):
-            held = [claim for claim in pool.map(Claims.take, everyone) if claim]
+            held = [claim for claim in pool.map(Claimant.try_acquire, everyone) if claim]
             assert len(held) == 1
             held[0].release()
 
 
 def test_what_a_holder_says_is_heard(store):
     counts = meter()
-    counts.expect(files=3, size=100)
-    with taken(Claims(store, NAME, says=counts.look, times=PATIENT)):
+    counts.set_totals(files=3, size=100)
+    with taken(Claimant(store, NAME, get_progress=counts.snapshot, timings=PATIENT)):
         waiter = claims(store)
-        assert waiter.take() is None
-        assert waiter.present.holder == this_process()
-        counts.moved(40)
-        counts.finished()
-        until(lambda: waiter.take() is None and waiter.present.bytes_done == 40)
-        found = waiter.present
+        assert waiter.try_acquire() is None
+        assert waiter.current_record.holder == get_current_holder()
+        counts.add_transferred(40)
+        counts.add_files()
+        until(lambda: waiter.try_acquire() is None and waiter.current_record.bytes_done == 40)
+        found = waiter.current_record
         assert (found.files_done, found.files_total, found.bytes_total) == (1, 3, 100)
 
 
 def test_silence_is_counted_by_the_waiters_clock():
     store, clock = open_store("memory://"), Clock()
-    waiter = claims(store, Times(beat=3600.0, dead=30.0), clock=clock)
+    waiter = claims(store, ClaimTimings(renew_interval=3600.0, expire_after=30.0), clock=clock)
     say(store, 4, holder={"host": "far", "pid": 1}, token="t", beats=1)
-    assert waiter.take() is None
+    assert waiter.try_acquire() is None
     clock.now += 29
-    assert waiter.take() is None
+    assert waiter.try_acquire() is None
     say(store, 4, holder={"host": "far", "pid": 1}, token="t", beats=2)
     clock.now += 29
-    assert waiter.take() is None
+    assert waiter.try_acquire() is None
     clock.now += 29
-    assert waiter.take() is None
+    assert waiter.try_acquire() is None
     clock.now += 2
     with taken(waiter) as held:
         assert held is not None
@@ -92,34 +92,34 @@ def test_silence_is_counted_by_the_waiters_clock():
 )
 def test_a_claim_that_nobody_can_read_is_one_until_it_is_silent_too_long(garbage):
     store, clock = open_store("memory://"), Clock()
-    store.put(f"{claims_folder(NAME)}/1.json", garbage)
-    store.put(f"{claims_folder(NAME)}/notes.txt", b"")
-    waiter = claims(store, Times(beat=3600.0, dead=30.0), clock=clock)
-    assert waiter.take() is None
-    assert waiter.present is None
+    store.put(f"{claims_prefix(NAME)}/1.json", garbage)
+    store.put(f"{claims_prefix(NAME)}/notes.txt", b"")
+    waiter = claims(store, ClaimTimings(renew_interval=3600.0, expire_after=30.0), clock=clock)
+    assert waiter.try_acquire() is None
+    assert waiter.current_record is None
     clock.now += 31
     taken(waiter).release()
 
 
 def test_who_was_overtaken_finds_out_and_disturbs_nobody(store):
-    slow = claims(store).take()
+    slow = claims(store).try_acquire()
     assert slow is not None
     say(store, 2, holder={"host": "far", "pid": 1}, token="t", beats=7)
     until(lambda: slow.lost)
     slow.release()
     waiter = claims(store)
-    assert waiter.take() is None
-    assert waiter.present.beats == 7
+    assert waiter.try_acquire() is None
+    assert waiter.current_record.beats == 7
 
 
 def test_numbers_that_began_again_are_anothers(store):
     """The mirror was deleted, and somebody else has taken the number that we have."""
-    slow = claims(store).take()
+    slow = claims(store).try_acquire()
     assert slow is not None
     say(store, 1, holder={"host": "far", "pid": 1}, token="another's", beats=7)
     until(lambda: slow.lost)
     slow.release()
-    assert json.loads(store.get(f"{claims_folder(NAME)}/1.json"))["beats"] == 7
+    assert json.loads(store.get(f"{claims_prefix(NAME)}/1.json"))["beats"] == 7
 
 
 def test_a_number_that_is_free_again_is_not_taken(tmp_path):
@@ -128,13 +128,13 @@ def test_a_number_that_is_free_again_is_not_taken(tmp_path):
 
     def meanwhile():
         plain = DiskStore(tmp_path)
-        claims(plain).take().release()
-        others.append(claims(plain).take())
+        claims(plain).try_acquire().release()
+        others.append(claims(plain).try_acquire())
 
     store.before = meanwhile
-    assert claims(store).take() is None
+    assert claims(store).try_acquire() is None
     assert documents(store) == ["2.json"]
-    until(lambda: json.loads(store.get(f"{claims_folder(NAME)}/2.json"))["beats"] > 1)
+    until(lambda: json.loads(store.get(f"{claims_prefix(NAME)}/2.json"))["beats"] > 1)
     assert not others[0].lost
     others[0].release()
 
@@ -146,20 +146,20 @@ def test_a_store_that_fails_between_two_beats_ends_nothing(tmp_path):
         until(lambda: store.failed > 2)
         store.broken = None
         plain = claims(DiskStore(tmp_path))
-        assert plain.take() is None
-        beats = plain.present.beats
-        until(lambda: plain.take() is None and plain.present.beats > beats + 1)
+        assert plain.try_acquire() is None
+        beats = plain.current_record.beats
+        until(lambda: plain.try_acquire() is None and plain.current_record.beats > beats + 1)
         assert not held.lost
 
 
 def test_giving_back_to_a_store_that_is_away(tmp_path):
     store, clock = Interposed(tmp_path), Clock()
-    held = claims(store).take()
+    held = claims(store).try_acquire()
     store.broken = "weights"
     held.release()
     store.broken = None
-    waiter = claims(store, Times(beat=3600.0, dead=30.0), clock=clock)
-    assert waiter.take() is None
+    waiter = claims(store, ClaimTimings(renew_interval=3600.0, expire_after=30.0), clock=clock)
+    assert waiter.try_acquire() is None
     clock.now += 31
     taken(waiter).release()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.weights.connections import Connections, Lost
+from prefect_bt.weights.connections import ConnectionLost, HttpClient
 
 
 class _Host:
@@ -68,13 +68,13 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Host]:
     host.server.server_close()
 
 
-def body(connections: Connections, url: str, **given: Any) -> bytes:
+def body(connections: HttpClient, url: str, **given: Any) -> bytes:
     with closing(connections.get(url, {}, **given)) as answer:
-        return b"".join(answer.pieces())
+        return b"".join(answer.iter_chunks())
 
 
 def test_bodies_of_unknown_length_over_kept_connections(host: _Host) -> None:
-    connections = Connections()
+    connections = HttpClient()
     for _ in range(3):
         assert body(connections, f"http://{host.address}/a") == b"all of /a"
     with ThreadPoolExecutor(8) as pool:
@@ -87,11 +87,11 @@ def test_bodies_of_unknown_length_over_kept_connections(host: _Host) -> None:
 def test_the_proxy_of_the_environment(host: _Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://me:p%40ss@{host.address}")
     url = "http://somewhere.invalid/file"
-    assert body(Connections(), url) == f"all of {url}".encode()
+    assert body(HttpClient(), url) == f"all of {url}".encode()
     [(_, headers)] = host.asked
     assert headers["proxy-authorization"] == f"Basic {base64.b64encode(b'me:p@ss').decode()}"
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    assert body(Connections(), f"http://{host.address}/near") == b"all of /near"
+    assert body(HttpClient(), f"http://{host.address}/near") == b"all of /near"
     assert "proxy-authorization" not in host.asked[-1][1]
 
 
@@ -101,9 +101,15 @@ def test_a_secret_header_stays_with_its_host(host: _Host) -> None:
     other.redirects = {"/there": f"http://{host.address}/back"}
     secret = {"Authorization": "Bearer s3cret"}
     try:
-        assert body(Connections(), f"http://{host.address}/same", private=secret) == b"all of /here"
+        assert (
+            body(HttpClient(), f"http://{host.address}/same", origin_headers=secret)
+            == b"all of /here"
+        )
         assert [headers.get("Authorization") for _, headers in host.asked] == ["Bearer s3cret"] * 2
-        assert body(Connections(), f"http://{host.address}/away", private=secret) == b"all of /back"
+        assert (
+            body(HttpClient(), f"http://{host.address}/away", origin_headers=secret)
+            == b"all of /back"
+        )
         after = [other.asked[-1], host.asked[-1]]
         assert not any("Authorization" in headers for _, headers in after), "never to come back"
     finally:
@@ -113,17 +119,17 @@ def test_a_secret_header_stays_with_its_host(host: _Host) -> None:
 
 def test_what_is_said(host: _Host) -> None:
     host.redirects = {"/round": "/round"}
-    with pytest.raises(Lost, match="redirected without an end"):
-        Connections().get(f"http://{host.address}/round", {})
-    with pytest.raises(Lost, match="Connection refused"):
-        Connections().get("http://127.0.0.1:9/", {})
+    with pytest.raises(ConnectionLost, match="redirected without an end"):
+        HttpClient().get(f"http://{host.address}/round", {})
+    with pytest.raises(ConnectionLost, match="Connection refused"):
+        HttpClient().get("http://127.0.0.1:9/", {})
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        with pytest.raises(Lost, match=r"^no byte for 0\.3 s$"):
-            Connections(stall=0.3).get(url, {})
+        with pytest.raises(ConnectionLost, match=r"^no byte for 0\.3 s$"):
+            HttpClient(stall_timeout=0.3).get(url, {})
     for bad in ("ftp://host/x", "http:///x", "http://[::1/x", "file:///etc/passwd"):
         with pytest.raises(ValueError):
-            Connections().get(bad, {})
+            HttpClient().get(bad, {})
     host.redirects = {"/out": "file:///etc/passwd"}
     with pytest.raises(ValueError):
-        Connections().get(f"http://{host.address}/out", {})
+        HttpClient().get(f"http://{host.address}/out", {})

@@ -13,10 +13,10 @@ from prefect_bt.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.planning import PlanContext, plan_gang, plan_weights
 from prefect_bt.substrates.protocol import Capacity
 from prefect_bt.weights.credentials import (
-    read_azure_secret,
-    read_google_secret,
-    read_s3_secret,
-    read_token,
+    parse_azure_secret,
+    parse_google_secret,
+    parse_s3_secret,
+    parse_token,
 )
 from prefect_bt.weights.source import SourceRequest, open_source
 
@@ -30,11 +30,11 @@ def plan(source: str) -> WeightsPlan:
 
 def test_s3_keys() -> None:
     text = {"aws_access_key_id": "id", "aws_secret_access_key": "key"}
-    found = read_s3_secret(plan("s3://b"), json.dumps(text))
+    found = parse_s3_secret(plan("s3://b"), json.dumps(text))
     assert (found.access_key_id, found.secret_access_key) == ("id", "key")
     assert (found.region, found.session_token) == ("us-east-1", "")
     more = {**text, "aws_region": "eu-west-1", "aws_session_token": "t"}
-    found = read_s3_secret(plan("r2://a.b"), json.dumps(more))
+    found = parse_s3_secret(plan("r2://a.b"), json.dumps(more))
     assert (found.region, found.session_token) == ("eu-west-1", "t")
     assert "key" not in repr(found).replace("access_key", "")
 
@@ -53,7 +53,7 @@ def test_s3_keys() -> None:
 )
 def test_other_keys_name_the_two_required(text: str) -> None:
     with pytest.raises(WeightsError) as caught:
-        read_s3_secret(plan("s3://b"), text)
+        parse_s3_secret(plan("s3://b"), text)
     told = str(caught.value)
     assert "aws_access_key_id and aws_secret_access_key" in told
     assert "The secret 'keys' of s3://b" in told
@@ -63,31 +63,31 @@ def test_other_keys_name_the_two_required(text: str) -> None:
 
 def test_a_service_account() -> None:
     text = json.dumps(SERVICE_ACCOUNT)
-    assert read_google_secret(plan("gs://b"), text) == text
+    assert parse_google_secret(plan("gs://b"), text) == text
     for bad in ("planted", "{}", json.dumps({**SERVICE_ACCOUNT, "type": "authorized_user"})):
         with pytest.raises(WeightsError, match="service account") as caught:
-            read_google_secret(plan("gs://b"), bad)
+            parse_google_secret(plan("gs://b"), bad)
         assert "planted" not in str(caught.value)
 
 
 def test_azure_keys_and_tokens() -> None:
     source = plan("azure://a/c")
-    assert read_azure_secret(source, "a2V5\n") == {"account_key": "a2V5"}
+    assert parse_azure_secret(source, "a2V5\n") == {"account_key": "a2V5"}
     token = "?sv=2024&se=x&sig=planted"
-    assert read_azure_secret(source, token) == {"sas_token": token[1:]}
-    assert read_azure_secret(source, '{"account_key": "a2V5"}') == {"account_key": "a2V5"}
-    assert read_azure_secret(source, '{"sas_token": "?a&sig=b"}') == {"sas_token": "a&sig=b"}
+    assert parse_azure_secret(source, token) == {"sas_token": token[1:]}
+    assert parse_azure_secret(source, '{"account_key": "a2V5"}') == {"account_key": "a2V5"}
+    assert parse_azure_secret(source, '{"sas_token": "?a&sig=b"}') == {"sas_token": "a&sig=b"}
     for bad in ("", "{}", '{"key": "planted"}', '{"account_key": 1}', '{"account_key": ""}'):
         with pytest.raises(WeightsError, match="account_key") as caught:
-            read_azure_secret(source, bad)
+            parse_azure_secret(source, bad)
         assert "planted" not in str(caught.value)
 
 
 def test_tokens_fit_a_header() -> None:
-    assert read_token(plan("hf://o/r"), " hf_x\n") == "hf_x"
+    assert parse_token(plan("hf://o/r"), " hf_x\n") == "hf_x"
     for bad in ("", " ", "a\nplanted", "planted ü", "planted b"):
         with pytest.raises(WeightsError, match="is no token") as caught:
-            read_token(plan("hf://o/r"), bad)
+            parse_token(plan("hf://o/r"), bad)
         assert "planted" not in str(caught.value)
 
 
@@ -109,7 +109,7 @@ def test_every_bucket_opens(source: str, secret: str) -> None:
 def test_a_key_of_google_that_is_no_key_is_a_sentence() -> None:
     opened = open_source(SourceRequest(plan("gs://bucket/p"), json.dumps(SERVICE_ACCOUNT)))
     with pytest.raises(WeightsError) as caught:
-        opened.list()
+        opened.list_files()
     assert "gs://bucket/p cannot be opened with the secret 'keys'" in str(caught.value)
     assert "planted" not in str(caught.value)
 
@@ -123,11 +123,11 @@ def test_google_identity_names_what_is_needed(
     )
     opened = open_source(SourceRequest(WeightsPlan("gs://b/p", "/w", "k1", auth=auth)))
     with pytest.raises(WeightsError, match="GOOGLE_APPLICATION_CREDENTIALS names no file"):
-        opened.list()
+        opened.list_files()
     (tmp_path / "key.json").write_text(json.dumps(SERVICE_ACCOUNT))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     with pytest.raises(WeightsError, match="of type external_account"):
-        opened.list()
+        opened.list_files()
 
 
 # -- planning -------------------------------------------------------------------------------

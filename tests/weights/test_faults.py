@@ -20,14 +20,14 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.objects import open_store
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import Mirrored, NodeCache, Progress, mirror_source, room, source
-from prefect_bt.weights.cache import Tree
-from prefect_bt.weights.crew import Shut
-from prefect_bt.weights.filling import Fill
+from prefect_bt.weights import MirrorProgress, MirrorResult, NodeCache, mirror_source, room, source
+from prefect_bt.weights.cache import CachedTree
+from prefect_bt.weights.crew import Closed
+from prefect_bt.weights.filling import StagingTree
 from prefect_bt.weights.listing import ListedFile, Listing
-from prefect_bt.weights.parts import BLOCK, Part, PartFolder
+from prefect_bt.weights.parts import BLOCK_BYTES, PartialFile, PartialFolder
 from prefect_bt.weights.shared import StoreMirror, blob_key, manifest_key
-from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.source import TransientError
 from tests.checkpoints.buckets import Bucket, use
 from tests.conftest import Soak
 from tests.forked import Forked
@@ -38,7 +38,7 @@ from .arranged import Arranged
 from .conftest import tree
 from .ranged import serving_ranges
 
-LARGE = os.urandom(BLOCK + 1)
+LARGE = os.urandom(BLOCK_BYTES + 1)
 URL = "arranged://host/folder"
 
 
@@ -50,7 +50,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Arranged:
     return now
 
 
-def mirrored(root: Path, url: str = URL, key: str = "k1", **given: Any) -> Mirrored:
+def mirrored(root: Path, url: str = URL, key: str = "k1", **given: Any) -> MirrorResult:
     plan = WeightsPlan(url, "/w", key)
     return mirror_source(plan, cache=NodeCache(root / "weights"), **given)
 
@@ -59,15 +59,15 @@ def mirrored(root: Path, url: str = URL, key: str = "k1", **given: Any) -> Mirro
 
 
 def test_a_late_thread_writes_to_nobody_elses_file(tmp_path: Path) -> None:
-    part = Part(PartFolder(tmp_path / "part"), 100, checked=False)
+    part = PartialFile(PartialFolder(tmp_path / "part"), 100, has_digest=False)
     listing = Listing("s", "r", (ListedFile("a", 5),))
-    fill = Fill(NodeCache(tmp_path / "weights"), "s", "k1", listing)
+    fill = StagingTree(NodeCache(tmp_path / "weights"), "s", "k1", listing)
     part.close()
     fill.close()
     victims = [(tmp_path / f"victim-{n}").open("w+b") for n in range(8)]  # with those numbers
-    with pytest.raises(Shut):
+    with pytest.raises(Closed):
         part.write(0, b"late")
-    with pytest.raises(Shut):
+    with pytest.raises(Closed):
         fill.write(listing.files[0], b"late!", "0" * 64)
     assert all(os.fstat(victim.fileno()).st_size == 0 for victim in victims)
     assert not list(fill.files.iterdir())
@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_in_mid_file(
         subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
         done = mirrored(disk)
         assert tree(done.folder) == here.files
-        assert done.fetched < len(LARGE) - (4 << 20), "what had arrived is kept"
+        assert done.fetched_bytes < len(LARGE) - (4 << 20), "what had arrived is kept"
 
 
 @pytest.mark.parametrize("at", ["nothing is there", "half of it is there"])
@@ -202,7 +202,7 @@ def test_a_file_system_without_hard_links(
     store = open_store(str(tmp_path / "store"))
     done = mirrored(tmp_path, store=store)
     assert tree(done.folder) == here.files
-    assert mirrored(tmp_path, store=store).hit
+    assert mirrored(tmp_path, store=store).cache_hit
     other = mirrored(tmp_path / "other", store=store)
     assert tree(other.folder) == here.files
     assert not [*tmp_path.glob("weights/parts/*"), *tmp_path.glob("weights/fills/*")]
@@ -214,10 +214,10 @@ def test_what_a_killed_process_had_in_its_hands_is_not_published(
     name = mirrored(tmp_path).name
     cache = NodeCache(tmp_path / "weights")
     cache.evict(name)
-    cache.fill(name).mkdir(parents=True)
-    (cache.fill(name) / "stream-1234").write_bytes(b"half")
-    (cache.fill(name) / "link-1234").write_bytes(b"")
-    (cache.fill(name) / "journal").write_bytes(b'7\n{"path": 3}\n["a"]\n\0\0')
+    cache.staging_path(name).mkdir(parents=True)
+    (cache.staging_path(name) / "stream-1234").write_bytes(b"half")
+    (cache.staging_path(name) / "link-1234").write_bytes(b"")
+    (cache.staging_path(name) / "journal").write_bytes(b'7\n{"path": 3}\n["a"]\n\0\0')
     folder = mirrored(tmp_path).folder
     assert tree(folder) == here.files
     assert {path.name for path in folder.parent.iterdir()} == {
@@ -242,7 +242,7 @@ def test_a_blob_that_was_cut_off_is_used_by_nobody(here: Arranged, tmp_path: Pat
 def test_a_large_content_of_two_places_is_kept_once(here: Arranged, tmp_path: Path) -> None:
     first = mirrored(tmp_path)
     second = mirrored(tmp_path, "arranged://host/elsewhere", key="k2")
-    assert second.fetched, "nothing told that it is the same"
+    assert second.fetched_bytes, "nothing told that it is the same"
     one, two = (done.folder / "large.bin" for done in (first, second))
     assert one.samefile(two)
     assert len(list(tmp_path.glob("weights/blobs/*/*"))) == 2
@@ -266,13 +266,22 @@ def test_names_that_no_file_can_have(here: Arranged, tmp_path: Path, name: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "size", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK]
+    "size",
+    [
+        (1 << 20) - 1,
+        1 << 20,
+        (1 << 20) + 1,
+        BLOCK_BYTES - 1,
+        BLOCK_BYTES,
+        BLOCK_BYTES + 1,
+        2 * BLOCK_BYTES,
+    ],
 )
 def test_sizes_at_the_seams(here: Arranged, tmp_path: Path, size: int) -> None:
     here.files = {"a.bin": os.urandom(size)}
     done = mirrored(tmp_path)
     assert tree(done.folder) == here.files
-    assert done.fetched == size
+    assert done.fetched_bytes == size
     assert not list(tmp_path.glob("weights/parts/*"))
 
 
@@ -282,7 +291,7 @@ def test_sizes_at_the_seams(here: Arranged, tmp_path: Path, size: int) -> None:
 def cut_off_at(here: Arranged, place: int) -> None:
     def cut(path: str, at: int) -> None:
         if at == place:
-            raise Interrupted(f"{path} was cut off.", source=URL)
+            raise TransientError(f"{path} was cut off.", source=URL)
 
     here.before = cut
 
@@ -291,8 +300,8 @@ def test_another_object_of_the_same_length_is_not_continued(
     here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a tag, and with none."""
-    monkeypatch.setattr("prefect_bt.weights.blocks.PAUSES", ())
-    monkeypatch.setattr("prefect_bt.weights.wholes.PAUSES", ())
+    monkeypatch.setattr("prefect_bt.weights.blocks.RETRY_DELAYS", ())
+    monkeypatch.setattr("prefect_bt.weights.wholes.RETRY_DELAYS", ())
     for tags in (True, False):
         here.files, here.tags = {"a.bin": bytes([1]) * (3 << 20)}, tags
         cut_off_at(here, 2 << 20)
@@ -322,16 +331,16 @@ def test_what_changed_while_it_was_read_is_not_remembered(here: Arranged, tmp_pa
 def test_servers_without_ranges(
     here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.weights.blocks.PAUSES", ())
-    here.files |= {f"large-{n}.bin": os.urandom(BLOCK + n) for n in range(3)}
+    monkeypatch.setattr("prefect_bt.weights.blocks.RETRY_DELAYS", ())
+    here.files |= {f"large-{n}.bin": os.urandom(BLOCK_BYTES + n) for n in range(3)}
     size = sum(map(len, here.files.values()))
     cut_off_at(here, 2 << 20)
     with pytest.raises(WeightsError):
         mirrored(tmp_path)
     cut_off_at(here, -1)
     here.ranges = False
-    told: list[Progress] = []
-    done = mirrored(tmp_path, tell=told.append)
+    told: list[MirrorProgress] = []
+    done = mirrored(tmp_path, on_progress=told.append)
     assert tree(done.folder) == here.files
     assert max(one.bytes_done for one in told) <= size
     assert any("whole files only" in one.note for one in told)
@@ -368,7 +377,7 @@ def test_a_damaged_copy_is_made_good(
     here.files["large.bin"] = LARGE[: 2 << 20]
     store = open_store(store_url)
     first = mirrored(tmp_path / "a", store=store)
-    manifest = StoreMirror(store).manifest(first.name)
+    manifest = StoreMirror(store).find_manifest(first.name)
     assert manifest is not None
     for entry in manifest.entries:
         data = here.files[entry.path]
@@ -381,7 +390,7 @@ def test_a_damaged_copy_is_made_good(
     assert tree(second.folder) == here.files
     third = mirrored(tmp_path / "c", store=store)
     assert tree(third.folder) == here.files
-    assert third.fetched == 0, "the store has it again"
+    assert third.fetched_bytes == 0, "the store has it again"
 
 
 def test_nobody_else_is_told_a_signature(
@@ -389,8 +398,8 @@ def test_nobody_else_is_told_a_signature(
 ) -> None:
     signed, store = f"{URL}?signature=planted", open_store(str(tmp_path / "store"))
     notes: list[str] = []
-    done = mirrored(tmp_path, signed, store=store, tell=lambda one: notes.append(one.note))
-    assert mirrored(tmp_path, signed, store=store).hit
+    done = mirrored(tmp_path, signed, store=store, on_progress=lambda one: notes.append(one.note))
+    assert mirrored(tmp_path, signed, store=store).cache_hit
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert b"planted" not in path.read_bytes(), path
     assert (done.source, store.get(manifest_key(done.name))[:1]) == (URL, b"{")
@@ -439,10 +448,10 @@ def evict_beside_fills(here: Arranged, tmp_path: Path, *, fills: int) -> None:
             over.set()
 
     def evict() -> None:
-        for found in cache.trees():
+        for found in cache.list_trees():
             room.evict(cache, None, found.name)
         cache.usage()
-        cache.sweep(older=3600)
+        cache.sweep(older_than=3600)
 
     def look(key: str) -> None:
         done = mirrored(tmp_path, key=key)
@@ -465,7 +474,7 @@ def evict_beside_fills(here: Arranged, tmp_path: Path, *, fills: int) -> None:
     assert tree(kept.folder) == here.files
     for path in here.files:
         digest = hashlib.sha256((kept.folder / path).read_bytes()).hexdigest()
-        assert cache.blob(digest).samefile(kept.folder / path)
+        assert cache.blob_path(digest).samefile(kept.folder / path)
     assert cache.evict("k2" + kept.name[2:]) + cache.evict(kept.name) > 2 << 20
     assert [*cache.root.glob("blobs/*/*")] == []
 
@@ -479,13 +488,13 @@ def test_a_content_that_was_evicted_and_fetched_again_before_publishing_is_kept_
     class Beside(NodeCache):
         """In the moment before the tree is there, others evict its contents and bring them back."""
 
-        def publish(self, fill: Path, name: str, *, holder: str = "") -> Tree:
+        def publish(self, staged: Path, name: str, *, holder: str = "") -> CachedTree:
             for data in here.files.values():
-                blob = self.blob(hashlib.sha256(data).hexdigest())
+                blob = self.blob_path(hashlib.sha256(data).hexdigest())
                 blob.unlink()
                 blob.write_bytes(data)
                 blobs.append(blob)
-            return super().publish(fill, name, holder=holder)
+            return super().publish(staged, name, holder=holder)
 
     done = mirror_source(WeightsPlan(URL, "/w", "k1"), cache=Beside(tmp_path / "weights"))
     assert tree(done.folder) == here.files
@@ -498,13 +507,13 @@ def test_a_content_that_was_evicted_and_fetched_again_before_publishing_is_kept_
 def test_what_a_killed_eviction_left_is_not_kept_for_ever(here: Arranged, tmp_path: Path) -> None:
     cache = NodeCache(tmp_path / "weights", budget=1000)
     mirror_source(WeightsPlan(URL, "/w", "k1"), cache=cache)
-    loose = cache.blob("f" * 64)
+    loose = cache.blob_path("f" * 64)
     loose.parent.mkdir(parents=True, exist_ok=True)
     loose.write_bytes(b"x" * 100_000)
     left = cache.root / "trash" / "a-tree" / "files"
     left.mkdir(parents=True)
     (left / "data").write_bytes(b"x" * 1000)
-    room.keep_budget(cache, None)
+    room.enforce_budget(cache, None)
     assert not (cache.root / "trash" / "a-tree").exists()
     assert loose.exists(), "somebody may be about to use it"
 
@@ -517,6 +526,6 @@ def test_a_copy_that_went_with_its_tree_is_not_believed_to_be_there(
     cache = NodeCache(tmp_path / "weights")
     monkeypatch.setattr(NodeCache, "evict", lambda *_: 0)  # a job took a lease in this moment
     assert room.evict(cache, StoreMirror(store), name) == 0
-    assert StoreMirror(store).names() == []
-    assert mirrored(tmp_path, store=store).hit
-    assert StoreMirror(store).names() == [name]
+    assert StoreMirror(store).list_names() == []
+    assert mirrored(tmp_path, store=store).cache_hit
+    assert StoreMirror(store).list_names() == [name]

@@ -10,9 +10,9 @@ import pytest
 from prefect_bt.errors import ObjectExists, StoreError
 from prefect_bt.objects import open_store
 from prefect_bt.objects.disk import DiskStore
-from prefect_bt.weights.claims import Times, fly_alone
+from prefect_bt.weights.claims import ClaimTimings, single_flight
 from prefect_bt.weights.manifest import Manifest, dump_manifest
-from prefect_bt.weights.progress import Phase
+from prefect_bt.weights.progress import MirrorPhase
 from prefect_bt.weights.shared import StoreMirror, manifest_key
 
 from .claiming import HOLDER, NAME, PATIENT, Interposed, claims, meter, taken, until
@@ -25,14 +25,15 @@ FLIER = """
 import os, sys, time
 from pathlib import Path
 from prefect_bt.objects import open_store
-from prefect_bt.weights.claims import Times, fly_alone
+from prefect_bt.weights.claims import ClaimTimings, single_flight
 from prefect_bt.weights.manifest import Manifest, dump_manifest
-from prefect_bt.weights.progress import Meter
+from prefect_bt.weights.progress import ProgressMeter
 from prefect_bt.weights.shared import StoreMirror, manifest_key
 url, flights, last = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
-store, times = open_store(url), Times(beat=0.2, dead=3600.0, look=0.1)
-ask = lambda: StoreMirror(store).manifest("k1-r1")
-with fly_alone(store, "k1-r1", Meter("s", None), ask, times=times) as found:
+store = open_store(url)
+times = ClaimTimings(renew_interval=0.2, expire_after=3600.0, poll_interval=0.1)
+ask = lambda: StoreMirror(store).find_manifest("k1-r1")
+with single_flight(store, "k1-r1", ProgressMeter("s", None), ask, timings=times) as found:
     if found is None:
         alone = flights / "alone"
         os.close(os.open(alone, os.O_CREAT | os.O_EXCL))
@@ -55,14 +56,14 @@ def publish(store):
 
 
 def ask(store):
-    return lambda: StoreMirror(store).manifest(NAME)
+    return lambda: StoreMirror(store).find_manifest(NAME)
 
 
 def test_one_flies_and_the_others_get_what_it_published(store):
     flights, lock = [], threading.Lock()
 
     def fly(number):
-        with fly_alone(store, NAME, meter(), ask(store), times=PATIENT) as found:
+        with single_flight(store, NAME, meter(), ask(store), timings=PATIENT) as found:
             if found is None:
                 assert lock.acquire(blocking=False)
                 flights.append(number)
@@ -83,7 +84,7 @@ def test_one_that_fails_leaves_it_to_the_next(store):
     def fly(number):
         with (
             suppress(AssertionError),
-            fly_alone(store, NAME, meter(), ask(store), times=PATIENT) as found,
+            single_flight(store, NAME, meter(), ask(store), timings=PATIENT) as found,
         ):
             if found is None:
                 alone.append(lock.acquire(blocking=False))
@@ -122,25 +123,25 @@ def test_who_waits_shows_how_far_the_other_is(url, start):
     leader = start(HOLDER, url, "elsewhere")
     assert leader.stdout.readline() == "held\n"
     store, counts, seen = open_store(url), meter(), []
-    counts.expect(files=2, size=9_900_000_000)
+    counts.set_totals(files=2, size=9_900_000_000)
     looks = iter([None, None, None, MANIFEST])
 
     def asked():
-        seen.append(counts.look())
+        seen.append(counts.snapshot())
         return next(looks)
 
-    with fly_alone(store, NAME, counts, asked, times=PATIENT) as found:
+    with single_flight(store, NAME, counts, asked, timings=PATIENT) as found:
         assert found == MANIFEST
-    assert seen[-1].phase is Phase.WAITING
+    assert seen[-1].phase is MirrorPhase.WAITING
     assert seen[-1].note == "host far fetches it: 3.1 of 9.9 GB"
     assert seen[-1].bytes_done == 3_100_000_000
-    after = counts.look()
+    after = counts.snapshot()
     assert (after.note, after.bytes_done, after.files_done) == ("", 0, 0)
 
 
 def test_what_is_published_needs_no_claim(store):
     publish(store)
-    with fly_alone(store, NAME, meter(), ask(store), times=PATIENT) as found:
+    with single_flight(store, NAME, meter(), ask(store), timings=PATIENT) as found:
         assert found == MANIFEST
         taken(claims(store)).release()
 
@@ -150,23 +151,23 @@ def test_a_store_that_is_away_says_so_at_once(tmp_path):
     store.broken = "weights"
     with (
         pytest.raises(StoreError, match="away"),
-        fly_alone(store, NAME, meter(), ask(store), times=PATIENT),
+        single_flight(store, NAME, meter(), ask(store), timings=PATIENT),
     ):
         raise AssertionError
     store.broken = "manifests"
     with (
         pytest.raises(StoreError, match="away"),
-        fly_alone(store, NAME, meter(), ask(store), times=PATIENT),
+        single_flight(store, NAME, meter(), ask(store), timings=PATIENT),
     ):
         raise AssertionError
     store.broken = None
-    assert claims(store).take() is not None
+    assert claims(store).try_acquire() is not None
 
 
 def test_a_store_that_is_away_for_a_moment_ends_no_waiting(tmp_path):
     """Also when it fails right after we got the claim: that is given back, and taken again."""
     store = Interposed(tmp_path)
-    leader = claims(DiskStore(tmp_path)).take()
+    leader = claims(DiskStore(tmp_path)).try_acquire()
     asked = []
 
     def manifest():
@@ -176,15 +177,15 @@ def test_a_store_that_is_away_for_a_moment_ends_no_waiting(tmp_path):
         if len(asked) in (3, 4):
             raise StoreError("The store is away.")
 
-    with fly_alone(store, NAME, meter(), manifest, times=PATIENT) as found:
+    with single_flight(store, NAME, meter(), manifest, timings=PATIENT) as found:
         assert found is None
-        assert claims(DiskStore(tmp_path)).take() is None
+        assert claims(DiskStore(tmp_path)).try_acquire() is None
     assert len(asked) >= 5
 
 
 def test_a_store_that_stays_away_ends_the_waiting(tmp_path):
     store = Interposed(tmp_path)
-    leader = claims(DiskStore(tmp_path), Times(beat=0.05)).take()
+    leader = claims(DiskStore(tmp_path), ClaimTimings(renew_interval=0.05)).try_acquire()
     asked = []
 
     def manifest():
@@ -193,7 +194,13 @@ def test_a_store_that_stays_away_ends_the_waiting(tmp_path):
 
     with (
         pytest.raises(StoreError, match="away"),
-        fly_alone(store, NAME, meter(), manifest, times=Times(beat=0.05, dead=0.5, look=0.05)),
+        single_flight(
+            store,
+            NAME,
+            meter(),
+            manifest,
+            timings=ClaimTimings(renew_interval=0.05, expire_after=0.5, poll_interval=0.05),
+        ),
     ):
         raise AssertionError
     assert len(asked) == 1
@@ -211,7 +218,7 @@ def test_told_to_stop_while_it_waits(store):
 
     with (
         taken(claims(store)),
-        fly_alone(store, NAME, meter(), manifest, times=PATIENT, stop=stop) as found,
+        single_flight(store, NAME, meter(), manifest, timings=PATIENT, stop=stop) as found,
     ):
         assert found is None
     assert len(looks) == 3

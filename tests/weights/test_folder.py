@@ -65,7 +65,7 @@ def test_links_to_files_are_files_and_patterns_count(source: Path, tmp_path: Pat
 
 def test_a_range(source: Path) -> None:
     opened = folders.FolderSource(f"file://{source}")
-    [model] = [file for file in opened.list().files if file.path == "sub/model.bin"]
+    [model] = [file for file in opened.list_files().files if file.path == "sub/model.bin"]
     data = FILES["sub/model.bin"]
     assert b"".join(opened.read(model, start=7, length=2_000_000)) == data[7:2_000_007]
     assert b"".join(opened.read(model, start=2_999_000, length=-1)) == data[-1000:]

@@ -3,8 +3,8 @@
 import subprocess
 
 from prefect_bt.objects import open_store
-from prefect_bt.weights.claims import Times
-from prefect_bt.weights.holders import Holder, this_process
+from prefect_bt.weights.claims import ClaimTimings
+from prefect_bt.weights.holders import Holder, get_current_holder
 
 from .claiming import HOLDER, Clock, claims, until
 
@@ -13,12 +13,12 @@ def test_a_holder_that_was_killed_on_this_machine_is_dead_at_once(url, start):
     process = start(HOLDER, url, "here")
     assert process.stdout.readline() == "held\n"
     waiter = claims(open_store(url))
-    assert waiter.take() is None
+    assert waiter.try_acquire() is None
     process.kill()
     # Nobody has waited for the process yet: it is a zombie.
-    until(waiter.take).release()
+    until(waiter.try_acquire).release()
     process.wait()
-    assert waiter.take() is not None
+    assert waiter.try_acquire() is not None
 
 
 def test_a_holder_that_was_killed_elsewhere_is_dead_when_it_is_silent(url, start):
@@ -26,29 +26,31 @@ def test_a_holder_that_was_killed_elsewhere_is_dead_when_it_is_silent(url, start
     process = start(HOLDER, url, "elsewhere")
     assert process.stdout.readline() == "held\n"
     clock, heard = Clock(), set()
-    waiter = claims(open_store(url), Times(beat=0.05, dead=30.0), clock=clock)
+    waiter = claims(
+        open_store(url), ClaimTimings(renew_interval=0.05, expire_after=30.0), clock=clock
+    )
 
     def ten_words():
-        assert waiter.take() is None
-        if waiter.present.beats not in heard:
-            heard.add(waiter.present.beats)
+        assert waiter.try_acquire() is None
+        if waiter.current_record.beats not in heard:
+            heard.add(waiter.current_record.beats)
             clock.now += 29
         return len(heard) == 10
 
     until(ten_words)
     process.kill()
     process.wait()
-    assert waiter.take() is None
+    assert waiter.try_acquire() is None
 
     def after_silence():
         clock.now += 29
-        return waiter.take()
+        return waiter.try_acquire()
 
     until(after_silence).release()
 
 
 def test_processes_are_told_apart():
-    here = this_process()
+    here = get_current_holder()
     assert not here.is_dead()
     assert not Holder("far", 1 << 22, "another machine", "1").is_dead()
     assert not Holder(here.host, here.pid, "", "").is_dead()

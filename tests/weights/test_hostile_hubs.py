@@ -13,12 +13,12 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, hub_answers
-from prefect_bt.weights.connections import Connections, Lost
+from prefect_bt.weights.connections import ConnectionLost, HttpClient
 from prefect_bt.weights.hub import HubSource
-from prefect_bt.weights.index import Index
-from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest, load_manifest
-from prefect_bt.weights.source import Interrupted
-from prefect_bt.weights.why import Status, explain
+from prefect_bt.weights.index import DigestIndex
+from prefect_bt.weights.manifest import FileEntry, Manifest, dump_manifest, load_manifest
+from prefect_bt.weights.source import TransientError
+from prefect_bt.weights.why import SourceStatus, explain_source
 
 from .conftest import Place, tree
 from .hub_server import Hub, Repo
@@ -96,19 +96,19 @@ def test_names_in_the_node_cache(tmp_path: Path, host_file: Path) -> None:
     cache = NodeCache(tmp_path / "state")
     for found in (str(host_file), f"../../{host_file.name}", DIGEST.upper(), DIGEST + "\n", ""):
         with pytest.raises(ValueError, match="not a SHA-256"):
-            cache.blob(found)
-        assert not cache.has(found, len(HOST))
-    for place in (cache.fill, cache.part, cache.index, cache.tree_path):
+            cache.blob_path(found)
+        assert not cache.has_blob(found, len(HOST))
+    for place in (cache.staging_path, cache.partial_path, cache.index_path, cache.tree_path):
         for name in ("", ".", "..", "../x", "/x", "a/b", "a\0"):
             with pytest.raises(ValueError, match="not a name in the node cache"):
                 place(name)
-    assert cache.find("../../x") is None
+    assert cache.find_tree("../../x") is None
 
 
 def test_a_damaged_index_names_no_digest(tmp_path: Path) -> None:
-    index = Index(tmp_path / "index")
+    index = DigestIndex(tmp_path / "index")
     index.add({"git:1": ("/etc/passwd", 1), "git:2": (DIGEST, 1)})
-    index.refresh()
+    index.invalidate()
     assert (index.get("git:1"), index.get("git:2")) == ("", DIGEST)
 
 
@@ -121,7 +121,7 @@ def test_a_damaged_index_names_no_digest(tmp_path: Path) -> None:
     ],
 )
 def test_a_forged_manifest(row: Any) -> None:
-    right = dump_manifest(Manifest("s", "k", "r", (Entry("a", 1, DIGEST),), 0.0))
+    right = dump_manifest(Manifest("s", "k", "r", (FileEntry("a", 1, DIGEST),), 0.0))
     assert load_manifest(right).entries
     data = right.replace(b'["a", 1, "%s"]' % DIGEST.encode(), json.dumps(row).encode())
     assert data != right
@@ -138,9 +138,9 @@ def test_a_forged_manifest(row: Any) -> None:
 def listed(hub: Hub, *named: str) -> str:
     """Return why the listing is refused: one sentence and a step, and nothing was fetched."""
     with pytest.raises(WeightsError) as caught:
-        HubSource("hf://o/r", SECRET).list()
+        HubSource("hf://o/r", SECRET).list_files()
     error = str(caught.value)
-    assert not isinstance(caught.value, Interrupted), "asking again would not help"
+    assert not isinstance(caught.value, TransientError), "asking again would not help"
     assert caught.value.source == "hf://o/r"
     assert all(name in error for name in ("hf://o/r", hub.url, "Check that HF_ENDPOINT", *named))
     assert len(error) < 500
@@ -245,8 +245,8 @@ def test_the_token_follows_no_page_elsewhere(listing: Hub, target: str) -> None:
     places = {"cdn": listing.cdn_url, "cdn_host": listing.cdn_url[7:], "host": listing.url[7:]}
     listing.bad.link = f'<{target.format(**places)}>; rel="next"'
     with pytest.raises(WeightsError, match="HF_ENDPOINT") as caught:
-        HubSource("hf://o/r", SECRET).list()
-    assert not isinstance(caught.value, Interrupted)
+        HubSource("hf://o/r", SECRET).list_files()
+    assert not isinstance(caught.value, TransientError)
     assert not listing.tokens["cdn"], "nothing was asked there"
 
 
@@ -255,17 +255,17 @@ def test_the_pages_of_a_mirror_that_names_the_hub_are_asked_for_at_the_mirror(
 ) -> None:
     listing.repos["o/r"].commit({f"f{n}": b"1" for n in range(7)})
     listing.bad.page, listing.bad.named = 2, listing.cdn_url
-    assert len(HubSource("hf://o/r", SECRET).list().files) == 7
+    assert len(HubSource("hf://o/r", SECRET).list_files().files) == 7
     assert not listing.tokens["cdn"], "nothing was asked there"
 
 
 def test_the_token_follows_no_redirect_elsewhere(listing: Hub) -> None:
     cdn, host = listing.cdn_url[7:], listing.url[7:]
-    connections = Connections(stall=20.0)
+    connections = HttpClient(stall_timeout=20.0)
     for target in (f"http://{cdn}/x", f"http://{cdn}\\@{host}/x", f"//{cdn}/x"):
         listing.bad.status, listing.bad.headers = 307, {"Location": target}
         listing.tokens["cdn"].clear()
-        with suppress(Lost, ValueError):
+        with suppress(ConnectionLost, ValueError):
             connections.get(f"{listing.url}/a", {}, {"Authorization": f"Bearer {SECRET}"}).close()
         assert f"Bearer {SECRET}" not in listing.tokens["cdn"], target
 
@@ -275,8 +275,8 @@ def test_the_token_follows_no_redirect_elsewhere(listing: Hub) -> None:
 )
 def test_dates_to_wait_for_that_are_none(listing: Hub, told: str) -> None:
     listing.bad.status, listing.bad.headers = 429, {"Retry-After": told}
-    with pytest.raises(Interrupted, match="answered 429"):
-        HubSource("hf://o/r", SECRET).list()
+    with pytest.raises(TransientError, match="answered 429"):
+        HubSource("hf://o/r", SECRET).list_files()
 
 
 @pytest.mark.slow
@@ -295,8 +295,8 @@ def test_names_that_are_too_deep_or_too_long(hub: Hub, place: Place) -> None:
 def test_why_tells_what_a_mirror_would(listing: Hub, tmp_path: Path) -> None:
     listing.bad.entry = {"size": "1"}
     plan = WeightsPlan("hf://o/r", "/w", "k1", secret="hub")
-    answer = explain(plan, cache=NodeCache(tmp_path / "weights"), secret=SECRET)
-    assert answer.status is Status.REFUSED
+    answer = explain_source(plan, cache=NodeCache(tmp_path / "weights"), secret=SECRET)
+    assert answer.status is SourceStatus.REFUSED
     assert "gives as size of 'a'" in answer.error
     assert "HF_ENDPOINT" in answer.next_step
 

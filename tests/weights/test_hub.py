@@ -16,8 +16,8 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.weights.hub import HubSource
 from prefect_bt.weights.listing import ListedFile
-from prefect_bt.weights.parts import PartFolder
-from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.parts import PartialFolder
+from prefect_bt.weights.source import TransientError
 
 from .conftest import Place, tree
 from .hub_server import Hub, Repo
@@ -106,7 +106,7 @@ def test_killed_in_the_middle(hub: Hub, place: Place) -> None:
     weights = place.state_dir / "weights"
 
     def arrived() -> int:
-        return sum(PartFolder(path).arrived() for path in weights.glob("parts/*"))
+        return sum(PartialFolder(path).received_bytes() for path in weights.glob("parts/*"))
 
     deadline = time.monotonic() + 200
     while arrived() < 3 << 20 or hub.bodies("big.bin") < 2:
@@ -177,7 +177,7 @@ def test_ten_thousand_files_in_pages(here: Hub) -> None:
     files = {f"d/{n}.json": b"%d" % n for n in range(10_000)} | {"m.bin": b"m"}
     here.repos["o/r"] = Repo(token=SECRET, xet={"m.bin": "f" * 64})
     commit = here.repos["o/r"].commit(files)
-    listing = HubSource("hf://o/r", SECRET).list()
+    listing = HubSource("hf://o/r", SECRET).list_files()
     assert listing.revision == commit
     assert len(listing.files) == len(files)
     found = {file.path: file for file in listing.files}
@@ -186,7 +186,7 @@ def test_ten_thousand_files_in_pages(here: Hub) -> None:
         "d/1234.json", 4, git_sha1=hashlib.sha1(small).hexdigest()
     )
     digest = hashlib.sha256(b"m").hexdigest()
-    assert found["m.bin"] == ListedFile("m.bin", 1, sha256=digest, xet="f" * 64)
+    assert found["m.bin"] == ListedFile("m.bin", 1, sha256=digest, xet_hash="f" * 64)
     assert here.asked["GET", f"/api/models/o/r/tree/{commit}"] == 11
 
 
@@ -216,7 +216,7 @@ def test_a_cdn_that_broke_off_is_not_asked_without_the_hub(here: Hub) -> None:
     here.repos["o/r"] = Repo(token=SECRET)
     source, files = opened(here, FILES)
     here.bad.truncate = 1
-    with pytest.raises(Interrupted):
+    with pytest.raises(TransientError):
         list(source.read(files[1], start=0, length=-1))
     assert b"".join(source.read(files[1], start=0, length=-1)) == FILES["model-1.safetensors"]
     [path] = {path for _, path in here.asked if path.endswith("model-1.safetensors")}
@@ -232,10 +232,10 @@ def test_a_cdn_without_ranges(here: Hub) -> None:
 
 
 def test_a_hub_without_a_byte(here: Hub) -> None:
-    source, files = opened(here, FILES, stall=0.3)
+    source, files = opened(here, FILES, stall_timeout=0.3)
     here.bad.half = 1
     got: list[bytes] = []
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(TransientError) as caught:
         for piece in source.read(files[1], start=0, length=-1):
             got.append(piece)
     data = FILES["model-1.safetensors"]
@@ -247,7 +247,7 @@ def test_a_hub_without_a_byte(here: Hub) -> None:
     assert "(no byte for 0.3 s)" in str(caught.value)
     here.bad.half, here.bad.truncate = 0, 99  # the first answer, if it comes late, may take one
     source, files = opened(here, FILES)
-    with pytest.raises(Interrupted, match="the body ended early"):
+    with pytest.raises(TransientError, match="the body ended early"):
         list(source.read(files[1], start=0, length=-1))
 
 
@@ -261,9 +261,9 @@ def test_a_busy_hub_says_when(here: Hub) -> None:
         ({}, 0.0),
     ):
         here.bad.headers = headers
-        with pytest.raises(Interrupted, match="answered 429") as caught:
+        with pytest.raises(TransientError, match="answered 429") as caught:
             list(source.read(files[0], start=0, length=-1))
-        assert caught.value.after == after
+        assert caught.value.retry_after == after
 
 
 def test_what_the_hub_refuses_while_it_is_read(here: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_what_the_hub_refuses_while_it_is_read(here: Hub, monkeypatch: pytest.Mo
     here.repos["o/r"].token, here.repos["o/r"].gated = SECRET, True
     with pytest.raises(WeightsError, match="is gated") as caught:
         list(source.read(files[0], start=0, length=-1))
-    assert not isinstance(caught.value, Interrupted)
+    assert not isinstance(caught.value, TransientError)
     here.repos["o/r"].gated = False
     with pytest.raises(WeightsError, match="does not exist at"):
         list(source.read(files[0], start=0, length=-1))

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from prefect_bt.weights.cache import NodeCache
-from prefect_bt.weights.index import identity
+from prefect_bt.weights.index import file_identity
 from prefect_bt.weights.listing import ListedFile
-from prefect_bt.weights.parts import PartFolder, part_id
+from prefect_bt.weights.parts import PartialFolder, partial_file_id
 from tests.conftest import Soak
 from tests.forked import Forked
 
@@ -52,10 +52,10 @@ def arrived(ranges: Ranges, root: Path) -> dict[str, list[tuple[int, int]]]:
     """Which bytes of the source's files this machine has, as the maps and journals say."""
     cache, found = NodeCache(root), dict[str, list[tuple[int, int]]]()
     for row in ranges.listing():
-        file = ListedFile(row["path"], row["size"], sha256=row["sha256"], tag=row["tag"])
-        folder = PartFolder(cache.part(part_id(identity(ranges.url, file))))
-        if folder.map.exists():
-            raw = folder.map.read_bytes()
+        file = ListedFile(row["path"], row["size"], sha256=row["sha256"], version_tag=row["tag"])
+        folder = PartialFolder(cache.partial_path(partial_file_id(file_identity(ranges.url, file))))
+        if folder.map_file.exists():
+            raw = folder.map_file.read_bytes()
             counts = [int.from_bytes(raw[at : at + 4], "little") for at in range(64, len(raw), 4)]
             found[file.path] = [(n * BLOCK, n * BLOCK + count) for n, count in enumerate(counts)]
     for journal in root.glob("fills/*/journal"):

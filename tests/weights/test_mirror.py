@@ -12,9 +12,9 @@ import pytest
 from prefect_bt.errors import WeightsError
 from prefect_bt.host.layout import JobFolder
 from prefect_bt.objects import open_store
-from prefect_bt.ownership import hold_job
+from prefect_bt.ownership import lock_job
 from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import NodeCache, Phase, Progress, mirror_source
+from prefect_bt.weights import MirrorPhase, MirrorProgress, NodeCache, mirror_source
 from prefect_bt.weights.shared import StoreMirror
 
 from .conftest import Place, mirror, tree
@@ -168,11 +168,13 @@ def test_a_store_that_lost_a_blob_is_made_good_by_its_source(
     source = f"hf://o/r@{commit}" if pinned else "hf://o/r"
     store = open_store(str(tmp_path / "store"))
     first = place.finish(place.start(source, store=str(tmp_path / "store")))
-    [manifest] = [StoreMirror(store).manifest(name) for name in StoreMirror(store).names()]
+    [manifest] = [
+        StoreMirror(store).find_manifest(name) for name in StoreMirror(store).list_names()
+    ]
     assert manifest is not None
     for entry in manifest.entries:
         if entry.path != "sub/a.txt":
-            StoreMirror(store).discard(entry.sha256)
+            StoreMirror(store).delete_blob(entry.sha256)
     other = place.finish(
         place.start(source, store=str(tmp_path / "store"), state_dir=str(tmp_path / "b"))
     )
@@ -207,10 +209,10 @@ def test_the_least_recently_used_goes_to_keep_the_budget(tmp_path: Path) -> None
     ]
     os.utime(cache.tree_path(named[0]) / "used", (1, 1))
     os.utime(cache.tree_path(named[1]) / "used", (2, 2))
-    assert mirror_source(plan(f"file://{tmp_path}/source-0", "k0"), cache=cache).hit
+    assert mirror_source(plan(f"file://{tmp_path}/source-0", "k0"), cache=cache).cache_hit
     third = make(tmp_path / "source-9", {"data.bin": os.urandom(1_000_000)})
     last = mirror_source(plan(third, "k9"), cache=cache).name
-    assert [tree.name for tree in cache.trees()] == [named[0], last]
+    assert [tree.name for tree in cache.list_trees()] == [named[0], last]
     assert cache.usage() <= 2_500_000
     assert len([*cache.root.glob("blobs/*/*")]) == 2
 
@@ -219,16 +221,16 @@ def test_what_a_living_job_uses_stays_until_it_is_over(tmp_path: Path) -> None:
     state = tmp_path / "state"
     cache = NodeCache(state / "weights", budget=1)
     first, second = sources(tmp_path, 2)
-    with hold_job(state, "job0001"):
-        held = mirror_source(plan(first, "k0"), cache=cache, holder="job0001").name
+    with lock_job(state, "job0001"):
+        held = mirror_source(plan(first, "k0"), cache=cache, lease_holder="job0001").name
         mirror_source(plan(second, "k1"), cache=cache)
-        assert cache.leases(held) == ("job0001",)
+        assert cache.list_leases(held) == ("job0001",)
         assert cache.evict(held) == 0
-        assert held in {tree.name for tree in cache.trees()}
-    assert cache.leases(held) == ()
+        assert held in {tree.name for tree in cache.list_trees()}
+    assert cache.list_leases(held) == ()
     third = make(tmp_path / "source-3", {"data.bin": b"x" * 1000})
     mirror_source(plan(third, "k3"), cache=cache)
-    assert held not in {tree.name for tree in cache.trees()}
+    assert held not in {tree.name for tree in cache.list_trees()}
 
 
 def test_a_node_that_outlives_its_flow_keeps_its_lease(tmp_path: Path) -> None:
@@ -237,8 +239,8 @@ def test_a_node_that_outlives_its_flow_keeps_its_lease(tmp_path: Path) -> None:
     state = tmp_path / "state"
     cache = NodeCache(state / "weights")
     [source] = sources(tmp_path, 1)
-    name = mirror_source(plan(source), cache=cache, holder="job0001").name
-    lock = JobFolder(state, "job0001").node(0, 0).lock
+    name = mirror_source(plan(source), cache=cache, lease_holder="job0001").name
+    lock = JobFolder(state, "job0001").node_folder(0, 0).lock
     lock.parent.mkdir(parents=True)
     with lock.open("w") as node:
         fcntl.flock(node, fcntl.LOCK_EX)
@@ -260,7 +262,7 @@ def test_a_full_disk_makes_room_first(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(shutil, "disk_usage", tell)
     mirror_source(plan(second, "k1"), cache=cache)
-    assert [tree.summary.source for tree in cache.trees()] == [second]
+    assert [tree.summary.source for tree in cache.list_trees()] == [second]
 
 
 def test_a_store_on_the_same_disk_does_not_keep_what_was_evicted(tmp_path: Path) -> None:
@@ -268,11 +270,11 @@ def test_a_store_on_the_same_disk_does_not_keep_what_was_evicted(tmp_path: Path)
     store = open_store(str(tmp_path / "store"))
     first, second = sources(tmp_path, 2)
     gone = mirror_source(plan(first, "k0"), cache=cache, store=store).name
-    assert StoreMirror(store).names() == [gone]
+    assert StoreMirror(store).list_names() == [gone]
     [blob] = [*cache.root.glob("blobs/*/*")]
     assert blob.stat().st_nlink == 3, "one copy: blob, tree, store"
     last = mirror_source(plan(second, "k1"), cache=cache, store=store).name
-    assert StoreMirror(store).names() == [last]
+    assert StoreMirror(store).list_names() == [last]
     assert disk(tmp_path / "store") < 1_100_000
 
 
@@ -280,11 +282,11 @@ def test_a_store_on_the_same_disk_does_not_keep_what_was_evicted(tmp_path: Path)
 
 
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[MirrorProgress] = []
     source = make(tmp_path / "source", FILES)
-    mirror(plan(source), tmp_path / "state", tell=told.append)
+    mirror(plan(source), tmp_path / "state", on_progress=told.append)
     last, size = told[-1], sum(map(len, FILES.values()))
-    assert (last.phase, last.percent) == (Phase.DONE, 100.0)
+    assert (last.phase, last.percent) == (MirrorPhase.DONE, 100.0)
     assert (last.bytes_done, last.bytes_total) == (size, size)
     assert (last.files_done, last.files_total) == (3, 3)
     assert all(one.bytes_done <= size for one in told)
@@ -306,9 +308,9 @@ def test_a_mirror_can_be_stopped_and_goes_on_later(hub: Hub, place: Place) -> No
 def test_the_document_of_a_tree(tmp_path: Path) -> None:
     cache = NodeCache(tmp_path / "state" / "weights")
     done = mirror_source(plan(make(tmp_path / "source", FILES)), cache=cache)
-    found = cache.find(done.name)
+    found = cache.find_tree(done.name)
     assert found is not None
     assert (found.summary.files, found.summary.bytes) == (3, sum(map(len, FILES.values())))
-    assert found.manifest().content_id == found.summary.content_id
+    assert found.read_manifest().content_id == found.summary.content_id
     written = json.loads((found.path / "manifest.json").read_bytes())
     assert [row[0] for row in written["entries"]] == sorted(FILES)

@@ -12,38 +12,44 @@ from typing import Any
 import pytest
 
 from prefect_bt.weights import parts
-from prefect_bt.weights.following import Following
-from prefect_bt.weights.parts import BLOCK, Busy, Part, PartFolder, part_id
+from prefect_bt.weights.following import StreamingDigests
+from prefect_bt.weights.parts import (
+    BLOCK_BYTES,
+    PartialFile,
+    PartialFileLocked,
+    PartialFolder,
+    partial_file_id,
+)
 
-DATA = os.urandom(2 * BLOCK + 1000)
+DATA = os.urandom(2 * BLOCK_BYTES + 1000)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> PartFolder:
-    return PartFolder(tmp_path / "parts" / part_id("something"))
+def folder(tmp_path: Path) -> PartialFolder:
+    return PartialFolder(tmp_path / "parts" / partial_file_id("something"))
 
 
-def write(part: Part, block: int, size: int) -> None:
+def write(part: PartialFile, block: int, size: int) -> None:
     begin, end = part.span(block)
-    at = begin + part.done[block]
+    at = begin + part.received[block]
     part.write(at, DATA[at : min(end, at + size)])
 
 
 @pytest.mark.slow
-def test_blocks_in_any_order_become_the_file(folder: PartFolder, tmp_path: Path) -> None:
-    part = Part(folder, len(DATA), checked=False)
+def test_blocks_in_any_order_become_the_file(folder: PartialFolder, tmp_path: Path) -> None:
+    part = PartialFile(folder, len(DATA), has_digest=False)
     digests: dict[str, Any] = {"sha256": hashlib.sha256(), "md5": hashlib.md5()}
-    following = Following(part, digests, lambda: False)
+    following = StreamingDigests(part, digests, lambda: False)
     for block in (2, 0, 1):
         write(part, block, 1000)
-        write(part, block, BLOCK)
-    assert part.missing() == []
-    assert following.result() == {
+        write(part, block, BLOCK_BYTES)
+    assert part.incomplete_blocks() == []
+    assert following.hexdigests() == {
         "sha256": hashlib.sha256(DATA).hexdigest(),
         "md5": hashlib.md5(DATA).hexdigest(),
     }
     kept = tmp_path / "kept"
-    part.seal().rename(kept)
+    part.finalize().rename(kept)
     part.remove()
     part.close()
     assert kept.read_bytes() == DATA
@@ -53,19 +59,19 @@ def test_blocks_in_any_order_become_the_file(folder: PartFolder, tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_a_digest_is_right_whoever_brings_its_pieces(folder: PartFolder, seed: int) -> None:
+def test_a_digest_is_right_whoever_brings_its_pieces(folder: PartialFolder, seed: int) -> None:
     """Some in order and offered, some not, some by several threads at once."""
     chance = random.Random(seed)
-    part = Part(folder, len(DATA), checked=False)
-    following = Following(part, {"sha256": hashlib.sha256()}, lambda: False)
+    part = PartialFile(folder, len(DATA), has_digest=False)
+    following = StreamingDigests(part, {"sha256": hashlib.sha256()}, lambda: False)
 
     def bring(block: int) -> None:
-        while part.done[block] < (span := part.span(block))[1] - span[0]:
-            at = span[0] + part.done[block]
+        while part.received[block] < (span := part.span(block))[1] - span[0]:
+            at = span[0] + part.received[block]
             piece = DATA[at : min(span[1], at + sizes.pop())]
             part.write(at, piece)
             if at % 3:
-                following.offer(at, piece)
+                following.update(at, piece)
 
     sizes = [chance.randrange(1, 900_000) for _ in range(400)]
     order = [0, 1, 2]
@@ -75,72 +81,72 @@ def test_a_digest_is_right_whoever_brings_its_pieces(folder: PartFolder, seed: i
         thread.start()
         if chance.random() < 0.5:
             thread.join()
-    assert following.result() == {"sha256": hashlib.sha256(DATA).hexdigest()}
+    assert following.hexdigests() == {"sha256": hashlib.sha256(DATA).hexdigest()}
     part.close()
 
 
-def test_one_answer_goes_through_several_blocks(folder: PartFolder) -> None:
-    part = Part(folder, len(DATA), checked=False)
+def test_one_answer_goes_through_several_blocks(folder: PartialFolder) -> None:
+    part = PartialFile(folder, len(DATA), has_digest=False)
     run = range(3)
     write(part, 0, 5000)
-    assert (part.place(run), part.end(run)) == (5000, len(DATA))
-    part.write(5000, DATA[5000 : BLOCK + 7])
-    assert part.done == [BLOCK, 7, 0]
-    assert part.place(run) == BLOCK + 7
-    part.write(BLOCK + 7, DATA[BLOCK + 7 :])
-    assert part.missing() == []
-    assert part.place(run) == part.end(run)
+    assert (part.next_offset(run), part.end_offset(run)) == (5000, len(DATA))
+    part.write(5000, DATA[5000 : BLOCK_BYTES + 7])
+    assert part.received == [BLOCK_BYTES, 7, 0]
+    assert part.next_offset(run) == BLOCK_BYTES + 7
+    part.write(BLOCK_BYTES + 7, DATA[BLOCK_BYTES + 7 :])
+    assert part.incomplete_blocks() == []
+    assert part.next_offset(run) == part.end_offset(run)
     assert part.data and os.pread(part.data, len(DATA), 0) == DATA
     part.close()
 
 
-def test_bytes_that_are_not_the_next_ones_are_refused(folder: PartFolder) -> None:
+def test_bytes_that_are_not_the_next_ones_are_refused(folder: PartialFolder) -> None:
     """Else the map would promise what is not there."""
-    part = Part(folder, len(DATA), checked=False)
-    for at in (1, BLOCK + 5):
+    part = PartialFile(folder, len(DATA), has_digest=False)
+    for at in (1, BLOCK_BYTES + 5):
         with pytest.raises(ValueError, match="not the next"):
             part.write(at, b"1234")
-    assert part.arrived == 0
+    assert part.received_bytes == 0
     part.close()
 
 
-def test_continued_in_mid_block(folder: PartFolder) -> None:
-    first = Part(folder, len(DATA), checked=False)
+def test_continued_in_mid_block(folder: PartialFolder) -> None:
+    first = PartialFile(folder, len(DATA), has_digest=False)
     write(first, 1, 5000)
-    write(first, 0, BLOCK)
+    write(first, 0, BLOCK_BYTES)
     first.close()
-    assert folder.arrived() == BLOCK + 5000
-    second = Part(folder, len(DATA), checked=False)
-    assert second.done == [BLOCK, 5000, 0]
-    assert second.missing() == [1, 2]
-    assert second.prefix() == BLOCK + 5000
+    assert folder.received_bytes() == BLOCK_BYTES + 5000
+    second = PartialFile(folder, len(DATA), has_digest=False)
+    assert second.received == [BLOCK_BYTES, 5000, 0]
+    assert second.incomplete_blocks() == [1, 2]
+    assert second.contiguous_bytes() == BLOCK_BYTES + 5000
     second.close()
 
 
-def test_one_process_at_a_time(folder: PartFolder) -> None:
-    part = Part(folder, 10, checked=False)
-    assert folder.is_busy()
-    with pytest.raises(Busy):
-        Part(folder, 10, checked=False)
+def test_one_process_at_a_time(folder: PartialFolder) -> None:
+    part = PartialFile(folder, 10, has_digest=False)
+    assert folder.is_locked()
+    with pytest.raises(PartialFileLocked):
+        PartialFile(folder, 10, has_digest=False)
     part.close()
-    assert not folder.is_busy()
+    assert not folder.is_locked()
 
 
-def test_another_length_begins_anew(folder: PartFolder) -> None:
-    part = Part(folder, len(DATA), checked=True)
+def test_another_length_begins_anew(folder: PartialFolder) -> None:
+    part = PartialFile(folder, len(DATA), has_digest=True)
     write(part, 0, 5000)
     part.close()
-    other = Part(folder, len(DATA) + 1, checked=True)
-    assert other.arrived == 0
+    other = PartialFile(folder, len(DATA) + 1, has_digest=True)
+    assert other.received_bytes == 0
     other.close()
 
 
 @pytest.mark.parametrize("damage", ["cut", "long", "foreign", "too much", "no data"])
-def test_a_map_that_cannot_be_is_not_believed(folder: PartFolder, damage: str) -> None:
-    part = Part(folder, len(DATA), checked=True)
+def test_a_map_that_cannot_be_is_not_believed(folder: PartialFolder, damage: str) -> None:
+    part = PartialFile(folder, len(DATA), has_digest=True)
     write(part, 0, 5000)
     part.close()
-    raw = bytearray(folder.map.read_bytes())
+    raw = bytearray(folder.map_file.read_bytes())
     match damage:
         case "cut":
             raw = raw[:-1]
@@ -149,36 +155,36 @@ def test_a_map_that_cannot_be_is_not_believed(folder: PartFolder, damage: str) -
         case "foreign":
             raw[0] ^= 1
         case "too much":
-            raw[-4:] = (BLOCK).to_bytes(4, "little")  # of a last block of 1,000 bytes
+            raw[-4:] = (BLOCK_BYTES).to_bytes(4, "little")  # of a last block of 1,000 bytes
         case _:
-            folder.data.unlink()
-    folder.map.write_bytes(raw)
-    again = Part(folder, len(DATA), checked=True)
-    assert again.done == [0, 0, 0]
+            folder.data_file.unlink()
+    folder.map_file.write_bytes(raw)
+    again = PartialFile(folder, len(DATA), has_digest=True)
+    assert again.received == [0, 0, 0]
     again.close()
 
 
 @pytest.mark.parametrize(("checked", "kept"), [(True, 5000), (False, 0)])
 def test_what_another_boot_left_counts_where_it_will_be_checked(
-    folder: PartFolder, monkeypatch: pytest.MonkeyPatch, checked: bool, kept: int
+    folder: PartialFolder, monkeypatch: pytest.MonkeyPatch, checked: bool, kept: int
 ) -> None:
-    part = Part(folder, len(DATA), checked=checked)
+    part = PartialFile(folder, len(DATA), has_digest=checked)
     write(part, 0, 5000)
     part.close()
     monkeypatch.setattr(parts, "boot_id", lambda: "00000000-another-boot")
-    again = Part(folder, len(DATA), checked=checked)
-    assert again.arrived == kept
+    again = PartialFile(folder, len(DATA), has_digest=checked)
+    assert again.received_bytes == kept
     again.close()
     monkeypatch.undo()
-    once_more = Part(folder, len(DATA), checked=checked)
-    assert once_more.arrived == kept, "it is a boot ago, and was written down as such"
+    once_more = PartialFile(folder, len(DATA), has_digest=checked)
+    assert once_more.received_bytes == kept, "it is a boot ago, and was written down as such"
     once_more.close()
 
 
-def test_those_who_follow_are_let_go(folder: PartFolder) -> None:
-    part = Part(folder, len(DATA), checked=False)
-    following = Following(part, {"sha256": hashlib.sha256()}, lambda: False)
+def test_those_who_follow_are_let_go(folder: PartialFolder) -> None:
+    part = PartialFile(folder, len(DATA), has_digest=False)
+    following = StreamingDigests(part, {"sha256": hashlib.sha256()}, lambda: False)
     write(part, 0, 5000)
-    part.give_up()
-    assert following.result().keys() == {"sha256"}, "it does not wait for the rest"
+    part.release_waiters()
+    assert following.hexdigests().keys() == {"sha256"}, "it does not wait for the rest"
     part.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_bt.weights.patterns import choose_files
+from prefect_bt.weights.patterns import filter_paths
 
 TREE = ["config.json", "a.bin", "sub/b.bin", "sub/deep/c.bin", "sub/config.json", "we[i]rd.bin"]
 
@@ -37,9 +37,9 @@ TREE = ["config.json", "a.bin", "sub/b.bin", "sub/deep/c.bin", "sub/config.json"
     ],
 )
 def test_choice(allow: list[str] | None, ignore: list[str] | None, expected: list[str]) -> None:
-    assert choose_files(TREE, allow=allow, ignore=ignore) == expected
+    assert filter_paths(TREE, allow=allow, ignore=ignore) == expected
 
 
 @pytest.mark.parametrize("pattern", ["[", "[!", "[z-a].bin", "a**b", "***", "(", "\\", "[\\]x"])
 def test_no_pattern_breaks(pattern: str) -> None:
-    assert set(choose_files(TREE, allow=[pattern])) <= set(TREE)
+    assert set(filter_paths(TREE, allow=[pattern])) <= set(TREE)

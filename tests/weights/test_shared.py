@@ -14,9 +14,9 @@ from prefect_bt.errors import ObjectNotFound, StoreError, WeightsError
 from prefect_bt.objects import open_store
 from prefect_bt.objects.disk import DiskStore
 from prefect_bt.weights import sending, shared
-from prefect_bt.weights.manifest import Entry, Manifest, dump_manifest
-from prefect_bt.weights.removal import Removal, RemovalWatch
-from prefect_bt.weights.shared import StoreMirror, blob_key, claims_folder, manifest_key
+from prefect_bt.weights.manifest import FileEntry, Manifest, dump_manifest
+from prefect_bt.weights.removal import AnnouncedRemoval, RemovalWatch
+from prefect_bt.weights.shared import StoreMirror, blob_key, claims_prefix, manifest_key
 from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
 from tests.objects.faulty import FaultyServer, Hang, LoseAnswer
@@ -32,7 +32,7 @@ from prefect_bt.weights.shared import StoreMirror
 from prefect_bt.weights import sending, shared
 from tests.objects.small import PART, use_small_parts
 use_small_parts()
-sending.LARGE = shared.PIECE = PART
+sending.LARGE_BLOB_BYTES = shared.CHUNK_BYTES = PART
 url, blobs, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 manifest = load_manifest((blobs / "manifest").read_bytes())
 mirror, numbers = StoreMirror(open_store(url)), itertools.count(1)
@@ -40,7 +40,7 @@ def tick(size):
     if next(numbers) == last:
         print("there", flush=True)
         time.sleep(3600)
-mirror.publish(manifest, lambda sha256: blobs / sha256, tick=tick)
+mirror.publish(manifest, lambda sha256: blobs / sha256, on_bytes=tick)
 """
 
 
@@ -61,7 +61,7 @@ class Blobs:
             digest = hashlib.sha256(data).hexdigest()
             self(digest).write_bytes(data)
             self(digest).chmod(0o444)
-            entries.append(Entry(path, len(data), digest))
+            entries.append(FileEntry(path, len(data), digest))
         return Manifest("hf://o/r", "k1", revision, tuple(entries), 12.5)
 
     def publisher(self, url, manifest, *, until=0):
@@ -73,9 +73,9 @@ class Blobs:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     use_small_parts(monkeypatch)
-    monkeypatch.setattr(shared, "PIECE", PIECE)
-    monkeypatch.setattr(sending, "LARGE", PIECE)
-    monkeypatch.setattr(sending, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(shared, "CHUNK_BYTES", PIECE)
+    monkeypatch.setattr(sending, "LARGE_BLOB_BYTES", PIECE)
+    monkeypatch.setattr(sending, "_RETRY_DELAYS", (0.01, 0.01))
 
 
 @pytest.fixture
@@ -108,12 +108,12 @@ def test_what_is_published_is_read_elsewhere(store, blobs):
     }
     manifest, mirror, told = blobs.manifest(files), StoreMirror(store), []
     whole = 2 * PIECE + 7
-    assert mirror.manifest(manifest.name) is None
-    assert mirror.names() == []
-    assert mirror.publish(manifest, blobs, tick=told.append) == whole
+    assert mirror.find_manifest(manifest.name) is None
+    assert mirror.list_names() == []
+    assert mirror.publish(manifest, blobs, on_bytes=told.append) == whole
     assert sum(told) == whole
-    assert mirror.manifest(manifest.name) == manifest
-    assert mirror.names() == [manifest.name]
+    assert mirror.find_manifest(manifest.name) == manifest
+    assert mirror.list_names() == [manifest.name]
     assert read_all(mirror, manifest) == files
     assert len(stored(store)) == 3
 
@@ -123,9 +123,9 @@ def test_publishing_again_sends_nothing(store, blobs):
     mirror.publish(manifest, blobs)
     for path in blobs.folder.iterdir():
         path.unlink()
-    assert mirror.publish(replace(manifest, revision="r2"), blobs, tick=told.append) == 0
+    assert mirror.publish(replace(manifest, revision="r2"), blobs, on_bytes=told.append) == 0
     assert sum(told) == 5
-    assert mirror.names() == ["k1-r1", "k1-r2"]
+    assert mirror.list_names() == ["k1-r1", "k1-r2"]
 
 
 def test_ranges(store, blobs):
@@ -148,12 +148,12 @@ def test_no_manifest_before_every_blob(store, blobs):
     lost.rename(lost.with_name("aside"))
     with pytest.raises(FileNotFoundError):
         mirror.publish(manifest, blobs)
-    assert mirror.names() == []
+    assert mirror.list_names() == []
     lost.with_name("aside").rename(lost)
     before = stored(store)
     missing = sum(entry.size for entry in manifest.entries if entry.sha256 not in before)
     assert mirror.publish(manifest, blobs) == missing
-    assert mirror.manifest(manifest.name) == manifest
+    assert mirror.find_manifest(manifest.name) == manifest
 
 
 def test_a_failure_sets_nobody_elses_stop(blobs):
@@ -181,7 +181,7 @@ def test_other_bytes_of_the_same_size_are_refused_where_they_are_read(blobs):
     path.unlink()
     path.write_bytes(b"12346")
     with pytest.raises(StoreError, match="not the ones announced"):
-        mirror.publish(manifest, blobs, tick=told.append)
+        mirror.publish(manifest, blobs, on_bytes=told.append)
     assert list(store.list("")) == []
     assert sum(told) == 0
 
@@ -203,9 +203,9 @@ def test_a_manifest_that_nobody_can_read_is_replaced(garbage, blobs):
     store = open_store("memory://")
     manifest, mirror = blobs.manifest({"a": b"1"}), StoreMirror(store)
     store.put(manifest_key(manifest.name), garbage)
-    assert mirror.manifest(manifest.name) is None
+    assert mirror.find_manifest(manifest.name) is None
     mirror.publish(manifest, blobs)
-    assert mirror.manifest(manifest.name) == manifest
+    assert mirror.find_manifest(manifest.name) == manifest
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../x", "", "a//b", "./a", "a\0b"])
@@ -213,7 +213,7 @@ def test_a_manifest_that_leads_out_of_the_mount_counts_as_none(path, blobs):
     store, manifest = open_store("memory://"), blobs.manifest({"a": b"1"})
     entries = (replace(manifest.entries[0], path=path),)
     store.put(manifest_key(manifest.name), dump_manifest(replace(manifest, entries=entries)))
-    assert StoreMirror(store).manifest(manifest.name) is None
+    assert StoreMirror(store).find_manifest(manifest.name) is None
 
 
 def test_a_manifest_under_anothers_name_or_with_odd_digests_counts_as_none(blobs):
@@ -222,14 +222,14 @@ def test_a_manifest_under_anothers_name_or_with_odd_digests_counts_as_none(blobs
     entries = (replace(manifest.entries[0], sha256="../../x"),)
     store.put(manifest_key("k1-r1"), dump_manifest(replace(manifest, entries=entries)))
     mirror = StoreMirror(store)
-    assert (mirror.manifest("k1-r1"), mirror.manifest("k1-r2")) == (None, None)
+    assert (mirror.find_manifest("k1-r1"), mirror.find_manifest("k1-r2")) == (None, None)
 
 
 def test_a_manifest_that_is_there_stays(store, blobs):
     manifest, mirror = blobs.manifest({"a": b"1"}), StoreMirror(store)
     mirror.publish(manifest, blobs)
     mirror.publish(replace(manifest, created_at=99.0), blobs)
-    assert mirror.manifest(manifest.name) == manifest
+    assert mirror.find_manifest(manifest.name) == manifest
 
 
 def test_blobs_that_were_damaged_are_sent_anew(store, blobs):
@@ -238,7 +238,7 @@ def test_blobs_that_were_damaged_are_sent_anew(store, blobs):
     store.put(blob_key(digest(b"12345")), b"1")
     assert mirror.publish(manifest, blobs) == 5
     store.put(blob_key(digest(b"12345")), b"12346")
-    mirror.discard(digest(b"12345"))
+    mirror.delete_blob(digest(b"12345"))
     assert mirror.publish(manifest, blobs) == 5
     assert read_all(mirror, manifest) == {"a": b"12345", "b": b"678"}
 
@@ -253,10 +253,10 @@ def test_told_to_stop(blobs):
     assert list(store.list("")) == []
     stop.clear()
     with pytest.raises(WeightsError, match=r"hf://o/r.*stopped"):
-        mirror.publish(manifest, blobs, stop=stop, tick=lambda _: stop.set())
-    assert mirror.names() == []
+        mirror.publish(manifest, blobs, stop=stop, on_bytes=lambda _: stop.set())
+    assert mirror.list_names() == []
     mirror.publish(manifest, blobs)
-    assert mirror.manifest(manifest.name) == manifest
+    assert mirror.find_manifest(manifest.name) == manifest
 
 
 # -- deleting -------------------------------------------------------------------------------------
@@ -268,9 +268,9 @@ def test_deleting_keeps_what_others_name(store, blobs):
     mirror = StoreMirror(store)
     mirror.publish(one, blobs)
     mirror.publish(two, blobs)
-    store.put(f"{claims_folder(one.name)}/3.json", b"{}")
+    store.put(f"{claims_prefix(one.name)}/3.json", b"{}")
     assert mirror.delete(one.name) == len(b"only one")
-    assert mirror.names() == [two.name]
+    assert mirror.list_names() == [two.name]
     assert read_all(mirror, two) == {"a": b"shared", "b": b"only two"}
     with pytest.raises(ObjectNotFound):
         list(mirror.read(digest(b"only one"), start=0, length=1))
@@ -284,9 +284,9 @@ def test_sweeping_takes_what_nobody_names(store, blobs):
     manifest, mirror = blobs.manifest({"a": b"named"}), StoreMirror(store)
     mirror.publish(manifest, blobs)
     store.put(blob_key(digest(b"left")), b"left")
-    assert mirror.sweep() == 4
+    assert mirror.delete_unreferenced() == 4
     assert stored(store) == {digest(b"named")}
-    assert mirror.sweep() == 0
+    assert mirror.delete_unreferenced() == 0
 
 
 def test_a_blob_that_is_deleted_while_it_is_counted_on(store, blobs):
@@ -301,7 +301,7 @@ def test_a_blob_that_is_deleted_while_it_is_counted_on(store, blobs):
         if size == len(b"only two!"):
             assert mirror.delete(one.name) == len(b"shared")
 
-    mirror.publish(two, blobs, tick=tick)
+    mirror.publish(two, blobs, on_bytes=tick)
     assert read_all(mirror, two) == {"a": b"shared", "b": b"only two!"}
     assert sum(told) == two.bytes
 
@@ -314,17 +314,17 @@ def test_a_sweep_while_blobs_wait_for_their_manifest(store, blobs):
     def tick(size):
         told.append(size)
         if sum(told) == manifest.bytes and len(told) == 2:
-            assert mirror.unnamed(older=3600.0) == {}
-            assert mirror.sweep() == manifest.bytes
+            assert mirror.list_unreferenced(older_than=3600.0) == {}
+            assert mirror.delete_unreferenced() == manifest.bytes
 
-    mirror.publish(manifest, blobs, tick=tick)
+    mirror.publish(manifest, blobs, on_bytes=tick)
     assert read_all(mirror, manifest) == {"a": b"first", "b": b"second!"}
     assert sum(told) == manifest.bytes
 
 
 def test_a_removal_that_died_is_not_waited_for_long(store, blobs):
     now, manifest = [0.0], blobs.manifest({"a": b"a"})
-    Removal(store)
+    AnnouncedRemoval(store)
     watch = RemovalWatch(store, clock=lambda: now[0])
 
     class Passing(threading.Event):
@@ -332,34 +332,34 @@ def test_a_removal_that_died_is_not_waited_for_long(store, blobs):
             now[0] += 20.0
             return False
 
-    assert watch.saw_removal(Passing())
+    assert watch.wait_for_removals(Passing())
     assert now[0] <= 80.0
-    assert not watch.saw_removal(Passing())
+    assert not watch.wait_for_removals(Passing())
     assert StoreMirror(store).publish(manifest, blobs) == 1
 
 
 def test_a_removal_that_was_silent_reads_the_manifests_anew(store):
     now = [0.0]
-    removal = Removal(store, clock=lambda: now[0])
-    assert removal.is_known()
+    removal = AnnouncedRemoval(store, clock=lambda: now[0])
+    assert removal.renew()
     now[0] += 10.0
-    assert removal.is_known()
+    assert removal.renew()
     now[0] += 16.0
-    assert not removal.is_known()
-    assert removal.is_known()
+    assert not removal.renew()
+    assert removal.renew()
 
 
 def test_the_last_use_is_by_the_stores_clock(store, blobs):
     one, mirror = blobs.manifest({"a": b"a"}), StoreMirror(store)
     mirror.publish(one, blobs)
     (info,) = store.list("weights/manifests")
-    assert mirror.uses() == {one.name: info.modified}
+    assert mirror.list_last_uses() == {one.name: info.modified}
     mirror.record_use(one.name)
     mirror.record_use("gone-r1")
     (used,) = (i.modified for i in store.list("weights/used") if one.name in i.key)
-    assert mirror.uses() == {one.name: max(used, info.modified)}
+    assert mirror.list_last_uses() == {one.name: max(used, info.modified)}
     mirror.delete(one.name)
-    assert mirror.uses() == {}
+    assert mirror.list_last_uses() == {}
 
 
 # -- a folder on this machine ---------------------------------------------------------------------
@@ -368,10 +368,10 @@ def test_the_last_use_is_by_the_stores_clock(store, blobs):
 def test_a_folder_beside_us_costs_no_second_copy(tmp_path, blobs):
     manifest = blobs.manifest({"a": b"12", "b": os.urandom(PIECE + 1)})
     mirror = StoreMirror(open_store(str(tmp_path / "store")))
-    assert mirror.lend(manifest.entries[0].sha256) is None
+    assert mirror.find_local_path(manifest.entries[0].sha256) is None
     assert mirror.publish(manifest, blobs) == manifest.bytes
     for entry in manifest.entries:
-        lent = mirror.lend(entry.sha256)
+        lent = mirror.find_local_path(entry.sha256)
         assert lent is not None and lent.samefile(blobs(entry.sha256))
 
 
@@ -392,7 +392,7 @@ def test_a_folder_on_another_disk_gets_copies(tmp_path, blobs):
 
 
 def test_a_bucket_lends_nothing():
-    assert StoreMirror(open_store("memory://")).lend("0" * 64) is None
+    assert StoreMirror(open_store("memory://")).find_local_path("0" * 64) is None
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def test_a_killed_publisher_leaves_nothing_half_published(url, blobs, until):
     process = blobs.publisher(url, manifest, until=until)
     try:
         assert process.stdout.readline() == "there\n"
-        assert mirror.names() == []
+        assert mirror.list_names() == []
     finally:
         process.kill()
         process.communicate()
@@ -432,7 +432,7 @@ def test_killed_while_it_sends_a_large_one(url, blobs):
     assert process.stdout.readline() == "there\n"
     process.kill()
     process.communicate()
-    assert mirror.names() == []
+    assert mirror.list_names() == []
     mirror.publish(manifest, blobs)
     assert read_all(mirror, manifest) == files
 
@@ -461,7 +461,7 @@ def test_small_blobs_travel_many_at_a_time(s3, blobs, monkeypatch):
         assert {one.status for one in server.sent("PUT")} == {0}
         server.clear()
         thread.join(120)
-        assert mirror.manifest(manifest.name) == manifest
+        assert mirror.find_manifest(manifest.name) == manifest
 
 
 @pytest.mark.integration
@@ -474,7 +474,7 @@ def test_answers_that_are_lost(s3, blobs, monkeypatch, path):
         rule = server.on(LoseAnswer(), method="PUT", path=path)
         mirror.publish(manifest, blobs)
         assert rule.hits == 1
-        assert read_all(mirror, mirror.manifest(manifest.name)) == {"a": b"12", "b": b"345"}
+        assert read_all(mirror, mirror.find_manifest(manifest.name)) == {"a": b"12", "b": b"345"}
 
 
 def _until(true):
@@ -488,4 +488,4 @@ def test_names_are_those_of_manifests_alone(tmp_path):
     store = open_store(str(Path(tmp_path) / "store"))
     store.put("weights/manifests/k1-r1.json", b"{}")
     store.put("weights/manifests/notes.txt", b"")
-    assert StoreMirror(store).names() == ["k1-r1"]
+    assert StoreMirror(store).list_names() == ["k1-r1"]

@@ -22,15 +22,15 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
-from prefect_bt.planning import plan_sources, plan_weights
+from prefect_bt.planning import plan_weights, plan_weights_sources
 from prefect_bt.records import JobRecord, JobState
-from prefect_bt.serving.deployments import NONE, Deployments, Revision
-from prefect_bt.weightneeds import RESUMABLE_SECONDS, find_needs
+from prefect_bt.serving.deployments import NO_REVISION, DeploymentLedger, Revision
+from prefect_bt.weightneeds import RESUMABLE_SECONDS, find_needed_copies
 from prefect_bt.weights import mirror_source
 from prefect_bt.weights.cache import NodeCache
-from prefect_bt.weights.claims import Claims
-from prefect_bt.weights.manifest import Entry, Manifest
-from prefect_bt.weights.progress import Meter
+from prefect_bt.weights.claims import Claimant
+from prefect_bt.weights.manifest import FileEntry, Manifest
+from prefect_bt.weights.progress import ProgressMeter
 from prefect_bt.weights.shared import StoreMirror, blob_key
 from tests.weights.test_shared import Blobs, digest
 
@@ -49,10 +49,10 @@ class StoreOfWeights:
 
     def publish(self, source: str, *, days: float) -> str:
         """Used so many days ago; returns its name."""
-        (plan,) = plan_sources([source])
+        (plan,) = plan_weights_sources([source])
         data = os.urandom(1_000_000)
         self.blobs(digest(data)).write_bytes(data)
-        made = Manifest(source, plan.key, "r1", (Entry("a", len(data), digest(data)),), 12.5)
+        made = Manifest(source, plan.key, "r1", (FileEntry("a", len(data), digest(data)),), 12.5)
         self.mirror.publish(made, self.blobs)
         at = time.time() - days * DAY
         os.utime(Path(self.url, "weights", "manifests", f"{made.name}.json"), (at, at))
@@ -70,13 +70,13 @@ class StoreOfWeights:
         record = JobRecord(job_id, "j", project.id, "p", 1.0, definition)
         self.ledger.write_job(record)
         for state in states:
-            self.ledger.append(job_id, state)
+            self.ledger.append_event(job_id, state)
         if pin:
             self.ledger.pin_weights(job_id, plan_weights(job)[0].key, "r1")
         return record
 
     def needs(self, **given: Any) -> dict[str, str]:
-        return find_needs(self.ledger, self.cache, self.mirror.names(), **given)
+        return find_needed_copies(self.ledger, self.cache, self.mirror.list_names(), **given)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_the_longest_unused_go_first(
     dry = prune(capsys, "--max-bytes", "3MB", "--dry-run")
     assert [row["name"] for row in dry["removed"]] == names[2:4]
     assert (dry["freed_bytes"], dry["leftover_bytes"]) == (2_000_004, 4)
-    assert len(kept.mirror.names()) == 5
+    assert len(kept.mirror.list_names()) == 5
     why = {row["name"]: row["why"] for row in dry["kept"]}
     assert why[names[0]] == f"job {record.id} needs it"
     assert why[names[1]] == "there is room for it"
@@ -113,14 +113,14 @@ def test_the_longest_unused_go_first(
     monkeypatch.setenv("PREFECT_BT_STORE_WEIGHTS_BYTES", "3MB")
     done = prune(capsys)
     assert (done["removed"], done["freed_bytes"]) == (dry["removed"], dry["freed_bytes"])
-    assert sorted(kept.mirror.names()) == sorted([names[0], names[1], names[4]])
+    assert sorted(kept.mirror.list_names()) == sorted([names[0], names[1], names[4]])
     left = {info.key.rpartition("/")[2] for info in kept.ledger.store.list("weights/blobs")}
     assert len(left) == 4
     assert digest(b"on its way") in left
     assert prune(capsys)["removed"] == []
     # Even then what is needed stays.
     assert [row["name"] for row in prune(capsys, "--all")["kept"]] == [names[0]]
-    assert kept.mirror.names() == [names[0]]
+    assert kept.mirror.list_names() == [names[0]]
 
 
 @pytest.mark.usefixtures("given_back")
@@ -129,7 +129,7 @@ def test_what_is_needed(kept: StoreOfWeights):
     assert kept.needs() == {}
     job = kept.job("hf://o/m", pin=False)
     assert kept.needs() == {name: f"job {job.id} needs it"}
-    kept.ledger.append(job.id, JobState.FAILED)
+    kept.ledger.append_event(job.id, JobState.FAILED)
     now = time.time()
     assert kept.needs(now=now) == {name: f"job {job.id} (failed) may be taken up again"}
     assert kept.needs(now=now + RESUMABLE_SECONDS + 60) == {}
@@ -140,8 +140,8 @@ def test_what_is_needed(kept: StoreOfWeights):
     assert done.id != other.id
 
     other_name = kept.publish("hf://o/claimed", days=100)
-    claims = Claims(kept.ledger.store, other_name, says=Meter("x", None).look)
-    with claims.take() or pytest.fail("nobody else wants it"):
+    claims = Claimant(kept.ledger.store, other_name, get_progress=ProgressMeter("x", None).snapshot)
+    with claims.try_acquire() or pytest.fail("nobody else wants it"):
         assert kept.needs()[other_name].endswith(" mirrors it")
         assert other_name not in kept.needs(now=time.time() + 6000)
     assert other_name not in kept.needs()
@@ -150,14 +150,14 @@ def test_what_is_needed(kept: StoreOfWeights):
 def test_every_revision_of_a_deployment_that_serves_is_needed(kept: StoreOfWeights):
     name = kept.publish("hf://o/m", days=100)
     job = kept.job("hf://o/m", JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED)
-    deployments = Deployments(kept.ledger)
-    deployments.ensure("stories")
-    deployments.add("stories", lambda n: Revision(n, 1.0, "vllm", "full", ("m",), ()))
+    deployments = DeploymentLedger(kept.ledger)
+    deployments.ensure_deployment("stories")
+    deployments.add_revision("stories", lambda n: Revision(n, 1.0, "vllm", "full", ("m",), ()))
     deployments.bind_job("stories", 1, job.id)
     assert kept.needs() == {}
-    deployments.move("stories", 1, why="deployed")
+    deployments.set_desired_revision("stories", 1, why="deployed")
     assert kept.needs() == {name: "deployment stories serves it"}
-    deployments.move("stories", NONE, why="stopped")
+    deployments.set_desired_revision("stories", NO_REVISION, why="stopped")
     assert kept.needs() == {}
 
 
@@ -170,11 +170,14 @@ def test_a_removal_that_fails_leaves_no_half_a_copy(
         raise StoreError("the store is away", url=kept.url)
 
     with monkeypatch.context() as away:
-        away.setattr(kept.mirror, "discard", refuse)
+        away.setattr(kept.mirror, "delete_blob", refuse)
         with pytest.raises(StoreError):
             kept.mirror.delete(name)
-    assert (kept.mirror.names(), sum(kept.mirror.unnamed().values())) == ([], 1_000_000)
-    assert kept.mirror.sweep() == 1_000_000
+    assert (kept.mirror.list_names(), sum(kept.mirror.list_unreferenced().values())) == (
+        [],
+        1_000_000,
+    )
+    assert kept.mirror.delete_unreferenced() == 1_000_000
     running = [info.key for info in kept.ledger.store.list("weights/pruning")]
     assert [key for key in running if "/last-" not in key] == []
 
@@ -183,7 +186,7 @@ def test_uses_are_noted_at_most_hourly_and_a_pruned_copy_is_made_again(kept: Sto
     folder = kept.folder / "source"
     folder.mkdir()
     (folder / "a").write_bytes(b"weights")
-    (plan,) = plan_sources([f"file://{folder}"])
+    (plan,) = plan_weights_sources([f"file://{folder}"])
     store, noted = kept.ledger.store, lambda: [i.key for i in store.list("weights/used")]
 
     def mirror(machine: str) -> Path:
@@ -195,14 +198,14 @@ def test_uses_are_noted_at_most_hourly_and_a_pruned_copy_is_made_again(kept: Sto
     assert noted() == []
     os.utime(stamp, (0, 0))
     mirror("one")
-    (name,) = kept.mirror.names()
+    (name,) = kept.mirror.list_names()
     assert noted() == [f"weights/used/{name}"]
     assert mirror("two").exists()  # reads the store's copy, which is a use
 
     kept.mirror.delete(name)
     mirror("one")
-    assert (kept.mirror.names(), noted()) == ([], [])
+    assert (kept.mirror.list_names(), noted()) == ([], [])
     os.utime(stamp, (0, 0))
     mirror("one")
-    assert kept.mirror.names() == [name]
+    assert kept.mirror.list_names() == [name]
     assert store.get(blob_key(digest(b"weights"))) == b"weights"

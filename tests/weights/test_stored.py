@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.checkpoints.manifest import Entry, Manifest, Origin, dump, logical, manifest_key
+from prefect_bt.checkpoints.manifest import (
+    Manifest,
+    ManifestEntry,
+    UploadOrigin,
+    dump_manifest,
+    entry_logical_path,
+    manifest_key,
+)
 from prefect_bt.errors import WeightsError
 from prefect_bt.ledger import Ledger
 from prefect_bt.objects import open_store
@@ -44,13 +51,15 @@ class Jobs:
         return job_id
 
     def commit(self, job_id: str, name: str, files: dict[str, bytes], *, rank: int = 0) -> Manifest:
-        origin = Origin(self.project.id, job_id, rank, 0)
-        entries: list[Entry] = []
+        origin = UploadOrigin(self.project.id, job_id, rank, 0)
+        entries: list[ManifestEntry] = []
         for path, data in files.items():
             key = f"training_projects/{self.project.id}/jobs/{job_id}/objects/0000/{name}/{path}"
             self.store.put(key, data)
             digest = hashlib.sha256(data).hexdigest()
-            entries.append(Entry(path, logical(origin, name, path), key, len(data), digest))
+            entries.append(
+                ManifestEntry(path, entry_logical_path(origin, name, path), key, len(data), digest)
+            )
         self.made += 1
         manifest = Manifest(
             format=1,
@@ -66,7 +75,7 @@ class Jobs:
             entries=tuple(entries),
             step=int(name.rpartition("-")[2]),
         )
-        self.store.put(manifest_key(manifest), dump(manifest))
+        self.store.put(manifest_key(manifest), dump_manifest(manifest))
         return manifest
 
 

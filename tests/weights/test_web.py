@@ -14,7 +14,7 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.weights import blocks, wholes
 from prefect_bt.weights import mirror as mirrors
-from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.source import TransientError
 from prefect_bt.weights.web import WebSource
 
 from .conftest import mirror, tree
@@ -29,9 +29,9 @@ TOKEN = "planted-bearer-token"
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
-    monkeypatch.setattr(blocks, "PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(wholes, "PAUSES", (0.01, 0.01))
-    monkeypatch.setattr(mirrors, "LISTING_PAUSES", (0.01,))
+    monkeypatch.setattr(blocks, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(wholes, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(mirrors, "LISTING_RETRY_DELAYS", (0.01,))
     with serving_files(tmp_path) as (served, certificate):
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         served.files[PATH] = DATA
@@ -127,11 +127,11 @@ def test_a_busy_server_is_asked_again(served: Files, tmp_path: Path, status: int
 @pytest.mark.slow
 def test_a_connection_without_a_byte(served: Files, tmp_path: Path) -> None:
     served.hang = 1
-    assert mirrored(plan(served), tmp_path, stall=5.0) == {"my model.bin": DATA}
+    assert mirrored(plan(served), tmp_path, stall_timeout=5.0) == {"my model.bin": DATA}
     begin = int(served.asked[-1][1].removeprefix("bytes=").partition("-")[0])
     assert begin > 2_000_000 - (256 << 10), "what came before it is kept, to a piece"
     served.files[PATH], served.hang = DATA[:300_000], 99
-    told = refused(plan(served), tmp_path / "2", stall=0.4)
+    told = refused(plan(served), tmp_path / "2", stall_timeout=0.4)
     assert "could not be read (no byte for 0.4 s)" in told
 
 
@@ -149,25 +149,25 @@ def test_a_file_that_changes_while_it_is_read(served: Files, tmp_path: Path) -> 
 
 def test_a_busy_server_says_when(served: Files) -> None:
     source = WebSource(f"{served.url}{PATH}", None)
-    [file] = source.list().files
+    [file] = source.list_files().files
     for told, after in (("7", 7.0), ("3600", 60.0), ("soon", 0.0), ("", 0.0)):
         served.statuses, served.retry_after = [429], told
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(TransientError) as caught:
             list(source.read(file, start=0, length=-1))
-        assert caught.value.after == after
+        assert caught.value.retry_after == after
     far, past = "Sat, 21 Nov 2099 05:00:00 GMT", "Sat, 21 Nov 1998 05:00:00 GMT"
     for told, after in ((far, 60.0), (past, 0.0)):
         served.statuses, served.retry_after = [503], told
-        with pytest.raises(Interrupted) as caught:
+        with pytest.raises(TransientError) as caught:
             list(source.read(file, start=0, length=-1))
-        assert caught.value.after == after
+        assert caught.value.retry_after == after
 
 
 @pytest.mark.slow
 def test_ranges_from_many_threads_over_kept_connections(served: Files) -> None:
     source = WebSource(f"{served.url}{PATH}", None)
-    [file] = source.list().files
-    assert not file.whole
+    [file] = source.list_files().files
+    assert not file.sequential_only
     spans = [(at, min(70_001, len(DATA) - at)) for at in range(0, len(DATA), 70_001)]
 
     def read(span: tuple[int, int]) -> bytes:
@@ -185,8 +185,8 @@ def test_ranges_from_many_threads_over_kept_connections(served: Files) -> None:
 def test_a_server_without_ranges_is_read_in_one_go(served: Files, tmp_path: Path) -> None:
     served.ranges = False
     source = WebSource(f"{served.url}{PATH}", None)
-    [file] = source.list().files
-    assert (file.whole, file.size) == (True, len(DATA))
+    [file] = source.list_files().files
+    assert (file.sequential_only, file.size) == (True, len(DATA))
     assert b"".join(source.read(file, start=7, length=9)) == DATA[7:16]
     served.asked.clear()
     served.files[PATH] = DATA * 4
@@ -196,7 +196,7 @@ def test_a_server_without_ranges_is_read_in_one_go(served: Files, tmp_path: Path
 
 def test_a_connection_that_the_server_closed_meanwhile(served: Files) -> None:
     source = WebSource(f"{served.url}{PATH}", None)
-    [file] = source.list().files
+    [file] = source.list_files().files
     assert b"".join(source.read(file, start=0, length=10)) == DATA[:10]
     served.drop = True
     assert b"".join(source.read(file, start=0, length=10)) == DATA[:10]

@@ -19,7 +19,7 @@ import pytest
 from prefect_bt.weights import xet
 from prefect_bt.weights.hub import HubSource
 from prefect_bt.weights.listing import ListedFile
-from prefect_bt.weights.source import Interrupted
+from prefect_bt.weights.source import TransientError
 from tests.forked import Forked
 
 from .cas_server import XORB, Cas, serving_cas
@@ -49,17 +49,17 @@ def cas(hub: Hub) -> Iterator[Cas]:
 
 @pytest.fixture
 def source(cas: Cas, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> HubSource:
-    monkeypatch.setattr("prefect_bt.weights.hub.XET_FROM", XET_FROM)
+    monkeypatch.setattr("prefect_bt.weights.hub.XET_MIN_BYTES", XET_FROM)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", hub.url)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
-    return HubSource("hf://o/r", SECRET, stall=20.0)
+    return HubSource("hf://o/r", SECRET, stall_timeout=20.0)
 
 
 @pytest.fixture
 def impatient(source: HubSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubSource:
     """Gives up a start that is silent for STALL seconds, once a block of `whole` is here."""
-    follow, whole = xet._Watch.follow, tmp_path / "whole"
+    follow, whole = xet._ProcessWatcher.wait, tmp_path / "whole"
 
     def follow_once_begun(*given: Any) -> bool:
         deadline = time.monotonic() + 200
@@ -68,12 +68,12 @@ def impatient(source: HubSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             time.sleep(0.05)
         return follow(*given)
 
-    monkeypatch.setattr(xet._Watch, "follow", follow_once_begun)
-    return HubSource("hf://o/r", SECRET, stall=STALL)
+    monkeypatch.setattr(xet._ProcessWatcher, "wait", follow_once_begun)
+    return HubSource("hf://o/r", SECRET, stall_timeout=STALL)
 
 
 def large(source: HubSource) -> ListedFile:
-    [file] = [file for file in source.list().files if file.path == "model.safetensors"]
+    [file] = [file for file in source.list_files().files if file.path == "model.safetensors"]
     return file
 
 
@@ -86,7 +86,7 @@ def of_us() -> list[psutil.Process]:
 
 def test_a_file_over_xet(source: HubSource, cas: Cas, tmp_path: Path) -> None:
     target, ticks = tmp_path / "whole", list[int]()
-    assert source.fetch(large(source), target, ticks.append) is True
+    assert source.download_file(large(source), target, ticks.append) is True
     assert target.read_bytes() == DATA
     assert sum(ticks) == len(DATA)
     assert [*tmp_path.iterdir()] == [target], "nothing of hf_xet's stays"
@@ -97,14 +97,14 @@ def test_a_file_over_xet(source: HubSource, cas: Cas, tmp_path: Path) -> None:
 def test_what_is_here_is_not_fetched_again(source: HubSource, cas: Cas, tmp_path: Path) -> None:
     target = tmp_path / "whole"
     target.write_bytes(DATA[: 4 * XORB])
-    assert source.fetch(large(source), target)
+    assert source.download_file(large(source), target)
     assert target.read_bytes() == DATA
     assert cas.blocks <= 2
     cas.hang = True
-    assert source.fetch(large(source), target), "it was whole"
+    assert source.download_file(large(source), target), "it was whole"
     target.write_bytes(DATA + b"more")
     cas.hang = False
-    assert source.fetch(large(source), target)
+    assert source.download_file(large(source), target)
     assert target.read_bytes() == DATA
 
 
@@ -115,11 +115,11 @@ def test_bytes_that_come_slowly_are_waited_for(source: HubSource, cas: Cas, tmp_
     Eight pieces of it come in that time; only two stalls of this machine would give Xet up.
     """
     stall = 6.0
-    slow = HubSource("hf://o/r", SECRET, stall=stall)
+    slow = HubSource("hf://o/r", SECRET, stall_timeout=stall)
     cas.pause = 2 * stall / (XORB >> 16)
     target = tmp_path / "whole"
     target.write_bytes(DATA[: 4 * XORB])
-    assert slow.fetch(large(slow), target)
+    assert slow.download_file(large(slow), target)
     assert target.read_bytes() == DATA
 
 
@@ -127,7 +127,7 @@ def test_the_second_start_goes_on_where_the_first_hung(
     impatient: HubSource, cas: Cas, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cas.hang_at, cas.hangs = 2, 1000
-    follow = xet._Watch.follow
+    follow = xet._ProcessWatcher.wait
 
     def follow_first(watch: Any, process: Any, stall: float, given_up: Any) -> bool:
         """Nothing hangs after the first start, and the second has a minute between two bytes."""
@@ -136,9 +136,9 @@ def test_the_second_start_goes_on_where_the_first_hung(
         finally:
             cas.hangs = 0
 
-    monkeypatch.setattr(xet._Watch, "follow", follow_first)
+    monkeypatch.setattr(xet._ProcessWatcher, "wait", follow_first)
     target, ticks = tmp_path / "whole", list[int]()
-    assert impatient.fetch(large(impatient), target, ticks.append)
+    assert impatient.download_file(large(impatient), target, ticks.append)
     assert target.read_bytes() == DATA
     assert sum(ticks) == len(DATA)
     assert len([path for path in cas.asked if path.startswith("/v1/")]) == 2
@@ -149,10 +149,14 @@ def test_what_is_not_fetched_so(
 ) -> None:
     target = tmp_path / "whole"
     file = large(source)
-    assert not source.fetch(ListedFile("config.json", 2, xet="a" * 64), target), "too small"
-    assert not source.fetch(ListedFile("model.safetensors", len(DATA)), target), "not offered"
+    assert not source.download_file(ListedFile("config.json", 2, xet_hash="a" * 64), target), (
+        "too small"
+    )
+    assert not source.download_file(ListedFile("model.safetensors", len(DATA)), target), (
+        "not offered"
+    )
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    assert not source.fetch(file, target)
+    assert not source.download_file(file, target)
     assert not target.exists()
     assert not cas.asked
 
@@ -164,14 +168,14 @@ def test_an_error_gives_it_up_for_good(source: HubSource, cas: Cas, tmp_path: Pa
     file = large(source)
     cas.status = 404
     ticks = list[int]()
-    with pytest.raises(Interrupted) as caught:
-        source.fetch(file, tmp_path / "whole", ticks.append)
+    with pytest.raises(TransientError) as caught:
+        source.download_file(file, tmp_path / "whole", ticks.append)
     assert "hf://o/r: model.safetensors: Xet failed (" in str(caught.value)
     assert "going on over plain HTTP" in str(caught.value)
     assert SECRET not in str(caught.value)
     cas.status = 0
     asked = len(cas.asked)
-    assert source.fetch(file, tmp_path / "other") is False, "not tried again"
+    assert source.download_file(file, tmp_path / "other") is False, "not tried again"
     assert len(cas.asked) == asked
     assert not of_us()
 
@@ -183,9 +187,9 @@ def test_a_hang_in_the_middle_takes_back_what_it_told(
     cas.hang_at, cas.hangs = 2, 1000
     ticks = list[int]()
     with pytest.raises(
-        Interrupted, match=f"Xet sent no byte for {STALL:g} s twice; going on over plain"
+        TransientError, match=f"Xet sent no byte for {STALL:g} s twice; going on over plain"
     ):
-        impatient.fetch(file, tmp_path / "whole", ticks.append)
+        impatient.download_file(file, tmp_path / "whole", ticks.append)
     assert sum(ticks) == 0
     assert max(ticks) > 0
     assert not of_us()
@@ -195,7 +199,7 @@ def test_one_that_is_killed_ends_the_others(source: HubSource, cas: Cas, tmp_pat
     file = large(source)
     cas.hang = True
     with ThreadPoolExecutor(2) as pool:
-        tasks = [pool.submit(source.fetch, file, tmp_path / f"whole-{n}") for n in range(2)]
+        tasks = [pool.submit(source.download_file, file, tmp_path / f"whole-{n}") for n in range(2)]
         deadline = time.monotonic() + 200
         while len(cas.asked) < 2:
             assert time.monotonic() < deadline
@@ -216,21 +220,23 @@ def test_who_watches_may_end_it(source: HubSource, cas: Cas, tmp_path: Path) -> 
         raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError, match="stopped"):
-        source.fetch(file, tmp_path / "whole", stop)
+        source.download_file(file, tmp_path / "whole", stop)
     assert not of_us()
 
 
 def test_it_ends_with_the_process_that_started_it(
     source: HubSource, cas: Cas, hub: Hub, tmp_path: Path
 ) -> None:
-    commit = source.list().revision
+    commit = source.list_files().revision
     name = hub.repos["o/r"].xet["model.safetensors"]
     cas.hang = True
     text = (
         "from pathlib import Path; from prefect_bt.weights import hub;"
         "from prefect_bt.weights.listing import ListedFile;"
-        f"hub.XET_FROM = {XET_FROM}; hub.HubSource('hf://o/r@{commit}', '{SECRET}').fetch("
-        f"ListedFile('model.safetensors', {len(DATA)}, xet='{name}'), Path('{tmp_path}/whole'))"
+        f"hub.XET_MIN_BYTES = {XET_FROM};"
+        f"hub.HubSource('hf://o/r@{commit}', '{SECRET}').download_file("
+        f"ListedFile('model.safetensors', {len(DATA)}, xet_hash='{name}'),"
+        f"Path('{tmp_path}/whole'))"
     )
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "PYTHONPATH": str(REPOSITORY)}
     process = Forked(text, environment=environment)

@@ -12,7 +12,7 @@ from prefect_bt.workspace.archive import pack_workspace
 from prefect_bt.workspace.collect import collect_entries
 from prefect_bt.workspace.contents import describe_contents, workspace_document
 from prefect_bt.workspace.entries import PackEntry
-from prefect_bt.workspace.layout import choose_layout
+from prefect_bt.workspace.layout import plan_layout
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def shown(document: dict, capsys: pytest.CaptureFixture[str]) -> tuple[list[str]
 def test_an_ordinary_folder_is_one_line(source: Path, tmp_path: Path, capsys) -> None:
     write(source, ".git/hooks/x.py", ".venv/a.py", "env/pyvenv.cfg", "env/lib/a.py", "a.log")
     write(source, "__pycache__/a.pyc", "build/CMakeCache.txt", "build/a.c", "dist/a.whl", "lib/x")
-    packed = pack_workspace(choose_layout(source), tmp_path / "out.tar")
+    packed = pack_workspace(plan_layout(source), tmp_path / "out.tar")
     document = workspace_document(packed.contents)["workspace"]
     assert (document["file_count"], document["size_bytes"]) == (1, 1)
     assert shown(document, capsys) == ([f"  Workspace: {source} (1 file, 1 bytes)"], [])
@@ -48,7 +48,7 @@ def test_code_that_the_built_in_list_leaves_out(source: Path, tmp_path: Path, ca
     write(source, "lib/deep/er/model.py", "src/build/make.sh", "conf/env/gpu.yaml", "app.spec")
     write(source, "downloads/data.bin", "ops/fused.so", "local_settings.py", "data/real.bin")
     (source / "linked").symlink_to(source / "data")
-    packed = pack_workspace(choose_layout(source), tmp_path / "out.tar")
+    packed = pack_workspace(plan_layout(source), tmp_path / "out.tar")
     document = workspace_document(packed.contents)["workspace"]
     assert document["ignored_code"] == [
         *["app.spec", "conf/env/", "lib/", "local_settings.py", "ops/fused.so", "src/build/"]
@@ -59,14 +59,14 @@ def test_code_that_the_built_in_list_leaves_out(source: Path, tmp_path: Path, ca
     assert err[1].startswith("Not packed, though it looks like code: app.spec, conf/env/, lib/")
     assert ".truss_ignore" in err[1]
     write(source, ".truss_ignore")  # replaces the list
-    packed = pack_workspace(choose_layout(source), tmp_path / "out.tar")
+    packed = pack_workspace(plan_layout(source), tmp_path / "out.tar")
     assert packed.contents is not None
     assert packed.contents.ignored_code == ()
 
 
 def test_external_folders_and_the_warnings_of_a_layout(source: Path, tmp_path: Path, capsys):
     write(tmp_path, "common/lib/util.py", "common/a.py")
-    layout = choose_layout(source, external_dirs=["../common"], exclude_dirs=["nothing"])
+    layout = plan_layout(source, external_dirs=["../common"], exclude_dirs=["nothing"])
     packed = pack_workspace(layout, tmp_path / "out.tar")
     document = workspace_document(packed.contents)["workspace"]
     out, err = shown(document, capsys)
@@ -76,7 +76,7 @@ def test_external_folders_and_the_warnings_of_a_layout(source: Path, tmp_path: P
 
 
 def test_the_largest_files_above_a_gigabyte(source: Path, capsys) -> None:
-    layout = choose_layout(source)
+    layout = plan_layout(source)
     found = collect_entries(layout)
     sizes = {f"f{number:02}": number * 10**7 for number in range(20)}
     entries = [PackEntry(n, source / n, size, 0, (0, 0, size, 0)) for n, size in sizes.items()]

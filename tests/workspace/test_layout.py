@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import WorkspaceError
-from prefect_bt.workspace.layout import choose_layout
+from prefect_bt.workspace.layout import plan_layout
 
 MakeTree = Callable[[Path, Mapping[str, str]], Path]
 
@@ -22,53 +22,53 @@ def repo(tmp_path: Path, make_tree: MakeTree) -> Path:
 
 
 def test_no_workspace_packs_the_source_folder_itself(repo: Path) -> None:
-    layout = choose_layout(repo / "train")
+    layout = plan_layout(repo / "train")
     assert (layout.root, layout.externals, layout.excluded) == (repo / "train", (), frozenset())
     assert not layout.gathered
     assert layout.announcement is None
 
 
 def test_an_empty_workspace_root_counts_as_none(repo: Path) -> None:
-    assert not choose_layout(repo / "train", workspace_root="").gathered
+    assert not plan_layout(repo / "train", workspace_root="").gathered
 
 
 @pytest.mark.parametrize("spelling", ["..", "../", "../../repo", "../common/.."])
 def test_a_relative_root_starts_at_the_config_folder(repo: Path, spelling: str) -> None:
-    layout = choose_layout(repo / "train", workspace_root=spelling)
+    layout = plan_layout(repo / "train", workspace_root=spelling)
     assert layout.root == repo
     assert layout.gathered
     assert layout.announcement == f"Using workspace root: {repo}"
 
 
 def test_an_absolute_root_is_allowed(repo: Path) -> None:
-    assert choose_layout(repo / "train", workspace_root=str(repo)).root == repo
+    assert plan_layout(repo / "train", workspace_root=str(repo)).root == repo
 
 
 def test_the_root_may_be_the_config_folder_itself(repo: Path) -> None:
-    assert choose_layout(repo / "train", workspace_root=".").root == repo / "train"
+    assert plan_layout(repo / "train", workspace_root=".").root == repo / "train"
 
 
 @pytest.mark.parametrize("spelling", ["../common", "sub", "../train2"])
 def test_a_root_that_does_not_contain_the_config_is_refused(repo: Path, spelling: str) -> None:
     with pytest.raises(WorkspaceError, match="must be inside workspace_root") as caught:
-        choose_layout(repo / "train", workspace_root=spelling)
+        plan_layout(repo / "train", workspace_root=spelling)
     assert caught.value.path == str((repo / "train" / spelling).resolve())
 
 
 def test_a_missing_source_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkspaceError, match="not an existing folder"):
-        choose_layout(tmp_path / "absent")
+        plan_layout(tmp_path / "absent")
 
 
 def test_excludes_without_a_root_take_the_config_folder(repo: Path) -> None:
-    layout = choose_layout(repo, exclude_dirs=["data"])
+    layout = plan_layout(repo, exclude_dirs=["data"])
     assert layout.root == repo
     assert layout.excluded == {"data"}
     assert layout.announcement == f"Using workspace root: {repo}"
 
 
 def test_excludes_are_relative_to_the_config_folder_and_may_be_files(repo: Path) -> None:
-    layout = choose_layout(
+    layout = plan_layout(
         repo / "train",
         workspace_root="..",
         exclude_dirs=["../data", "../README.md", str(repo / "common")],
@@ -80,28 +80,28 @@ def test_excludes_are_relative_to_the_config_folder_and_may_be_files(repo: Path)
 @pytest.mark.parametrize("item", ["../common/lib.py", "..", "../train/config.py"])
 def test_an_exclude_below_the_top_level_is_refused(repo: Path, item: str) -> None:
     with pytest.raises(WorkspaceError, match="not a direct child"):
-        choose_layout(repo / "train", workspace_root="..", exclude_dirs=[item])
+        plan_layout(repo / "train", workspace_root="..", exclude_dirs=[item])
 
 
 @pytest.mark.parametrize("item", ["../../elsewhere", "/tmp"])
 def test_an_exclude_outside_the_root_is_refused(repo: Path, item: str) -> None:
     with pytest.raises(WorkspaceError, match="not inside"):
-        choose_layout(repo / "train", workspace_root="..", exclude_dirs=[item])
+        plan_layout(repo / "train", workspace_root="..", exclude_dirs=[item])
 
 
 def test_an_exclude_next_to_the_root_taken_from_the_config_is_refused(repo: Path) -> None:
     with pytest.raises(WorkspaceError, match="not inside"):
-        choose_layout(repo / "train", exclude_dirs=["../data"])
+        plan_layout(repo / "train", exclude_dirs=["../data"])
 
 
 def test_an_excluded_link_stands_for_itself(repo: Path, tmp_path: Path) -> None:
     (repo / "mnt").symlink_to(tmp_path)
     (repo / "alias").symlink_to("data")
-    assert choose_layout(repo, exclude_dirs=["mnt", "alias"]).excluded == {"mnt", "alias"}
+    assert plan_layout(repo, exclude_dirs=["mnt", "alias"]).excluded == {"mnt", "alias"}
 
 
 def test_excluding_nothing_or_the_config_itself_warns(repo: Path) -> None:
-    layout = choose_layout(
+    layout = plan_layout(
         repo / "train", workspace_root="..", exclude_dirs=["../absent", "../train"]
     )
     assert layout.excluded == {"absent", "train"}
@@ -109,13 +109,13 @@ def test_excluding_nothing_or_the_config_itself_warns(repo: Path) -> None:
 
 
 def test_external_folders_are_resolved_from_the_config_folder(repo: Path) -> None:
-    layout = choose_layout(repo / "train", external_dirs=["../common", str(repo / "data")])
+    layout = plan_layout(repo / "train", external_dirs=["../common", str(repo / "data")])
     assert layout.root == repo / "train"
     assert layout.externals == (repo / "common", repo / "data")
 
 
 def test_an_external_folder_inside_the_root_is_skipped_with_a_warning(repo: Path) -> None:
-    layout = choose_layout(repo / "train", workspace_root="..", external_dirs=["../common"])
+    layout = plan_layout(repo / "train", workspace_root="..", external_dirs=["../common"])
     assert layout.externals == ()
     assert len(layout.warnings) == 1
     assert "inside the workspace root" in layout.warnings[0]
@@ -124,7 +124,7 @@ def test_an_external_folder_inside_the_root_is_skipped_with_a_warning(repo: Path
 def test_an_external_folder_may_not_take_a_top_level_name(repo: Path, make_tree: MakeTree) -> None:
     other = make_tree(repo.parent / "other/data", {"x": ""})
     with pytest.raises(WorkspaceError, match=r"collides.*'data'"):
-        choose_layout(repo, external_dirs=[str(other)])
+        plan_layout(repo, external_dirs=[str(other)])
 
 
 def test_an_external_folder_may_not_take_the_name_of_a_file(
@@ -132,36 +132,36 @@ def test_an_external_folder_may_not_take_the_name_of_a_file(
 ) -> None:
     other = make_tree(repo.parent / "other/README.md", {"x": ""})
     with pytest.raises(WorkspaceError, match="collides"):
-        choose_layout(repo, external_dirs=[str(other)])
+        plan_layout(repo, external_dirs=[str(other)])
 
 
 def test_an_external_folder_may_replace_an_excluded_one(repo: Path, make_tree: MakeTree) -> None:
     other = make_tree(repo.parent / "other/data", {"x": ""})
-    layout = choose_layout(repo, external_dirs=[str(other)], exclude_dirs=["data"])
+    layout = plan_layout(repo, external_dirs=[str(other)], exclude_dirs=["data"])
     assert layout.externals == (other,)
 
 
 def test_two_external_folders_of_one_name_are_refused(repo: Path, make_tree: MakeTree) -> None:
     one, two = (make_tree(repo.parent / side / "shared", {"x": ""}) for side in ("a", "b"))
     with pytest.raises(WorkspaceError, match="collides"):
-        choose_layout(repo, external_dirs=[str(one), str(two)])
+        plan_layout(repo, external_dirs=[str(one), str(two)])
 
 
 def test_the_same_external_folder_twice_is_refused(repo: Path) -> None:
     with pytest.raises(WorkspaceError, match="collides"):
-        choose_layout(repo / "train", external_dirs=["../common", "../common"])
+        plan_layout(repo / "train", external_dirs=["../common", "../common"])
 
 
 def test_a_missing_external_folder_is_refused(repo: Path) -> None:
     with pytest.raises(WorkspaceError, match="does not exist"):
-        choose_layout(repo, external_dirs=["../absent"])
+        plan_layout(repo, external_dirs=["../absent"])
 
 
 def test_an_external_file_is_refused(repo: Path) -> None:
     with pytest.raises(WorkspaceError, match="not a folder"):
-        choose_layout(repo / "train", external_dirs=["../README.md"])
+        plan_layout(repo / "train", external_dirs=["../README.md"])
 
 
 def test_the_file_system_root_has_no_name_to_be_packed_under(repo: Path) -> None:
     with pytest.raises(WorkspaceError, match="no name"):
-        choose_layout(repo, external_dirs=["/"])
+        plan_layout(repo, external_dirs=["/"])

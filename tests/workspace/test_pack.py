@@ -16,7 +16,7 @@ import pytest
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.archive import pack_workspace
-from prefect_bt.workspace.layout import choose_layout
+from prefect_bt.workspace.layout import plan_layout
 
 MakeTree = Callable[[Path, Mapping[str, str]], Path]
 ReadMembers = Callable[[Path], dict[str, tarfile.TarInfo]]
@@ -31,7 +31,7 @@ def test_files_are_packed_and_the_result_describes_them(
     tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers
 ) -> None:
     source = make_tree(tmp_path / "s", {"config.py": "x", "src/train.py": "yy", "empty/": ""})
-    packed = pack_workspace(choose_layout(source), target)
+    packed = pack_workspace(plan_layout(source), target)
     assert list(read_members(target)) == ["config.py", "src/train.py"]
     assert packed.path == target
     assert packed.sha256 == hashlib.sha256(target.read_bytes()).hexdigest()
@@ -44,7 +44,7 @@ def test_the_archive_is_an_uncompressed_tar_of_anonymous_members(
     tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers
 ) -> None:
     source = make_tree(tmp_path / "s", {"a": "1"})
-    pack_workspace(choose_layout(source), target)
+    pack_workspace(plan_layout(source), target)
     member = read_members(target)["a"]
     assert (member.mtime, member.uid, member.gid, member.uname, member.gname) == (0, 0, 0, "", "")
 
@@ -55,7 +55,7 @@ def test_mode_bits_are_kept(
     source = make_tree(tmp_path / "s", {"run.sh": "", "plain": "", "open": ""})
     for name, mode in {"run.sh": 0o755, "plain": 0o640, "open": 0o666}.items():
         (source / name).chmod(mode)
-    pack_workspace(choose_layout(source), target)
+    pack_workspace(plan_layout(source), target)
     modes = {name: member.mode for name, member in read_members(target).items()}
     assert modes == {"run.sh": 0o755, "plain": 0o640, "open": 0o666}
 
@@ -69,9 +69,9 @@ def test_two_packs_at_different_places_and_times_are_the_same_bytes(
     for path in (one, two):
         (path / "link").symlink_to("a/z")
     os.utime(two / "b", (1, 1))
-    first = pack_workspace(choose_layout(one), tmp_path / "1.tar")
+    first = pack_workspace(plan_layout(one), tmp_path / "1.tar")
     time.sleep(0.01)
-    second = pack_workspace(choose_layout(two), tmp_path / "2.tar")
+    second = pack_workspace(plan_layout(two), tmp_path / "2.tar")
     assert first.sha256 == second.sha256
 
 
@@ -79,8 +79,8 @@ def test_a_gathered_layout_of_plain_files_is_the_same_bytes_as_a_direct_one(
     tmp_path: Path, make_tree: MakeTree
 ) -> None:
     source = make_tree(tmp_path / "s", {"config.py": "", "src/a.py": "1"})
-    direct = pack_workspace(choose_layout(source), tmp_path / "1.tar")
-    gathered = pack_workspace(choose_layout(source, workspace_root="."), tmp_path / "2.tar")
+    direct = pack_workspace(plan_layout(source), tmp_path / "1.tar")
+    gathered = pack_workspace(plan_layout(source, workspace_root="."), tmp_path / "2.tar")
     assert direct.sha256 == gathered.sha256
 
 
@@ -89,7 +89,7 @@ def test_a_gathered_layout_has_root_entries_and_externals_side_by_side(
 ) -> None:
     repo = make_tree(tmp_path / "repo", {"train/config.py": "", "data/x": "", "sub/data/y": ""})
     other = make_tree(tmp_path / "else/shared", {"util.py": "", "data/z": ""})
-    layout = choose_layout(
+    layout = plan_layout(
         repo / "train", workspace_root="..", external_dirs=[str(other)], exclude_dirs=["../data"]
     )
     pack_workspace(layout, target)
@@ -106,7 +106,7 @@ def test_an_excluded_folder_is_replaced_by_an_external_one_of_its_name(
 ) -> None:
     repo = make_tree(tmp_path / "repo", {"config.py": "", "data/old": ""})
     other = make_tree(tmp_path / "else/data", {"new": ""})
-    layout = choose_layout(repo, external_dirs=[str(other)], exclude_dirs=["data"])
+    layout = plan_layout(repo, external_dirs=[str(other)], exclude_dirs=["data"])
     pack_workspace(layout, target)
     assert list(read_members(target)) == ["config.py", "data/new"]
 
@@ -115,7 +115,7 @@ def test_ignored_entries_are_left_out_and_named(
     tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers
 ) -> None:
     source = make_tree(tmp_path / "s", {"config.py": "", "lib/a.py": "", "run.log": ""})
-    packed = pack_workspace(choose_layout(source), target)
+    packed = pack_workspace(plan_layout(source), target)
     assert list(read_members(target)) == ["config.py"]
     assert packed.skipped == (
         "'lib/' is ignored by the built-in list",
@@ -128,7 +128,7 @@ def test_an_ignored_external_folder_is_named(
 ) -> None:
     source = make_tree(tmp_path / "s", {"config.py": ""})
     other = make_tree(tmp_path / "else/lib", {"a.py": ""})
-    packed = pack_workspace(choose_layout(source, external_dirs=[str(other)]), target)
+    packed = pack_workspace(plan_layout(source, external_dirs=[str(other)]), target)
     assert packed.skipped == ("'lib/' is ignored by the built-in list",)
 
 
@@ -137,7 +137,7 @@ def test_the_ignore_file_is_the_one_at_the_archive_root_and_is_packed(
 ) -> None:
     files = {".truss_ignore": "*.bin", "a.bin": "", "lib/a.py": "", "train/.truss_ignore": "lib"}
     repo = make_tree(tmp_path / "repo", {**files, "train/lib/b.py": ""})
-    pack_workspace(choose_layout(repo / "train", workspace_root=".."), target)
+    pack_workspace(plan_layout(repo / "train", workspace_root=".."), target)
     assert list(read_members(target)) == [
         ".truss_ignore",
         "lib/a.py",
@@ -150,7 +150,7 @@ def test_an_excluded_ignore_file_does_not_count(
     tmp_path: Path, target: Path, make_tree: MakeTree, read_members: ReadMembers
 ) -> None:
     source = make_tree(tmp_path / "s", {".truss_ignore": "*.py", "a.py": "", "lib/x": ""})
-    pack_workspace(choose_layout(source, exclude_dirs=[".truss_ignore"]), target)
+    pack_workspace(plan_layout(source, exclude_dirs=[".truss_ignore"]), target)
     assert list(read_members(target)) == ["a.py"]
 
 
@@ -159,7 +159,7 @@ def test_hard_links_are_packed_as_files(
 ) -> None:
     source = make_tree(tmp_path / "s", {"a": "same"})
     (source / "b").hardlink_to(source / "a")
-    pack_workspace(choose_layout(source), target)
+    pack_workspace(plan_layout(source), target)
     assert [member.isreg() for member in read_members(target).values()] == [True, True]
 
 
@@ -172,7 +172,7 @@ def test_sockets_fifos_and_devices_are_skipped_with_a_note(
     monkeypatch.chdir(source)  # a socket's path may have a hundred bytes only
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("sock")
-        packed = pack_workspace(choose_layout(source), target)
+        packed = pack_workspace(plan_layout(source), target)
     assert packed.file_count == 1
     assert packed.skipped == ("'null' is a device", "'pipe' is a fifo", "'sock' is a socket")
 
@@ -183,7 +183,7 @@ def test_names_that_are_not_unicode_survive(
     source = make_tree(tmp_path / "s", {"ünïcode 名前": "1"})
     odd = os.fsdecode(b"latin-\xe9.txt")
     (source / odd).write_text("2")
-    assert pack_workspace(choose_layout(source), target).file_count == 2
+    assert pack_workspace(plan_layout(source), target).file_count == 2
     with tarfile.open(target, encoding="utf-8", errors="surrogateescape") as tar:
         assert set(tar.getnames()) == {"ünïcode 名前", odd}
 
@@ -192,8 +192,8 @@ def test_an_archive_written_into_the_source_folder_does_not_pack_itself(
     tmp_path: Path, make_tree: MakeTree, read_members: ReadMembers
 ) -> None:
     source = make_tree(tmp_path / "s", {"a": "1"})
-    first = pack_workspace(choose_layout(source), source / "out.tar")
-    second = pack_workspace(choose_layout(source), source / "out.tar")
+    first = pack_workspace(plan_layout(source), source / "out.tar")
+    second = pack_workspace(plan_layout(source), source / "out.tar")
     assert first.sha256 == second.sha256
     assert list(read_members(source / "out.tar")) == ["a"]
     assert second.skipped == ("'out.tar' is the archive itself",)
@@ -208,7 +208,7 @@ def test_nothing_to_pack_is_refused(
 ) -> None:
     source = make_tree(tmp_path / "s", files)
     with pytest.raises(WorkspaceError, match=f"nothing to pack.*{why}"):
-        pack_workspace(choose_layout(source), target)
+        pack_workspace(plan_layout(source), target)
     assert not target.exists()
 
 
@@ -222,7 +222,7 @@ def test_a_deep_tree_is_packed(tmp_path: Path, target: Path) -> None:
         os.close(above)
     os.close(os.open("leaf", os.O_CREAT, dir_fd=here))
     os.close(here)
-    assert pack_workspace(choose_layout(source), target).file_count == 1
+    assert pack_workspace(plan_layout(source), target).file_count == 1
     shutil.rmtree(source)
 
 
@@ -236,7 +236,7 @@ def test_ten_thousand_files(
         for number in range(100):
             (source / f"d{folder}" / f"f{number}.txt").write_text("x")
     started = time.perf_counter()
-    packed = pack_workspace(choose_layout(source), target)
+    packed = pack_workspace(plan_layout(source), target)
     with capsys.disabled():
         print(f"\n10 000 files packed in {time.perf_counter() - started:.2f} s")
     assert packed.file_count == 10_000
@@ -247,6 +247,6 @@ def test_the_archive_is_private_and_replaces_an_older_one(
 ) -> None:
     source = make_tree(tmp_path / "s", {"a": "1"})
     target.write_text("older")
-    pack_workspace(choose_layout(source), target)
+    pack_workspace(plan_layout(source), target)
     assert tarfile.is_tarfile(target)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600

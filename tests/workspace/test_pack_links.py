@@ -10,7 +10,7 @@ import pytest
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.archive import pack_workspace
-from prefect_bt.workspace.layout import choose_layout
+from prefect_bt.workspace.layout import plan_layout
 from prefect_bt.workspace.unpack import unpack_workspace
 
 MakeTree = Callable[[Path, Mapping[str, str]], Path]
@@ -31,7 +31,7 @@ def pack(tmp_path: Path, source: Path) -> Pack:
 
     def run(*, gathered: bool = False) -> dict[str, str]:
         target = tmp_path / "out.tar"
-        pack_workspace(choose_layout(source, workspace_root="." if gathered else None), target)
+        pack_workspace(plan_layout(source, workspace_root="." if gathered else None), target)
         unpack_workspace(target, tmp_path / "unpacked")
         found: dict[str, str] = {}
         with tarfile.open(target) as tar:
@@ -93,7 +93,7 @@ def test_direct_points_a_link_through_a_dropped_folder_link_at_the_real_file(
 
 def test_direct_drops_a_link_to_a_folder_and_says_so(source: Path, tmp_path: Path) -> None:
     (source / "alias").symlink_to("sub")
-    packed = pack_workspace(choose_layout(source), tmp_path / "out.tar")
+    packed = pack_workspace(plan_layout(source), tmp_path / "out.tar")
     assert packed.file_count == 2
     assert packed.skipped == ("'alias' is a link to a folder",)
 
@@ -112,7 +112,7 @@ def test_gathered_packs_the_content_of_a_linked_folder(
 def test_a_broken_link_is_refused(source: Path, tmp_path: Path, root: str | None, to: str) -> None:
     (source / "broken").symlink_to(to)
     with pytest.raises(WorkspaceError, match=f"broken link.*{to}") as caught:
-        pack_workspace(choose_layout(source, workspace_root=root), tmp_path / "out.tar")
+        pack_workspace(plan_layout(source, workspace_root=root), tmp_path / "out.tar")
     assert caught.value.path == str(source / "broken")
     assert not (tmp_path / "out.tar").exists()
 
@@ -124,7 +124,7 @@ def test_a_broken_link_that_is_ignored_is_no_error(
     (source / ".venv").mkdir()
     (source / ".venv/python").symlink_to("/absent")
     (source / "old.log").symlink_to("/absent")
-    layout = choose_layout(source, workspace_root=root)
+    layout = plan_layout(source, workspace_root=root)
     assert pack_workspace(layout, tmp_path / "out.tar").file_count == 2
 
 
@@ -134,17 +134,17 @@ def test_gathered_refuses_a_folder_that_contains_itself(
 ) -> None:
     (source / "loop").symlink_to(to)
     with pytest.raises(WorkspaceError, match="contains itself through a link"):
-        pack_workspace(choose_layout(source, workspace_root="."), tmp_path / "out.tar")
+        pack_workspace(plan_layout(source, workspace_root="."), tmp_path / "out.tar")
 
 
 def test_direct_is_not_bothered_by_a_link_to_its_own_folder(source: Path, tmp_path: Path) -> None:
     (source / "loop").symlink_to(".")
-    assert pack_workspace(choose_layout(source), tmp_path / "out.tar").file_count == 2
+    assert pack_workspace(plan_layout(source), tmp_path / "out.tar").file_count == 2
 
 
 def test_a_source_folder_reached_through_a_link_is_packed(source: Path, tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to(source)
     (source / "link").symlink_to(tmp_path / "alias" / "real.txt")
-    pack_workspace(choose_layout(tmp_path / "alias"), tmp_path / "out.tar")
+    pack_workspace(plan_layout(tmp_path / "alias"), tmp_path / "out.tar")
     with tarfile.open(tmp_path / "out.tar") as tar:
         assert tar.getmember("link").linkname == "real.txt"

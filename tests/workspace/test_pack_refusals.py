@@ -15,7 +15,7 @@ from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace import checks
 from prefect_bt.workspace.archive import pack_workspace, write_archive
 from prefect_bt.workspace.collect import collect_entries
-from prefect_bt.workspace.layout import choose_layout
+from prefect_bt.workspace.layout import plan_layout
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES, format_bytes
 
 MakeTree = Callable[[Path, Mapping[str, str]], Path]
@@ -53,7 +53,7 @@ def test_six_gibibytes_are_refused_unread(source: Path, tmp_path: Path, root: st
         file.truncate(6 * 1024**3)
     os.utime(source / "sub/model.bin", (0, 1))  # reading the file would set the first one
     with pytest.raises(WorkspaceError) as caught:
-        pack_workspace(choose_layout(source, workspace_root=root), tmp_path / "out.tar")
+        pack_workspace(plan_layout(source, workspace_root=root), tmp_path / "out.tar")
     assert (source / "sub/model.bin").stat().st_atime == 0
     message = str(caught.value)
     for fact in ("6.00 GiB", "5.00 GiB", "'sub/'", "'sub/model.bin' (6.00 GiB)"):
@@ -67,7 +67,7 @@ def test_what_is_ignored_or_excluded_does_not_count(source: Path, tmp_path: Path
     for name in ("model.log", "data"):
         with (source / name).open("wb") as file:
             file.truncate(6 * 1024**3)
-    layout = choose_layout(source, exclude_dirs=["data"])
+    layout = plan_layout(source, exclude_dirs=["data"])
     assert pack_workspace(layout, tmp_path / "out.tar").file_count == 2
 
 
@@ -75,11 +75,11 @@ def test_linked_content_counts_where_it_is_packed(source: Path, tmp_path: Path) 
     (tmp_path / "big").write_bytes(bytes(50_000))
     (source / "link").symlink_to(tmp_path / "big")
     with pytest.raises(WorkspaceError, match="'link'"):
-        pack_workspace(choose_layout(source, workspace_root="."), tmp_path / "o", max_bytes=40_000)
+        pack_workspace(plan_layout(source, workspace_root="."), tmp_path / "o", max_bytes=40_000)
 
 
 def test_the_limit_holds_for_the_finished_archive_too(source: Path, tmp_path: Path) -> None:
-    layout = choose_layout(source)
+    layout = plan_layout(source)
     with pytest.raises(WorkspaceError, match="at most"):
         pack_workspace(layout, tmp_path / "out.tar", max_bytes=10_239)
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
@@ -92,7 +92,7 @@ def test_the_number_of_files_is_limited(
 ) -> None:
     monkeypatch.setattr(checks, "MAX_WORKSPACE_ENTRIES", 1)
     with pytest.raises(WorkspaceError, match="2 files; 1 are allowed"):
-        pack_workspace(choose_layout(source), tmp_path / "out.tar")
+        pack_workspace(plan_layout(source), tmp_path / "out.tar")
 
 
 def test_the_limit_is_five_gibibytes() -> None:
@@ -117,7 +117,7 @@ def test_an_unreadable_entry_is_named(source: Path, name: str) -> None:
             without_privileges(),
             pytest.raises(WorkspaceError, match="Permission denied") as caught,
         ):
-            pack_workspace(choose_layout(source), target / "out.tar")
+            pack_workspace(plan_layout(source), target / "out.tar")
     finally:
         (source / name).chmod(0o755)
     assert caught.value.path == str(source / name)
@@ -126,7 +126,7 @@ def test_an_unreadable_entry_is_named(source: Path, name: str) -> None:
 
 @pytest.mark.parametrize("change", ["grow", "shrink", "touch", "replace", "vanish"])
 def test_a_file_that_is_no_longer_what_was_collected_is_refused(source: Path, change: str) -> None:
-    entries = collect_entries(choose_layout(source)).entries
+    entries = collect_entries(plan_layout(source)).entries
     path = source / "a"
     if change == "touch":
         os.utime(path, (5, 5))
@@ -153,7 +153,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(source: Path, size: int
 
     with (source / "a").open("wb") as file:
         file.truncate(100_000_000)
-    entries = collect_entries(choose_layout(source)).entries
+    entries = collect_entries(plan_layout(source)).entries
     with pytest.raises(WorkspaceError, match=r"'.*/a' changed while"):
         write_archive(entries, Meddler())
 
@@ -162,7 +162,7 @@ def test_a_failure_leaves_an_older_archive_as_it_was(source: Path, tmp_path: Pat
     target = tmp_path / "out.tar"
     target.write_text("older")
     with pytest.raises(WorkspaceError):
-        pack_workspace(choose_layout(source), target, max_bytes=5_000)
+        pack_workspace(plan_layout(source), target, max_bytes=5_000)
     assert target.read_text() == "older"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -172,7 +172,7 @@ def test_a_target_that_cannot_be_written_is_named(
     source: Path, tmp_path: Path, target: str
 ) -> None:
     with pytest.raises(WorkspaceError, match="cannot be written") as caught:
-        pack_workspace(choose_layout(source), tmp_path / target)
+        pack_workspace(plan_layout(source), tmp_path / target)
     assert caught.value.path == str(tmp_path / target)
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
@@ -181,9 +181,9 @@ def test_a_full_disk_is_not_blamed_on_the_user_s_file(source: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full here")
-    from prefect_bt.workspace.archive import _HashingSink  # pyright: ignore[reportPrivateUsage]
+    from prefect_bt.workspace.archive import _HashingWriter  # pyright: ignore[reportPrivateUsage]
 
     with full.open("wb", buffering=0) as device, pytest.raises(WorkspaceError) as caught:
-        entries = collect_entries(choose_layout(source)).entries
-        write_archive(entries, _HashingSink(device, Path("x.tar")))  # pyright: ignore
+        entries = collect_entries(plan_layout(source)).entries
+        write_archive(entries, _HashingWriter(device, Path("x.tar")))  # pyright: ignore
     assert "'x.tar' cannot be written: No space left" in str(caught.value)

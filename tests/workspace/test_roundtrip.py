@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.archive import pack_workspace
-from prefect_bt.workspace.layout import choose_layout
+from prefect_bt.workspace.layout import plan_layout
 from prefect_bt.workspace.unpack import unpack_workspace
 
 pytestmark = [pytest.mark.slow]
@@ -64,9 +64,9 @@ def test_pack_then_unpack_gives_the_same_files(files: Files) -> None:
         here = Path(name)
         write(here / "s", files)
         (here / "s/.truss_ignore").write_text("")
-        one = pack_workspace(choose_layout(here / "s"), here / "1.tar")
+        one = pack_workspace(plan_layout(here / "s"), here / "1.tar")
         unpack_workspace(here / "1.tar", here / "t")
-        two = pack_workspace(choose_layout(here / "t"), here / "2.tar")
+        two = pack_workspace(plan_layout(here / "t"), here / "2.tar")
         unpacked = read(here / "t")
         del unpacked[".truss_ignore",]
         assert unpacked == files
@@ -79,7 +79,7 @@ def _sample() -> bytes:
         here = Path(name)
         write(here / "s", {("a", "b"): (b"1" * 700, 0o644), ("é" * 90, "x"): (b"2", 0o755)})
         (here / "s/link").symlink_to("a/b")
-        pack_workspace(choose_layout(here / "s"), here / "w.tar")
+        pack_workspace(plan_layout(here / "s"), here / "w.tar")
         return (here / "w.tar").read_bytes()
 
 

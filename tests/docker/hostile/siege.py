@@ -165,7 +165,7 @@ class Siege:
         self.steps += 1
 
     def _fail(self) -> bool:
-        state = self.site.machine.ledger.state(self.neighbour)
+        state = self.site.machine.ledger.get_state(self.neighbour)
         assert not state.terminal, self.site.machine.logs(self.neighbour)[-3000:]
         return False
 
@@ -224,7 +224,7 @@ class Siege:
         def over() -> bool:
             nonlocal asked
             self.watch_memory(job_id)
-            state = machine.ledger.state(job_id)
+            state = machine.ledger.get_state(job_id)
             if not state.terminal and waited and not asked and self._is_up(job_id, waited):
                 machine.run("stop", "--job-id", job_id, **ENVIRONMENT)
                 asked = True
