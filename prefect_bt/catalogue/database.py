@@ -76,7 +76,7 @@ class CatalogDatabase:
     def write(
         self, table: Table, bodies: Mapping[str, str], *, deleted: Collection[str] = ()
     ) -> None:
-        """Replace these bodies and remove the `deleted` ids from every table, in one transaction."""
+        """Replace these bodies and remove `deleted` ids from every table, in one transaction."""
         if not bodies and not deleted:
             return
         rows = [(key, body, _checksum(key, body)) for key, body in bodies.items()]
