@@ -14,8 +14,8 @@ from typing import IO
 from servers import Server
 
 from prefect_bt import codec
-from prefect_bt.plan import CheckpointPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
-from prefect_bt.records import UploadStatus
+from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.planning.plan import CheckpointPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
 
 PROJECT, JOB = "bench01", "benchj1"
 _AS_OURS = ("nice", "-n", "19")
@@ -58,7 +58,13 @@ class Site:
         self.status_file.unlink(missing_ok=True)
         plan = self.root / "plan.json"
         plan.write_text(codec.dumps(_plan(self.store)))
-        command = [sys.executable, "-m", "prefect_bt.node.upload", "--plan", str(plan)]
+        command = [
+            sys.executable,
+            "-m",
+            "prefect_bt.node_agent.upload_process",
+            "--plan",
+            str(plan),
+        ]
         command += ["--directory", str(self.watched), "--status", str(self.status_file)]
         return subprocess.Popen(command, stdin=stdin, env=self.environment)
 

@@ -32,17 +32,17 @@ from prefect_bt.contract import (
 )
 from prefect_bt.definitions import Compute, Image, Runtime, TrainingJob, TrainingProject
 from prefect_bt.definitions import project_document as definition_of
-from prefect_bt.records import (
+from prefect_bt.ledger.records import (
     AttemptRecord,
     FlowRunRecord,
     JobEvent,
     JobRecord,
-    JobState,
     NodePhase,
     NodeStatus,
     Outcome,
     ProjectRecord,
 )
+from prefect_bt.ledger.states import JobState
 
 PROJECT = "project"
 BEGAN = 1_700_000_000.0

@@ -22,16 +22,24 @@ from pathlib import Path
 from figures import Goal, Row, alone, as_json, as_table, busy, paired
 
 from prefect_bt.contract import log_key
-from prefect_bt.host.files import read_record
-from prefect_bt.host.layout import NodeFolder, NodeRecord
+from prefect_bt.credentials.redaction import Redactor
+from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.processes import find_marked_processes
-from prefect_bt.ledger import Ledger
-from prefect_bt.logs import format_lines
-from prefect_bt.objects import open_store
-from prefect_bt.plan import ImagePlan, NodePlan, Resources, Volume, VolumeKind, WorkspacePlan
-from prefect_bt.records import JobRecord, JobState, Outcome
-from prefect_bt.secrets import Redactor
-from prefect_bt.substrates.local_process import LocalSubstrate
+from prefect_bt.host.state_folder import NodeFolder, NodeRecord
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord, Outcome
+from prefect_bt.ledger.states import JobState
+from prefect_bt.logs.line_format import format_lines
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.plan import (
+    ImagePlan,
+    NodePlan,
+    Resources,
+    Volume,
+    VolumeKind,
+    WorkspacePlan,
+)
+from prefect_bt.substrates.local.substrate import LocalSubstrate
 
 TEXT = "step 123456 loss 0.1234 lr 1e-4 tokens/s 12345"
 FASTEST = """
@@ -64,7 +72,7 @@ print("took", sorted(steps)[len(steps) // 2], flush=True)
 """
 SAMPLE = """
 import logging, resource, sys, time
-from prefect_bt.flows.ranklog import RankLogForwarder
+from prefect_bt.flows.tasks.rank_log import RankLogForwarder
 class Node:
     rank = 0
     def read_log(self, *, offset, limit):
@@ -312,7 +320,7 @@ def marked_agents(folder: NodeFolder) -> Iterator[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"prefect_bt.node" in command and b"upload" not in command:
+        if b"prefect_bt.node_agent" in command and b"upload" not in command:
             yield pid
 
 

@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from prefect_bt.host.view import Bind, enter_view, plan_view
-from prefect_bt.objects import open_store
-from prefect_bt.planning import plan_weights_sources
+from prefect_bt.host.mounts.namespace import Bind, enter_view, plan_view
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.planner import plan_weights_sources
 from prefect_bt.settings import Settings
 from prefect_bt.weights import mirror_source
-from prefect_bt.weights.cache import NodeCache
+from prefect_bt.weights.cache.node_cache import NodeCache
 
 JOB, MOUNT = "benchj1", "/models/bench"
 

@@ -8,7 +8,7 @@ from pydantic import Field, HttpUrl, field_validator
 
 from prefect_bt.blocks.local_substrate import HostSubstrate
 from prefect_bt.blocks.pages import DOCKER_LOGO, DOCUMENTATION
-from prefect_bt.privileges import Privileges, parse_capabilities
+from prefect_bt.host.container_privileges import Privileges, parse_capabilities
 from prefect_bt.substrates.protocol import Substrate
 
 

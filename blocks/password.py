@@ -13,7 +13,7 @@ from typing import Any, cast
 import prefect.context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 
-from prefect_bt.serverauth import find_auth
+from prefect_bt.local_server.password import find_auth
 from prefect_bt.settings import Settings
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar, Self
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, model_validator
 
+from prefect_bt.attempts.retry_overrides import validate_budget
 from prefect_bt.blocks.pages import DOCUMENTATION, NODES_LOGO
 from prefect_bt.errors import DefinitionError
-from prefect_bt.records import RetryBudget
-from prefect_bt.retrychoices import validate_budget
+from prefect_bt.ledger.records import RetryBudget
 
 
 class RetryPolicy(Block):

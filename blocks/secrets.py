@@ -10,7 +10,7 @@ from prefect.types import SecretDict
 from pydantic import Field, HttpUrl
 
 from prefect_bt.blocks.pages import DOCUMENTATION, SECRET_LOGO
-from prefect_bt.secrets import InMemorySecrets
+from prefect_bt.credentials.secrets import InMemorySecrets
 
 
 class TrainingSecrets(Block):
@@ -41,7 +41,7 @@ class TrainingSecrets(Block):
     )
 
     def build(self) -> InMemorySecrets:
-        """The secrets as a source for `prefect_bt.secrets.resolve_secrets`."""
+        """The secrets as a source for `prefect_bt.credentials.secrets.resolve_secrets`."""
         values = self.values.get_secret_value()
         return InMemorySecrets({name: _as_text(value) for name, value in values.items()})
 

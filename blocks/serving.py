@@ -14,11 +14,11 @@ from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, Image,
 from prefect_bt.definitions.variables import EnvironmentVariables
 
 if TYPE_CHECKING:
-    from prefect_bt.serving.project import ServerOptions
+    from prefect_bt.serving.serving_job import ServerOptions
 
 
 class Engine(StrEnum):
-    """Its name and members are part of the block's stored schema (serving.engines)."""
+    """Its name and members are part of the block's stored schema (engines.command_lines)."""
 
     AUTO = "auto"
     VLLM = "vllm"
@@ -81,8 +81,10 @@ class ServingEngine(Block):
     )
 
     def build(self) -> ServerOptions:
-        """For prefect_bt.deploying."""
-        from prefect_bt.serving.project import ServerOptions  # every run of `train` loads blocks
+        """For prefect_bt.serving.rollout.deploy."""
+        from prefect_bt.serving.serving_job import (
+            ServerOptions,  # every run of `train` loads blocks
+        )
 
         variables = EnvironmentVariables(self.environment)
         if self.hf_token_secret:

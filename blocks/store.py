@@ -8,8 +8,8 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
 from prefect_bt.blocks.pages import DOCUMENTATION, FOLDER_LOGO
-from prefect_bt.objects import open_store
-from prefect_bt.objects.protocols import Store
+from prefect_bt.object_store import open_store
+from prefect_bt.object_store.protocols import Store
 
 
 class TrainingStore(Block):

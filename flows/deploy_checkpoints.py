@@ -18,17 +18,22 @@ from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingImage, TrainingStore
-from prefect_bt.deployed import deployment_document
-from prefect_bt.deploying import DeployedRevision, DeployOptions, deploy, wait_for_ready
 from prefect_bt.errors import DefinitionError, PrefectBtError
-from prefect_bt.flows.mirroring import failed_state
-from prefect_bt.flows.reporting import API_ERRORS
-from prefect_bt.jobs import open_ledger
-from prefect_bt.serving.calling import format_curl
-from prefect_bt.serving.choosing import requests_for_job, select_models
-from prefect_bt.serving.deployments import ReadinessVerdict
-from prefect_bt.serving.project import ServerOptions
-from prefect_bt.serving.served import ModelSelection
+from prefect_bt.flows.tasks.mirror import failed_state
+from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.serving.checkpoint_selection import requests_for_job, select_models
+from prefect_bt.serving.curl_example import format_curl
+from prefect_bt.serving.deployment_records import ReadinessVerdict
+from prefect_bt.serving.rollout.deploy import (
+    DeployedRevision,
+    DeployOptions,
+    deploy,
+    wait_for_ready,
+)
+from prefect_bt.serving.rollout.revisions import deployment_document
+from prefect_bt.serving.served_model import ModelSelection
+from prefect_bt.serving.serving_job import ServerOptions
 
 
 @flow(name="deploy-checkpoints", persist_result=False)

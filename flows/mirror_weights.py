@@ -22,25 +22,25 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import LocalSubstrate, TrainingSecrets, TrainingStore
-from prefect_bt.checkpoints.telling import format_size
-from prefect_bt.cli.prefect_api import SecretBlocks
+from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import TrainingJob, load_training_project, training_project_from_json
 from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
-from prefect_bt.flows.mirroring import (
+from prefect_bt.flows.tasks.mirror import (
     MirrorContext,
     failed_state,
     mirror_all,
     mirror_with_progress,
     run_name,
 )
-from prefect_bt.flows.reporting import API_ERRORS
-from prefect_bt.flows.request import JobRequest
-from prefect_bt.plan import WeightsPlan
-from prefect_bt.planning import plan_weights, plan_weights_sources
-from prefect_bt.refusals import validate_weights, validate_weights_source
-from prefect_bt.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
+from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.planning.planner import plan_weights, plan_weights_sources
+from prefect_bt.planning.validation import validate_weights, validate_weights_source
+from prefect_bt.prefect_api.client import SecretBlocks
+from prefect_bt.text.quantities import format_size
 from prefect_bt.weights import MirrorResult
-from prefect_bt.weights.telling import redact_url
+from prefect_bt.weights.url_redaction import redact_url
 
 ARTIFACT = "mirrored-weights"
 

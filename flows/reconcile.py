@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import LocalSubstrate
-from prefect_bt.reviving import recover_jobs
+from prefect_bt.jobs.recover import recover_jobs
 from prefect_bt.settings import Settings
 
 

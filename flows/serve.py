@@ -2,9 +2,10 @@
 
     accept-job -> mirror-weights (one a source) -> training-attempt (one a start of the server)
 
-It is `train` for a job whose command is an inference server (serving.project), and beside the gang
-it sees to readiness, the gate and the route (flows.serving). `prefect-bt deploy_checkpoints` starts
-it in a process of its own; its run goes on until another revision has taken over, or it is stopped.
+It is `train` for a job whose command is an inference server (serving.serving_job), and beside the
+gang it sees to readiness, the gate and the route (flows.tasks.serving_watch). `prefect-bt
+deploy_checkpoints` starts it in a process of its own; its run goes on until another revision has
+taken over, or it is stopped.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from prefect_bt.blocks import TrainingStore
-from prefect_bt.flows.ending import handle_cancelled_run, handle_crashed_run
-from prefect_bt.flows.output import ignore_broken_pipe
-from prefect_bt.flows.request import JobRequest
-from prefect_bt.flows.whole import run_job_to_completion
+from prefect_bt.flows.tasks.console_output import ignore_broken_pipe
+from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
+from prefect_bt.flows.tasks.job_run import run_job_to_completion
+from prefect_bt.flows.tasks.request import JobRequest
 
 ignore_broken_pipe()
 

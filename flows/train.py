@@ -29,10 +29,10 @@ from prefect_bt.blocks import (
     TrainingSecrets,
     TrainingStore,
 )
-from prefect_bt.flows.ending import handle_cancelled_run, handle_crashed_run
-from prefect_bt.flows.output import ignore_broken_pipe
-from prefect_bt.flows.request import JobRequest
-from prefect_bt.flows.whole import run_job_to_completion
+from prefect_bt.flows.tasks.console_output import ignore_broken_pipe
+from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
+from prefect_bt.flows.tasks.job_run import run_job_to_completion
+from prefect_bt.flows.tasks.request import JobRequest
 
 ignore_broken_pipe()  # before the run begins: Prefect's own first lines count, too
 

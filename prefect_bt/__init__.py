@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prefect_bt.submission import SubmitOptions, push, recreate, submit
+    from prefect_bt.jobs.submit import SubmitOptions, push, recreate, submit
 
 __version__ = "0.1.0"
 __all__ = ["SubmitOptions", "push", "recreate", "submit"]
@@ -14,7 +14,7 @@ __all__ = ["SubmitOptions", "push", "recreate", "submit"]
 def __getattr__(name: str) -> Any:
     """Load the public functions when they are asked for: a node needs none of them."""
     if name in __all__:
-        from prefect_bt import submission
+        from prefect_bt.jobs import submit
 
-        return getattr(submission, name)
+        return getattr(submit, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

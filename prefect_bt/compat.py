@@ -3,10 +3,10 @@
     import prefect_bt.compat                       at the top of the program, or
     python -m prefect_bt.compat program.py ...     without touching it
 
-Where truss is not installed, `truss` and `truss_train` are our stand-ins (definitions.truss_names)
-from now on. Where it is, its own classes stay, and what submits a job comes to us: `push` and
-`truss_train.deployment.create_training_job`, also under names bound to them before.
-`prefect_bt.compat.uninstall()` undoes it.
+Where truss is not installed, `truss` and `truss_train` are our stand-ins
+(definitions.truss_compat.modules) from now on. Where it is, its own classes stay, and what submits
+a job comes to us: `push` and `truss_train.deployment.create_training_job`, also under names bound
+to them before. `prefect_bt.compat.uninstall()` undoes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefect_bt.definitions.truss_installed import install, uninstall
+from prefect_bt.definitions.truss_compat.installation import install, uninstall
 
 __all__ = ["install", "uninstall"]
 

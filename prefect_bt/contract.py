@@ -15,8 +15,8 @@ checkpoint paths: §8.2. What lies in a store:
     weights/manifests/<key>-<revision>.json   what a source holds; after all of its blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/claims/<key>-<revision>/<n>.json  who fetches it, for all hosts
-    deployments/<quoted name>/                what serves under a name (serving/deployments.py)
-    training_projects/<project id>/
+    deployments/<quoted name>/                what serves under a name
+    (serving/deployment_records.py) training_projects/<project id>/
         project.json
         names/job-<n>                         the counter behind automatic job names
         cache/<state folder's id>.json        what its training cache held on a machine, and when
@@ -40,7 +40,8 @@ checkpoint paths: §8.2. What lies in a store:
             attempts/<n>/logs/rank-<r>.log    sealed logs
             attempts/<n>/uploads/rank-<r>.json   what the rank's uploader says of itself, replaced
             manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
-            objects/<attempt>/rank-<r>/…      bytes that manifests name (checkpoints/stock.py)
+            objects/<attempt>/rank-<r>/…      bytes that manifests name
+            (checkpoints/committed/stored_objects.py)
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ LABEL_JOB: Final = "prefect-bt/job-id"
 LABEL_ATTEMPT: Final = "prefect-bt/attempt"
 LABEL_RANK: Final = "prefect-bt/rank"
 LABEL_MARK: Final = "prefect-bt/mark"
-"""Which launch it was (host.layout.new_mark), by which a state folder knows its own."""
+"""Which launch it was (host.state_folder.new_mark), by which a state folder knows its own."""
 
 PROJECTS_INDEX: Final = "index/projects"
 TEAM_PROJECTS_INDEX: Final = "index/team-projects"

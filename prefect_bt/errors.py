@@ -152,7 +152,7 @@ class SubstrateError(PrefectBtError):
 
 
 class ImageError(SubstrateError):
-    """`reference` as the definition spells it; `fault` a registries.faults.Fault, by value."""
+    """`reference` as the definition spells it; `fault` a registries.pull_errors.Fault, by value."""
 
     def __init__(
         self,

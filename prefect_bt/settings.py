@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
-from prefect_bt.durations import parse_duration
-from prefect_bt.privileges import Privileges, parse_capabilities
+from prefect_bt.host.container_privileges import Privileges, parse_capabilities
+from prefect_bt.text.durations import parse_duration
 
 _PREFIX = "PREFECT_BT_"
 
@@ -109,7 +109,7 @@ class Settings(BaseModel):
 
     @property
     def weights_dir(self) -> Path:
-        """The root of this machine's node cache (weights.cache.NodeCache)."""
+        """The root of this machine's node cache (weights.cache.node_cache.NodeCache)."""
         return self.state_dir / "weights"
 
     def substrate_options(self, name: str) -> dict[str, Any]:

@@ -27,13 +27,13 @@ PRELOADED = [
     "huggingface_hub.hf_api",
     "obstore.auth.boto3",
     "obstore.store",
-    "prefect_bt.node.upload",
-    "prefect_bt.objects.bucket",
-    "prefect_bt.objects.disk",
+    "prefect_bt.node_agent.upload_process",
+    "prefect_bt.object_store.bucket",
+    "prefect_bt.object_store.disk",
     "prefect_bt.weights",
-    "prefect_bt.weights.access",
-    "prefect_bt.weights.bucket",
-    "prefect_bt.weights.hub",
+    "prefect_bt.weights.sources.bucket_auth",
+    "prefect_bt.weights.sources.bucket",
+    "prefect_bt.weights.sources.hub",
 ]
 LOOK_SECONDS = 0.005
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from prefect_bt.servers import Daemon, read_start_time
+from prefect_bt.host.daemon import Daemon, read_start_time
 from tests.ports import free_port
 
 PATIENCE = 900.0

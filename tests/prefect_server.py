@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.serverauth import CLIENT_VARIABLE
+from prefect_bt.local_server.password import CLIENT_VARIABLE
 from tests.e2e.conftest import Machine, served_machine
 
 __all__ = ["served_machine"]  # a fixture

@@ -4,7 +4,8 @@ Every process that uses the server holds a shared lock on the file `users`; the 
 that lock alone, gets it when no process is left, however each of them ended, and ends. The kernel
 keeps the locks: nothing has to be told or cleaned up. Tests keep apart by their buckets.
 
-It takes parts of any size, which lets tests send large files of a few KB (tests/objects/small.py).
+It takes parts of any size, which lets tests send large files of a few KB
+(tests/object_store/small.py).
 
     python tests/s3_server.py FOLDER        runs the server of that folder
 """

@@ -1,7 +1,7 @@
-"""The arrows and rules of docs/architecture.md, read from the source with `ast`.
+"""The dependencies and rules of docs/architecture.md, read from the source with `ast`.
 
-A new module needs a room: add a line to LEVELS, and one to the architecture page. The last part of
-the file breaks each rule on the invented source of tests/architecture/, so that a rule that checks
+A new package needs a level: add it to LEVELS and to the architecture page. The last part of the
+file breaks each rule on the invented source of tests/architecture/, so that a rule that checks
 nothing is noticed.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,213 +29,124 @@ from tests.architecture.sources import (
     top,
 )
 
-# Room -> level. A room is a module or a package below prefect_bt; "x.*" is what lies in package x,
-# "x" its own __init__. The longest match counts. An import may go down or stay level, never up.
-LEVELS: dict[str, int] = {
-    # 5 edges: may import prefect, cyclopts, rich; choose adapters and hand them down
-    "": 5,
-    "flows": 5,
-    "flows.*": 5,
-    "blocks": 5,
-    "blocks.*": 5,
-    "cli": 5,
-    "cli.*": 5,
-    "compat": 5,
-    "control": 5,
-    "fileserver": 5,  # a process of its own, beside the commands
-    "fileserver.*": 5,
-    "deletion": 5,
-    "deployed": 5,
-    "deploying": 5,
-    "drilling": 5,
-    "garbage": 5,  # looks into every room, and opens what it needs
-    "garbage.*": 5,
-    "node": 5,  # the same, beside the user's commands: it puts adapters together, without Prefect
-    "node.*": 5,
-    "missing": 5,
-    "resubmission": 5,
-    "parting": 5,
-    "reviving": 5,
-    "router": 5,  # a process of its own, a deployment
-    "router.*": 5,
-    "serverauth": 5,
-    "servers": 5,
-    "starting": 5,
-    "submission": 5,
-    # 4 services: policy; see protocols, never adapters, never Prefect
-    "attempt_resources": 4,
-    "attempts": 4,
-    "cachesnapshot": 4,
-    "cachesummary": 4,
-    "catalogue": 4,
-    "catalogue.*": 4,
-    "checkpoints": 4,
-    "checkpoints.*": 4,
-    "drills": 4,
-    "epochs": 4,
-    "firstfailure": 4,
-    "folding": 4,
-    "gang": 4,
-    "jobhistory": 4,
-    "joblogs": 4,
-    "jobs": 4,
-    "lastsave": 4,
-    "ledger": 4,
-    "lifecycle": 4,
-    "loading": 4,
-    "maxruntime": 4,
-    "projects": 4,
-    "provenance": 4,
-    "logtracks": 4,
-    "retrychoices": 4,
-    "retrying": 4,
-    "sealing": 4,
-    "serving": 4,
-    "serving.*": 4,
-    "syncstatus": 4,
-    "weightneeds": 4,
-    "weights": 4,
-    "weights.*": 4,
-    "workspace": 4,
-    "workspace.*": 4,
-    # 3 adapters: see SDKs; never each other
-    "objects.*": 3,
-    "substrates.*": 3,
-    # 2 seams: protocols, literal tables imported on use, pure planning
-    "aftermath": 2,
-    "allocation": 2,
-    "diagnosis": 2,
-    "host": 2,  # what this machine offers a node; for the local substrate and the node itself
-    "host.*": 2,
-    "identities": 2,  # roles and tokens, for weights and registries
-    "objects": 2,
-    "objects.protocols": 2,
-    "ineffective": 2,
-    "ownership": 2,
-    "planning": 2,
-    "reading": 2,
-    "registries": 2,  # how an image gets onto an Engine, for whatever substrate has one
-    "registries.*": 2,
-    "refusals": 2,
-    "secrets": 2,
-    "settings": 2,
-    "substrates": 2,
-    "substrates.protocol": 2,
-    # 1 words: data only
-    "definitions": 1,
-    "definitions.*": 1,
-    "loglevels": 1,
-    "logs": 1,
-    "logtail": 1,
-    "pins": 1,
-    "plan": 1,
-    "ranks": 1,
-    "records": 1,
-    # 0 ground: standard library only
-    "beneath": 0,
-    "codec": 0,
-    "contract": 0,
-    "durations": 0,
-    "errors": 0,
-    "visible": 0,
-    "folders": 0,
-    "privileges": 0,
-    "privacy": 0,
-    "trees": 0,
+# A name holds for a module or package and everything below it; "x.*" only for what is below x; the
+# longest match counts. An import may go down or stay level, never up.
+LEVELS: dict[int, str] = {
+    # entry points: may import Prefect and the command library, choose adapters, hand them down
+    5: "flows blocks cli compat supervisor local_server prefect_api file_server node_agent gc jobs"
+    " serving.rollout serving.router",
+    # services: policy; see protocols, never adapters, never Prefect
+    4: "attempts checkpoints job_index logs serving training_cache weights workspace",
+    # adapters: see SDKs, never each other
+    3: "object_store.* substrates.*",
+    # protocols, literal tables imported on use, pure planning
+    2: "credentials host ledger object_store object_store.protocols planning registries settings"
+    " substrates substrates.protocol",
+    # data
+    1: "definitions ledger.pinned_weights ledger.records ledger.states planning.plan",
+    # base: standard library only
+    0: "codec contract errors filesystem text",
 }
-EDGES, ADAPTERS, GROUND = 5, 3, 0
+LEVEL_OF: dict[str, int] = {
+    name: level for level, names in LEVELS.items() for name in names.split()
+}
+EDGES, ADAPTERS, PROTOCOLS = 5, 3, 2
 
-# Third-party package -> the rooms that may import it. What is not named here may go anywhere
-# above the ground.
+# Third-party package -> the packages that may import it. What is not named here may go anywhere
+# above the base.
 ONLY_IN: dict[str, set[str]] = {
-    "prefect": {"flows", "blocks", "cli", "submission"},
-    "docker": {"substrates", "registries"},
+    "prefect": {"flows", "blocks", "jobs", "local_server", "prefect_api", "supervisor"},
+    "docker": {"substrates.docker", "registries"},
     "kubernetes": {"substrates"},
-    "boto3": {"objects", "weights", "identities", "registries"},
-    "botocore": {"objects", "weights", "identities", "registries"},
-    "obstore": {"objects", "weights"},
-    "huggingface_hub": {"objects", "weights"},
+    "boto3": {"object_store", "weights", "credentials", "registries"},
+    "botocore": {"object_store", "weights", "credentials", "registries"},
+    "obstore": {"object_store", "weights"},
+    "huggingface_hub": {"object_store", "weights"},
     "urllib3": {"weights"},
-    "aiohttp": {"router", "fileserver"},
+    "aiohttp": {"serving.router", "file_server"},
     "cyclopts": {"cli"},
     "rich": {"cli", "flows"},  # flows: what Prefect prints with
     "prompt_toolkit": {"cli"},
-    "uvicorn": {"cli"},  # the server of `up`
+    "uvicorn": {"local_server"},
 }
-STDLIB_ONLY = {"errors", "contract", "codec", "plan", "records"}
+STDLIB_ONLY = {"errors", "contract", "codec", "planning.plan", "ledger.records"}
 # What a node's process must be able to start without, however many imports away.
 NOT_IN_A_NODE = {"prefect", "docker", "kubernetes"}
 
-# Adapters of one place may span files whose names begin alike; they never import another place's.
+# Adapters of one place never import another place's.
 PLACES = {
     "substrates": {"local", "docker", "kubernetes"},
-    "objects": {"disk", "memory", "bucket", "hub"},
+    "object_store": {"disk", "memory", "bucket", "hub"},
 }
 
-# Room or module -> why it may read os.environ.
+# Module or package -> why it may read os.environ.
 ENVIRON_READERS: dict[str, str] = {
     "settings": "it is the reader",
-    "secrets": "values come from there at the last moment",
-    "node": "it runs inside the job's environment",
+    "credentials.secrets": "values come from there at the last moment",
+    "node_agent": "it runs inside the job's environment",
     "cli": "terminal and editor variables",
     "substrates.docker": "DOCKER_HOST names the Engine",
-    "flows.keeping": "a keeper is told by its pusher which folders to use",
-    "flows.run_job": "the same, and the lock, handed on",
-    "host": "a GPU listing and a child's environment depend on it",
-    "provenance": "git runs in this environment, less the variables that name a repository",
-    "privacy": "a node's store is opened without our settings",
-    "ownership": "the owner's lock is inherited from the parent process",
-    "serving.embedded": "it runs inside the job's environment, and without prefect_bt",
-    "serving.require_key": "the same",
-    "serving.gate": "its command is run in this environment",
-    "deploying": "the router is started with what a Python needs of this environment",
-    "flows.serving": "the same, when the router died",
-    "starting": "it hands this environment to the process that runs the flow",
+    "supervisor.supervised_job": "the pushing process names the folders to use",
+    "supervisor.run_flow": "the same, and the lock, handed on",
+    "host": "a GPU listing, a child's environment and an inherited lock depend on it",
+    "jobs.provenance": "git runs in this environment, less the variables that name a repository",
+    "jobs.start": "it hands this environment to the process that runs the flow",
+    "filesystem.permissions": "a node's store is opened without our settings",
+    "local_server": "the server's process is started with this environment",
+    "serving.engines.transformers_server": "it runs inside the job, and without prefect_bt",
+    "serving.engines.require_key": "the same",
+    "serving.rollout.gate": "its command is run in this environment",
+    "serving.rollout.deploy": "the router is started with what a Python needs of it",
+    "flows.tasks.serving_watch": "the same, when the router died",
 }
 # "module:function" -> why it may swallow any exception. One that raises again is no matter.
 BROAD_EXCEPTS: dict[str, str] = {
     "cli.app:main": "whatever arrives there must be told to the user",
-    "node.agent:Agent._prepare": "whatever fails in staging is the node's reason",
-    "weights.crew:work.run": "it raises again, in the thread that waits for all of them",
-    "node.upload:main": "whatever ends the uploader must be in its status",
-    "cli.caretaker:_try": "nobody looks after the caretaker: it tells, and tries again",
+    "node_agent.agent:Agent._prepare": "whatever fails in staging is the node's reason",
+    "weights.threads:run_workers.run": "it raises again, in the thread that waits for all of them",
+    "node_agent.upload_process:main": "whatever ends the uploader must be in its status",
+    "local_server.watchdog:_call_logging_errors": "nothing restarts it: it reports, tries again",
 }
-MOST_BROAD_EXCEPTS = 5
+MAX_BROAD_EXCEPTS = 5
 
-NOT_A_SUBJECT = {"common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
-MOST_LINES = 400
+VAGUE = {"common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
+MAX_LINES = 400
+MAX_MODULES = 15
+"""Modules directly in one folder, its `__init__` and its packages not counted."""
+MAX_TOP_MODULES = 8
 
 
-# --- rooms of modules -------------------------------------------------------------------------
+# --- levels of modules ------------------------------------------------------------------------
 
 
 def room_of(module: str) -> str | None:
-    """The longest key of LEVELS that holds `module`."""
-    if module in LEVELS:
+    """Return the longest name in LEVELS that holds `module`."""
+    if module in LEVEL_OF or not module:
         return module
     package = module
     while "." in package:
         package = package.rpartition(".")[0]
-        if f"{package}.*" in LEVELS:
-            return f"{package}.*"
+        for name in (f"{package}.*", package):
+            if name in LEVEL_OF:
+                return name
     return None
 
 
 def level_of(module: str) -> int | None:
     room = room_of(module)
-    return None if room is None else LEVELS[room]
+    return EDGES if room == "" else None if room is None else LEVEL_OF[room]
 
 
 # --- rules: each yields sentences -------------------------------------------------------------
 
 
-def rooms(sources: Sources) -> Iterator[str]:
+def levels(sources: Sources) -> Iterator[str]:
     for module in sources:
         if room_of(module) is None:
-            yield f"{module}: has no room; add it to LEVELS and to docs/architecture.md"
+            yield f"{module}: has no level; add it to LEVELS and to docs/architecture.md"
 
 
-def arrows(sources: Sources) -> Iterator[str]:
+def dependencies(sources: Sources) -> Iterator[str]:
     for module in sources:
         mine = level_of(module)
         for other in sorted(our_imports(module, sources)):
@@ -242,9 +154,11 @@ def arrows(sources: Sources) -> Iterator[str]:
             if mine is None or theirs is None:
                 continue
             if theirs > mine:
-                yield f"{module} (level {mine}) imports {other} (level {theirs}): arrows go down"
+                yield f"{module} (level {mine}) imports {other} (level {theirs}): only downwards"
             elif theirs == ADAPTERS and mine < EDGES and top(other) != top(module):
-                yield f"{module} imports the adapter {other}: only edges choose adapters"
+                yield f"{module} imports the adapter {other}: only entry points choose adapters"
+            elif top(other) == "cli" != top(module):
+                yield f"{module} imports {other}: only the command line imports the command line"
 
 
 def places(sources: Sources) -> Iterator[str]:
@@ -262,8 +176,8 @@ def _place(module: str) -> str | None:
     return first if first in PLACES.get(room, ()) else None
 
 
-def circles(sources: Sources) -> Iterator[str]:
-    """Rooms below the edges that need one another, by whatever detour."""
+def package_cycles(sources: Sources) -> Iterator[str]:
+    """Packages below the entry points that need one another, by whatever detour."""
     below = [m for m in sources if (level_of(m) or 0) < EDGES]
     graph: dict[str, set[str]] = {}
     for module in below:
@@ -271,19 +185,28 @@ def circles(sources: Sources) -> Iterator[str]:
         graph.setdefault(_unit(module), set()).update(targets - {_unit(module)})
     for unit in sorted(graph):
         if unit in reachable(graph, graph[unit]):
-            yield f"{unit}: imports itself through other rooms"
+            yield f"{unit}: imports itself through other packages"
 
 
 def _unit(module: str) -> str:
-    return room_of(module) if level_of(module) == 2 and "." in module else top(module)  # type: ignore[return-value]
+    room = room_of(module)
+    return room if room and (level_of(module) or 0) <= PROTOCOLS else top(module)
+
+
+def module_cycles(sources: Sources) -> Iterator[str]:
+    """Modules that need one another; imports in functions and for type checking count too."""
+    graph = {module: our_imports(module, sources) & set(sources) for module in sources}
+    for module in sorted(graph):
+        if module in reachable(graph, graph[module]):
+            yield f"{module}: imports itself through other modules"
 
 
 def foreign(sources: Sources) -> Iterator[str]:
     for module in sources:
         for package in sorted(foreign_imports(module, sources)):
-            if package in ONLY_IN and top(module) not in ONLY_IN[package]:
-                allowed = ", ".join(sorted(ONLY_IN[package]))
-                yield f"{module} imports {package}: only {allowed} may"
+            allowed = ONLY_IN.get(package)
+            if allowed is not None and not any(_is_below(module, name) for name in allowed):
+                yield f"{module} imports {package}: only {', '.join(sorted(allowed))} may"
             if package in {"flows", "blocks"}:
                 yield f"{module} imports {package}: say {PACKAGE}.{package}"
             if module in STDLIB_ONLY and package not in sys.stdlib_module_names:
@@ -292,7 +215,7 @@ def foreign(sources: Sources) -> Iterator[str]:
 
 def nodes(sources: Sources) -> Iterator[str]:
     graph = {module: our_imports(module, sources, deferred=False) for module in sources}
-    inside = {module for module in sources if top(module) == "node"}
+    inside = {module for module in sources if top(module) == "node_agent"}
     for module in sorted(inside | reachable(graph, inside) & set(sources)):
         for package in sorted(foreign_imports(module, sources, deferred=False) & NOT_IN_A_NODE):
             yield f"{module} is loaded in a node and imports {package}"
@@ -300,15 +223,24 @@ def nodes(sources: Sources) -> Iterator[str]:
 
 def names(sources: Sources) -> Iterator[str]:
     for module in sources:
-        if vague := NOT_A_SUBJECT.intersection(module.split(".")):
+        if vague := VAGUE.intersection(module.split(".")):
             yield f"{module}: {vague.pop()!r} is no subject; name what it is about"
 
 
 def sizes(sources: Sources) -> Iterator[str]:
     for module, source in sources.items():
         lines = len(source.splitlines())
-        if lines > MOST_LINES:
-            yield f"{module}: {lines} lines, at most {MOST_LINES}; which subject can leave?"
+        if lines > MAX_LINES:
+            yield f"{module}: {lines} lines, at most {MAX_LINES}; which subject can leave?"
+
+
+def folders(sources: Sources) -> Iterator[str]:
+    packages = {module.rpartition(".")[0] for module in sources if "." in module}
+    modules = Counter(module.rpartition(".")[0] for module in sources if module not in packages)
+    for package, count in sorted(modules.items()):
+        most = MAX_MODULES if package else MAX_TOP_MODULES + 1  # "" counts itself, the __init__
+        if count > most:
+            yield f"{package or PACKAGE}: {count} modules, at most {most}; which belong together?"
 
 
 def broad_excepts(sources: Sources) -> Iterator[str]:
@@ -320,17 +252,30 @@ def broad_excepts(sources: Sources) -> Iterator[str]:
 
 def environ(sources: Sources) -> Iterator[str]:
     for module, source in sources.items():
-        if any(_in_reader(module, reader) for reader in ENVIRON_READERS):
+        if any(_is_below(module, reader) for reader in ENVIRON_READERS):
             continue
         for line in environ_lines(parse(source, module)):
             yield f"{module} (line {line}): reads os.environ; take it as an argument"
 
 
-def _in_reader(module: str, reader: str) -> bool:
-    return f"{module}.".startswith((f"{reader}.", f"{reader}_"))
+def _is_below(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
 
 
-RULES = [rooms, arrows, places, circles, foreign, nodes, names, sizes, broad_excepts, environ]
+RULES = [
+    levels,
+    dependencies,
+    places,
+    package_cycles,
+    module_cycles,
+    foreign,
+    nodes,
+    names,
+    sizes,
+    folders,
+    broad_excepts,
+    environ,
+]
 
 
 # --- the package ------------------------------------------------------------------------------
@@ -352,17 +297,19 @@ def test_the_links_are_there(name: str) -> None:
 
 
 def test_the_lists_of_exceptions_stay_short() -> None:
-    assert len(BROAD_EXCEPTS) <= MOST_BROAD_EXCEPTS
+    assert len(BROAD_EXCEPTS) <= MAX_BROAD_EXCEPTS
 
 
 @pytest.mark.slow
-def test_the_lists_of_exceptions_name_what_is_there() -> None:
+def test_the_tables_name_what_is_there() -> None:
     sources = read_sources()
     assert {"errors", "flows", "blocks"} <= set(sources)
+    missing = {name for name in LEVEL_OF if name.removesuffix(".*") not in sources}
+    assert not missing, "remove what is not there from LEVELS"
     found = {where for m, s in sources.items() for where, _ in swallowed(parse(s, m), m)}
     assert set(BROAD_EXCEPTS) <= found, "remove what no longer swallows"
     reading = {m for m, s in sources.items() if any(environ_lines(parse(s, m)))}
-    idle = {reader for reader in ENVIRON_READERS if not any(_in_reader(m, reader) for m in reading)}
+    idle = {reader for reader in ENVIRON_READERS if not any(_is_below(m, reader) for m in reading)}
     assert not idle, "remove what no longer reads os.environ"
 
 
@@ -384,19 +331,37 @@ def test_a_rule_allows(rule, module: str, source: str) -> None:
     assert list(rule({**EMPTY, module: source})) == []
 
 
-def test_a_circle_of_rooms_is_noticed() -> None:
-    gang, weights = "import prefect_bt.jobs", "import prefect_bt.gang"
-    sources = {"gang": gang, "jobs": "def f():\n    import prefect_bt.weights", "weights": weights}
-    assert {sentence.partition(":")[0] for sentence in circles(sources)} == set(sources)
-    assert list(circles({**sources, "jobs": ""})) == []
+def test_a_cycle_of_packages_is_noticed() -> None:
+    attempts, weights = "import prefect_bt.logs", "import prefect_bt.attempts"
+    late = "def f():\n    import prefect_bt.weights"
+    sources = {"attempts": attempts, "logs": late, "weights": weights}
+    assert {sentence.partition(":")[0] for sentence in package_cycles(sources)} == set(sources)
+    assert list(package_cycles({**sources, "logs": ""})) == []
+
+
+def test_a_cycle_of_modules_is_noticed() -> None:
+    late = "def f():\n    import prefect_bt.logs.tail"
+    sources = {"logs": "", "logs.tail": "import prefect_bt.logs.levels", "logs.levels": late}
+    found = {sentence.partition(":")[0] for sentence in module_cycles(sources)}
+    assert found == {"logs.tail", "logs.levels"}
+    assert list(module_cycles({**sources, "logs.levels": ""})) == []
+
+
+def test_a_full_folder_is_noticed() -> None:
+    many = {f"logs.part{number}": "" for number in range(MAX_MODULES)}
+    assert list(folders({"": "", "logs": "", **many})) == []
+    assert "logs: 16 modules" in next(folders({"": "", "logs": "", **many, "logs.one_more": ""}))
+    loose = {f"module{number}": "" for number in range(MAX_TOP_MODULES)}
+    assert list(folders({"": "", **loose})) == []
+    assert "prefect_bt: 10 modules" in next(folders({"": "", **loose, "one_more": ""}))
 
 
 def test_a_nodes_process_is_followed_through_its_imports() -> None:
     sources = {
-        "node": "",
-        "node.main": "from prefect_bt import weights",
+        "node_agent": "",
+        "node_agent.main": "from prefect_bt import weights",
         "weights": "import docker",
-        "gang": "import kubernetes",
+        "attempts": "import kubernetes",
     }
     assert list(nodes(sources)) == ["weights is loaded in a node and imports docker"]
     late = {**sources, "weights": "def f():\n    import docker"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from prefect_bt.logs import parse_lines
-from prefect_bt.privileges import Privileges
+from prefect_bt.host.container_privileges import Privileges
+from prefect_bt.logs.line_format import parse_lines
 from prefect_bt.settings import Settings
 
 

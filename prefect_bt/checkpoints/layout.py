@@ -48,7 +48,7 @@ class FileStat:
     """One file as last seen, through links. `size` in bytes, `link` the target of a symbolic link.
 
     Two equal facts mean: nothing has touched the file in between. `error`: why it may not be read
-    at all, as the end of a sentence (scanning.py); its checkpoint is then incomplete.
+    at all, as the end of a sentence (watch/scanner.py); its checkpoint is then incomplete.
     """
 
     size: int

@@ -1,7 +1,8 @@
 """A committed checkpoint of one rank, as the object whose presence is the commit.
 
     .../manifests/rank-<r>/<quoted name>/<attempt>-<version>.json    create-only, written last
-    .../objects/<attempt>/rank-<r>/...                               the bytes it names (stock.py)
+    .../objects/<attempt>/rank-<r>/...                               the bytes it names
+    (committed/stored_objects.py)
 
 Attempt and version have four digits or more; within a name the later pair is the newer content.
 """

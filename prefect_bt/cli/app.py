@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from prefect_bt.cli.summaries import summary_of, to_markup
-from prefect_bt.cli.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
+from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
 from prefect_bt.errors import PrefectBtError
 
 LogLevel = Literal[
@@ -65,10 +65,20 @@ def _make_app(kind: type[App] = App) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb in ("push", "recreate", "retry", "logs", "stop", "view", "download", "init"):
-        app.command(f"{_COMMANDS}.{verb}:{verb}", name=verb, help_epilogue="")
+    for command in (
+        "jobs.push:push",
+        "jobs.recreate:recreate",
+        "jobs.retry:retry",
+        "logs.show:logs",
+        "jobs.stop:stop",
+        "jobs.view:view",
+        "jobs.download:download",
+        "init:init",
+    ):
+        verb = command.rpartition(":")[2]
+        app.command(f"{_COMMANDS}.{command}", name=verb, help_epilogue="")
     app.command(
-        f"{_COMMANDS}.checkpoints:get_checkpoint_urls",
+        f"{_COMMANDS}.checkpoints.list:get_checkpoint_urls",
         name="get_checkpoint_urls",
         alias="get-checkpoint-urls",
         help_epilogue="",
@@ -76,25 +86,25 @@ def _make_app(kind: type[App] = App) -> App:
     checkpoints = kind(
         name="checkpoints", help="List, fetch, check and delete checkpoints.", help_epilogue=""
     )
-    checkpoints.command(f"{_COMMANDS}.checkpoints:list_checkpoints", name="list")
-    checkpoints.command(f"{_COMMANDS}.checkpoints_download:download_checkpoints", name="download")
-    checkpoints.command(f"{_COMMANDS}.checkpoints_show:show_checkpoint", name="show")
-    checkpoints.command(f"{_COMMANDS}.file_server:serve_checkpoints", name="serve")
-    checkpoints.command(f"{_COMMANDS}.checkpoints_verify:verify_checkpoints", name="verify")
-    checkpoints.command(f"{_COMMANDS}.checkpoints_prune:prune_checkpoints", name="prune")
+    checkpoints.command(f"{_COMMANDS}.checkpoints.list:list_checkpoints", name="list")
+    checkpoints.command(f"{_COMMANDS}.checkpoints.download:download_checkpoints", name="download")
+    checkpoints.command(f"{_COMMANDS}.checkpoints.show:show_checkpoint", name="show")
+    checkpoints.command(f"{_COMMANDS}.checkpoints.serve:serve_checkpoints", name="serve")
+    checkpoints.command(f"{_COMMANDS}.checkpoints.verify:verify_checkpoints", name="verify")
+    checkpoints.command(f"{_COMMANDS}.checkpoints.prune:prune_checkpoints", name="prune")
     app.command(checkpoints)
     cache = kind(name="cache", help="See what a project's training cache holds.", help_epilogue="")
-    cache.command(f"{_COMMANDS}.cache:summarize", name="summarize")
+    cache.command(f"{_COMMANDS}.machine.training_cache:summarize", name="summarize")
     app.command(cache)
     weights = kind(name="weights", help="Mirror, list, check and remove weights.", help_epilogue="")
-    weights.command(f"{_COMMANDS}.weights:list_weights", name="list")
-    weights.command(f"{_COMMANDS}.weights_mirror:mirror_weights", name="mirror")
-    weights.command(f"{_COMMANDS}.weights_why:why_weights", name="why")
-    weights.command(f"{_COMMANDS}.weights_verify:verify_weights", name="verify")
-    weights.command(f"{_COMMANDS}.weights_prune:prune_weights", name="prune")
+    weights.command(f"{_COMMANDS}.weights.list:list_weights", name="list")
+    weights.command(f"{_COMMANDS}.weights.mirror:mirror_weights", name="mirror")
+    weights.command(f"{_COMMANDS}.weights.why:why_weights", name="why")
+    weights.command(f"{_COMMANDS}.weights.verify:verify_weights", name="verify")
+    weights.command(f"{_COMMANDS}.weights.prune:prune_weights", name="prune")
     app.command(weights)
     app.command(
-        f"{_COMMANDS}.deploy_checkpoints:deploy_checkpoints",
+        f"{_COMMANDS}.serving.deploy:deploy_checkpoints",
         name="deploy_checkpoints",
         alias=("deploy-checkpoints", "deploy_checkpoint"),
         help_epilogue="",
@@ -102,19 +112,19 @@ def _make_app(kind: type[App] = App) -> App:
     deployments = kind(
         name="deployments", help="See, ask, change and stop what is served.", help_epilogue=""
     )
-    deployments.command(f"{_COMMANDS}.deployments:list_deployments", name="list")
-    deployments.command(f"{_COMMANDS}.deployments:view_deployment", name="view")
-    deployments.command(f"{_COMMANDS}.deployments_call:call_deployment", name="call")
-    deployments.command(f"{_COMMANDS}.deployments:show_logs", name="logs")
-    deployments.command(f"{_COMMANDS}.deployments:promote_revision", name="promote")
-    deployments.command(f"{_COMMANDS}.deployments:roll_back", name="rollback")
-    deployments.command(f"{_COMMANDS}.deployments:stop_deployment", name="stop")
+    deployments.command(f"{_COMMANDS}.serving.deployments:list_deployments", name="list")
+    deployments.command(f"{_COMMANDS}.serving.deployments:view_deployment", name="view")
+    deployments.command(f"{_COMMANDS}.serving.call:call_deployment", name="call")
+    deployments.command(f"{_COMMANDS}.serving.deployments:show_logs", name="logs")
+    deployments.command(f"{_COMMANDS}.serving.deployments:promote_revision", name="promote")
+    deployments.command(f"{_COMMANDS}.serving.deployments:roll_back", name="rollback")
+    deployments.command(f"{_COMMANDS}.serving.deployments:stop_deployment", name="stop")
     app.command(deployments)
-    app.command(f"{_COMMANDS}.delete:delete", name="delete", help_epilogue="")
-    app.command(f"{_COMMANDS}.drill:drill", name="drill", help_epilogue="")
-    app.command(f"{_COMMANDS}.gc:gc", name="gc", help_epilogue="")
-    app.command(f"{_COMMANDS}.local:up", name="up", help_epilogue="")
-    app.command(f"{_COMMANDS}.local:down", name="down", help_epilogue="")
+    app.command(f"{_COMMANDS}.jobs.delete:delete", name="delete", help_epilogue="")
+    app.command(f"{_COMMANDS}.jobs.drill:drill", name="drill", help_epilogue="")
+    app.command(f"{_COMMANDS}.machine.gc:gc", name="gc", help_epilogue="")
+    app.command(f"{_COMMANDS}.machine.up_down:up", name="up", help_epilogue="")
+    app.command(f"{_COMMANDS}.machine.up_down:down", name="down", help_epilogue="")
     app.meta.default(_launcher(app))
     return app
 

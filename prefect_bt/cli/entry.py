@@ -1,7 +1,7 @@
 """Entry point of the `prefect-bt` script: what takes longest begins before the words are read.
 
 A job's process imports Prefect for seconds. A command that is going to start a job starts that
-process first (prefect_bt.starting), and reads its own words, and the config file, meanwhile.
+process first (prefect_bt.jobs.start), and reads its own words, and the config file, meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> int:
     """Returns the exit code, as app.main."""
     words = sys.argv[1:]
     if will_start_job(words) and not os.environ.get("PREFECT_BT_DEPLOYMENT"):
-        from prefect_bt.starting import prestart_launcher
+        from prefect_bt.jobs.start import prestart_launcher
 
         prestart_launcher()
     from prefect_bt.cli import app

@@ -11,8 +11,8 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from prefect_bt.cli.init_template import CONFIG, RUN_SCRIPT
-from prefect_bt.cli.options import InjectedTerminal
-from prefect_bt.cli.terminal import OK, Terminal
+from prefect_bt.cli.ui.options import InjectedTerminal
+from prefect_bt.cli.ui.terminal import OK, Terminal
 from prefect_bt.errors import WorkspaceError
 
 TEMPLATE_FOLDER: Final = "truss-train-init"

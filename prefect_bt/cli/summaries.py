@@ -13,85 +13,91 @@ from typing import Any, Final
 _PACKAGE: Final = "prefect_bt.cli."
 
 SUMMARIES: Final[dict[str, str]] = {
-    "cache:summarize": "List the files in a project's training cache, with their sizes.",
-    "checkpoints:get_checkpoint_urls": (
+    "machine.training_cache:summarize": (
+        "List the files in a project's training cache, with their sizes."
+    ),
+    "checkpoints.list:get_checkpoint_urls": (
         "Write `<project>_<job>_checkpoints.json` with an address for every checkpoint file."
     ),
-    "checkpoints:list_checkpoints": (
+    "checkpoints.list:list_checkpoints": (
         "List the committed checkpoints of a job, by default of the newest one."
     ),
-    "checkpoints_download:download_checkpoints": (
+    "checkpoints.download:download_checkpoints": (
         "Get committed checkpoints as folders, by default all of the newest job."
     ),
-    "checkpoints_prune:prune_checkpoints": (
+    "checkpoints.prune:prune_checkpoints": (
         "Delete committed checkpoints: those named, and those that a policy lets go."
     ),
-    "checkpoints_show:show_checkpoint": (
+    "checkpoints.show:show_checkpoint": (
         "Show the tensors of a .safetensors file: names, types, shapes, sizes. Reads its "
         "header only."
     ),
-    "checkpoints_verify:verify_checkpoints": (
+    "checkpoints.verify:verify_checkpoints": (
         "Re-hash all committed files of a job, by default of the newest one."
     ),
-    "delete:delete": (
+    "jobs.delete:delete": (
         "Delete a job with its checkpoints and logs, or a project with all its jobs and its cache."
     ),
-    "deploy_checkpoints:deploy_checkpoints": (
+    "serving.deploy:deploy_checkpoints": (
         "Serve checkpoints of a job behind an address with OpenAI's API."
     ),
-    "deployments:list_deployments": "List the serving deployments of the store.",
-    "deployments:promote_revision": (
+    "serving.deployments:list_deployments": "List the serving deployments of the store.",
+    "serving.deployments:promote_revision": (
         "Have another revision serve; one whose server has ended is started again."
     ),
-    "deployments:roll_back": "Have the revision serve again that did before this one.",
-    "deployments:show_logs": "Print the log of a revision's server.",
-    "deployments:stop_deployment": (
+    "serving.deployments:roll_back": "Have the revision serve again that did before this one.",
+    "serving.deployments:show_logs": "Print the log of a revision's server.",
+    "serving.deployments:stop_deployment": (
         "Stop a deployment: its servers end, its address answers no more. Its revisions stay."
     ),
-    "deployments:view_deployment": (
+    "serving.deployments:view_deployment": (
         "Show a deployment: where it answers, its revisions, what happened."
     ),
-    "deployments_call:call_deployment": (
+    "serving.call:call_deployment": (
         "Ask a deployment something, as a chat; as plain text where the model knows no chat."
     ),
-    "download:download": "Get the files that a job was pushed with, as a folder `<project>_<job>`.",
-    "drill:drill": (
+    "jobs.download:download": (
+        "Get the files that a job was pushed with, as a folder `<project>_<job>`."
+    ),
+    "jobs.drill:drill": (
         "Start a job, kill a rank once a checkpoint is committed, and see it go on from there."
     ),
-    "file_server:serve_checkpoints": (
+    "checkpoints.serve:serve_checkpoints": (
         "Serve the checkpoint files of a store in a local folder, until Ctrl-C."
     ),
-    "gc:gc": "Find what no living job owns, on this machine and in its store, and remove it.",
+    "machine.gc:gc": (
+        "Find what no living job owns, on this machine and in its store, and remove it."
+    ),
     "init:init": (
         "Make a training project to start from: config.py and run.sh, or copies of examples."
     ),
-    "local:down": (
+    "machine.up_down:down": (
         "Stop the server and worker that `prefect-bt up` started; jobs on this machine go on."
     ),
-    "local:up": (
+    "machine.up_down:up": (
         "Start a local Prefect server with its UI, and a worker; pushes then start in a second."
     ),
-    "logs:logs": "Print the log of a job, by default the newest one's.",
-    "push:push": "Submit the job of a config file.",
-    "recreate:recreate": (
+    "logs.show:logs": "Print the log of a job, by default the newest one's.",
+    "jobs.push:push": "Submit the job of a config file.",
+    "jobs.recreate:recreate": (
         "Submit a job again, with the same definition, files and retry policy, as a new job."
     ),
-    "retry:retry": "Try a job again under its own id, from its last committed checkpoint.",
-    "stop:stop": "Stop a job: polite signal, grace, a last save of what is whole.",
-    "view:view": (
+    "jobs.retry:retry": "Try a job again under its own id, from its last committed checkpoint.",
+    "jobs.stop:stop": "Stop a job: polite signal, grace, a last save of what is whole.",
+    "jobs.view:view": (
         "Show projects and what is queued or active; with a filter, the jobs it lets through."
     ),
-    "weights:list_weights": (
+    "weights.list:list_weights": (
         "List mirrored sources with their revision, size, last use, and the jobs that use them."
     ),
-    "weights_mirror:mirror_weights": (
+    "weights.mirror:mirror_weights": (
         "Mirror the sources of a config file, or those given, before a job needs them."
     ),
-    "weights_prune:prune_weights": (
+    "weights.prune:prune_weights": (
         "Remove mirrored sources from this machine, or their copies from the store."
     ),
-    "weights_verify:verify_weights": "Re-hash all mirrored files of this machine.",
-    "weights_why:why_weights": (
+    "weights.verify:verify_weights": "Re-hash all mirrored files of this machine.",
+    "weights.why:why_weights": (
         "Show what a job would fetch of each source: how much, from where, and why again."
     ),
 }

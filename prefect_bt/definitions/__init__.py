@@ -24,6 +24,12 @@ from prefect_bt.definitions.compute import (
     parse_accelerator,
     parse_memory,
 )
+from prefect_bt.definitions.config_file.loader import (
+    ConfigImportError,
+    ConfigValueError,
+    load_deploy_checkpoints_config,
+    load_training_project,
+)
 from prefect_bt.definitions.deploy import (
     Checkpoint,
     CheckpointList,
@@ -36,6 +42,7 @@ from prefect_bt.definitions.deploy import (
     TrainingArtifactReference,
     WhisperCheckpoint,
 )
+from prefect_bt.definitions.error_messages import definition_error
 from prefect_bt.definitions.image import (
     AWSAssumeRoleDockerAuth,
     AWSIAMDockerAuth,
@@ -48,17 +55,11 @@ from prefect_bt.definitions.image import (
     RegistrySecretDockerAuth,
 )
 from prefect_bt.definitions.job import TrainingJob, TrainingProject
-from prefect_bt.definitions.jsonio import (
+from prefect_bt.definitions.json_documents import (
     deploy_config_document,
     deploy_config_from_json,
     project_document,
     training_project_from_json,
-)
-from prefect_bt.definitions.loader import (
-    ConfigImportError,
-    ConfigValueError,
-    load_deploy_checkpoints_config,
-    load_training_project,
 )
 from prefect_bt.definitions.overrides import Overrides, apply_overrides
 from prefect_bt.definitions.runtime import CacheConfig, Runtime
@@ -75,7 +76,6 @@ from prefect_bt.definitions.variables import (
     secret_names,
 )
 from prefect_bt.definitions.weights import WeightsAuth, WeightsAuthMethod, WeightsSource
-from prefect_bt.definitions.wording import definition_error
 from prefect_bt.definitions.workspace import Workspace
 
 __all__ = [

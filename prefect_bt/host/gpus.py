@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prefect_bt.ownership import try_lock
-from prefect_bt.privacy import ensure_private_folder
+from prefect_bt.filesystem.permissions import ensure_private_folder
+from prefect_bt.host.job_lock import try_lock
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 

@@ -23,8 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prefect_bt.ownership import try_lock
-from prefect_bt.privacy import ensure_private_folder
+from prefect_bt.filesystem.permissions import ensure_private_folder
+from prefect_bt.host.job_lock import try_lock
 
 FIRST_PORT: Final = 20000
 LAST_PORT: Final = 32767

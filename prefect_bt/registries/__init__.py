@@ -1,9 +1,9 @@
 """How an image gets onto a Docker Engine: credentials, the pull, what went wrong."""
 
-from prefect_bt.registries.faults import PullErrorKind
-from prefect_bt.registries.logins import list_login_secrets
-from prefect_bt.registries.progress import ProgressCallback, PullProgress
-from prefect_bt.registries.pulling import PulledImage, pull_image
+from prefect_bt.registries.credentials import list_login_secrets
+from prefect_bt.registries.pull import PulledImage, pull_image
+from prefect_bt.registries.pull_errors import PullErrorKind
+from prefect_bt.registries.pull_progress import ProgressCallback, PullProgress
 
 __all__ = [
     "ProgressCallback",

@@ -10,13 +10,13 @@ import re
 from importlib import import_module
 from typing import Any, Final
 
-from prefect_bt.errors import IdentityError
-from prefect_bt.identities import (
+from prefect_bt.credentials.cloud_identity import (
     assume_role,
     assume_role_with_web_identity,
     aws_error_code,
     make_aws_config,
 )
+from prefect_bt.errors import IdentityError
 
 _HOST: Final = re.compile(
     r"(?:\d{12}|vpce-[a-z0-9-]+)\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."

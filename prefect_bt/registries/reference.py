@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.registries.faults import PullError, PullErrorKind
+from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 
 DOCKER_HUB: Final = "docker.io"
 _HUB_NAMES: Final = {

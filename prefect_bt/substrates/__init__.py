@@ -13,8 +13,8 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.substrates.protocol import Substrate
 
 SUBSTRATES: Final[Mapping[str, str]] = {
-    "local": "prefect_bt.substrates.local_process",
-    "docker": "prefect_bt.substrates.docker_nodes",
+    "local": "prefect_bt.substrates.local.substrate",
+    "docker": "prefect_bt.substrates.docker.substrate",
 }
 
 

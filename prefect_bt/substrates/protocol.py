@@ -2,7 +2,7 @@
 
 An adapter is three small things: a pure function out (node plan -> what the place understands), a
 total table in (the place's states -> NodeStatus), an exception map at the call. Policy (fail fast,
-wait, stop together) lives once, in prefect_bt.gang.
+wait, stop together) lives once, in prefect_bt.attempts.gang.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from enum import StrEnum
 from threading import Event
 from typing import TYPE_CHECKING, Protocol
 
-from prefect_bt.plan import ImagePlan, NodePlan
-from prefect_bt.records import NodeStatus
+from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.planning.plan import ImagePlan, NodePlan
 
 if TYPE_CHECKING:
     from prefect_bt.host.processes import ProcessIdentity
-    from prefect_bt.registries.progress import PullProgress
+    from prefect_bt.registries.pull_progress import PullProgress
 
 
 class Enforcement(StrEnum):
@@ -112,7 +112,7 @@ class NodeHandle(Protocol):
         ...
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
-        """Raw log bytes from `offset` (see prefect_bt.logs for the line format)."""
+        """Raw log bytes from `offset` (see prefect_bt.logs.line_format for the line format)."""
         ...
 
     def remove(self) -> None:

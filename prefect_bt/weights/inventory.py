@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_bt.contract import weights_tree_name
-from prefect_bt.weights.cache import CachedTree, NodeCache
+from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.manifest import ManifestSummary, summarize
-from prefect_bt.weights.shared import StoreMirror
-from prefect_bt.weights.telling import redact_url
+from prefect_bt.weights.store_copy.copies import StoreMirror
+from prefect_bt.weights.url_redaction import redact_url
 
 
 @dataclass(frozen=True)

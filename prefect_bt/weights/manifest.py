@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect_bt import codec
 from prefect_bt.contract import weights_tree_name
-from prefect_bt.weights.listing import SHA256, is_mountable, quote
+from prefect_bt.weights.sources.file_listing import SHA256, is_mountable, quote
 
 FORMAT_VERSION = 1
 

@@ -12,27 +12,24 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from prefect_bt.contract import weights_tree_name
 from prefect_bt.errors import StoreError, WeightsError
-from prefect_bt.objects.protocols import Store
-from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights.bringing import download_files, link_from_store, write_error
-from prefect_bt.weights.cache import CachedTree, NodeCache
-from prefect_bt.weights.choosing import select_files
-from prefect_bt.weights.claims import single_flight
-from prefect_bt.weights.crew import StopSignal, run_interruptibly
-from prefect_bt.weights.fetching import DownloadContext, raise_if_stopped, stopped_error
-from prefect_bt.weights.filling import StagingTree
-from prefect_bt.weights.listing import ListedFile, Listing
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
+from prefect_bt.weights.cache.staged_tree import StagingTree
+from prefect_bt.weights.download.context import DownloadContext, raise_if_stopped, stopped_error
+from prefect_bt.weights.download.disk_space import enforce_budget, ensure_disk_space
+from prefect_bt.weights.download.download import download_files, link_from_store, write_error
+from prefect_bt.weights.download.origins import FallbackReader
+from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
+from prefect_bt.weights.file_selection import select_files
 from prefect_bt.weights.manifest import Manifest
-from prefect_bt.weights.origins import FallbackReader
 from prefect_bt.weights.progress import MirrorPhase, ProgressCallback, ProgressMeter
-from prefect_bt.weights.retrying import LISTING_RETRY_DELAYS, call_with_retries
-from prefect_bt.weights.room import enforce_budget, ensure_disk_space
-from prefect_bt.weights.shared import StoreMirror
-from prefect_bt.weights.source import (
+from prefect_bt.weights.result import MirrorResult
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.sources.protocol import (
     STALL_TIMEOUT,
     Source,
     SourceRequest,
@@ -40,28 +37,15 @@ from prefect_bt.weights.source import (
     TransientError,
     open_source,
 )
-from prefect_bt.weights.telling import redact_url
+from prefect_bt.weights.store_copy.copies import StoreMirror
+from prefect_bt.weights.store_copy.single_flight import single_flight
+from prefect_bt.weights.threads import StopSignal, run_interruptibly
+from prefect_bt.weights.url_redaction import redact_url
 
 _USE_RECORD_INTERVAL = 3600.0
 """Seconds between two notes of the use of the store's copy, from one machine."""
 _POLL_INTERVAL = 0.1
 """Seconds between two looks at a tree that another process fills."""
-
-
-@dataclass(frozen=True)
-class MirrorResult:
-    """`folder` holds the files, read-only; sizes in bytes. `cache_hit`: nothing had to be done."""
-
-    name: str
-    source: str
-    revision: str
-    folder: Path
-    files: int
-    bytes: int
-    fetched_bytes: int
-    store_bytes: int
-    seconds: float
-    cache_hit: bool
 
 
 def mirror_source(  # noqa: PLR0913 (what a run of a job knows)

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import IO, Final, cast
 
 from prefect_bt.errors import WorkspaceError
-from prefect_bt.workspace.checks import check_not_empty, check_size, too_large_error
-from prefect_bt.workspace.collect import collect_entries
-from prefect_bt.workspace.contents import WorkspaceContents, describe_contents
-from prefect_bt.workspace.entries import PackEntry, stamp_of
-from prefect_bt.workspace.layout import WorkspaceLayout
+from prefect_bt.workspace.file_list import collect_entries
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES
+from prefect_bt.workspace.pack_entry import PackEntry, stamp_of
+from prefect_bt.workspace.pack_summary import WorkspaceContents, describe_contents
+from prefect_bt.workspace.roots import WorkspaceLayout
+from prefect_bt.workspace.validation import check_not_empty, check_size, too_large_error
 
 _CHUNK_BYTES: Final = 1024 * 1024
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.limits import MAX_DEPTH, MAX_LINK_BYTES, MAX_LINKS_FOLLOWED
-from prefect_bt.workspace.streams import refused, spelled
+from prefect_bt.workspace.tar_stream import refused, spelled
 
 _EACH_BYTES: Final = 128
 """Python's own share of a name that is kept."""

@@ -10,7 +10,7 @@ import posixpath
 from dataclasses import replace
 from pathlib import Path
 
-from prefect_bt.workspace.entries import PackEntry
+from prefect_bt.workspace.pack_entry import PackEntry
 
 
 def rewrite_links(entries: list[PackEntry], root: Path) -> list[PackEntry]:

@@ -23,14 +23,15 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from prefect_bt.errors import WorkspaceError
-from prefect_bt.trees import remove_tree
+from prefect_bt.filesystem.trees import remove_tree
+from prefect_bt.workspace.extraction import ExtractionRoot
 from prefect_bt.workspace.limits import (
     MAX_WORKSPACE_BYTES,
     MAX_WORKSPACE_ENTRIES,
     UNPACK_SLACK_BYTES,
 )
-from prefect_bt.workspace.members import MALFORMED, read_members
-from prefect_bt.workspace.streams import (
+from prefect_bt.workspace.tar_members import MALFORMED, read_members
+from prefect_bt.workspace.tar_stream import (
     BoundedReader,
     corrupt_archive_error,
     open_decompressed,
@@ -38,7 +39,6 @@ from prefect_bt.workspace.streams import (
     spelled,
     too_large_error,
 )
-from prefect_bt.workspace.tree import ExtractionRoot
 
 
 def unpack_workspace(

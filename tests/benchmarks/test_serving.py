@@ -16,7 +16,7 @@ from botocore.exceptions import ClientError
 from huggingface_hub import HfApi, hf_hub_download
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-from tests.node.rig import wait_until
+from tests.node_agent.rig import wait_until
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PAGES = 1005

@@ -30,10 +30,10 @@ from prefect_bt.blocks import (
     TrainingStore,
 )
 from prefect_bt.blocks.serving import Engine
-from prefect_bt.flows.request import JobRequest
-from prefect_bt.privileges import Privileges
-from prefect_bt.records import RetryBudget
-from prefect_bt.serving.engines import ENGINES
+from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.host.container_privileges import Privileges
+from prefect_bt.ledger.records import RetryBudget
+from prefect_bt.serving.engines.command_lines import ENGINES
 
 GOLDEN = Path(__file__).with_name("fields.json")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from prefect_bt.objects.disk import DiskStore
+from prefect_bt.object_store.disk import DiskStore
 
 
 @pytest.fixture

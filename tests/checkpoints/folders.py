@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prefect_bt.checkpoints.layout import FileStat
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
+from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
 
 PROJECT, JOB = "proj001", "job0001"
 

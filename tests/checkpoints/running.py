@@ -3,18 +3,18 @@
 import threading
 import time
 
-from prefect_bt.checkpoints import catalogue
-from prefect_bt.checkpoints.uploader import Uploader
+from prefect_bt.checkpoints.committed import catalog
+from prefect_bt.checkpoints.upload.uploader import Uploader
 from prefect_bt.errors import StoreError
-from prefect_bt.objects.disk import DiskStore
-from prefect_bt.records import UploadStatus
+from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.object_store.disk import DiskStore
 
 from . import folders
 from .folders import FAST, JOB, PROJECT
 
 
 def listed(store):
-    return {one.checkpoint_id: one for one in catalogue.list_checkpoints(store, PROJECT, JOB)}
+    return {one.checkpoint_id: one for one in catalog.list_checkpoints(store, PROJECT, JOB)}
 
 
 def wait_for(check, seconds=120.0):

@@ -3,15 +3,16 @@
 import random
 import time
 
-from prefect_bt.checkpoints import catalogue
-from prefect_bt.checkpoints.integrity import verify
+from prefect_bt.checkpoints.committed import catalog
+from prefect_bt.checkpoints.committed.verify_committed import verify
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.uploader import Uploader
+from prefect_bt.checkpoints.upload.uploader import Uploader
 from prefect_bt.contract import objects_prefix, tombstones_prefix
-from prefect_bt.ledger import Ledger
-from prefect_bt.objects.disk import DiskStore
-from prefect_bt.plan import LoadedCheckpoint
-from prefect_bt.records import JobRecord, JobState
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store.disk import DiskStore
+from prefect_bt.planning.plan import LoadedCheckpoint
 
 from . import folders
 from .folders import FAST, JOB, PROJECT, Ended
@@ -38,7 +39,7 @@ def names(*steps):
 
 
 def listed(store):
-    return {one.checkpoint_id: one for one in catalogue.list_checkpoints(store, PROJECT, JOB)}
+    return {one.checkpoint_id: one for one in catalog.list_checkpoints(store, PROJECT, JOB)}
 
 
 def loaded(store, *wanted):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt import beneath, trees
-from prefect_bt.checkpoints import scanning, watching
-from prefect_bt.checkpoints.scanning import scan
-from prefect_bt.checkpoints.uploader import UploadOptions
-from prefect_bt.checkpoints.volumes import OutsideVolumes, Volumes
+from prefect_bt.checkpoints.upload.uploader import UploadOptions
+from prefect_bt.checkpoints.volume_links import OutsideVolumes, Volumes
+from prefect_bt.checkpoints.watch import scanner, watcher
+from prefect_bt.checkpoints.watch.scanner import scan
+from prefect_bt.filesystem import confined, trees
 from tests.altered import altered
 
 from . import folders
@@ -58,7 +58,7 @@ def endless(folder):
         yield
     finally:
         os.close(here)
-        with beneath.folder_fd(folder) as top:
+        with confined.folder_fd(folder) as top:
             trees.remove_entry("far", within=top)
 
 
@@ -181,7 +181,7 @@ def test_a_closed_folder_that_becomes_a_link_tells_nothing_of_what_it_leads_to(
             raise PermissionError(13, "closed")
         return opened(path, flags, *rest, **given)
 
-    monkeypatch.setattr(scanning, "os", altered(os, open=refuse))
+    monkeypatch.setattr(scanner, "os", altered(os, open=refuse))
     found = scan(Volumes(ckpts))
     assert (host / "secret.bin").stat().st_ino not in {fact.inode for fact in found.values()}
 
@@ -192,17 +192,17 @@ def test_a_file_that_is_replaced_before_it_is_opened(tmp_path, there):
     seen = (tmp_path / "x").stat()
     (tmp_path / "x").unlink()
     os.mkfifo(tmp_path / "x") if there == "pipe" else (tmp_path / "x").mkdir()
-    with beneath.folder_fd(tmp_path) as within, pytest.raises(beneath.NotRegularFile):
-        beneath.open_regular("x", within=within, known_stat=seen)
+    with confined.folder_fd(tmp_path) as within, pytest.raises(confined.NotRegularFile):
+        confined.open_regular("x", within=within, known_stat=seen)
 
 
 def test_what_is_no_file_is_not_even_opened(tmp_path, monkeypatch):
     """To open a device can act on it."""
     os.mkfifo(tmp_path / "x")
-    with beneath.folder_fd(tmp_path) as within:
-        monkeypatch.setattr(beneath, "os", altered(os, open=None))
-        with pytest.raises(beneath.NotRegularFile):
-            beneath.open_regular("x", within=within)
+    with confined.folder_fd(tmp_path) as within:
+        monkeypatch.setattr(confined, "os", altered(os, open=None))
+        with pytest.raises(confined.NotRegularFile):
+            confined.open_regular("x", within=within)
 
 
 def test_a_pipe_put_in_place_of_a_file_keeps_no_job_from_its_end(store, ckpts, monkeypatch):
@@ -273,7 +273,7 @@ def test_a_file_of_holes_is_named(store, ckpts):
 
 def test_a_link_bomb_has_a_bound(ckpts, monkeypatch):
     """Put ten links to the next one into each folder: 10^12 files, if they were counted."""
-    monkeypatch.setattr(scanning, "MAX_FILES", 2000)
+    monkeypatch.setattr(scanner, "MAX_FILES", 2000)
     for level in range(12):
         (ckpts / f"l{level}").mkdir()
         for number in range(10):
@@ -284,7 +284,7 @@ def test_a_link_bomb_has_a_bound(ckpts, monkeypatch):
 
 
 def test_a_link_bomb_without_files_has_a_bound(ckpts, monkeypatch):
-    monkeypatch.setattr(scanning, "MAX_FOLDERS", 2000)
+    monkeypatch.setattr(scanner, "MAX_FOLDERS", 2000)
     for level in range(12):
         (ckpts / f"l{level}").mkdir()
         for number in range(10):
@@ -295,17 +295,17 @@ def test_a_link_bomb_without_files_has_a_bound(ckpts, monkeypatch):
 
 
 def test_a_flush_of_too_many_files_ends_with_an_error(store, ckpts, monkeypatch):
-    monkeypatch.setattr(scanning, "MAX_FILES", 10)
+    monkeypatch.setattr(scanner, "MAX_FILES", 10)
     folders.write(ckpts / "a", {str(number): b"1" for number in range(11)})
     status = flush(store, ckpts)
     assert "more than 10 files" in status.error
 
 
 def test_the_watches_of_this_user_are_not_used_up(ckpts, monkeypatch):
-    monkeypatch.setattr("prefect_bt.checkpoints.notify.MAX_WATCHES", 5)
+    monkeypatch.setattr("prefect_bt.checkpoints.watch.inotify.MAX_WATCHES", 5)
     for number in range(10):
         folders.write(ckpts / str(number), {"x": b"1"})
-    directory = watching.DirectoryWatcher(Volumes(ckpts), poll_interval=0.01)
+    directory = watcher.DirectoryWatcher(Volumes(ckpts), poll_interval=0.01)
     assert len(directory.refresh()) == 10
     folders.write(ckpts / "late", {"x": b"1"})
     assert len(directory.refresh()) == 11

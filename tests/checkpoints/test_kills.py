@@ -1,7 +1,7 @@
 """kill -9 at any moment: only whole checkpoints are seen, and at the end nothing is left over.
 
 The gate kills an uploader over a folder when it starts, while it sends and after a commit;
-test_store_faults.py kills one in the middle of a part. `make soak` kills at random moments.
+upload/test_store_faults.py kills one in the middle of a part. `make soak` kills at random moments.
 """
 
 import random
@@ -13,8 +13,9 @@ from hashlib import sha256
 
 import pytest
 
-from prefect_bt.checkpoints import integrity
-from prefect_bt.objects import open_store
+from prefect_bt.checkpoints.committed import verify_committed
+from prefect_bt.object_store import open_store
+from tests.checkpoints.upload.test_upload_process import Site
 from tests.forked import Forked
 from tests.s3_server import shared_s3
 
@@ -22,21 +23,21 @@ from . import folders
 from .buckets import Bucket, use
 from .folders import JOB, PROJECT
 from .running import wait_for
-from .test_upload_process import Site
 
 EPISODE = 20
 """Kills a job: the S3 server keeps everything in memory."""
 LARGE = 3 * (8 << 20) + 12_345
-"""More than three parts of an upload."""
+"""More than three parts of an upload_process."""
 SMALL = 100_000
 KEPT = 3
 """As save_total_limit."""
 
 UPLOADER = """
 import sys
-from prefect_bt.node import upload
-upload._lower_priority = lambda: None  # the Trainer would leave it nothing on a busy machine
-sys.exit(upload.main(sys.argv[1:]))
+from prefect_bt.node_agent import upload_process
+# The Trainer would leave it nothing on a busy machine.
+upload_process._lower_priority = lambda: None
+sys.exit(upload_process.main(sys.argv[1:]))
 """
 
 
@@ -206,7 +207,7 @@ def episode(place, site, moments, rotates, *, settle):
     assert status.flushed and not status.error and status.uncommitted == ()
     assert {path.name for path in site.ckpts.iterdir()} <= set(site.listed())
     reader.check()
-    assert integrity.verify(site.store, PROJECT, JOB) == []
+    assert verify_committed.verify(site.store, PROJECT, JOB) == []
     # In a folder a kill may leave the store's first try there, or the step from an old object to
     # a new one.
     most = 0 if isinstance(place, Bucket) else len(moments)

@@ -10,8 +10,8 @@ from prefect_bt.checkpoints.layout import (
     read_metadata,
     series_of,
 )
-from prefect_bt.checkpoints.scanning import scan
-from prefect_bt.checkpoints.volumes import Volumes
+from prefect_bt.checkpoints.volume_links import Volumes
+from prefect_bt.checkpoints.watch.scanner import scan
 
 from . import folders
 

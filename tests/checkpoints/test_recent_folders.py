@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.checkpoints.volumes import OutsideVolumes, RecentFolders, Volumes
+from prefect_bt.checkpoints.volume_links import OutsideVolumes, RecentFolders, Volumes
 
 from .folders import flush, write
 from .shelf import listed
@@ -68,7 +68,7 @@ def test_each_thread_has_a_folder_of_its_own(ckpts, counted):
 
 def test_an_upload_opens_each_folder_once_a_thread(store, ckpts, monkeypatch):
     """Of 400 files in one folder, by 32 threads; the scans and looks open it a few times more."""
-    monkeypatch.setattr("prefect_bt.checkpoints.taking.RecentFolders", lambda _: folders)
+    monkeypatch.setattr("prefect_bt.checkpoints.upload.commit.RecentFolders", lambda _: folders)
     folders = RecentFolders(Counted(ckpts))
     monkeypatch.setattr(Counted, "opened", 0)
     write(ckpts / "checkpoint-10", {f"{n:03}": b"%d" % n for n in range(400)})

@@ -7,21 +7,23 @@ import time
 
 import pytest
 
-from prefect_bt.checkpoints import integrity, settling, transfer, uploader, watching
-from prefect_bt.checkpoints.committed import iter_manifest_refs
+from prefect_bt.checkpoints.committed import verify_committed
+from prefect_bt.checkpoints.committed.commit_index import iter_manifest_refs
 from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint
-from prefect_bt.checkpoints.retrying import RetrySchedule
-from prefect_bt.checkpoints.settling import StabilityTracker
-from prefect_bt.checkpoints.uploader import UploadOptions
-from prefect_bt.checkpoints.volumes import Volumes
-from prefect_bt.checkpoints.watching import DirectoryWatcher
+from prefect_bt.checkpoints.upload import transfer, uploader
+from prefect_bt.checkpoints.upload.retry_queue import RetrySchedule
+from prefect_bt.checkpoints.upload.uploader import UploadOptions
+from prefect_bt.checkpoints.volume_links import Volumes
+from prefect_bt.checkpoints.watch import stability, watcher
+from prefect_bt.checkpoints.watch.stability import StabilityTracker
+from prefect_bt.checkpoints.watch.watcher import DirectoryWatcher
 from prefect_bt.errors import StoreError
-from prefect_bt.records import RetentionPolicy
+from prefect_bt.ledger.records import RetentionPolicy
+from tests.checkpoints.watch.test_stability import Told
 
 from . import folders
 from .folders import FAST, JOB, PROJECT, flush
 from .running import Counting, Running, listed, wait_for
-from .test_settling import Told
 
 SIZE = transfer._SMALL + 1000
 
@@ -88,9 +90,9 @@ def test_what_comes_due_during_a_long_look_is_not_passed_over(store, ckpts, monk
 
     monkeypatch.setattr(StabilityTracker, "find_stable", slow)
     # What was passed over would not come: nothing else is due before the test gives up.
-    monkeypatch.setattr(settling, "_UNFINISHED_WAIT", 3600.0)
+    monkeypatch.setattr(stability, "_UNFINISHED_WAIT", 3600.0)
     monkeypatch.setattr(uploader, "_MAX_WAIT", 3600.0)
-    monkeypatch.setattr(watching, "_FULL_SCAN_INTERVAL", 3600.0)
+    monkeypatch.setattr(watcher, "_FULL_SCAN_INTERVAL", 3600.0)
     with Running(store, ckpts, UploadOptions(settle=0.3, scan=0.02)) as running:
         folders.write(ckpts / "one", {"x": b"1"})
         wait_for(lambda: running.done("one"))
@@ -212,13 +214,13 @@ def versions(store):
 
 @pytest.mark.parametrize("grows", [0, 1])
 def test_saved_every_half_minute_under_one_name_is_taken_nevertheless(grows):
-    settling, found, taken = StabilityTracker(1.5), {}, []
+    stability, found, taken = StabilityTracker(1.5), {}, []
     for now in range(600):
         if now % 20 == 0:
             fact = FileStat(9 + grows * now, now)
             found = {".": LocalCheckpoint(".", {"config.json": FileStat(1, 1), "ckpt.pt": fact})}
-        settling.observe(found, now=now)
-        if settling.find_stable(".", now=now, probe=Told()) is not None:
+        stability.observe(found, now=now)
+        if stability.find_stable(".", now=now, probe=Told()) is not None:
             taken.append(now)
     assert max(taken) > 450
 
@@ -227,10 +229,10 @@ def test_written_anew_is_a_new_version_and_written_on_is_the_same():
     def at(now, size, version, *, more=()):
         files = {"ckpt": FileStat(size, version), "static": FileStat(1, 1)}
         files |= {path: FileStat(1, now) for path in more}
-        settling.observe({".": LocalCheckpoint(".", files)}, now=now)
-        return settling.find_stable(".", now=now, probe=Told()) is not None
+        tracker.observe({".": LocalCheckpoint(".", files)}, now=now)
+        return tracker.find_stable(".", now=now, probe=Told()) is not None
 
-    settling = StabilityTracker(2)
+    tracker = StabilityTracker(2)
     assert not at(0, 9, 1) and at(2, 9, 1)
     assert not at(10, 9, 2) and at(12, 9, 2)  # anew
     assert not at(20, 9, 3) and at(22, 9, 3)
@@ -250,7 +252,7 @@ def test_many_new_files_are_no_reason_to_be_late(ckpts):
         (ckpts / "a" / f"{number}").touch()
     directory.refresh()
     (ckpts / "b").touch()
-    assert directory._not_before - time.monotonic() <= watching._COALESCE
+    assert directory._not_before - time.monotonic() <= watcher._COALESCE
     while not directory.wait_for_change(30):
         pass
     directory.close()
@@ -260,10 +262,10 @@ def test_looking_costs_a_small_share_in_the_long_run(ckpts):
     directory = DirectoryWatcher(Volumes(ckpts))
     before = time.monotonic()
     for _ in range(10):
-        directory.throttle(watching._CPU_BURST)
+        directory.throttle(watcher._CPU_BURST)
     pause = directory._not_before - before
     directory.close()
-    assert pause >= watching._MAX_PAUSE
+    assert pause >= watcher._MAX_PAUSE
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved away"])
@@ -304,7 +306,7 @@ def test_a_receipt_that_was_left_behind_speaks_for_no_other_bytes(tmp_path, ckpt
     flush(store, ckpts, options=keep)
     folders.write(ckpts / "step-4", {"x": bytes(one)})
     flush(store, ckpts)
-    assert integrity.verify(store, PROJECT, JOB) == []
+    assert verify_committed.verify(store, PROJECT, JOB) == []
     for name in ("step-3", "step-4"):
         assert listed(store)[name].manifests[0].digests == folders.contents(ckpts / name)
 
@@ -322,7 +324,7 @@ def test_a_receipt_that_cannot_be_left_is_no_reason_to_send_all_again(tmp_path, 
     folders.write(ckpts / "a", {"x": os.urandom(SIZE)})
     assert not flush(store, ckpts).error
     assert len(store.sent) == 1
-    assert integrity.verify(store, PROJECT, JOB) == []
+    assert verify_committed.verify(store, PROJECT, JOB) == []
 
 
 def test_what_changed_on_its_way_leaves_nothing(tmp_path, ckpts):
@@ -343,7 +345,7 @@ def test_what_changed_on_its_way_leaves_nothing(tmp_path, ckpts):
     assert not flush(store, ckpts).error
     objects = [info.key for info in store.list("") if info.key.endswith(".bytes")]
     assert objects == [next(listed(store)["a"].files()).key] != rounds
-    assert integrity.verify(store, PROJECT, JOB) == []
+    assert verify_committed.verify(store, PROJECT, JOB) == []
 
 
 def test_the_same_small_bytes_are_sent_by_one_thread_alone(tmp_path, ckpts):

@@ -24,10 +24,11 @@ from prefect_bt.definitions import (
     TrainingProject,
     project_document,
 )
-from prefect_bt.ledger import Ledger
-from prefect_bt.logs import format_line
-from prefect_bt.objects import open_store
-from prefect_bt.records import JobRecord, JobState, Resources
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord, Resources
+from prefect_bt.ledger.states import JobState
+from prefect_bt.logs.line_format import format_line
+from prefect_bt.object_store import open_store
 from tests.in_process import command
 from tests.weights.hub_server import Hub, Repo, serving_hub
 

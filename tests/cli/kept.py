@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.uploader import Uploader, UploadOptions
-from prefect_bt.objects import open_store
-from prefect_bt.records import JobRecord
+from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.object_store import open_store
 
 from .conftest import Shop
 

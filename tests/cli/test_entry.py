@@ -35,7 +35,7 @@ def keepers(state: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             ours = process.environ().get("PREFECT_BT_STATE_DIR") == state
-            if ours and "prefect_bt.flows." in " ".join(process.cmdline()):
+            if ours and "prefect_bt.supervisor." in " ".join(process.cmdline()):
                 found.append(process)
         except psutil.Error:
             continue

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from prefect_bt.records import FailureClass, JobState, Outcome
+from prefect_bt.ledger.records import FailureClass, Outcome
+from prefect_bt.ledger.states import JobState
 
 from .conftest import COMMAND, Cli, Shop
 from .screens import Screen

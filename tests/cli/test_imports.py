@@ -18,16 +18,16 @@ pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.slow]
 
 HEAVY = ["prefect", "boto3", "botocore", "docker", "kubernetes", "huggingface_hub", "torch"]
-NOT_FOR_LISTS = ["asyncio", "obstore", "pydantic_settings", "prefect_bt.planning", "ssl"]
+NOT_FOR_LISTS = ["asyncio", "obstore", "pydantic_settings", "prefect_bt.planning.planner", "ssl"]
 """Beside HEAVY: what `view`, `logs` and `checkpoints list` of ended jobs do without."""
-NOT_FOR_ENDED_JOBS = [*NOT_FOR_LISTS, "prefect_bt.control", "prefect_bt.definitions"]
+NOT_FOR_ENDED_JOBS = [*NOT_FOR_LISTS, "prefect_bt.jobs.stop", "prefect_bt.definitions"]
 """What they do without once the catalogue has the jobs, and what logs never need."""
 NOT_FOR_HELP = [
     *NOT_FOR_LISTS,
     "markdown_it",
-    "prefect_bt.catalogue",
-    "prefect_bt.cli.options",
-    "prefect_bt.jobs",
+    "prefect_bt.job_index",
+    "prefect_bt.cli.ui.options",
+    "prefect_bt.jobs.document",
     "prefect_bt.settings",
     "pydantic",
     "sqlite3",
@@ -73,7 +73,7 @@ def test_the_entry_point_imports_nothing_heavy(cli):
         (["push", "CONFIG", "--dry-run"], []),
         (["--help"], NOT_FOR_HELP),
         (["checkpoints"], NOT_FOR_HELP),
-        (["view", "--help"], ["prefect_bt.cli.push", "prefect_bt.cli.logs"]),
+        (["view", "--help"], ["prefect_bt.cli.jobs.push", "prefect_bt.cli.logs.show"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.firstfailure import read_first_failure
-from prefect_bt.joblogs import JobLogs, follow_lines, iter_lines
-from prefect_bt.ledger import Ledger
-from prefect_bt.logs import format_lines
-from prefect_bt.objects import open_store
-from prefect_bt.records import FailureClass, JobRecord, JobState, Outcome
-from prefect_bt.sealing import LogArchiver
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
+from prefect_bt.ledger.states import JobState
+from prefect_bt.logs.first_failure import read_first_failure
+from prefect_bt.logs.job_reader import JobLogs, follow_lines, iter_lines
+from prefect_bt.logs.line_format import format_lines
+from prefect_bt.logs.log_archive import LogArchiver
+from prefect_bt.object_store import open_store
 from tests.checkpoints.buckets import Bucket, use
+from tests.logs.test_job_reader import Node
 from tests.s3_server import shared_s3
-from tests.test_joblogs import Node
 
 pytestmark = pytest.mark.integration
 

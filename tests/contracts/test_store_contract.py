@@ -1,4 +1,4 @@
-"""What every store promises, run against each of them: objects/protocols.py."""
+"""What every store promises, run against each of them: object_store/protocols.py."""
 
 import base64
 import contextlib
@@ -17,9 +17,9 @@ from hashlib import sha256
 import pytest
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
-from prefect_bt.objects import open_store
+from prefect_bt.object_store import open_store
 from tests.checkpoints.buckets import Bucket, use
-from tests.objects.small import PART, use_small_parts
+from tests.object_store.small import PART, use_small_parts
 from tests.ports import free_port
 from tests.s3_server import shared_s3
 

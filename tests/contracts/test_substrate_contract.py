@@ -13,12 +13,12 @@ from typing import NamedTuple
 import pytest
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.logs import parse_lines
-from prefect_bt.plan import NodePlan
-from prefect_bt.records import NodePhase, NodeStatus
+from prefect_bt.ledger.records import NodePhase, NodeStatus
+from prefect_bt.logs.line_format import parse_lines
+from prefect_bt.planning.plan import NodePlan
 from prefect_bt.substrates import SUBSTRATES, open_substrate
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
-from tests.node.rig import JOB, make_plan, wait_until
+from tests.node_agent.rig import JOB, make_plan, wait_until
 
 
 class Place(NamedTuple):

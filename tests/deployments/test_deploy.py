@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from prefect_bt.definitions import load_training_project
-from prefect_bt.records import JobState
+from prefect_bt.ledger.states import JobState
 from prefect_bt.weights import NodeCache
 from tests.e2e.conftest import Machine, served_machine
 

@@ -18,23 +18,23 @@ from typing import Any
 import docker
 
 from prefect_bt import codec
-from prefect_bt.host.container import (
+from prefect_bt.host.nodes.container_pipes import (
     INIT_SCRIPT,
     MOUNTED_AT,
     ContainerRecord,
     create_pipes,
     open_pipes,
 )
-from prefect_bt.host.layout import JobFolder, NodeFolder, state_dir_id
 from prefect_bt.host.processes import find_marked_processes, read_start_time
-from prefect_bt.node.contained import ContainerRunner
-from prefect_bt.node.runner import ExitStatus
-from prefect_bt.plan import ImagePlan, NodePlan
-from prefect_bt.records import NodeStatus
-from prefect_bt.substrates.docker_container import container_name
-from prefect_bt.substrates.docker_handle import DockerNodeHandle
-from prefect_bt.substrates.docker_nodes import DockerSubstrate
-from tests.node.rig import make_plan, mark_of, own_lines, wait_over, wait_until
+from prefect_bt.host.state_folder import JobFolder, NodeFolder, state_dir_id
+from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.node_agent.commands.container_runner import ContainerRunner
+from prefect_bt.node_agent.commands.runner import ExitStatus
+from prefect_bt.planning.plan import ImagePlan, NodePlan
+from prefect_bt.substrates.docker.container import container_name
+from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
+from prefect_bt.substrates.docker.substrate import DockerSubstrate
+from tests.node_agent.rig import make_plan, mark_of, own_lines, wait_over, wait_until
 
 from .conftest import BASE
 

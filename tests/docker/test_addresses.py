@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.node.rig import wait_over, wait_until
+from tests.node_agent.rig import wait_over, wait_until
 
 from .node_rig import DockerRig
 

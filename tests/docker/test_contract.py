@@ -9,13 +9,13 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.host.layout import state_dir_id
-from prefect_bt.plan import ImagePlan, NodePlan
+from prefect_bt.host.state_folder import state_dir_id
+from prefect_bt.planning.plan import ImagePlan, NodePlan
 from prefect_bt.substrates import open_substrate
 from prefect_bt.substrates.protocol import Substrate
 from tests.contracts.test_substrate_contract import *  # noqa: F403
 from tests.contracts.test_substrate_contract import Place
-from tests.node.rig import JOB
+from tests.node_agent.rig import JOB
 
 from .conftest import BASE
 from .daemons import Daemon

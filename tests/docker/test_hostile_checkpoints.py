@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.host.layout import JobFolder
-from prefect_bt.plan import NodePlan
-from prefect_bt.privileges import Privileges
-from tests.node import hostile
-from tests.node.rig import with_checkpoints
+from prefect_bt.host.container_privileges import Privileges
+from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.planning.plan import NodePlan
+from tests.node_agent import hostile
+from tests.node_agent.rig import with_checkpoints
 
 from .node_rig import DockerRig
 

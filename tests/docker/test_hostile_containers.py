@@ -17,19 +17,13 @@ import docker
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.diagnosis import diagnose_node
-from prefect_bt.gang import Gang, Timing
-from prefect_bt.host.files import AGENT_UNRESPONSIVE, read_record, write_text_atomic
-from prefect_bt.records import (
-    Cause,
-    FailureClass,
-    JobState,
-    NodePhase,
-    NodeStatus,
-    UploadStatus,
-)
-from prefect_bt.substrates.docker_handle import DockerNodeHandle
-from tests.node.rig import (
+from prefect_bt.attempts.diagnosis import diagnose_node
+from prefect_bt.attempts.gang import Gang, Timing
+from prefect_bt.host.nodes.files import AGENT_UNRESPONSIVE, read_record, write_text_atomic
+from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, UploadStatus
+from prefect_bt.ledger.states import JobState
+from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
+from tests.node_agent.rig import (
     agent_pids,
     all_lines,
     is_alive,
@@ -208,7 +202,7 @@ def test_a_spoiled_order_to_end_does_not_keep_the_container(
 def test_processes_that_outlive_the_kill_end_with_the_container(
     engine: docker.APIClient, base_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.node.contained.KILL_TIMEOUT", 0.0)
+    monkeypatch.setattr("prefect_bt.node_agent.commands.container_runner.KILL_TIMEOUT", 0.0)
     with bare_container(engine, base_image, tmp_path) as bare:
         bare.container.wait_until_ready({})
         bare.run("sleep 300 & true")
@@ -221,7 +215,7 @@ def test_a_container_that_outlives_its_node_is_removed(
     rig: DockerRig, phase: NodePhase, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Write the status of an agent that may not kill root's processes: a plain user's."""
-    monkeypatch.setattr("prefect_bt.substrates.docker_handle.CONTAINER_EXIT_TIMEOUT", left)
+    monkeypatch.setattr("prefect_bt.substrates.docker.node_handle.CONTAINER_EXIT_TIMEOUT", left)
     handle, _ = launch(rig, "echo 1 > up; sleep 300")
     pids = agent_pids(handle)
     for pid in pids:

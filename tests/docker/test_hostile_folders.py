@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.garbage.machine import JobScanner
-from prefect_bt.garbage.verdicts import JobStores
-from prefect_bt.host.layout import volume_folder
-from prefect_bt.jobs import open_ledger
-from prefect_bt.plan import Volume, VolumeKind
-from prefect_bt.records import Cause
-from tests.node.rig import all_lines, own_lines, wait_over
+from prefect_bt.gc.job_folders import JobScanner
+from prefect_bt.gc.liveness import JobStores
+from prefect_bt.host.state_folder import volume_folder
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.records import Cause
+from prefect_bt.planning.plan import Volume, VolumeKind
+from tests.node_agent.rig import all_lines, own_lines, wait_over
 
 from .job_site import CONFIG, Site
 from .node_rig import DockerRig

@@ -85,7 +85,7 @@ def test_the_flow_is_killed_and_the_container_goes_on(site: Site) -> None:
     """
     job_id = _begun(site, script)
     before = site.containers(job_id)
-    for process in site.machine.processes("prefect_bt.flows.run_job", job_id):
+    for process in site.machine.processes("prefect_bt.supervisor.run_flow", job_id):
         process.kill()
     until(
         lambda: "goes on" in (site.machine.state_dir / "jobs" / job_id / "flow.log").read_text(),
@@ -129,8 +129,8 @@ def test_garbage_of_a_dead_machine_is_found(site: Site) -> None:
 
 
 def _labels(site: Site, job_id: str) -> dict[str, str]:
-    from prefect_bt.host.layout import make_mark
-    from prefect_bt.substrates.docker_container import render_labels
+    from prefect_bt.host.state_folder import make_mark
+    from prefect_bt.substrates.docker.container import render_labels
 
     mark = make_mark(site.machine.state_dir, job_id=job_id, attempt=7, rank=0)
     return render_labels(job_id, 7, 0, mark)

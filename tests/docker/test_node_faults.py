@@ -13,17 +13,17 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.diagnosis import diagnose_node
+from prefect_bt.attempts.diagnosis import diagnose_node
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.container import CONTAINER_GONE
-from prefect_bt.host.handle import NODE_GONE
+from prefect_bt.host.nodes.container_pipes import CONTAINER_GONE
+from prefect_bt.host.nodes.handle import NODE_GONE
 from prefect_bt.host.processes import find_marked_processes
-from prefect_bt.plan import Resources, Volume, VolumeKind
-from prefect_bt.records import Cause, FailureClass, NodePhase, NodeStatus
-from prefect_bt.substrates.docker_container import container_name
-from prefect_bt.substrates.docker_nodes import DockerSubstrate
+from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
+from prefect_bt.planning.plan import Resources, Volume, VolumeKind
+from prefect_bt.substrates.docker.container import container_name
+from prefect_bt.substrates.docker.substrate import DockerSubstrate
 from tests.conftest import Soak
-from tests.node.rig import (
+from tests.node_agent.rig import (
     agent_pids,
     is_alive,
     make_plan,

@@ -12,14 +12,14 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.host.container import format_order
-from prefect_bt.host.layout import volume_folder
-from prefect_bt.node.contained import ContainerRunner, ContainerStartError
-from prefect_bt.node.runner import ExitStatus
-from prefect_bt.plan import Resources, Volume, VolumeKind, WorkspacePlan
-from prefect_bt.records import NodePhase
-from prefect_bt.substrates.docker_handle import DockerNodeHandle
-from tests.node.rig import (
+from prefect_bt.host.nodes.container_pipes import format_order
+from prefect_bt.host.state_folder import volume_folder
+from prefect_bt.ledger.records import NodePhase
+from prefect_bt.node_agent.commands.container_runner import ContainerRunner, ContainerStartError
+from prefect_bt.node_agent.commands.runner import ExitStatus
+from prefect_bt.planning.plan import Resources, Volume, VolumeKind, WorkspacePlan
+from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
+from tests.node_agent.rig import (
     all_lines,
     own_lines,
     wait_line,

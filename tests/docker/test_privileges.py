@@ -9,9 +9,9 @@ from pathlib import Path
 import docker
 import pytest
 
-from prefect_bt.privileges import DEFAULT_CAPABILITIES, Privileges
-from prefect_bt.records import NodePhase
-from tests.node.rig import all_lines, own_lines, wait_line, wait_over, wait_until
+from prefect_bt.host.container_privileges import DEFAULT_CAPABILITIES, Privileges
+from prefect_bt.ledger.records import NodePhase
+from tests.node_agent.rig import all_lines, own_lines, wait_line, wait_over, wait_until
 
 from .node_rig import DockerRig, build_image, shell_files, wait_file
 

@@ -37,7 +37,7 @@ def docker_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing stalls here, and a busy registry may take its time to say a digest."""
-    monkeypatch.setattr("prefect_bt.registries.pulling.DIGEST_TIMEOUT", 600.0)
+    monkeypatch.setattr("prefect_bt.registries.pull.DIGEST_TIMEOUT", 600.0)
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "600")
 
 

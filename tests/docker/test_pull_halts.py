@@ -10,7 +10,7 @@ import pytest
 
 from prefect_bt.errors import ImageError
 from prefect_bt.registries import PullProgress, pull_image
-from prefect_bt.registries.engine import EngineClient
+from prefect_bt.registries.docker_api import EngineClient
 
 from .conftest import WORKER, build, push
 from .daemons import can_start, running_daemon
@@ -79,7 +79,7 @@ def test_a_halt_that_ends_costs_a_try(
 ) -> None:
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "0.6")
     # On a busy machine a pull that goes on may look halted, too.
-    monkeypatch.setattr("prefect_bt.registries.pulling.MAX_ATTEMPTS", 1000)
+    monkeypatch.setattr("prefect_bt.registries.pull.MAX_ATTEMPTS", 1000)
     line.allowance = LAYER // 2
 
     def mend(progress: PullProgress) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from prefect_bt.serving.deployments import DeploymentLedger
+from prefect_bt.serving.deployment_records import DeploymentLedger
 from tests.e2e.conftest import until
 from tests.e2e.test_python_api import output, python
 from tests.serving.committed import Shop, full

@@ -26,14 +26,14 @@ import httpx
 import psutil
 import pytest
 
-from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.garbage.looking import scan_for_orphans
-from prefect_bt.garbage.words import Orphan
-from prefect_bt.jobs import open_ledger
-from prefect_bt.ledger import Ledger
-from prefect_bt.ownership import is_owned
-from prefect_bt.serverauth import CLIENT_VARIABLE, read_auth
-from prefect_bt.servers import read_server
+from prefect_bt.checkpoints.committed.catalog import list_checkpoints
+from prefect_bt.gc.collector import scan_for_orphans
+from prefect_bt.gc.findings import Orphan
+from prefect_bt.host.job_lock import is_owned
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.local_server.discovery import read_server
+from prefect_bt.local_server.password import CLIENT_VARIABLE, read_auth
 from prefect_bt.settings import Settings
 from tests.in_process import command, environment_of
 from tests.ports import free_port

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.ownership import is_owned
+from prefect_bt.checkpoints.committed.catalog import list_checkpoints
+from prefect_bt.host.job_lock import is_owned
 
 from .conftest import Machine, call, read_all, until
 from .test_worker import run_is
@@ -75,7 +75,7 @@ def kill(machine: Machine, job_id: str, *words: str) -> None:
 def test_uploader_training_and_node_agent(machine: Machine) -> None:
     """One after the other: the first is replaced unnoticed, the others cost an attempt each."""
     job_id = start(machine, LAST="2")
-    (uploader,) = machine.processes("prefect_bt.node.upload", job_id)
+    (uploader,) = machine.processes("prefect_bt.node_agent.upload_process", job_id)
     uploader.kill()
     folder = machine.state_dir / "jobs" / job_id / "rank-0" / "checkpoints" / "later"
     folder.mkdir()
@@ -85,7 +85,7 @@ def test_uploader_training_and_node_agent(machine: Machine) -> None:
     shutil.rmtree(folder)
     kill(machine, job_id, "sleep", "600")
     committed(machine, job_id, "checkpoint-1")
-    kill(machine, job_id, "prefect_bt.node")
+    kill(machine, job_id, "prefect_bt.node_agent")
     machine.wait(job_id, "COMPLETED", seconds=120)
     logs = machine.logs(job_id)
     assert "attempt 1 finds checkpoint-0" in logs
@@ -119,20 +119,20 @@ def test_flow_and_keeper_again_and_again(machine: Machine, tmp_path: Path) -> No
     record = next((machine.root / "store").glob(f"**/{job_id}/job.json"))
     flow_log = machine.state_dir / "jobs" / job_id / "flow.log"
     aside = record.replace(record.with_name("aside"))
-    kill(machine, job_id, "prefect_bt.flows.run_job")
+    kill(machine, job_id, "prefect_bt.supervisor.run_flow")
     until(lambda: "NotFoundError" in flow_log.read_text(), seconds=60, what="a flow to fail")
     aside.replace(record)
     until(lambda: runs(machine, job_id), seconds=60, what="a flow that does not fail")
     before = flows(machine, job_id)
-    kill(machine, job_id, "prefect_bt.flows.keeper")
-    kill(machine, job_id, "prefect_bt.flows.run_job")
+    kill(machine, job_id, "prefect_bt.supervisor.process")
+    kill(machine, job_id, "prefect_bt.supervisor.run_flow")
     until(lambda: runs(machine, job_id, but=before), seconds=60, what="a keeper and its flow")
     (tmp_path / "go").touch()
     check_went_on(machine, job_id)
 
 
 def flows(machine: Machine, job_id: str) -> set[int]:
-    return {process.pid for process in machine.processes("prefect_bt.flows.run_job", job_id)}
+    return {process.pid for process in machine.processes("prefect_bt.supervisor.run_flow", job_id)}
 
 
 def runs(machine: Machine, job_id: str, *, but: Set[int] = frozenset()) -> bool:
@@ -143,7 +143,7 @@ def test_flow_between_the_jobs_end_and_the_runs(machine: Machine) -> None:
     """Prefect is told all the same: its run would seem to go on for ever."""
     job_id = machine.push(machine.folder("sleep 2\n"))["id"]
     until(lambda: machine.job_processes(job_id), seconds=60, what="the flow")
-    there = machine.processes("prefect_bt.flows.run_job", job_id)
+    there = machine.processes("prefect_bt.supervisor.run_flow", job_id)
     machine.wait(job_id, "COMPLETED")
     for flow in there:
         with suppress(psutil.NoSuchProcess):
@@ -163,8 +163,8 @@ def test_every_process_at_once(machine: Machine) -> None:
 
 def test_stop_of_a_job_that_nobody_runs(machine: Machine) -> None:
     job_id = start(machine)
-    kill(machine, job_id, "prefect_bt.flows.keeper")
-    kill(machine, job_id, "prefect_bt.flows.run_job")
+    kill(machine, job_id, "prefect_bt.supervisor.process")
+    kill(machine, job_id, "prefect_bt.supervisor.run_flow")
     machine.run("stop", "--job-id", job_id)
     machine.wait(job_id, "STOPPED")
     assert machine.checkpoints(job_id) == ["checkpoint-0"]
@@ -174,8 +174,8 @@ def test_stop_of_a_job_that_nobody_runs(machine: Machine) -> None:
 def test_cancelled_in_prefect_while_nobody_runs_it(machine: Machine) -> None:
     job_id = start(machine)
     (run,) = machine.ledger.list_runs(job_id)
-    kill(machine, job_id, "prefect_bt.flows.keeper")
-    kill(machine, job_id, "prefect_bt.flows.run_job")
+    kill(machine, job_id, "prefect_bt.supervisor.process")
+    kill(machine, job_id, "prefect_bt.supervisor.run_flow")
     set_state = f"flow_runs/{run.flow_run_id}/set_state"
     call(machine, "POST", set_state, state={"type": "CANCELLING"})
     machine.wait(job_id, "STOPPED")

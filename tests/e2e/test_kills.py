@@ -23,9 +23,9 @@ import httpx
 import psutil
 import pytest
 
-from prefect_bt.checkpoints.catalogue import list_checkpoints
-from prefect_bt.checkpoints.integrity import verify
-from prefect_bt.servers import read_server
+from prefect_bt.checkpoints.committed.catalog import list_checkpoints
+from prefect_bt.checkpoints.committed.verify_committed import verify
+from prefect_bt.local_server.discovery import read_server
 from tests.conftest import Soak
 
 from .conftest import Machine, call, serve, until

@@ -152,11 +152,11 @@ def test_the_pause_before_a_retry_says_why_outlives_a_crash_and_heeds_a_stop(
 
 
 def flow_processes(machine: Machine, job_id: str) -> set[int]:
-    return of_module(machine, job_id, "prefect_bt.flows.run_job")
+    return of_module(machine, job_id, "prefect_bt.supervisor.run_flow")
 
 
 def keepers(machine: Machine, job_id: str) -> set[int]:
-    return of_module(machine, job_id, "prefect_bt.flows.keeper")
+    return of_module(machine, job_id, "prefect_bt.supervisor.process")
 
 
 def of_module(machine: Machine, job_id: str, module: str) -> set[int]:

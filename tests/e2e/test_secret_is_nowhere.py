@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefect_bt.trees import find_files
+from prefect_bt.filesystem.trees import find_files
 
 from .conftest import Machine, read_all, until
 
@@ -40,7 +40,7 @@ def test_planted_secret(machine: Machine, tmp_path: Path) -> None:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             assert VALUE not in read_all(process / "cmdline")
-    for uploader in machine.processes("prefect_bt.node.upload"):
+    for uploader in machine.processes("prefect_bt.node_agent.upload_process"):
         with suppress(psutil.NoSuchProcess):  # of another job
             assert VALUE not in json.dumps(uploader.environ())
     (tmp_path / "go").touch()

@@ -18,9 +18,9 @@ import httpx
 import psutil
 import pytest
 
-from prefect_bt.deployed import list_revision_statuses
-from prefect_bt.router.place import Route, RouterFolder
-from prefect_bt.serving.deployments import DeploymentLedger
+from prefect_bt.serving.deployment_records import DeploymentLedger
+from prefect_bt.serving.rollout.revisions import list_revision_statuses
+from prefect_bt.serving.router.deployment_folder import Route, RouterFolder
 from tests.optional import needs
 
 from .conftest import Machine, until
@@ -110,7 +110,7 @@ def server_of(machine: Machine, job_id: str) -> psutil.Process:
     for pid in machine.job_processes(job_id):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            if "embedded.py" in " ".join(process.cmdline()):
+            if "transformers_server.py" in " ".join(process.cmdline()):
                 return process
     raise AssertionError(f"no server among {machine.job_processes(job_id)}")
 
@@ -162,9 +162,9 @@ def test_a_model_answers_through_all_that_may_happen(machine: Machine, trained: 
     # Whoever watches dies: nobody who asks notices. The server dies: they wait for the next one.
     serving = DeploymentLedger(machine.ledger).find_job_id(NAME, 1)
     with clients(address, NAME) as asking:
-        for process in machine.processes("prefect_bt.flows", serving):
+        for process in machine.processes("prefect_bt.supervisor", serving):
             process.kill()
-        (router,) = machine.processes("-m prefect_bt.router")
+        (router,) = machine.processes("-m prefect_bt.serving.router")
         before = asking.answered
         until(lambda: asking.answered > before + 3, seconds=30, what="answers without a flow")
         server_of(machine, serving).kill()

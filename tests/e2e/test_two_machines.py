@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefect_bt.checkpoints.integrity import verify
-from prefect_bt.control import open_job_context
-from prefect_bt.records import JobState
+from prefect_bt.checkpoints.committed.verify_committed import verify
+from prefect_bt.jobs.stop import open_job_context
+from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 from tests.conftest import Soak
 
@@ -142,7 +142,9 @@ def test_a_machine_that_was_given_up_wrongly_stops_and_commits_nothing_more(
     assert not (shared / "two-gangs").exists()
 
 
-@pytest.mark.parametrize("killed", ["", "flows.run_job", "flows"], ids=["none", "flow", "both"])
+@pytest.mark.parametrize(
+    "killed", ["", "supervisor.run_flow", "supervisor"], ids=["none", "flow", "both"]
+)
 def test_a_machine_that_comes_back_ends_what_it_had_and_changes_nothing(
     machine: Machine, other: Machine, shared: Path, killed: str
 ) -> None:
@@ -257,7 +259,8 @@ class Race:
             int(entry.name)
             for entry in Path("/proc").iterdir()
             if entry.name.isdigit() and int(entry.name) != os.getpid()
-            if "-m prefect_bt.flows" in (said := read_all(entry / "cmdline").replace("\0", " "))
+            if "-m prefect_bt.supervisor"
+            in (said := read_all(entry / "cmdline").replace("\0", " "))
             if said and store in read_all(entry / "environ")
         ]
         return sorted({*self.both[0].job_processes(self.job_id), *keepers})
@@ -342,7 +345,14 @@ class Asked:
 
 
 def what_of(command: str) -> str:
-    known = ("flows.keeper", "run_job", "node.upload", "node.guard", "node.agent", "reviving")
+    known = (
+        "supervisor.process",
+        "run_flow",
+        "node_agent.upload_process",
+        "node_agent.guard",
+        "node_agent.agent",
+        "jobs.recover",
+    )
     others = {"retry --job-id": "retry", "-c from prefect_bt": "train", "run.sh": "command"}
     found = next((one for one in known if one in command), "")
     return f"killed {found or next((w for k, w in others.items() if k in command), 'other')}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.planning import plan_weights_sources
+from prefect_bt.planning.planner import plan_weights_sources
 from tests.checkpoints.buckets import Bucket
 from tests.s3_server import shared_s3
 from tests.weights.hub_server import Hub, Repo, serving_hub

@@ -22,9 +22,9 @@ from uuid import UUID
 import psutil
 import pytest
 
-from prefect_bt.cli.prefect_api import MAX_CRASHES
-from prefect_bt.ownership import is_owned
-from prefect_bt.records import JobState
+from prefect_bt.host.job_lock import is_owned
+from prefect_bt.ledger.states import JobState
+from prefect_bt.prefect_api.client import MAX_CRASHES
 
 from .conftest import Machine, call, until
 from .test_python_api import output, python
@@ -84,7 +84,7 @@ def kill_flow(run_id: str) -> None:
     for process in psutil.process_iter():
         try:
             theirs = process.environ().get("PREFECT__FLOW_RUN_ID", "")
-            node = "prefect_bt.node" in " ".join(process.cmdline())
+            node = "prefect_bt.node_agent" in " ".join(process.cmdline())
             if theirs and UUID(theirs) == UUID(run_id) and not node:
                 found.append(process)
         except psutil.Error:
@@ -218,7 +218,13 @@ def pending(machine: Machine) -> list[str]:
 
 def reschedule(machine: Machine, before: float) -> None:
     """As the caretaker does once it has started the server or the worker again."""
-    module = [sys.executable, "-m", "prefect_bt.cli.rescheduling", machine.api_url, str(before)]
+    module = [
+        sys.executable,
+        "-m",
+        "prefect_bt.local_server.reschedule_runs",
+        machine.api_url,
+        str(before),
+    ]
     subprocess.run(module, env=machine.environment, check=True)
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.checkpoints.catalogue import list_checkpoints
+from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.contract import job_prefix
-from prefect_bt.jobs import open_ledger
+from prefect_bt.ledger.opening import open_ledger
 
 missing = [n for n in ("torch", "transformers", "accelerate", "peft") if not find_spec(n)]
 pytestmark = [

@@ -141,16 +141,16 @@ held = [reserve_port("the same gang", state_dir=first) for _ in range(5)]
 print(len({one.number for one in held}))
 again = subprocess.run(
     [sys.executable, "-c", "import sys; from pathlib import Path; "
-     "from prefect_bt.host.ports import claim_port; "
-     "print(claim_port('the same gang', state_dir=Path(sys.argv[1])).number)", str(first)],
+     "from prefect_bt.host.ports import reserve_port; "
+     "print(reserve_port('the same gang', state_dir=Path(sys.argv[1])).number)", str(first)],
     capture_output=True, text=True, check=True,
 ).stdout
 print(int(again) not in {one.number for one in held})
 """
 
 JOB_RUNS = """
-from prefect_bt.substrates.local_process import LocalSubstrate
-from tests.node.rig import make_plan, own_lines, wait_over
+from prefect_bt.substrates.local.substrate import LocalSubstrate
+from tests.node_agent.rig import make_plan, own_lines, wait_over
 state = Path(sys.argv[1], "state")
 substrate = LocalSubstrate(state, orphan_deadline=None)
 commands = ("echo port $BT_LEADER_PORT",)

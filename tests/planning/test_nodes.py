@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.plan import GangPlan, VolumeKind
-from prefect_bt.planning import list_job_secret_names, plan_gang
+from prefect_bt.planning.plan import GangPlan, VolumeKind
+from prefect_bt.planning.planner import list_job_secret_names, plan_gang
 
 from .laptop import CONTEXT, LAPTOP, problems, project, runtime
 

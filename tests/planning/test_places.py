@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.plan import VolumeKind
-from prefect_bt.planning import plan_gang
+from prefect_bt.planning.plan import VolumeKind
+from prefect_bt.planning.planner import plan_gang
 
 from .laptop import CONTEXT, LAPTOP, problems, project, runtime
 

@@ -9,8 +9,8 @@ import pytest
 
 from prefect_bt import codec
 from prefect_bt.definitions import load_training_project
-from prefect_bt.plan import GangPlan
-from prefect_bt.planning import plan_gang
+from prefect_bt.planning.plan import GangPlan
+from prefect_bt.planning.planner import plan_gang
 from prefect_bt.substrates.protocol import Capacity
 
 from .laptop import CONTEXT, GIB, problems

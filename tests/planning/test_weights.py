@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from prefect_bt.errors import DefinitionError
-from prefect_bt.plan import VolumeKind
-from prefect_bt.planning import plan_gang, plan_weights, plan_weights_sources
-from prefect_bt.refusals import validate_weights
+from prefect_bt.planning.plan import VolumeKind
+from prefect_bt.planning.planner import plan_gang, plan_weights, plan_weights_sources
+from prefect_bt.planning.validation import validate_weights
 
 from .laptop import CONTEXT, problems, project
 

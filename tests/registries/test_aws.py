@@ -15,13 +15,12 @@ from urllib.parse import parse_qs
 import boto3
 import pytest
 
-from prefect_bt.registries.faults import PullError, PullErrorKind
-from prefect_bt.registries.logins import Login, resolve_login
+from prefect_bt.registries.credentials import Login, resolve_login
+from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import parse_reference
 from tests.checkpoints.buckets import use
+from tests.registries.test_credentials import AMAZON, header
 from tests.s3_server import shared_s3
-
-from .test_logins import AMAZON, header
 
 pytestmark = pytest.mark.integration
 

@@ -12,11 +12,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from prefect_bt.registries.faults import PullError, PullErrorKind
-from prefect_bt.registries.logins import Login, resolve_login
+from prefect_bt.registries.credentials import Login, resolve_login
+from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import parse_reference
-
-from .test_logins import header
+from tests.registries.test_credentials import header
 
 IMAGE = "us-docker.pkg.dev/project/r/train:1"
 AUTH = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, ModelWeightsFormat
-from prefect_bt.serving.served import (
+from prefect_bt.serving.served_model import (
     BaseModel,
     CheckpointContents,
     ModelSelection,

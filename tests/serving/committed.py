@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.uploader import Uploader
+from prefect_bt.checkpoints.upload.uploader import Uploader
 from prefect_bt.definitions import project_document, training_project_from_json
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.ledger import Ledger
-from prefect_bt.records import JobRecord
-from prefect_bt.serving.choosing import CheckpointRequest, select_models
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.serving.checkpoint_selection import CheckpointRequest, select_models
 from tests.checkpoints import folders
 
 TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}"}

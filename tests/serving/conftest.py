@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.ledger import Ledger
-from prefect_bt.objects.disk import DiskStore
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_store.disk import DiskStore
 
 from .committed import Shop
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.substrates.local_process import LocalSubstrate
-from tests.node.rig import Rig
+from prefect_bt.substrates.local.substrate import LocalSubstrate
+from tests.node_agent.rig import Rig
 
 
 @pytest.fixture

@@ -9,25 +9,29 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.container import INIT_SCRIPT, format_order, format_set_variable
-from prefect_bt.host.view_plan import Bind
-from prefect_bt.plan import NodePlan, Resources, WorkspacePlan
-from prefect_bt.privileges import DEFAULT_CAPABILITIES, Privileges, parse_capabilities
-from prefect_bt.records import Cause
-from prefect_bt.substrates.docker_container import (
+from prefect_bt.host.container_privileges import (
+    DEFAULT_CAPABILITIES,
+    Privileges,
+    parse_capabilities,
+)
+from prefect_bt.host.mounts.namespace_plan import Bind
+from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT, format_order, format_set_variable
+from prefect_bt.ledger.records import Cause
+from prefect_bt.planning.plan import NodePlan, Resources, WorkspacePlan
+from prefect_bt.substrates.docker.container import (
     ContainerSpec,
     container_name,
     network_name,
     render_create_arguments,
     render_host_config,
 )
-from prefect_bt.substrates.docker_engine import (
+from prefect_bt.substrates.docker.engine import (
     MESSAGE_PATTERNS,
     engine_error,
     validate_docker_host,
     validate_same_kernel,
 )
-from tests.node.rig import make_plan
+from tests.node_agent.rig import make_plan
 
 MARK = "abc1234.2.1.0f6b2c7d19a4e85b03c6d1f2"
 GIB = 1024**3

@@ -7,9 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefect_bt.gang import Gang
-from prefect_bt.records import Cause, FailureClass, JobState
-from tests.node.rig import Rig, wait_line, wait_over, wait_running
+from prefect_bt.attempts.gang import Gang
+from prefect_bt.ledger.records import Cause, FailureClass
+from prefect_bt.ledger.states import JobState
+from tests.node_agent.rig import Rig, wait_line, wait_over, wait_running
 
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.1; done"
 WAITS = "while ! [ -e {file} ]; do sleep 0.02; done; "
@@ -62,7 +63,7 @@ def test_a_node_that_is_sent_a_signal_by_somebody_else(rig: Rig) -> None:
     name = str(nodes[1].folder.path)
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if name in words and "prefect_bt.node" in words:
+        if name in words and "prefect_bt.node_agent" in words:
             process.terminate()
     outcome = watched(Gang(0, nodes, grace=5)).make_outcome()
     assert (outcome.failed_rank, outcome.cause) == (1, Cause.TERMINATED)

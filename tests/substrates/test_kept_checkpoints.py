@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.host.handle import HostHandle
-from prefect_bt.host.layout import JobFolder
-from prefect_bt.records import NodePhase, NodeStatus
+from prefect_bt.host.nodes.handle import HostHandle
+from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.ledger.records import NodePhase, NodeStatus
 
 LOST = NodeStatus(0, NodePhase.LOST, started_at=1.0, reason="the node's process is gone")
 UNSENT = NodeStatus(0, NodePhase.DONE, exit_code=0, started_at=1.0, upload_error="no such bucket")

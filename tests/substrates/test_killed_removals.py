@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.ownership import JobLock
-from prefect_bt.records import NodeStatus
-from prefect_bt.substrates.local_process import LocalSubstrate
+from prefect_bt.host.job_lock import JobLock
+from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.substrates.local.substrate import LocalSubstrate
 
 from .test_kept_checkpoints import LOST, WELL, JobFolder, attempt, checkpoint
 

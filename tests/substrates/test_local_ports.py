@@ -11,8 +11,8 @@ import pytest
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host import ports
-from prefect_bt.substrates.local_process import LocalSubstrate
-from tests.node.rig import Rig, make_plan, own_lines, wait_line, wait_over, wait_running
+from prefect_bt.substrates.local.substrate import LocalSubstrate
+from tests.node_agent.rig import Rig, make_plan, own_lines, wait_line, wait_over, wait_running
 
 TELL = "env | grep -E '^(BT_LEADER_PORT|MASTER_|PET_)' | sort; echo told"
 # The leader listens where it was told to; the others say hello to it.

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from prefect_bt.errors import SubstrateError
+from prefect_bt.host.job_lock import is_owned, lock_job
 from prefect_bt.host.processes import MARK_VARIABLE
-from prefect_bt.objects import open_store
-from prefect_bt.ownership import is_owned, lock_job
-from prefect_bt.plan import WorkspacePlan
-from prefect_bt.records import NodePhase
-from prefect_bt.substrates.local_process import LocalSubstrate
-from tests.node.rig import (
+from prefect_bt.ledger.records import NodePhase
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.plan import WorkspacePlan
+from prefect_bt.substrates.local.substrate import LocalSubstrate
+from tests.node_agent.rig import (
     JOB,
     Rig,
     all_lines,
@@ -172,9 +172,9 @@ AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--b
 AS_USER = """
 import json, os, sys
 from pathlib import Path
-from prefect_bt.plan import Volume, VolumeKind
-from prefect_bt.substrates.local_process import LocalSubstrate
-from tests.node.rig import Rig, all_lines, make_plan, own_lines, wait_over
+from prefect_bt.planning.plan import Volume, VolumeKind
+from prefect_bt.substrates.local.substrate import LocalSubstrate
+from tests.node_agent.rig import Rig, all_lines, make_plan, own_lines, wait_over
 state = Path(sys.argv[1]) / "state"
 weights = state / "weights" / "trees" / "k" / "files"
 weights.mkdir(parents=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect_bt.weights.listing import ListedFile, Listing, compute_revision
-from prefect_bt.weights.source import RangesUnsupported
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
+from prefect_bt.weights.sources.protocol import RangesUnsupported
 
 PIECE = 1 << 20
 
@@ -35,7 +35,7 @@ NOW = Arranged()
 
 
 class ArrangedSource:
-    """Implements weights.source.Source."""
+    """Implements weights.sources.protocol.Source."""
 
     pinned_revision = ""
 

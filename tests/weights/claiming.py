@@ -4,10 +4,10 @@ import json
 import time
 
 from prefect_bt.errors import StoreError
-from prefect_bt.objects.disk import DiskStore
-from prefect_bt.weights.claims import Claimant, ClaimTimings
+from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.weights.progress import ProgressMeter
-from prefect_bt.weights.shared import claims_prefix
+from prefect_bt.weights.store_copy.claims import Claimant, ClaimTimings
+from prefect_bt.weights.store_copy.copies import claims_prefix
 
 NAME = "k1-r1"
 PATIENT = ClaimTimings(renew_interval=0.05, expire_after=3600.0, poll_interval=0.05)
@@ -15,9 +15,9 @@ PATIENT = ClaimTimings(renew_interval=0.05, expire_after=3600.0, poll_interval=0
 
 HOLDER = """
 import sys, time
-from prefect_bt.objects import open_store
-from prefect_bt.weights import claims
-from prefect_bt.weights.holders import Holder
+from prefect_bt.object_store import open_store
+from prefect_bt.weights.store_copy import claims
+from prefect_bt.weights.store_copy.claim_holders import Holder
 from prefect_bt.weights.progress import ProgressMeter
 if sys.argv[2] == "elsewhere":
     claims.get_current_holder = lambda: Holder("far", 1, "another machine", "1")
@@ -26,7 +26,8 @@ meter.set_totals(files=2, size=9_900_000_000)
 meter.add_transferred(3_100_000_000)
 times = claims.ClaimTimings(renew_interval=0.05)
 store = open_store(sys.argv[1])
-held = claims.Claimant(store, "k1-r1", get_progress=meter.snapshot, timings=times).try_acquire()
+claimant = claims.Claimant(store, "k1-r1", get_progress=meter.snapshot, timings=times)
+held = claimant.try_acquire()
 print("held" if held else "not", flush=True)
 time.sleep(3600)
 """

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.objects import open_store
-from prefect_bt.objects.protocols import Store
-from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import NodeCache, claims, mirror_source
+from prefect_bt.object_store import open_store
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights import NodeCache, mirror_source
+from prefect_bt.weights.store_copy import claims
 from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
 from tests.s3_server import shared_s3

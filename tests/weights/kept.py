@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect_bt.objects import open_store
-from prefect_bt.objects.protocols import Store
-from prefect_bt.plan import WeightsPlan
-from prefect_bt.planning import plan_weights_sources
+from prefect_bt.object_store import open_store
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.planning.planner import plan_weights_sources
 from prefect_bt.weights import MirrorResult, NodeCache, mirror_source
 
 LARGE = 6 << 20

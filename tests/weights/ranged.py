@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class RangedSource:
-    """Implements weights.source.Source."""
+    """Implements weights.sources.protocol.Source."""
 
     pinned_revision = ""
     detects_changes = True
@@ -144,7 +144,7 @@ class RangedSource:
         return connection.getresponse()
 
     def list_files(self) -> Any:
-        from prefect_bt.weights.listing import ListedFile, Listing, compute_revision
+        from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 
         files = tuple(ListedFile(**row) for row in json.load(self._get("/", {})))
         return Listing(self._source, compute_revision(files), files)
@@ -157,15 +157,18 @@ class RangedSource:
 
 
 if __name__ == "__main__":
-    from prefect_bt.plan import WeightsPlan
-    from prefect_bt.weights import NodeCache, blocks, bringing, mirror_source, parts, source
+    from prefect_bt.planning.plan import WeightsPlan
+    from prefect_bt.weights import NodeCache, mirror_source
+    from prefect_bt.weights.cache import partial_file
+    from prefect_bt.weights.download import block_download, download
+    from prefect_bt.weights.sources import protocol
 
     given = json.loads(sys.argv[1])
-    parts.BLOCK_BYTES = blocks.BLOCK_BYTES = given.get("block", BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
-    bringing.BLOCK_WORKERS = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
+    partial_file.BLOCK_BYTES = block_download.BLOCK_BYTES = given.get("block", BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
+    download.BLOCK_WORKERS = (HANDS, HANDS)  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["tests_weights_ranged"] = sys.modules["__main__"]
-    source.SOURCES["http"] = "tests_weights_ranged:RangedSource"
-    bringing.SMALL_FILE_BYTES = min(bringing.SMALL_FILE_BYTES, parts.BLOCK_BYTES // 2)  # pyright: ignore[reportAttributeAccessIssue]
+    protocol.SOURCES["http"] = "tests_weights_ranged:RangedSource"
+    download.SMALL_FILE_BYTES = min(download.SMALL_FILE_BYTES, partial_file.BLOCK_BYTES // 2)  # pyright: ignore[reportAttributeAccessIssue]
     cache = NodeCache(Path(given["root"]))
     print("ready", flush=True)
     done = mirror_source(WeightsPlan(given["url"], "/w", given.get("key", "k1")), cache=cache)

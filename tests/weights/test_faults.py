@@ -18,16 +18,18 @@ from typing import Any
 import pytest
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.objects import open_store
-from prefect_bt.plan import WeightsPlan
-from prefect_bt.weights import MirrorProgress, MirrorResult, NodeCache, mirror_source, room, source
-from prefect_bt.weights.cache import CachedTree
-from prefect_bt.weights.crew import Closed
-from prefect_bt.weights.filling import StagingTree
-from prefect_bt.weights.listing import ListedFile, Listing
-from prefect_bt.weights.parts import BLOCK_BYTES, PartialFile, PartialFolder
-from prefect_bt.weights.shared import StoreMirror, blob_key, manifest_key
-from prefect_bt.weights.source import TransientError
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights import MirrorProgress, MirrorResult, NodeCache, mirror_source
+from prefect_bt.weights.cache.node_cache import CachedTree
+from prefect_bt.weights.cache.partial_file import BLOCK_BYTES, PartialFile, PartialFolder
+from prefect_bt.weights.cache.staged_tree import StagingTree
+from prefect_bt.weights.download import disk_space
+from prefect_bt.weights.sources import protocol
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.sources.protocol import TransientError
+from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, manifest_key
+from prefect_bt.weights.threads import Closed
 from tests.checkpoints.buckets import Bucket, use
 from tests.conftest import Soak
 from tests.forked import Forked
@@ -44,7 +46,7 @@ URL = "arranged://host/folder"
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Arranged:
-    monkeypatch.setitem(source.SOURCES, "arranged", "tests.weights.arranged:ArrangedSource")
+    monkeypatch.setitem(protocol.SOURCES, "arranged", "tests.weights.arranged:ArrangedSource")
     now = Arranged(files={"large.bin": LARGE, "small.txt": b"small" * 100})
     monkeypatch.setattr(arranged, "NOW", now)
     return now
@@ -98,7 +100,7 @@ def test_a_stop_does_not_wait_for_a_silent_server(
     late = [thread for thread in threading.enumerate() if thread not in before]
     assert late
     monkeypatch.undo()
-    monkeypatch.setitem(source.SOURCES, "arranged", "tests.weights.arranged:ArrangedSource")
+    monkeypatch.setitem(protocol.SOURCES, "arranged", "tests.weights.arranged:ArrangedSource")
     monkeypatch.setattr(arranged, "NOW", Arranged(files=here.files))
     folder = mirrored(tmp_path).folder
     silent.set()
@@ -164,7 +166,7 @@ def disk_of(folder: Path, size: str = "12m") -> Generator[Path]:
 def test_a_disk_that_is_full_in_mid_file(
     here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda _: 1 << 40)  # it fills while we fetch
+    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1 << 40)  # it fills while we fetch
     with disk_of(tmp_path / "disk") as disk:
         for _ in range(2):  # nor does a first failure keep a second one waiting
             with pytest.raises(WeightsError, match="the disk is full") as caught:
@@ -300,8 +302,8 @@ def test_another_object_of_the_same_length_is_not_continued(
     here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a tag, and with none."""
-    monkeypatch.setattr("prefect_bt.weights.blocks.RETRY_DELAYS", ())
-    monkeypatch.setattr("prefect_bt.weights.wholes.RETRY_DELAYS", ())
+    monkeypatch.setattr("prefect_bt.weights.download.block_download.RETRY_DELAYS", ())
+    monkeypatch.setattr("prefect_bt.weights.download.small_files.RETRY_DELAYS", ())
     for tags in (True, False):
         here.files, here.tags = {"a.bin": bytes([1]) * (3 << 20)}, tags
         cut_off_at(here, 2 << 20)
@@ -331,7 +333,7 @@ def test_what_changed_while_it_was_read_is_not_remembered(here: Arranged, tmp_pa
 def test_servers_without_ranges(
     here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.weights.blocks.RETRY_DELAYS", ())
+    monkeypatch.setattr("prefect_bt.weights.download.block_download.RETRY_DELAYS", ())
     here.files |= {f"large-{n}.bin": os.urandom(BLOCK_BYTES + n) for n in range(3)}
     size = sum(map(len, here.files.values()))
     cut_off_at(here, 2 << 20)
@@ -449,7 +451,7 @@ def evict_beside_fills(here: Arranged, tmp_path: Path, *, fills: int) -> None:
 
     def evict() -> None:
         for found in cache.list_trees():
-            room.evict(cache, None, found.name)
+            disk_space.evict(cache, None, found.name)
         cache.usage()
         cache.sweep(older_than=3600)
 
@@ -513,7 +515,7 @@ def test_what_a_killed_eviction_left_is_not_kept_for_ever(here: Arranged, tmp_pa
     left = cache.root / "trash" / "a-tree" / "files"
     left.mkdir(parents=True)
     (left / "data").write_bytes(b"x" * 1000)
-    room.enforce_budget(cache, None)
+    disk_space.enforce_budget(cache, None)
     assert not (cache.root / "trash" / "a-tree").exists()
     assert loose.exists(), "somebody may be about to use it"
 
@@ -525,7 +527,7 @@ def test_a_copy_that_went_with_its_tree_is_not_believed_to_be_there(
     name = mirrored(tmp_path, store=store).name
     cache = NodeCache(tmp_path / "weights")
     monkeypatch.setattr(NodeCache, "evict", lambda *_: 0)  # a job took a lease in this moment
-    assert room.evict(cache, StoreMirror(store), name) == 0
+    assert disk_space.evict(cache, StoreMirror(store), name) == 0
     assert StoreMirror(store).list_names() == []
     assert mirrored(tmp_path, store=store).cache_hit
     assert StoreMirror(store).list_names() == [name]

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.weights.cache import NodeCache
-from prefect_bt.weights.index import file_identity
-from prefect_bt.weights.listing import ListedFile
-from prefect_bt.weights.parts import PartialFolder, partial_file_id
+from prefect_bt.weights.cache.digest_index import file_identity
+from prefect_bt.weights.cache.node_cache import NodeCache
+from prefect_bt.weights.cache.partial_file import PartialFolder, partial_file_id
+from prefect_bt.weights.sources.file_listing import ListedFile
 from tests.conftest import Soak
 from tests.forked import Forked
 
@@ -52,7 +52,9 @@ def arrived(ranges: Ranges, root: Path) -> dict[str, list[tuple[int, int]]]:
     """Which bytes of the source's files this machine has, as the maps and journals say."""
     cache, found = NodeCache(root), dict[str, list[tuple[int, int]]]()
     for row in ranges.listing():
-        file = ListedFile(row["path"], row["size"], sha256=row["sha256"], version_tag=row["tag"])
+        file = ListedFile(
+            row["path"], row["size"], sha256=row["sha256"], version_tag=row["version_tag"]
+        )
         folder = PartialFolder(cache.partial_path(partial_file_id(file_identity(ranges.url, file))))
         if folder.map_file.exists():
             raw = folder.map_file.read_bytes()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.errors import WeightsError
-from prefect_bt.host.layout import JobFolder
-from prefect_bt.objects import open_store
-from prefect_bt.ownership import lock_job
-from prefect_bt.plan import WeightsPlan
+from prefect_bt.host.job_lock import lock_job
+from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import MirrorPhase, MirrorProgress, NodeCache, mirror_source
-from prefect_bt.weights.shared import StoreMirror
+from prefect_bt.weights.store_copy.copies import StoreMirror
 
 from .conftest import Place, mirror, tree
 from .hub_server import Hub
@@ -65,7 +65,7 @@ def fetch_once(hub: Hub, place: Place, processes: int) -> None:
     assert tree(Path(done[0]["folder"])) == FILES
     size = sum(map(len, FILES.values()))
     assert hub.settled_sent() == size
-    assert sum(one["fetched"] for one in done) == size
+    assert sum(one["fetched_bytes"] for one in done) == size
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_two_hosts_one_fetch(hub: Hub, place: Place, tmp_path: Path) -> None:
     assert all(tree(Path(one["folder"])) == FILES for one in done)
     assert len({one["folder"] for one in done}) == 2
     assert hub.settled_sent() == sum(map(len, FILES.values()))
-    assert [one["fetched"] > 0 for one in done].count(True) == 1
+    assert [one["fetched_bytes"] > 0 for one in done].count(True) == 1
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_keys_that_share_files_share_the_fetch(hub: Hub, place: Place) -> None:
     done = [place.finish(process) for process in both]
     assert tree(Path(done[0]["folder"])) == FILES
     assert tree(Path(done[1]["folder"])) == {"model.safetensors": LARGE}
-    assert sum(one["fetched"] for one in done) < 2 * len(LARGE)
+    assert sum(one["fetched_bytes"] for one in done) < 2 * len(LARGE)
     assert disk(place.state_dir / "weights" / "blobs") == sum(map(len, FILES.values()))
 
 
@@ -144,7 +144,7 @@ def test_a_job_goes_on_with_what_it_began_with(hub: Hub, place: Place, tmp_path:
     del hub.repos["o/r"].commits[old]
     from_store = place.finish(place.start("hf://o/r", revision=old, **elsewhere))
     assert tree(Path(from_store["folder"])) == FILES
-    assert from_store["fetched"] == 0
+    assert from_store["fetched_bytes"] == 0
     third = place.start("hf://o/r", revision=old, state_dir=str(tmp_path / "third"))
     assert "has no such revision" in place.finish(third)["error"]
 

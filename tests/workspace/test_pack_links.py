@@ -10,7 +10,7 @@ import pytest
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.archive import pack_workspace
-from prefect_bt.workspace.layout import plan_layout
+from prefect_bt.workspace.roots import plan_layout
 from prefect_bt.workspace.unpack import unpack_workspace
 
 MakeTree = Callable[[Path, Mapping[str, str]], Path]

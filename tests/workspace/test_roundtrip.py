@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.archive import pack_workspace
-from prefect_bt.workspace.layout import plan_layout
+from prefect_bt.workspace.roots import plan_layout
 from prefect_bt.workspace.unpack import unpack_workspace
 
 pytestmark = [pytest.mark.slow]

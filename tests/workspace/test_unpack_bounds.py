@@ -257,7 +257,7 @@ def test_pieces_of_sparse_files_are_counted_over_the_archive(
 ) -> None:
     unpack_workspace(io.BytesIO(sparse(10) * 3 + END), tmp_path / "few")
     assert (tmp_path / "few/x").read_bytes() == b"d\0" * 10
-    monkeypatch.setattr("prefect_bt.workspace.members.MAX_SPARSE_PIECES", 25)
+    monkeypatch.setattr("prefect_bt.workspace.tar_members.MAX_SPARSE_PIECES", 25)
     with pytest.raises(WorkspaceError, match="more than 25 pieces"):
         unpack_workspace(io.BytesIO(sparse(10) * 3 + END), tmp_path / "t")
 
@@ -271,7 +271,7 @@ def test_a_link_that_was_replaced_is_no_link_any_more(tmp_path: Path, make_tar: 
 def test_folders_are_known_again_among_many(
     tmp_path: Path, make_tar: MakeTar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.workspace.tree._MOST_KNOWN", 2)
+    monkeypatch.setattr("prefect_bt.workspace.extraction._MOST_KNOWN", 2)
     names = [f"{top}/b/{n}/f" for n in range(5) for top in "xyz"]
     unpack_workspace(make_tar(*[(name, b"1") for name in names]), tmp_path / "t")
     assert all((tmp_path / "t" / name).is_file() for name in names)

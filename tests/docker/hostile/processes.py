@@ -141,7 +141,7 @@ PROCESSES = (
         "processes that are called, and whose environment is, as an agent's or an uploader's",
         "whose process it is, is decided by the kernel's facts, not by names",
         python="""
-        names = ("python3 -m prefect_bt.node guard", "prefect-bt agent", f"{STATE}/jobs/{E['OTHER']}")
+        names = ("python3 -m prefect_bt.node_agent guard", "prefect-bt agent", f"{STATE}/jobs/{E['OTHER']}")
         for name in names:
             if os.fork() == 0:
                 given = {**E, "BT_TRAINING_JOB_ID": E["OTHER"], "PREFECT_BT_STATE_DIR": STATE}

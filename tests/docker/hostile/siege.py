@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prefect_bt.trees import remove_tree
+from prefect_bt.filesystem.trees import remove_tree
 from tests.docker.job_site import Site
 from tests.e2e.conftest import until
 

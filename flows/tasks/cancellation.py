@@ -1,0 +1,163 @@
+"""Whether somebody asked for the job to stop: in its record, or by cancelling its Prefect run.
+
+A worker's cancellation arrives as a signal; for a run that no worker watches (a script, a notebook,
+a detached process) Prefect only writes the state down. Its events tell when that happens: asking
+all the time would cost the server a request every few seconds for each job, for days.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from prefect.client.orchestration import get_client
+from prefect.events.clients import get_events_subscriber
+from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+from prefect.runtime import flow_run
+
+from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.errors import StoreError
+from prefect_bt.flows.tasks.report import API_ERRORS
+
+RECORD_POLL_INTERVAL: Final = 0.5
+EPOCH_CHECK_INTERVAL: Final = 5.0
+"""Interval between checks whether a person gave the job to another machine, in seconds."""
+MIN_RUN_POLL_INTERVAL: Final = 3.0
+"""Seconds between two questions for the run's state while nobody tells of events; then longer."""
+MAX_RUN_POLL_INTERVAL: Final = 60.0
+RUN_POLL_INTERVAL_WITH_EVENTS: Final = 600.0
+"""The same while events come: against one that was lost."""
+_logger = logging.getLogger(__name__)
+_CANCELLATION_EVENTS: Final = ["prefect.flow-run.Cancelling", "prefect.flow-run.Cancelled"]
+
+
+@contextmanager
+def watch_for_stop(site: JobContext) -> Generator[StopWatcher]:
+    """A watcher for the time of one attempt, or of what comes before it."""
+    watcher = StopWatcher(site)
+    try:
+        yield watcher
+    finally:
+        watcher.close()
+
+
+class StopWatcher:
+    """Called often, looks seldom; once it has said "stopped" it goes on saying so."""
+
+    def __init__(self, site: JobContext) -> None:
+        self._site = site
+        self._reason = ""
+        self._record_due = self._prefect_due = self._epoch_due = 0.0
+        self._pause = MIN_RUN_POLL_INTERVAL
+        self._run_id = flow_run.get_id()
+        self._events = _CancellationListener(str(self._run_id))
+
+    def __call__(self) -> str:
+        """Return "stopped", or "" while no stop was requested.
+
+        Raises Superseded when another machine runs the job.
+        """
+        now = time.monotonic()
+        if not self._reason and now >= self._record_due:
+            self._record_due = now + RECORD_POLL_INTERVAL
+            # A store that does not answer says nothing; the next look is soon.
+            with suppress(StoreError):
+                self._check_epoch(now)
+                if self._site.ledger.find_stop_request(self._site.job_id):
+                    self._reason = "stopped"
+        if not self._reason and (now >= self._prefect_due or self._events.poll()):
+            cancelled = self._is_run_cancelled()
+            self._prefect_due = now + self._next_poll_delay(answered=cancelled is not None)
+            if cancelled:
+                self._reason = "stopped"
+                with suppress(StoreError):
+                    self._site.ledger.request_stop(self._site.job_id, by="Prefect's cancellation")
+        return self._reason
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._events.close()
+
+    def _check_epoch(self, now: float) -> None:
+        if now >= self._epoch_due:
+            self._epoch_due = now + EPOCH_CHECK_INTERVAL
+            self._site.ledger.get_epochs(self._site.job_id).check(self._site.epoch)
+
+    def _next_poll_delay(self, *, answered: bool) -> float:
+        if answered and self._events.is_listening:
+            return RUN_POLL_INTERVAL_WITH_EVENTS
+        self._pause = min(2 * self._pause, MAX_RUN_POLL_INTERVAL)
+        return self._pause / 2
+
+    def _is_run_cancelled(self) -> bool | None:
+        """The run's own word: an event may be of an earlier life of the same run.
+
+        None: no answer.
+        """
+        try:
+            with get_client(sync_client=True) as client:
+                run = client.read_flow_run(self._run_id)  # pyright: ignore[reportArgumentType]
+        except API_ERRORS:
+            return None
+        return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())
+
+
+class _CancellationListener:
+    """Listens for events of one run, in a thread with a loop of its own."""
+
+    def __init__(self, run_id: str) -> None:
+        self.is_listening = False
+        self._filter = EventFilter(
+            event=EventNameFilter(name=_CANCELLATION_EVENTS),
+            resource=EventResourceFilter(id=[f"prefect.flow-run.{run_id}"]),
+        )
+        self._received = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        context = contextvars.copy_context()  # which server is asked is a matter of context
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run,), daemon=True, name="cancellations"
+        )
+        self._thread.start()
+
+    def poll(self) -> bool:
+        """Whether there was one since the last call."""
+        if not self._received.is_set():
+            return False
+        self._received.clear()  # one that comes now is asked for by the question that follows
+        return True
+
+    def close(self) -> None:
+        with suppress(RuntimeError):  # the loop ended by itself
+            self._loop.call_soon_threadsafe(self._cancel_task)
+        self._thread.join(timeout=2)
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _run(self) -> None:
+        try:
+            self._task = self._loop.create_task(self._listen())
+            self._loop.run_until_complete(asyncio.wait([self._task]))
+            if not self._task.cancelled() and (error := self._task.exception()):
+                _logger.debug("Prefect's events cannot be followed: %s", error)
+        finally:
+            self.is_listening = False
+            self._received.set()  # the run is asked from now on, and soon
+            self._loop.close()
+
+    async def _listen(self) -> None:
+        """Until the connection is lost for good; then the run is asked, as without events."""
+        subscriber: Any = get_events_subscriber(self._filter, reconnect_on_clean_close=True)
+        async with subscriber:
+            self.is_listening = True
+            self._received.set()  # asked once more: it may have been just before
+            async for _ in subscriber:
+                self._received.set()

@@ -1,0 +1,209 @@
+"""How a run of `train` ends, in whichever process that happens."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Failed
+
+from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.lifecycle import (
+    decide_job_retry,
+    describe_error,
+    finalize_unfinished_attempts,
+    missing_states,
+    release_holds,
+    remove_nodes,
+    terminal_state,
+)
+from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateError, StoreError
+from prefect_bt.flows.tasks.report import publish_job_card, transition_job
+from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.host.job_lock import has_lock_file, is_this_host
+from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.stop import (
+    finalize_abandoned_job,
+    open_job_context,
+    reconcile_running_job,
+    reschedule_or_fail,
+)
+from prefect_bt.jobs.superseded import shut_down_local_nodes
+from prefect_bt.ledger.fencing_epochs import Superseded
+from prefect_bt.ledger.states import JobState
+
+
+@dataclass
+class JobRun:
+    """What a run has taken up, as soon as it has; nothing of it may be left unended."""
+
+    site: JobContext | None = None
+    error: PrefectBtError | None = None
+    """Error that made the job fail, or kept it from starting. It is not raised out of the flow,
+    since Prefect would log it with a traceback."""
+
+
+@contextmanager
+def finalize_job() -> Generator[JobRun]:
+    """At the end, write down how the job that was taken up ended, and leave nothing behind.
+
+    It is owned until then. Where even that cannot be written, the lock's file stays behind, by
+    which others see that the job is to be ended (control.settle).
+    """
+    job = JobRun()
+    try:
+        with _yield_when_superseded(job), _record_end(job):
+            yield job
+    finally:
+        if job.site is not None:
+            _release_ownership(job.site)
+
+
+@contextmanager
+def _yield_when_superseded(job: JobRun) -> Generator[None]:
+    """Leave the job to the other machine on `Superseded`, also while the end is being recorded."""
+    try:
+        yield
+    except Superseded as error:
+        if job.site is None:
+            raise
+        job.error = error
+        shut_down_local_nodes(job.site, error.what)
+
+
+@contextmanager
+def _record_end(job: JobRun) -> Generator[None]:
+    try:
+        yield
+    except Superseded:
+        raise
+    except PrefectBtError as error:
+        if job.site is None:
+            raise
+        if _record_failure(job.site, error) is not JobState.STOPPED:
+            job.error = error
+    except Exception as error:
+        if job.site is not None:
+            _record_failure(job.site, error)
+        raise
+    except BaseException:
+        if job.site is not None:
+            _finish_interrupted(job.site)
+        raise
+    else:
+        if job.site is not None:
+            _finish(job.site, JobState.STOPPED, "")
+
+
+def _finish_interrupted(site: JobContext) -> None:
+    """End an interrupted job as stopped, unless another machine has taken it over."""
+    try:
+        site.ledger.get_epochs(site.job_id).check(site.epoch)
+        site.ledger.request_stop(site.job_id, by="an interrupt")
+        _finish(site, JobState.STOPPED, "Stopped by an interrupt.")
+    except Superseded as error:
+        shut_down_local_nodes(site, error.what)
+
+
+def _release_ownership(site: JobContext) -> None:
+    done = False
+    with suppress(StoreError):
+        over = site.ledger.get_state(site.job_id).terminal
+        elsewhere = not is_this_host(site.settings.state_dir, site.ledger.get_host(site.job_id))
+        done = over or elsewhere
+        if over and not elsewhere and site.epoch:
+            site.ledger.get_epochs(site.job_id).release_unused(site.epoch)
+    if done:
+        site.claim.release_and_remove()
+    else:
+        site.claim.release()
+
+
+def final_state(job: JobRun) -> dict[str, Any] | State[Any]:
+    """What the flow returns: the job's document, Cancelled for a stopped job, Failed with why."""
+    if job.error is not None:
+        return Failed(message=str(job.error), data=job.error)
+    site = job.site
+    assert site is not None
+    if site.ledger.get_state(site.job_id) is JobState.STOPPED:
+        return Cancelled(message=stopped_message(site.job_id))
+    return job_document(site.ledger, site.record)
+
+
+def stopped_message(job_id: str) -> str:
+    """What we say of a run whose job was stopped."""
+    return f"Job {job_id} was stopped."
+
+
+def handle_cancelled_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
+    """Prefect's hook, in the worker's process: the flow's was ended before it could finish."""
+    _ = flow, state
+    site = _find_job_context(flow_run)
+    if site is None:
+        return
+    site.ledger.request_stop(site.job_id, by="Prefect's cancellation")
+    if _is_waiting(site):
+        with suppress(StateError):  # another process is at it
+            finalize_abandoned_job(site, JobState.STOPPED, "cancelled in Prefect before it began")
+    else:
+        reconcile_running_job(
+            site
+        )  # unless another process has taken the job up: that one sees the request
+
+
+def handle_crashed_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
+    """Prefect's hook after the flow's process died: the job is taken up again.
+
+    One that had not begun has nobody to take it up: its run is scheduled again.
+    """
+    _ = flow, state
+    site = _find_job_context(flow_run)
+    if site is None:
+        return
+    if _is_waiting(site):
+        with suppress(StateError, ServerError):  # whoever looks at the job tries again
+            reschedule_or_fail(site, str(flow_run.id))
+    else:
+        reconcile_running_job(site)
+
+
+def _is_waiting(site: JobContext) -> bool:
+    waits = site.ledger.get_state(site.job_id) is JobState.PENDING
+    return waits and not has_lock_file(site.settings.state_dir, site.job_id)
+
+
+def _find_job_context(run: Any) -> JobContext | None:
+    """The run's job, if it has one that is not over."""
+    request = JobRequest.from_run_parameters(dict(run.parameters or {}))
+    ledger = request.ledger()
+    job_id = ledger.find_job_of_run(str(run.id))
+    if job_id is None or ledger.get_state(job_id).terminal:
+        return None
+    return open_job_context(ledger, ledger.get_job(job_id), settings=request.settings())
+
+
+def _record_failure(site: JobContext, error: Exception) -> JobState:
+    return _finish(site, JobState.FAILED, _failure_message(site, error))
+
+
+def _finish(site: JobContext, default: JobState, message: str) -> JobState:
+    """The job's last state, after putting away what an unforeseen error left."""
+    if not site.ledger.get_state(site.job_id).terminal:
+        finalize_unfinished_attempts(site, reason="its flow ended unforeseen")
+    for state in missing_states(site, terminal_state(site, default)):
+        transition_job(site, state, message=message)
+    with suppress(StoreError):  # whoever finds a hold of a job that is over removes it
+        release_holds(site)
+    remove_nodes(site)
+    publish_job_card(site)
+    return site.ledger.get_state(site.job_id)
+
+
+def _failure_message(site: JobContext, error: Exception) -> str:
+    text = describe_error(error)
+    if isinstance(error, AttemptFailed):
+        return f"{text} No further attempt: {decide_job_retry(site).reason}."
+    return text

@@ -1,0 +1,209 @@
+"""What a run of `train` was asked for, and the job that answers it.
+
+One Prefect run is one job: asked again for the same run (a retry in the UI, a resume after a
+crash), the same job is opened, never a second one made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from prefect.blocks.core import Block
+
+from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.blocks import (
+    DockerSubstrate,
+    LocalSubstrate,
+    RetryPolicy,
+    TrainingCompute,
+    TrainingImage,
+    TrainingSecrets,
+    TrainingStore,
+)
+from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource
+from prefect_bt.definitions import (
+    TrainingProject,
+    load_training_project,
+    training_project_from_json,
+)
+from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
+from prefect_bt.host.container_privileges import Privileges
+from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.jobs.submit import SubmitOptions, create_job
+from prefect_bt.jobs.superseded import shut_down_stale_nodes
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.states import JobState
+from prefect_bt.prefect_api.client import SecretBlocks
+from prefect_bt.settings import Settings
+from prefect_bt.substrates import open_substrate
+
+B = TypeVar("B", bound=Block)
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """The parameters of `train`, as given."""
+
+    config: str | None = None
+    definition: dict[str, Any] | None = None
+    job_id: str | None = None
+    source_dir: str | None = None
+    job_name: str | None = None
+    retries: int | None = None
+    keep_last: int | None = None
+    keep_every: int | None = None
+    max_run_time: float | str | None = None
+    image: TrainingImage | None = None
+    compute: TrainingCompute | None = None
+    secrets: TrainingSecrets | None = None
+    store: TrainingStore | None = None
+    substrate: LocalSubstrate | DockerSubstrate | None = None
+    retry_policy: RetryPolicy | None = None
+
+    def open(self, flow_run_id: str) -> JobContext:
+        """The job of this run, accepted now unless that was done before.
+
+        It is owned from before it exists (JobSite.claim): nobody else takes it up meanwhile, and
+        a death in any line from here on can be told.
+        """
+        ledger, settings = self.ledger(), self.settings()
+        claim = JobLock(settings.state_dir)
+        known = self.job_id or ledger.find_job_of_run(flow_run_id)
+        epoch, notes = 0, tuple[str, ...]()
+        try:
+            if known:
+                record = ledger.get_job(known)
+            else:
+                record, notes = self._accept(ledger, claim)
+            if known:
+                claim.acquire(known)
+            epoch = _claim_epoch(ledger, record.id, settings)
+            claim.write_store_url(ledger.store.url)
+            site = JobContext(
+                ledger,
+                open_substrate(record.substrate, **settings.substrate_options(record.substrate)),
+                record,
+                settings=settings,
+                secret_sources=self._secret_sources(),
+            )
+        except StateError:
+            if known and claim.descriptor is not None:  # not another process's of this machine
+                shut_down_stale_nodes(ledger, ledger.get_job(known), settings=settings)
+            claim.release_and_remove()  # what another machine runs is not left behind here
+            raise
+        except BaseException:
+            with suppress(PrefectBtError):
+                ledger.get_epochs(claim.job_id).release_unused(epoch)
+            claim.release() if known else claim.release_and_remove()
+            raise
+        site.claim, site.epoch, site.notes = claim, epoch, notes
+        return site
+
+    def _accept(self, ledger: Ledger, claim: JobLock) -> tuple[JobRecord, tuple[str, ...]]:
+        """Return the new job, and the notes of its plan."""
+        project, folder = self._project()
+        options = SubmitOptions(
+            substrate=self.settings().substrate,
+            retries=self.retries,
+            retry_policy=self.retry_policy.build() if self.retry_policy else None,
+            keep_last=self.keep_last,
+            keep_every=self.keep_every,
+            max_run_time=self.max_run_time,
+            secret_sources=self._secret_sources(),
+        )
+        record, plan = create_job(ledger, project, source_dir=folder, options=options, lock=claim)
+        return record, plan.notes
+
+    def _project(self) -> tuple[TrainingProject, Path]:
+        if (self.config is None) == (self.definition is None):
+            raise DefinitionError(
+                "train needs exactly one of `config`, `definition` and `job_id`.",
+                next_step="For example: train('examples/tiny-lm/config.py').",
+            )
+        if self.config is not None:
+            path = Path(self.config).expanduser().absolute()
+            project = load_training_project(path)
+            folder = Path(self.source_dir) if self.source_dir else path.parent
+        else:
+            project = training_project_from_json(self.definition or {})
+            folder = Path(self.source_dir or Path.cwd())
+        return self._apply_overrides(project), folder.expanduser()
+
+    def _apply_overrides(self, project: TrainingProject) -> TrainingProject:
+        changes: dict[str, Any] = {}
+        if self.job_name:
+            changes["name"] = self.job_name
+        if self.image:
+            changes["image"] = self.image.build()
+        if self.compute:
+            changes["compute"] = self.compute.build()
+        return project.model_copy(update={"job": project.job.model_copy(update=changes)})
+
+    @classmethod
+    def from_run_parameters(cls, parameters: Mapping[str, Any]) -> JobRequest:
+        """What the stored parameters of a run say of where its job is kept and run."""
+        return cls(
+            store=_block(TrainingStore, parameters.get("store")),
+            substrate=_substrate(parameters.get("substrate")),
+        )
+
+    def ledger(self) -> Ledger:
+        """The records in the store that was asked for."""
+        return Ledger(self.store.build()) if self.store else open_ledger()
+
+    def settings(self) -> Settings:
+        """Ours, with what the substrate's block says instead."""
+        if self.substrate is None:
+            return Settings()
+        block = self.substrate
+        privileges = block.privileges if isinstance(block, DockerSubstrate) else Privileges()
+        return Settings(
+            state_dir=block.folder,
+            substrate=block.substrate,
+            docker_host=getattr(block, "docker_host", ""),
+            docker_enforce_limits=getattr(block, "enforce_limits", False),
+            docker_capabilities=privileges.capabilities,
+            docker_new_privileges=privileges.allow_new_privileges,
+            docker_processes=privileges.max_processes,
+            grace=block.grace_seconds,
+            orphan_deadline=block.orphan_deadline_seconds,
+        )
+
+    def _secret_sources(self) -> tuple[SecretSource, ...]:
+        given = (self.secrets.build(),) if self.secrets else ()
+        return (*given, SecretBlocks(), EnvironmentSecrets())
+
+
+def _claim_epoch(ledger: Ledger, job_id: str, settings: Settings) -> int:
+    """Return the epoch to act in; 0 for a job that completed, of which only the end is shown."""
+    if ledger.get_state(job_id) is JobState.COMPLETED:
+        return 0
+    return ledger.claim(job_id, host_id(settings.state_dir))
+
+
+def _substrate(value: object) -> LocalSubstrate | DockerSubstrate | None:
+    """Whichever it is: a reference says which block, a value of which type it was."""
+    if not isinstance(value, dict):
+        return None
+    given = cast("dict[str, Any]", value)
+    if "$ref" in given:
+        return cast("LocalSubstrate | DockerSubstrate | None", _block(Block, given))
+    docker = given.get("block_type_slug") == DockerSubstrate.get_block_type_slug()
+    return _block(DockerSubstrate if docker else LocalSubstrate, given)
+
+
+def _block(kind: type[B], value: object) -> B | None:
+    """A block parameter as the API stores it: by reference, by value, or not at all."""
+    if not isinstance(value, dict):
+        return None
+    given = cast("dict[str, Any]", value)
+    if "$ref" in given:
+        loader: Any = kind  # the stubs do not know _sync
+        return cast("B", loader.load_from_ref(given["$ref"], _sync=True))
+    return kind.model_validate(given)

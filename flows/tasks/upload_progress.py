@@ -1,0 +1,130 @@
+"""Uploads as people see them on a Prefect run: a bar while bytes move, a line for every commit.
+
+What is shown is what the uploaders announce through the store, so that it is right wherever nodes
+run. Prefect is told of commits and of every tenth of the way, never by the clock alone.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, cast
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.logging import get_run_logger
+
+from prefect_bt.attempts.grace_period import find_save_estimate
+from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.checkpoints.upload.progress_text import format_upload, format_uploads
+from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
+from prefect_bt.errors import StoreError
+from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.text.control_characters import escape_controls
+
+POLL_INTERVAL: Final = 3.0
+"""Seconds between two looks at the store."""
+_PERCENT_STEP: Final = 10.0
+"""Per cent of the way between two words to Prefect."""
+
+
+@contextmanager
+def report_upload_progress(site: JobContext, attempt: int) -> Generator[None]:
+    """Show the attempt's uploads on the run until the block ends."""
+    if not site.checkpointing:
+        yield
+        return
+    over = threading.Event()
+    show = UploadProgressReporter(site, attempt)
+    # The run's context: artifacts and log lines belong to it.
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(show.run, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(30)
+
+
+class UploadProgressReporter:
+    """One attempt's uploads. Only for show: no fault of store or API goes further than here."""
+
+    def __init__(self, site: JobContext, attempt: int) -> None:
+        record = site.record
+        self._site, self._warned = site, False
+        self._uploads = UploadStatusReader(site.ledger.store, record.project_id, record.id, attempt)
+        self._key = f"uploads-{record.id}-{attempt}"
+        self._artifact: UUID | None = None
+        self._reported_percent = -_PERCENT_STEP
+        self._committed: dict[int, int] = {}
+        self._errors: dict[int, str] = {}
+        self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
+
+    def run(self, stop: threading.Event) -> None:
+        while not stop.wait(POLL_INTERVAL):
+            self.poll()
+        self.poll()
+
+    def poll(self) -> None:
+        try:
+            ranks = self._uploads.read()
+        except StoreError:
+            return
+        try:
+            self._log_commits(ranks)
+            self._update_artifact(ranks)
+        except StoreError:
+            return
+        except API_ERRORS as error:
+            self._logger.debug("The uploads cannot be shown: %s", error)
+
+    def _log_commits(self, ranks: Sequence[RankUpload]) -> None:
+        for one in ranks:
+            names = one.status.committed
+            new = names[self._committed.get(one.rank, 0) :]
+            if new:
+                self._committed[one.rank] = len(names)
+                shown = escape_controls(", ".join(new))
+                self._logger.info("rank %d: committed %s; %s", one.rank, shown, format_upload(one))
+                self._warn_about_last_save()
+            trouble = one.status.trouble
+            if trouble != self._errors.get(one.rank, ""):
+                self._errors[one.rank] = trouble
+                if trouble:
+                    self._logger.warning(
+                        "rank %d: tried again: %s", one.rank, escape_controls(trouble)
+                    )
+
+    def _warn_about_last_save(self) -> None:
+        """Once an attempt, where a last checkpoint would not be saved in the time there is."""
+        site = self._site
+        settings = site.settings
+        found = find_save_estimate(
+            site.ledger, site.record, grace=settings.grace, notice=settings.notice
+        )
+        if found and found.warning and not self._warned:
+            self._warned = True
+            self._logger.warning("%s", found.warning)
+
+    def _update_artifact(self, ranks: Sequence[RankUpload]) -> None:
+        total = sum(one.status.bytes_total for one in ranks)
+        if not total:
+            return
+        percent = 100.0 * sum(one.status.bytes_done for one in ranks) / total
+        if self._artifact is None:
+            made = create_progress_artifact(
+                percent, key=self._key, description=format_uploads(ranks)
+            )
+            # In a thread without a loop it answers at once, whatever its type says.
+            self._artifact = cast("UUID", made)
+        elif abs(percent - self._reported_percent) >= _PERCENT_STEP or (
+            percent == 100.0 != self._reported_percent
+        ):
+            update_progress_artifact(self._artifact, percent, description=format_uploads(ranks))
+        else:
+            return
+        self._reported_percent = percent

@@ -1,0 +1,355 @@
+"""From how a node ended to a cause, its failure class and its cure: tables, never message text.
+
+A substrate that knows more than exit codes says so in NodeStatus.cause; the tables do the rest.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from prefect_bt.errors import (
+    DefinitionError,
+    MaxRunTimeError,
+    PlanError,
+    SecretError,
+    StoreError,
+    SubstrateError,
+)
+from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
+
+ORPHANED: Final = "orphaned"
+"""The reason of a node that found nobody owning its job any more (commands.stop_signal)."""
+
+_USER, _INFRASTRUCTURE = FailureClass.USER, FailureClass.INFRASTRUCTURE
+_DEPLOY = FailureClass.DEPLOY
+
+
+class CauseInfo(NamedTuple):
+    """A row of the table.
+
+    `description` follows "Rank 2 failed first: "; empty where the exit says it.
+    """
+
+    failure_class: FailureClass
+    description: str
+    remedy: str
+
+
+CAUSES: Final[dict[Cause, CauseInfo]] = {
+    Cause.COMMAND_FAILED: CauseInfo(_USER, "", "Its last log lines say why."),
+    Cause.USAGE: CauseInfo(
+        _USER, "", "The shell or the program did not understand its arguments; see the log's end."
+    ),
+    Cause.TIMED_OUT: CauseInfo(
+        _USER,
+        "",
+        "That is what `timeout` says when the time is up: allow it more, or look for what hangs.",
+    ),
+    Cause.NOT_EXECUTABLE: CauseInfo(
+        _USER,
+        "",
+        "A command was found but cannot be executed: is it `chmod +x`, and has it a shebang?",
+    ),
+    Cause.NOT_FOUND: CauseInfo(_USER, "", "A command was not found: is it installed, and on PATH?"),
+    Cause.INTERRUPTED: CauseInfo(_USER, "", "Something interrupted it as Ctrl-C does."),
+    Cause.SEGMENTATION_FAULT: CauseInfo(
+        _USER,
+        "",
+        "Native code crashed: look for libraries built for other versions (PyTorch, "
+        "CUDA, extensions), and set PYTHONFAULTHANDLER=1 to see where.",
+    ),
+    Cause.ABORTED: CauseInfo(
+        _USER,
+        "",
+        "It gave up by itself: a failed assertion in native code, or NCCL's watchdog "
+        "after a collective that never ended; set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 to see which.",
+    ),
+    Cause.BUS_ERROR: CauseInfo(
+        _USER,
+        "",
+        "Mostly /dev/shm is too small for the data loader's workers: fewer num_workers, "
+        "or more shared memory; else a mapped file was cut off or its disk is full.",
+    ),
+    Cause.ILLEGAL_INSTRUCTION: CauseInfo(
+        _USER,
+        "",
+        "The program needs CPU instructions that this machine lacks (AVX-512, say): "
+        "install a build for this CPU, or use another machine.",
+    ),
+    Cause.ARITHMETIC_ERROR: CauseInfo(
+        _USER,
+        "",
+        "Native code divided by zero or overflowed; set PYTHONFAULTHANDLER=1 to see where.",
+    ),
+    Cause.BROKEN_PIPE: CauseInfo(
+        _USER, "", "It wrote to a pipe whose reader had ended: look at the other side of the pipe."
+    ),
+    Cause.LIMIT_EXCEEDED: CauseInfo(
+        _USER, "", "A limit of CPU time or file size was reached: see `ulimit -a` in the job."
+    ),
+    Cause.CALL_FORBIDDEN: CauseInfo(
+        _USER,
+        "",
+        "A system call is forbidden where it ran (seccomp): use another image or allow the call.",
+    ),
+    Cause.CONTAINER_PROTOCOL: CauseInfo(
+        _USER,
+        "its container was ended",
+        "Only prefect-bt's own shell may use /.prefect-bt: look for what writes there.",
+    ),
+    Cause.SIGNALLED: CauseInfo(_USER, "", "Its last log lines may say why."),
+    Cause.OUT_OF_MEMORY: CauseInfo(
+        FailureClass.OUT_OF_MEMORY,
+        "it was killed for lack of memory",
+        "Make the batch smaller, or give it more memory: more compute.memory where that is a "
+        "limit, else a larger machine or fewer jobs beside it.",
+    ),
+    Cause.KILLED: CauseInfo(
+        _INFRASTRUCTURE,
+        "",
+        "We did not send it: an operator, a reclaimed machine, or the kernel "
+        "for lack of memory (`dmesg` of the machine tells).",
+    ),
+    Cause.TERMINATED: CauseInfo(
+        _INFRASTRUCTURE, "", "We did not send it: an operator or a machine that shuts down."
+    ),
+    Cause.PREEMPTED: CauseInfo(
+        _INFRASTRUCTURE,
+        "its machine was taken back (preempted)",
+        "Spot machines are; checkpoint often, or use dedicated ones.",
+    ),
+    Cause.EVICTED: CauseInfo(
+        _INFRASTRUCTURE,
+        "it was evicted from its machine",
+        "Mostly the machine ran out of disk or memory: ask for what the job needs.",
+    ),
+    Cause.NODE_LOST: CauseInfo(
+        _INFRASTRUCTURE,
+        "its process is gone without a word (killed?)",
+        "If it happens again, look at the machine's own log.",
+    ),
+    Cause.ORPHANED: CauseInfo(
+        _INFRASTRUCTURE,
+        "nothing watched over the job any more; it stopped",
+        "Keep the process that runs the flow alive, or run the job on a worker.",
+    ),
+    Cause.CUT_SHORT: CauseInfo(
+        _INFRASTRUCTURE,
+        "it was stopped because nobody could watch it any more",
+        "What ran the flow died or lost its connection: see the flow's log.",
+    ),
+    Cause.STAGING_FAILED: CauseInfo(
+        _INFRASTRUCTURE,
+        "it could not be set up",
+        "Its log names the file or folder.",
+    ),
+    Cause.VIEW_REFUSED: CauseInfo(
+        _INFRASTRUCTURE,
+        "the machine refused the job's view of the file system",
+        "Allow user namespaces there, or use a substrate with containers.",
+    ),
+    Cause.GPUS_MISSING: CauseInfo(
+        _INFRASTRUCTURE,
+        "the GPUs it was to have are not free",
+        "Wait for the jobs that hold them, or ask for fewer.",
+    ),
+    Cause.CAPACITY_MISSING: CauseInfo(
+        _INFRASTRUCTURE,
+        "there was no room for it",
+        "Wait for other jobs to end, or ask for less.",
+    ),
+    Cause.LAUNCH_FAILED: CauseInfo(
+        _INFRASTRUCTURE, "it could not be launched", "The message of the attempt says why."
+    ),
+    Cause.UPLOAD_FAILED: CauseInfo(
+        _INFRASTRUCTURE,
+        "its checkpoints could not all be uploaded",
+        "The local files are kept: make room in the store or open it again, then retry the job.",
+    ),
+    Cause.STORE_FAILED: CauseInfo(
+        _INFRASTRUCTURE,
+        "the store did not answer as it should",
+        "See that the store can be reached and its credentials are valid.",
+    ),
+    Cause.IMAGE_PULL_FAILED: CauseInfo(
+        _INFRASTRUCTURE,
+        "its image could not be pulled",
+        "Pull it by hand on that machine to see what is slow or full.",
+    ),
+    Cause.REGISTRY_UNREACHABLE: CauseInfo(
+        _INFRASTRUCTURE,
+        "the registry of its image does not answer",
+        "See that the machine can reach the registry.",
+    ),
+    Cause.REGISTRY_REFUSED: CauseInfo(
+        _DEPLOY,
+        "the registry refused to hand out its image",
+        "Give image.docker_auth credentials that may read it.",
+    ),
+    Cause.IMAGE_NOT_FOUND: CauseInfo(
+        _DEPLOY, "its image does not exist", "Correct image.base_image, or push that tag."
+    ),
+    Cause.IMAGE_UNUSABLE: CauseInfo(
+        _DEPLOY,
+        "its image cannot run here",
+        "Use one for this machine's processor, with /bin/sh in it.",
+    ),
+    Cause.MAX_RUN_TIME: CauseInfo(
+        _USER,
+        "the job's commands have run as long as they may",
+        "Retry the job with a larger --max-run-time: it goes on from its last checkpoint.",
+    ),
+    Cause.CONFIGURATION: CauseInfo(_DEPLOY, "the job cannot run as it is defined", "Correct it."),
+    Cause.SECRET_MISSING: CauseInfo(
+        _DEPLOY, "a secret that it names is nowhere", "Save it under that name, then retry the job."
+    ),
+    Cause.UNKNOWN: CauseInfo(
+        _INFRASTRUCTURE, "it ended in a way that nothing here has a word for", "See its log."
+    ),
+}
+"""Class (decision 7) and cure of every cause. SIGKILL, SIGTERM and SIGHUP that we did not send are
+*infrastructure*, the other signals the program's own doing (docs/decisions/003)."""
+
+CAUSES_BY_EXIT_CODE: Final[dict[int, Cause]] = {
+    2: Cause.USAGE,
+    124: Cause.TIMED_OUT,
+    126: Cause.NOT_EXECUTABLE,
+    127: Cause.NOT_FOUND,
+}
+
+CAUSES_BY_SIGNAL: Final[dict[int, Cause]] = {
+    signal.SIGHUP: Cause.TERMINATED,
+    signal.SIGINT: Cause.INTERRUPTED,
+    signal.SIGILL: Cause.ILLEGAL_INSTRUCTION,
+    signal.SIGABRT: Cause.ABORTED,
+    signal.SIGBUS: Cause.BUS_ERROR,
+    signal.SIGFPE: Cause.ARITHMETIC_ERROR,
+    signal.SIGKILL: Cause.KILLED,
+    signal.SIGSEGV: Cause.SEGMENTATION_FAULT,
+    signal.SIGPIPE: Cause.BROKEN_PIPE,
+    signal.SIGTERM: Cause.TERMINATED,
+    signal.SIGXCPU: Cause.LIMIT_EXCEEDED,
+    signal.SIGXFSZ: Cause.LIMIT_EXCEEDED,
+    signal.SIGSYS: Cause.CALL_FORBIDDEN,
+}
+
+REMEDIES_BY_EXIT_CODE: Final[dict[int, str]] = {
+    1: "Its last log lines say why; torchrun exits with 1 whatever its worker died of, so look for "
+    "the first worker that failed.",
+    125: "So say `timeout`, `env` and `docker run` when they could not start what they were given.",
+    255: "So ends Python's sys.exit(-1), and ssh that lost its connection.",
+}
+"""Where the number says more than its cause."""
+
+CAUSES_BY_ERROR: Final[tuple[tuple[type[Exception], Cause], ...]] = (
+    (SecretError, Cause.SECRET_MISSING),
+    (MaxRunTimeError, Cause.MAX_RUN_TIME),
+    (PlanError, Cause.CONFIGURATION),
+    (DefinitionError, Cause.CONFIGURATION),
+    (StoreError, Cause.STORE_FAILED),
+    (SubstrateError, Cause.LAUNCH_FAILED),
+)
+"""What may be raised before a node runs; the first kind that fits."""
+
+_SELF_EXPLANATORY: Final = frozenset({Cause.OUT_OF_MEMORY, Cause.ORPHANED})
+"""Causes to which a node's own words add nothing."""
+
+_SIGNAL_NAMES: Final = {known.value: known.name for known in signal.Signals}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a node failed.
+
+    `description` has no subject's name and no full stop; `remedy` is a sentence.
+    """
+
+    cause: Cause
+    failure_class: FailureClass
+    description: str
+    remedy: str
+
+    @property
+    def message(self) -> str:
+        return f"{self.description.rstrip('.')}. {self.remedy}".rstrip()
+
+
+def diagnose_node(status: NodeStatus) -> Diagnosis:
+    """The cause of a node's failure, with what to do. The status must be that of a failed node."""
+    cause = determine_cause(status)
+    remedy = CAUSES[cause]
+    what, cure = remedy.description or _format_exit(status), remedy.remedy
+    if cause is Cause.COMMAND_FAILED:
+        cure = REMEDIES_BY_EXIT_CODE.get(status.exit_code or 0, cure)
+    unset = status.started_at is None or cause is Cause.CONTAINER_PROTOCOL
+    if cause not in _SELF_EXPLANATORY and unset and status.reason:
+        # Before the commands ran, the node's own words name what was missing.
+        what = f"{what}: {status.reason}"
+    return Diagnosis(cause, remedy.failure_class, what, cure)
+
+
+def diagnose_cause(cause: Cause, description: str = "") -> Diagnosis:
+    """A cause that no node's status tells; `description` replaces the table's words."""
+    remedy = CAUSES[cause]
+    return Diagnosis(cause, remedy.failure_class, description or remedy.description, remedy.remedy)
+
+
+def diagnose_error(error: Exception) -> Diagnosis:
+    """Why an attempt could not be launched; `what` is the error's own sentence."""
+    cause = next((c for kind, c in CAUSES_BY_ERROR if isinstance(error, kind)), Cause.LAUNCH_FAILED)
+    if isinstance(error, SubstrateError) and error.cause:
+        cause = Cause(error.cause)
+    return diagnose_cause(cause, str(error).rstrip("."))
+
+
+def determine_cause(status: NodeStatus) -> Cause:
+    """What the substrate says, then phase and reason, then exit code and signal."""
+    if status.oom:
+        return Cause.OUT_OF_MEMORY
+    if status.cause is not None:
+        return status.cause
+    if status.phase is NodePhase.LOST or is_agent_lost(status):
+        return Cause.NODE_LOST
+    if status.reason == ORPHANED:
+        return Cause.ORPHANED
+    return Cause.STAGING_FAILED if status.started_at is None else _determine_exit_cause(status)
+
+
+def _determine_exit_cause(status: NodeStatus) -> Cause:
+    number = find_signal(status)
+    if number is not None:
+        return CAUSES_BY_SIGNAL.get(number, Cause.SIGNALLED)
+    if status.exit_code is None:
+        return Cause.UNKNOWN
+    return CAUSES_BY_EXIT_CODE.get(status.exit_code, Cause.COMMAND_FAILED)
+
+
+def is_agent_lost(status: NodeStatus) -> bool:
+    """Its commands began and are gone with nobody to say how: the agent died, a flush goes on."""
+    began = status.started_at is not None
+    return status.phase is NodePhase.FLUSHING and began and status.exit_code is None
+
+
+def find_signal(status: NodeStatus) -> int | None:
+    """The signal that ended the command, also when a shell passed it on as 128 and the number."""
+    code = status.exit_code or 0
+    number = status.signal or (code - 128 if code > 128 else 0)
+    return number if number in _SIGNAL_NAMES else None
+
+
+def format_signal(number: int) -> str:
+    """`SIGKILL`; `signal 40` for one without a name."""
+    return _SIGNAL_NAMES.get(number, f"signal {number}")
+
+
+def _format_exit(status: NodeStatus) -> str:
+    which = f"start command {(status.command or 0) + 1}"
+    number = find_signal(status)
+    if number is None:
+        known = status.exit_code is not None
+        return f"{which} " + (f"exited with {status.exit_code}" if known else "left no exit code")
+    outside = CAUSES[CAUSES_BY_SIGNAL.get(number, Cause.SIGNALLED)].failure_class is _INFRASTRUCTURE
+    how = "was ended from outside by" if outside else "died of"
+    return f"{which} {how} {format_signal(number)}"

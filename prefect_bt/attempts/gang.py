@@ -1,0 +1,356 @@
+"""One attempt of a gang: launch all or none, observe, fail fast, stop together, say how it ended.
+
+The policy of decision 6 lives here once; a substrate only launches, observes and stops one node.
+The loop is synchronous and runs in the caller's thread, so that a signal or Ctrl-C reaches it, and
+the caller's `finally` can stop what it started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from prefect_bt.attempts.diagnosis import (
+    ORPHANED,
+    Diagnosis,
+    diagnose_cause,
+    diagnose_node,
+    is_agent_lost,
+)
+from prefect_bt.attempts.failure_summary import (
+    MAX_RUN_TIME,
+    STOPPED,
+    STRAGGLER,
+    ended_on_request,
+    format_moment,
+    summarize_other_ranks,
+)
+from prefect_bt.attempts.max_run_time import RunTimeLimit
+from prefect_bt.errors import SubstrateError
+from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, Outcome
+from prefect_bt.ledger.states import JobState
+from prefect_bt.logs.line_format import parse_lines
+from prefect_bt.planning.plan import GangPlan
+from prefect_bt.substrates.protocol import NodeHandle, Substrate
+
+TAIL_LINES = 50
+TAIL_BYTES = 64 * 1024
+QUIET_SECONDS = 60.0
+STRAGGLER_SECONDS = 3600.0
+RESPONSE_TIMEOUT = 60.0
+"""Longest wait for an agent to report the end of the commands after a forced stop, in seconds. It
+kills for ten seconds at most, on a machine that may be busy."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The world's clock, and how often the gang looks. Seconds.
+
+    `monotonic` stands still while a laptop sleeps, and is what spans of time are measured with.
+    """
+
+    wall_clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    poll_interval: float = 0.1
+    monotonic: Callable[[], float] = time.monotonic
+
+
+@dataclass
+class Gang:
+    """The launched nodes of one attempt, rank order. `grace` in seconds, shared by all."""
+
+    attempt: int
+    handles: Sequence[NodeHandle]
+    grace: float = 30.0
+    timing: Timing = field(default_factory=Timing)
+    started_at: float | None = None
+    save_grace: Callable[[], float] | None = None
+    """Asked when the job is to stop: what a last checkpoint needs, where that is longer."""
+    run_time_limit: RunTimeLimit | None = None
+    """The limit of the job's commands, if it has one."""
+    first_failed_rank: int | None = None
+    statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
+    _stop_reason: str = ""
+    _stop_requested_at: dict[int, float] = field(default_factory=dict[int, float])
+    """Rank -> when this gang told it to stop."""
+    _is_user_stop: bool = False
+    _deadline: float | None = None
+    _forced: bool = False
+    _kill_deadline: float | None = None
+    """Time by `steady` at which nodes that did not answer a forced stop are given up."""
+    _first_success_at: float | None = None
+    _last_activity: dict[int, tuple[float | None, float]] = field(
+        default_factory=dict[int, tuple[float | None, float]]
+    )
+    """Rank -> when it says it was last active, and when, by `steady`, it began to say so."""
+
+    def watch(
+        self,
+        *,
+        stop_requested: Callable[[], str],
+        on_change: Callable[[Sequence[NodeStatus]], None],
+    ) -> None:
+        """Until every node's commands have ended.
+
+        `stop_requested` returns the reason to stop, or "". `on_change` sees every change of status.
+        """
+        while True:
+            before, self.statuses = self.statuses, [h.observe() for h in self.handles]
+            if self.statuses != before:
+                on_change(self.statuses)
+            self._apply_policy(stop_requested())
+            if all(status.commands_ended for status in self.statuses):
+                return
+            self.timing.sleep(self.timing.poll_interval)
+
+    def wait_for_flush(self, on_change: Callable[[Sequence[NodeStatus]], None]) -> None:
+        """Until every node has done its final flush; there is no limit but the node's own."""
+        while not all(status.is_over for status in self.statuses):
+            self.timing.sleep(self.timing.poll_interval)
+            before, self.statuses = self.statuses, [h.observe() for h in self.handles]
+            if self.statuses != before:
+                on_change(self.statuses)
+
+    def stop(self, reason: str) -> None:
+        """Polite signal to every node that still runs; the shared grace starts now."""
+        if self._stop_reason:
+            return
+        self._stop_reason = reason
+        running = self._list_running()
+        if running and reason in {STOPPED, MAX_RUN_TIME} and self.save_grace is not None:
+            self.grace = self.save_grace()
+        now = self.timing.wall_clock()
+        self._deadline = self.timing.monotonic() + self.grace
+        for handle, _ in running:
+            self._stop_requested_at[handle.rank] = now
+            handle.stop(reason=reason, grace=self.grace)
+
+    def shut_down(self, reason: str) -> None:
+        """Stop, wait for the shared grace, force, flush: for a caller on its way out."""
+        self.stop(reason)
+        self.watch(stop_requested=lambda: "", on_change=lambda _: None)
+        self.wait_for_flush(lambda _: None)
+
+    def is_over(self) -> bool:
+        """Whether every node has ended by now."""
+        self.statuses = [handle.observe() for handle in self.handles]
+        return all(status.is_over for status in self.statuses)
+
+    def make_outcome(self) -> Outcome:
+        """How the attempt ended; every node must be over."""
+        self._record_first_failure()
+        base = self._base_outcome()
+        if self.first_failed_rank is not None:
+            return self._failure_outcome(base, self.first_failed_rank)
+        if self._stop_reason == STOPPED:
+            return replace(base, state=JobState.STOPPED, message="Stopped as asked.")
+        if any(status.reason == MAX_RUN_TIME for status in self.statuses):
+            return self._run_time_outcome(base)
+        for status in self.statuses:
+            if _has_failed(status):
+                return self.interrupted_outcome(status.reason)
+            if status.upload_error:
+                return _upload_failure_outcome(base, status)
+        return replace(base, message=self._success_message())
+
+    def interrupted_outcome(self, why: str) -> Outcome:
+        """No rank failed by itself, yet nobody watched all of them to an end of their own."""
+        found = diagnose_cause(Cause.CUT_SHORT)
+        what = f"The attempt was cut short: {why.rstrip('.')}. {found.remedy}"
+        return replace(_with_diagnosis(self._base_outcome(), found), message=what)
+
+    def _base_outcome(self) -> Outcome:
+        return Outcome(
+            attempt=self.attempt,
+            state=JobState.COMPLETED,
+            nodes=tuple(self.statuses),
+            started_at=self.started_at,
+            ended_at=self.timing.wall_clock(),
+        )
+
+    def _success_message(self) -> str:
+        left = [f"rank {s.rank}: {what}" for s in self.statuses for what in s.uncommitted]
+        if not left:
+            return "All ranks exited with 0 and their checkpoints are committed."
+        return (
+            "All ranks exited with 0. Left behind, because not whole, and kept where they are: "
+            f"{'; '.join(left)}."
+        )
+
+    # -- the rules --------------------------------------------------------------------------
+
+    def _apply_policy(self, stop: str) -> None:
+        self._is_user_stop = self._is_user_stop or stop == STOPPED
+        self._record_first_failure()
+        if self.first_failed_rank is not None:
+            self.stop(f"rank {self.first_failed_rank} failed")
+        elif stop:
+            self.stop(stop)
+        elif self._is_run_time_exceeded():
+            self.stop(MAX_RUN_TIME)
+        self._stop_stragglers()
+        self._force_when_due()
+        self._kill_unresponsive_when_due()
+
+    def _record_first_failure(self) -> None:
+        if self.first_failed_rank is not None or self._stop_reason == STOPPED:
+            return
+        failed = [s for s in self.statuses if s.commands_ended and _has_failed(s)]
+        failed = [s for s in failed if not self._ended_on_request(s)]
+        if failed:
+            first = min(failed, key=lambda s: (s.ended_at or float("inf"), s.rank))
+            self.first_failed_rank = first.rank
+
+    def _ended_on_request(self, status: NodeStatus) -> bool:
+        """By us, or by whoever watched this gang before: such a rank is no failure."""
+        wanted = self._is_user_stop and status.reason == STOPPED
+        return wanted or ended_on_request(
+            status, requested_at=self._stop_requested_at.get(status.rank)
+        )
+
+    def _stop_stragglers(self) -> None:
+        """When a rank has exited 0, a quiet rank, or one an hour late, counts as done."""
+        done = [s for s in self.statuses if s.commands_ended and not _has_failed(s)]
+        if not done or self._stop_reason:
+            return
+        now = self.timing.monotonic()
+        if self._first_success_at is None:
+            self._first_success_at = now
+        for handle, status in self._list_running():
+            quiet = self._quiet_seconds(status, now) > QUIET_SECONDS
+            waited = now - self._first_success_at
+            if (quiet and waited > QUIET_SECONDS) or waited > STRAGGLER_SECONDS:
+                late = waited > STRAGGLER_SECONDS + self.grace
+                handle.stop(reason=STRAGGLER, force=late)
+                if late and self._kill_deadline is None:
+                    self._kill_deadline = now + RESPONSE_TIMEOUT
+
+    def _quiet_seconds(self, status: NodeStatus, now: float) -> float:
+        """Seconds, since this gang first looked at most."""
+        said, since = self._last_activity.get(status.rank, (None, now))
+        if status.active_at != said or status.rank not in self._last_activity:
+            since = now
+        self._last_activity[status.rank] = (status.active_at, since)
+        return now - since if status.started_at is not None else 0.0
+
+    def _force_when_due(self) -> None:
+        if self._deadline is None or self._forced or self.timing.monotonic() < self._deadline:
+            return
+        self._forced = True
+        self._kill_deadline = self.timing.monotonic() + RESPONSE_TIMEOUT
+        for handle, _ in self._list_running():
+            handle.stop(reason=self._stop_reason, force=True)
+
+    def _kill_unresponsive_when_due(self) -> None:
+        """Give up nodes that do not answer, so that a stop ends even if an agent hangs."""
+        if self._kill_deadline is None or self.timing.monotonic() < self._kill_deadline:
+            return
+        self._kill_deadline = self.timing.monotonic() + RESPONSE_TIMEOUT
+        for handle, _ in self._list_running():
+            handle.kill_unresponsive()
+
+    def _is_run_time_exceeded(self) -> bool:
+        if self.run_time_limit is None or not self._list_running():
+            return False
+        clock, steady = self.timing.wall_clock(), self.timing.monotonic()
+        return self.run_time_limit.is_exceeded(self.statuses, wall_clock=clock, monotonic=steady)
+
+    def _list_running(self) -> list[tuple[NodeHandle, NodeStatus]]:
+        statuses = self.statuses or [h.observe() for h in self.handles]
+        pairs = zip(self.handles, statuses, strict=True)
+        return [(handle, status) for handle, status in pairs if not status.commands_ended]
+
+    def _run_time_outcome(self, base: Outcome) -> Outcome:
+        """Nodes stopped at the limit name it as their reason, so this holds after an adoption."""
+        found, limit = diagnose_cause(Cause.MAX_RUN_TIME), self.run_time_limit
+        sentence = (
+            limit.message if limit else f"{found.description[:1].upper()}{found.description[1:]}."
+        )
+        left = [s.upload_error.rstrip(".") for s in self.statuses if s.upload_error]
+        left += [f"rank {s.rank}: {what}" for s in self.statuses for what in s.uncommitted]
+        kept = f"Not committed: {'; '.join(left)}." if left else "Their checkpoints are committed."
+        cure = limit.next_step if limit else found.remedy
+        outcome = replace(_with_diagnosis(base, found), cure=cure)
+        return replace(outcome, message=f"{sentence} They were stopped. {kept} {cure}")
+
+    def _failure_outcome(self, base: Outcome, rank: int) -> Outcome:
+        status = self.statuses[rank]
+        found = diagnose_node(status)
+        when = format_moment(status.ended_at, self.started_at)
+        head = f"Rank {rank} failed first{f', {when}' if when else ''}: {found.message}"
+        then = summarize_other_ranks(self.statuses, status, requested_at=self._stop_requested_at)
+        ran = status.started_at is not None
+        return replace(
+            _with_diagnosis(base, found),
+            state=JobState.FAILED if ran else JobState.DEPLOY_FAILED,
+            failed_rank=rank,
+            failed_at=status.ended_at,
+            exit_code=status.exit_code,
+            log_tail=read_log_tail(self.handles[rank]),
+            message=f"{head} {then}".rstrip(),
+        )
+
+
+def _with_diagnosis(base: Outcome, found: Diagnosis) -> Outcome:
+    return replace(
+        base,
+        state=JobState.FAILED,
+        failure=found.failure_class,
+        cause=found.cause,
+        cure=found.remedy,
+    )
+
+
+def _upload_failure_outcome(base: Outcome, status: NodeStatus) -> Outcome:
+    found = diagnose_cause(Cause.UPLOAD_FAILED)
+    error = status.upload_error.rstrip(".")
+    what = f"The commands succeeded, but an upload did not: {error}. {found.remedy}"
+    return replace(_with_diagnosis(base, found), failed_rank=status.rank, message=what)
+
+
+def launch_gang(
+    substrate: Substrate,
+    plan: GangPlan,
+    *,
+    secrets: Mapping[str, str],
+    timing: Timing | None = None,
+) -> Gang:
+    """All nodes or none: when one cannot be launched, those before it are removed again."""
+    launched: list[NodeHandle] = []
+    try:
+        for node in plan.nodes:
+            needed = {name: secrets[name] for name in set(node.secret_environment.values())}
+            launched.append(substrate.launch(node, secrets=needed))
+    except BaseException as error:
+        _roll_back(launched, error)
+        raise
+    timing = timing or Timing()
+    grace = max(node.grace for node in plan.nodes)
+    return Gang(plan.attempt, launched, grace=grace, timing=timing, started_at=timing.wall_clock())
+
+
+def read_log_tail(handle: NodeHandle) -> tuple[str, ...]:
+    """The last lines of a rank's log, redacted as they were written."""
+    data, offset = b"", 0
+    while chunk := handle.read_log(offset=offset, limit=1 << 20):
+        data, offset = (data + chunk)[-TAIL_BYTES:], offset + len(chunk)
+    return tuple(line.message for line in list(parse_lines(data))[-TAIL_LINES:])
+
+
+def _has_failed(status: NodeStatus) -> bool:
+    """Of a node whose commands have ended. One that never ran them failed if it says why."""
+    if status.phase is NodePhase.LOST or is_agent_lost(status) or status.reason == ORPHANED:
+        return True
+    if status.reason == STRAGGLER:
+        return False
+    return bool(status.exit_code) or (status.exit_code is None and bool(status.reason))
+
+
+def _roll_back(launched: Sequence[NodeHandle], error: BaseException) -> None:
+    for handle in launched:
+        try:
+            handle.stop(reason="another node could not be launched", force=True)
+            handle.remove()
+        except SubstrateError as also:
+            error.add_note(str(also))

@@ -1,0 +1,55 @@
+"""A job as the process sees it that runs its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect_bt.credentials.secrets import SecretSource
+from prefect_bt.host.job_lock import JobLock
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.records import (
+    JobRecord,
+)
+from prefect_bt.settings import Settings
+from prefect_bt.substrates.protocol import Substrate
+
+
+class JobContext:
+    """A job, its records and its substrate, for one process."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        substrate: Substrate,
+        record: JobRecord,
+        *,
+        settings: Settings,
+        secret_sources: Sequence[SecretSource] = (),
+    ) -> None:
+        self.ledger, self.substrate, self.record = ledger, substrate, record
+        self.settings, self.secret_sources = settings, tuple(secret_sources)
+        self.claim = JobLock(settings.state_dir)
+        """The job's lock, for whoever runs the job; nothing is claimed in those who look at it."""
+        self.project = load_definition(record)
+        self.holds: list[str] = []
+        """Keys of what says that this job needs checkpoints of others."""
+        self.notes: tuple[str, ...] = ()
+        """Notes of the plan, if this process accepted the job."""
+        self.epoch = 0
+        """Epoch in which this process acts for the job (fencing_epochs); 0 if it only reads."""
+        self.resumed = False
+        """Whether this process takes up a job that another was running when it died."""
+
+    @property
+    def job_id(self) -> str:
+        return self.record.id
+
+    @property
+    def team(self) -> str:
+        """The team that owns the job's project, whatever team its definition names."""
+        return self.ledger.get_team(self.record.project_id)
+
+    @property
+    def checkpointing(self) -> bool:
+        return self.project.job.runtime.checkpointing_config.enabled

@@ -1,0 +1,379 @@
+"""From one attempt to the next: what is left of the last is put away before another starts.
+
+A site is a job seen from one process: its records, and the substrate that runs its nodes. The flow
+calls these functions from its tasks; hooks and commands call them from other processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+from prefect_bt.attempts.diagnosis import diagnose_cause, diagnose_error
+from prefect_bt.attempts.gang import Gang
+from prefect_bt.attempts.grace_period import find_save_estimate
+from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.max_run_time import find_run_time_limit
+from prefect_bt.attempts.retry_policy import RetryDecision, decide_retry
+from prefect_bt.checkpoints.committed.catalog import find_newest
+from prefect_bt.checkpoints.committed.load_references import resolve_loaded_checkpoints
+from prefect_bt.checkpoints.retention import holds
+from prefect_bt.contract import WORKSPACE_DIR, job_prefix
+from prefect_bt.credentials.secrets import resolve_secrets
+from prefect_bt.errors import (
+    AmbiguousError,
+    AttemptFailed,
+    CheckpointError,
+    NotFoundError,
+    PrefectBtError,
+    StoreError,
+)
+from prefect_bt.host.job_lock import host_id
+from prefect_bt.ledger.records import (
+    ArchivedLog,
+    AttemptRecord,
+    Cause,
+    FailureClass,
+    JobRecord,
+    Outcome,
+)
+from prefect_bt.ledger.states import JobState
+from prefect_bt.logs.log_archive import LogArchiver
+from prefect_bt.planning.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
+from prefect_bt.planning.planner import (
+    PlanContext,
+    list_image_secret_names,
+    list_job_secret_names,
+    plan_gang,
+    plan_image,
+)
+from prefect_bt.serving.deployment_records import DeploymentLedger
+from prefect_bt.substrates.protocol import NodeHandle
+from prefect_bt.text.control_characters import escape_controls
+from prefect_bt.training_cache.snapshot import write_snapshot
+
+MAX_CONCURRENT_REMOVALS = 8
+HOLD_RETRY_DELAYS = (0.0, 0.1, 0.5, 2.0)
+"""Seconds before each try to hold a checkpoint that somebody is deleting."""
+
+
+def plan_attempt(site: JobContext, attempt: int) -> GangPlan:
+    """The plan of this attempt; PlanError when the job cannot run here (any more)."""
+    record, settings = site.record, site.settings
+    missing: list[str] = []
+    try:
+        load = _resolve_and_hold(site, attempt)
+    except (NotFoundError, AmbiguousError) as error:
+        load, missing = (), [str(error)]
+    context = PlanContext(
+        job_id=record.id,
+        job_name=record.name,
+        project_id=record.project_id,
+        store=site.ledger.store.url,
+        capacity=site.substrate.capacity(),
+        substrate=site.substrate.name,
+        leader_address=site.substrate.leader_address(record.id, attempt),
+        attempt=attempt,
+        epoch=site.epoch,
+        retry_reason=_last_failure_cause(site),
+        workspace=plan_workspace(record),
+        loaded_checkpoints=load,
+        missing_references=tuple(missing),
+        supports_images=site.substrate.supports_images,
+        pinned_image=site.ledger.read_pinned_image(record.id)
+        if site.substrate.supports_images
+        else "",
+        grace=settings.grace,
+        settle=settings.settle,
+        retention=record.retention,
+        revisions={
+            key: pin.revision for key, pin in site.ledger.read_pinned_weights(record.id).items()
+        },
+    )
+    return plan_gang(site.project.model_copy(update={"team_name": site.team}), context)
+
+
+def _last_failure_cause(site: JobContext) -> str:
+    causes = [outcome.cause for outcome in site.ledger.list_outcomes(site.job_id)]
+    return causes[-1].value if causes and causes[-1] else ""
+
+
+def _resolve_and_hold(site: JobContext, attempt: int) -> tuple[LoadedCheckpoint, ...]:
+    """What the job loads, held so that nobody deletes it before the nodes have it."""
+    which = ""
+    for pause in HOLD_RETRY_DELAYS:
+        time.sleep(pause)
+        record = site.record
+        load = resolve_loaded_checkpoints(
+            site.ledger,
+            site.project,
+            project_id=record.project_id,
+            created_before=record.created_at,
+        )
+        name = f"{record.id}-{attempt:04d}"
+        keys, gone = holds.acquire_holds(site.ledger, load, holder=record.id, name=name)
+        if not gone:
+            site.holds += keys
+            return load
+        which = ", ".join(f"{one.name} of job {one.job_id}" for one in gone)
+    raise CheckpointError(
+        f"Job {site.job_id} is to load what is being deleted: {which}.",
+        next_step="Load another checkpoint; `prefect-bt checkpoints list` shows those of a job.",
+    )
+
+
+def release_holds(site: JobContext) -> None:
+    """The job is over and needs no checkpoint of another any more."""
+    holds.release_holds(site.ledger.store, [*site.holds, *_iter_server_holds(site)])
+    site.holds.clear()
+
+
+def _iter_server_holds(site: JobContext) -> Iterator[str]:
+    """Of what it serves; whoever deployed it took them."""
+    serving = site.record.serving
+    if serving is None:
+        return
+    revision = DeploymentLedger(site.ledger).get_revision(serving.deployment, serving.revision)
+    for job_id in {job for job, _ in revision.required_checkpoints}:
+        with suppress(NotFoundError):
+            project_id = site.ledger.get_job(job_id).project_id
+            yield holds.hold_key(project_id, job_id, site.job_id)
+
+
+def plan_workspace(record: JobRecord) -> WorkspacePlan:
+    if not record.workspace_sha256:
+        return WorkspacePlan(WORKSPACE_DIR)
+    key = f"{job_prefix(record.project_id, record.id)}/workspace.tar"
+    return WorkspacePlan(WORKSPACE_DIR, key, record.workspace_sha256, record.workspace_size)
+
+
+def resolve_job_secrets(site: JobContext) -> dict[str, str]:
+    """Values of every secret the job names; SecretError before any compute is taken."""
+    names = list_job_secret_names(site.project.job, supports_images=site.substrate.supports_images)
+    return resolve_secrets(names, site.secret_sources, team=site.team)
+
+
+def resolve_image_secrets(site: JobContext) -> dict[str, str]:
+    """Those of docker_auth alone; SecretError."""
+    return resolve_secrets(
+        list_image_secret_names(site.project.job), site.secret_sources, team=site.team
+    )
+
+
+def plan_job_image(site: JobContext) -> ImagePlan:
+    """The image that the next attempt needs: what the job pinned, else what it defines."""
+    return plan_image(site.project.job, site.ledger.read_pinned_image(site.job_id))
+
+
+def finalize_unfinished_attempts(site: JobContext, *, reason: str) -> None:
+    """Put away every attempt that nobody watched to its end: stop, flush, keep logs, record.
+
+    An attempt whose nodes had all ended by themselves gets the outcome they earned; one that is
+    stopped here was cut short. Idempotent, and callable from any process that can reach the
+    substrate.
+    """
+    known = {outcome.attempt for outcome in site.ledger.list_outcomes(site.job_id)}
+    handles = site.substrate.list_nodes(site.job_id)
+    for begun in site.ledger.list_attempts(site.job_id):
+        nodes = [handle for handle in handles if handle.attempt == begun.attempt]
+        if nodes or begun.attempt not in known:
+            outcome = _finalize(site, begun, nodes, reason)
+            if begun.attempt not in known:
+                record_outcome(site, outcome)
+
+
+def adopt_gang(site: JobContext) -> Gang | None:
+    """The gang of an attempt that nobody watches any more, to be watched as if nothing had been.
+
+    None unless all of its nodes are there: a launch that was cut short is put away instead.
+    """
+    begun = site.ledger.list_attempts(site.job_id)
+    if not begun or begun[-1].attempt in {
+        o.attempt for o in site.ledger.list_outcomes(site.job_id)
+    }:
+        return None
+    last = begun[-1]
+    nodes = [h for h in site.substrate.list_nodes(site.job_id) if h.attempt == last.attempt]
+    if len(nodes) != site.project.job.compute.node_count:
+        return None
+    return configure_gang(
+        site, Gang(last.attempt, nodes, grace=site.settings.grace, started_at=last.at)
+    )
+
+
+def configure_gang(site: JobContext, gang: Gang) -> Gang:
+    """Give a gang what it needs of the job's record: the limit of its commands, a grace to save."""
+    gang.run_time_limit = find_run_time_limit(site.ledger, site.record)
+    return set_save_grace(site, gang)
+
+
+def set_save_grace(site: JobContext, gang: Gang) -> Gang:
+    """A stop of this gang waits for as long as a checkpoint takes to write, as far as is known."""
+    settings = site.settings
+
+    def grace() -> float:
+        with suppress(StoreError):
+            found = find_save_estimate(
+                site.ledger, site.record, grace=settings.grace, notice=settings.notice
+            )
+            return found.grace if found else gang.grace
+        return gang.grace
+
+    gang.save_grace = grace
+    return gang
+
+
+def _finalize(
+    site: JobContext, begun: AttemptRecord, nodes: Sequence[NodeHandle], reason: str
+) -> Outcome:
+    gang = Gang(begun.attempt, nodes, grace=site.settings.grace, started_at=begun.at)
+    configure_gang(site, gang)
+    seen = [handle.observe() for handle in nodes]
+    ended = all(status.commands_ended for status in seen)
+    complete = len(nodes) == site.project.job.compute.node_count
+    by_themselves = ended and complete and not any(status.reason == "stopped" for status in seen)
+    stopped = bool(site.ledger.find_stop_request(site.job_id)) and not by_themselves
+    gang.shut_down("stopped" if stopped else reason)
+    return (
+        gang.make_outcome() if stopped or (ended and complete) else gang.interrupted_outcome(reason)
+    )
+
+
+def record_outcome(site: JobContext, outcome: Outcome) -> Outcome:
+    """Seal the attempt's logs, then write down how it ended. The first outcome stands."""
+    sealed = archive_logs(site, outcome.attempt)
+    best = find_newest(site.ledger.store, site.record.project_id, site.job_id)
+    best_key = best.newest_manifest if best else ""
+    shown = escape_controls(outcome.message)
+    outcome = replace(outcome, message=shown, newest_checkpoint=best_key, logs=sealed)
+    if site.record.serving and outcome.state is JobState.COMPLETED:
+        outcome = _server_exit_outcome(outcome)
+    site.ledger.end_attempt(site.job_id, outcome, epoch=site.epoch)
+    _write_cache_snapshot(site)
+    return outcome
+
+
+def _write_cache_snapshot(site: JobContext) -> None:
+    """For other machines to see. Only for show: no fault of it is the attempt's."""
+    cache = site.project.job.runtime.cache_config
+    folder, project_id = site.settings.state_dir, site.record.project_id
+    with suppress(StoreError, OSError):
+        if cache and cache.enabled:
+            write_snapshot(site.ledger.store, folder, project_id, host=host_id(folder))
+
+
+def _server_exit_outcome(outcome: Outcome) -> Outcome:
+    """A server is never done: one that ends by itself failed, whatever it exits with."""
+    found = diagnose_cause(Cause.COMMAND_FAILED)
+    return replace(
+        outcome,
+        state=JobState.FAILED,
+        message="The server ended by itself, with exit code 0.",
+        failure=found.failure_class,
+        cause=found.cause,
+    )
+
+
+def archive_logs(site: JobContext, attempt: int) -> tuple[ArchivedLog, ...]:
+    """Copy every rank's whole log of the attempt into the store; what was sealed, by rank."""
+    sealer = LogArchiver(
+        site.ledger.store,
+        project_id=site.record.project_id,
+        job_id=site.job_id,
+        attempt=attempt,
+        scratch=site.settings.state_dir,
+    )
+    return sealer.archive(site.substrate.list_nodes(site.job_id))
+
+
+def remove_nodes(site: JobContext) -> None:
+    """Remove what the job's nodes left on the substrate; for a job that is over.
+
+    Several ranks at a time, the attempts of one in order: its last keeps what is not saved.
+    """
+    by_rank: dict[int, list[NodeHandle]] = {}
+    for handle in site.substrate.list_nodes(site.job_id):
+        by_rank.setdefault(handle.rank, []).append(handle)
+
+    def remove(handles: list[NodeHandle]) -> None:
+        for handle in handles:
+            handle.remove()
+
+    with ThreadPoolExecutor(MAX_CONCURRENT_REMOVALS) as pool:
+        list(pool.map(remove, by_rank.values()))
+
+
+def decide_job_retry(site: JobContext) -> RetryDecision:
+    """Whether the job's last outcome is followed by another attempt."""
+    outcomes = site.ledger.list_outcomes(site.job_id)
+    if site.ledger.find_stop_request(site.job_id):
+        return RetryDecision(False, "the job was asked to stop")
+    if not outcomes:
+        return RetryDecision(False, "no attempt was made")
+    if _was_never_ready(site, outcomes[-1]):
+        return RetryDecision(False, "the server has never answered")
+    return decide_retry(outcomes, site.record.retries, checkpointing=site.checkpointing)
+
+
+def _was_never_ready(site: JobContext, last: Outcome) -> bool:
+    """A server that ended by itself before it answered once would do so again."""
+    serving = site.record.serving
+    if serving is None or last.failure is FailureClass.INFRASTRUCTURE:
+        return False
+    return not DeploymentLedger(site.ledger).was_ready(serving.deployment, serving.revision)
+
+
+def finish_gang(site: JobContext, gang: Gang) -> Outcome:
+    """The attempt is over: logs sealed, outcome recorded; AttemptFailed unless it ended well.
+
+    A stopped attempt is an outcome, not an error.
+    """
+    outcome = record_outcome(site, gang.make_outcome())
+    if outcome.failure is not None:
+        raise AttemptFailed(outcome.message, outcome={"attempt": outcome.attempt})
+    return outcome
+
+
+def launch_failure_outcome(attempt: int, error: Exception) -> Outcome:
+    """The outcome of an attempt that could not be launched."""
+    found = diagnose_error(error)
+    now = time.time()
+    return Outcome(
+        attempt=attempt,
+        state=JobState.FAILED if found.cause is Cause.MAX_RUN_TIME else JobState.DEPLOY_FAILED,
+        message=describe_error(error),
+        failure=found.failure_class,
+        cause=found.cause,
+        cure=found.remedy,
+        started_at=now,
+        ended_at=now,
+    )
+
+
+def describe_error(error: Exception) -> str:
+    """Our own errors are sentences; of any other the kind says more than the words."""
+    return str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
+
+
+def terminal_state(site: JobContext, default: JobState) -> JobState:
+    """The state in which a job ends that no attempt follows: what its last attempt came to.
+
+    A training that finished is COMPLETED, whoever died or asked it to stop since.
+    """
+    outcomes = site.ledger.list_outcomes(site.job_id)
+    last = outcomes[-1].state if outcomes else default
+    if last is not JobState.COMPLETED and site.ledger.find_stop_request(site.job_id):
+        return JobState.STOPPED
+    return last
+
+
+def missing_states(site: JobContext, end: JobState) -> tuple[JobState, ...]:
+    """`end`, and before it what nobody lived to write down; empty when the job is over."""
+    now = site.ledger.get_state(site.job_id)
+    if now.terminal:
+        return ()
+    unseen = now is JobState.DEPLOYING and end is JobState.COMPLETED
+    return (JobState.RUNNING, end) if unseen else (end,)

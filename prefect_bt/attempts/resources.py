@@ -1,0 +1,38 @@
+"""What each node of an attempt got: written when the attempt is planned, read by `view`.
+
+<job>/attempts/<n>/resources.json     create-only; attempts of older releases have none
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from prefect_bt import codec
+from prefect_bt.contract import attempt_prefix
+from prefect_bt.errors import ObjectExists, ObjectNotFound
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord, Resources
+from prefect_bt.planning.plan import GangPlan
+
+
+def save_resources(ledger: Ledger, plan: GangPlan) -> None:
+    """Write what the plan gives each node; all nodes of a gang get the same."""
+    key = _key(plan.project_id, plan.job_id, plan.attempt)
+    with suppress(ObjectExists):
+        ledger.store.create(key, codec.dumps(plan.nodes[0].resources).encode())
+
+
+def find_resources(ledger: Ledger, record: JobRecord) -> Resources | None:
+    """Return what each node got in the newest attempt that was planned.
+
+    Before the first attempt, return what the push has planned; None for jobs of older releases.
+    """
+    for begun in reversed(ledger.list_attempts(record.id)):
+        with suppress(ObjectNotFound):
+            key = _key(record.project_id, record.id, begun.attempt)
+            return codec.loads(Resources, ledger.store.get(key))
+    return record.resources
+
+
+def _key(project_id: str, job_id: str, attempt: int) -> str:
+    return f"{attempt_prefix(project_id, job_id, attempt)}/resources.json"

@@ -1,0 +1,80 @@
+"""What somebody asks of a job's retry policy: some of its numbers, checked, over what is there."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from prefect_bt.errors import DefinitionError
+from prefect_bt.ledger.records import RetryBudget
+
+
+@dataclass(frozen=True)
+class RetryOverrides:
+    """The fields of RetryBudget; None leaves a number as it is. Delays in seconds."""
+
+    user: int | None = None
+    infrastructure: int | None = None
+    out_of_memory: int | None = None
+    without_progress: int | None = None
+    first_delay: float | None = None
+    factor: float | None = None
+    longest_delay: float | None = None
+    jitter: float | None = None
+
+    def apply_to(self, base: RetryBudget) -> RetryBudget:
+        """The policy with these choices in it; DefinitionError names the number that is wrong.
+
+        Whoever allows failures of his own code allows as many of the other classes, unless he
+        says otherwise (docs/decisions/003).
+        """
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        if self.user is not None:
+            for other in ("infrastructure", "out_of_memory"):
+                chosen.setdefault(other, max(getattr(base, other), self.user))
+        if self.first_delay is not None and self.longest_delay is None:
+            chosen["longest_delay"] = max(base.longest_delay, self.first_delay)
+        return validate_budget(replace(base, **chosen))
+
+
+NO_OVERRIDES = RetryOverrides()
+
+_OPTION_NAMES = {
+    "user": "retries",
+    "infrastructure": "infrastructure_retries",
+    "out_of_memory": "out_of_memory_retries",
+    "without_progress": "without_progress",
+    "first_delay": "retry_delay",
+    "factor": "retry_factor",
+    "longest_delay": "longest_retry_delay",
+    "jitter": "retry_jitter",
+}
+"""Field -> the option's name, with which errors speak."""
+
+
+def validate_budget(budget: RetryBudget) -> RetryBudget:
+    """The policy itself; DefinitionError when a number in it makes no sense."""
+    for name in ("user", "infrastructure", "out_of_memory", "without_progress"):
+        if getattr(budget, name) < 0:
+            raise _invalid_value_error(budget, name, "Give 0 or more.")
+    for name in ("first_delay", "factor", "longest_delay", "jitter"):
+        if not math.isfinite(getattr(budget, name)):
+            raise _invalid_value_error(budget, name, "Give a number.")
+    for name in ("first_delay", "longest_delay"):
+        if getattr(budget, name) < 0:
+            raise _invalid_value_error(budget, name, "Give seconds, 0 or more.")
+    if budget.factor < 1:
+        raise _invalid_value_error(budget, "factor", "Give 1 or more: delays do not shrink.")
+    if not 0 <= budget.jitter <= 1:
+        raise _invalid_value_error(budget, "jitter", "Give the part of a delay, 0 to 1.")
+    if budget.longest_delay < budget.first_delay:
+        raise _invalid_value_error(
+            budget, "longest_delay", f"Give the first delay, {budget.first_delay:g}, or more."
+        )
+    return budget
+
+
+def _invalid_value_error(budget: RetryBudget, field: str, next_step: str) -> DefinitionError:
+    name, value = _OPTION_NAMES[field], getattr(budget, field)
+    return DefinitionError(f"{name} is {value:g}.", next_step=next_step, field=name, value=value)

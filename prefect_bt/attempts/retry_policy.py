@@ -1,0 +1,141 @@
+"""Whether a failed attempt is followed by another, and when: classes, progress, back-off.
+
+Pure: it looks at the outcomes of the attempts so far and nothing else. Prefect's retries carry the
+decision out; no other layer retries an attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from urllib.parse import unquote
+
+from prefect_bt.checkpoints.layout import parse_step, series_of
+from prefect_bt.ledger.records import Cause, FailureClass, Outcome, RetryBudget
+from prefect_bt.ledger.states import JobState
+
+_SUCCESS_STATES = frozenset({JobState.COMPLETED, JobState.STOPPED})
+
+
+@dataclass(frozen=True)
+class RetryDecision:
+    retry: bool
+    reason: str
+
+
+def decide_retry(
+    outcomes: Sequence[Outcome], budget: RetryBudget, *, checkpointing: bool
+) -> RetryDecision:
+    """The last outcome against what is left of its class's budget.
+
+    An infrastructure failure after progress (a newer committed checkpoint than any attempt before
+    had) does not count. Attempts in a row that die without one end the job
+    (RetryBudget.without_progress); that rule needs checkpoints, so a job without checkpointing is
+    bounded by its budget alone.
+    """
+    last = outcomes[-1]
+    if last.state in _SUCCESS_STATES or last.failure is None:
+        return RetryDecision(False, "the attempt did not fail")
+    if last.failure is FailureClass.DEPLOY or last.cause is Cause.MAX_RUN_TIME:
+        deploy = last.failure is FailureClass.DEPLOY
+        why = "a bad configuration is never retried" if deploy else "its run time is used up"
+        return RetryDecision(False, why)
+    progress = _made_progress(outcomes)
+    word = last.failure.value.replace("_", " ")
+    if last.failure is FailureClass.INFRASTRUCTURE and progress[-1]:
+        return RetryDecision(True, f"there was progress, so this {word} failure does not count")
+    allowed = _allowed_retries(budget, last.failure)
+    used = _count_failures(outcomes, progress, last.failure)
+    if used > allowed:
+        counted = {0: "no retry", 1: "one retry"}.get(allowed, f"{allowed} retries")
+        return RetryDecision(False, f"the policy allows {counted} of {word} failures")
+    stuck = list_attempts_without_progress(outcomes)
+    limit = budget.without_progress
+    if checkpointing and limit and len(stuck) >= limit:
+        return RetryDecision(False, _no_progress_message(stuck[-limit:]))
+    return RetryDecision(True, f"retry {used} of {allowed} for {word} failures")
+
+
+def list_attempts_without_progress(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The attempts at the end that failed, one after the other, with no newer checkpoint."""
+    judged = zip(reversed(outcomes), reversed(_made_progress(outcomes)), strict=True)
+    died = takewhile(lambda pair: pair[0].failure is not None and not pair[1], judged)
+    return [outcome for outcome, _ in died][::-1]
+
+
+def compute_retry_delay(outcomes: Sequence[Outcome], budget: RetryBudget, *, job_id: str) -> float:
+    """Seconds from the end of the last attempt to the next; 0 before the first.
+
+    It grows with every failure in a row without progress, up to the policy's ceiling. Chance only
+    shortens it, and is the same for the same job and attempt.
+    """
+    if not outcomes or outcomes[-1].failure is None:
+        return 0.0
+    failures = max(1, len(list_attempts_without_progress(outcomes)))
+    try:
+        grown = budget.first_delay * budget.factor ** (failures - 1)
+    except OverflowError:
+        grown = budget.longest_delay
+    chance = _deterministic_fraction(job_id, outcomes[-1].attempt + 1)
+    return min(grown, budget.longest_delay) * (1 - budget.jitter * chance)
+
+
+def parse_checkpoint_name(outcome: Outcome) -> str:
+    """The checkpoint that was the newest when the attempt ended; empty when there was none."""
+    parts = outcome.newest_checkpoint.split("/")
+    return unquote(parts[-2]) if len(parts) > 1 else outcome.newest_checkpoint
+
+
+def _allowed_retries(budget: RetryBudget, failure: FailureClass) -> int:
+    return {
+        FailureClass.USER: budget.user,
+        FailureClass.INFRASTRUCTURE: budget.infrastructure,
+        FailureClass.OUT_OF_MEMORY: budget.out_of_memory,
+        FailureClass.DEPLOY: 0,
+    }[failure]
+
+
+def _count_failures(
+    outcomes: Sequence[Outcome], progress: Sequence[bool], failure: FailureClass
+) -> int:
+    refunds = failure is FailureClass.INFRASTRUCTURE
+    pairs = zip(outcomes, progress, strict=True)
+    return sum(one.failure is failure and not (refunds and newer) for one, newer in pairs)
+
+
+def _made_progress(outcomes: Sequence[Outcome]) -> list[bool]:
+    """Of every attempt, whether it committed what none before it had.
+
+    A name that tells a step must tell a higher one than its siblings did before: a job that begins
+    anew and writes the same steps again makes no progress. Of other names a new commit counts.
+    """
+    seen, highest = {""}, dict[str, int]()
+    progress: list[bool] = []
+    for outcome in outcomes:
+        key, name = outcome.newest_checkpoint, parse_checkpoint_name(outcome)
+        step, stem = parse_step(name), series_of(name)
+        newer = key not in seen and (step is None or step > highest.get(stem, -1))
+        seen.add(key)
+        if step is not None:
+            highest[stem] = max(step, highest.get(stem, -1))
+        progress.append(newer)
+    return progress
+
+
+def _no_progress_message(stuck: Sequence[Outcome]) -> str:
+    """Completes "No further attempt: "."""
+    names = [str(one.attempt) for one in stuck]
+    last = parse_checkpoint_name(stuck[-1])
+    than = f" than {last}" if last else ": there is none yet"
+    if len(names) == 1:
+        return f"attempt {names[0]} died with no newer committed checkpoint{than}"
+    listed = f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"attempts {listed} died in a row with no newer committed checkpoint{than}"
+
+
+def _deterministic_fraction(job_id: str, attempt: int) -> float:
+    """At least 0, less than 1; the same for the same arguments."""
+    digest = hashlib.sha256(f"{job_id}/{attempt}".encode()).digest()
+    return int.from_bytes(digest[:7]) / 2**56

@@ -1,0 +1,1 @@
+"""Committed checkpoints in the store: the catalog, downloads, restores, verification."""

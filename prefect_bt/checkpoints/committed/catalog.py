@@ -1,0 +1,187 @@
+"""The committed checkpoints of a job: read from manifests, never from bare objects.
+
+A checkpoint of a gang is the parts that its ranks committed under one name. How many ranks write is
+the script's affair (often rank 0 alone), so a part counts as missing only where an earlier sibling
+(`checkpoint-10` before `checkpoint-20`) has one of that rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from prefect_bt.checkpoints.committed.commit_index import find_newest_refs
+from prefect_bt.checkpoints.layout import join_checkpoint_path, parse_step, series_of
+from prefect_bt.checkpoints.manifest import Manifest, load_manifest
+from prefect_bt.errors import NotFoundError, ObjectNotFound
+from prefect_bt.object_store.protocols import Store
+
+_ID_LENGTH: Final = 8
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """One file of a checkpoint. `path` is relative to the rank's checkpoint directory (§8.2)."""
+
+    path: str
+    logical_path: str
+    rank: int
+    key: str
+    size: int
+    sha256: str
+    modified: float
+    """Epoch seconds of the last write on the node."""
+
+
+@dataclass(frozen=True)
+class CommittedCheckpoint:
+    """`checkpoint_id` is the folder's name, `created_at` epoch seconds, `size` all ranks' bytes."""
+
+    id: str
+    checkpoint_id: str
+    project_id: str
+    job_id: str
+    created_at: float
+    type: str
+    base_model: str | None
+    lora_adapter_config: dict[str, Any] | None
+    size: int
+    step: int | None
+    attempt: int
+    manifest_keys: dict[int, str]
+    """Rank -> key of its newest manifest."""
+    missing_ranks: tuple[int, ...] = ()
+    manifests: tuple[Manifest, ...] = field(default=(), repr=False)
+    """By rank."""
+
+    @property
+    def newest_manifest(self) -> str:
+        """Key of the part that was committed last."""
+        return max(self.manifests, key=_commit_order).key
+
+    def files(self) -> Iterator[CheckpointFile]:
+        """Every file of every rank, by rank and path."""
+        for manifest in self.manifests:
+            for entry in manifest.entries:
+                yield CheckpointFile(
+                    path=join_checkpoint_path(manifest.name, entry.path),
+                    logical_path=entry.logical,
+                    rank=manifest.rank,
+                    key=entry.key,
+                    size=entry.size,
+                    sha256=entry.sha256,
+                    modified=entry.mtime_ns / 1e9,
+                )
+
+
+def list_checkpoints(store: Store, project_id: str, job_id: str) -> list[CommittedCheckpoint]:
+    """Every committed checkpoint of the job in its newest version, oldest first.
+
+    Includes folders that hold no model (`type` empty). Raises StoreError, and CheckpointError for a
+    manifest that cannot be read.
+    """
+    parts: dict[str, list[Manifest]] = {}
+    gone: set[str] = set()
+    for (_, name), ref in sorted(find_newest_refs(store, project_id, job_id).items()):
+        try:
+            parts.setdefault(name, []).append(load_manifest(store.get(ref.key), key=ref.key))
+        except ObjectNotFound:
+            # Taken away between listing and reading, and so are its other ranks' parts.
+            gone.add(name)
+    for name in gone:
+        del parts[name]
+    ranks = {name: {manifest.rank for manifest in found} for name, found in parts.items()}
+    merged = [
+        _merge_ranks(found, _find_missing_ranks(name, ranks)) for name, found in parts.items()
+    ]
+    return sorted(merged, key=lambda one: (one.attempt, one.created_at, one.step or -1))
+
+
+def find_newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoint | None:
+    """The checkpoint to go on from: the last committed that no rank's part is missing of.
+
+    A model, adapter or folder named after a step comes before any other folder (logs, event files);
+    None when nothing is committed.
+    """
+    found = [one for one in list_checkpoints(store, project_id, job_id) if not one.missing_ranks]
+    models = [one for one in found if one.type or one.step is not None]
+    return (models or found or [None])[-1]
+
+
+def resolve_names(job_id: str, available: Collection[str], wanted: Collection[str]) -> list[str]:
+    """The names meant by `wanted`, names or ids; NotFoundError lists those that are `available`."""
+    ids = {short_id(job_id, name): name for name in available}
+    found = [one if one in available else ids.get(one, "") for one in wanted]
+    for one, name in zip(wanted, found, strict=True):
+        if not name:
+            listed = ", ".join(sorted(available)) or "none"
+            raise NotFoundError("checkpoint", one, next_step=f"Job {job_id} has: {listed}.")
+    return found
+
+
+def checkpoint_document(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
+    """The JSON record of Baseten Training §8.3, with the step and attempt in addition."""
+    return {
+        "id": checkpoint.id,
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "training_job_id": checkpoint.job_id,
+        "created_at": datetime.fromtimestamp(checkpoint.created_at, UTC).isoformat(),
+        "checkpoint_type": checkpoint.type or None,
+        "base_model": checkpoint.base_model,
+        "lora_adapter_config": checkpoint.lora_adapter_config,
+        "size_bytes": checkpoint.size,
+        "sync_status": "SYNCING" if checkpoint.missing_ranks else "COMPLETE",
+        "step": checkpoint.step,
+        "attempt": checkpoint.attempt,
+    }
+
+
+def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCheckpoint:
+    parts = sorted(parts, key=lambda part: part.rank)
+    first = parts[0]
+    told = next((part for part in parts if part.type), first)
+    steps = [part.step for part in parts if part.step is not None]
+    return CommittedCheckpoint(
+        id=short_id(first.job_id, first.name),
+        checkpoint_id=first.name,
+        project_id=first.project_id,
+        job_id=first.job_id,
+        created_at=max(part.committed_at for part in parts),
+        type=told.type,
+        base_model=told.base_model,
+        lora_adapter_config=told.lora_adapter_config,
+        size=sum(part.size for part in parts),
+        step=max(steps) if steps else None,
+        attempt=max(part.attempt for part in parts),
+        manifest_keys={part.rank: part.key for part in parts},
+        missing_ranks=missing,
+        manifests=tuple(parts),
+    )
+
+
+def _find_missing_ranks(name: str, ranks: dict[str, set[int]]) -> tuple[int, ...]:
+    """The ranks of the nearest lower step that this checkpoint lacks."""
+    step, stem = parse_step(name), series_of(name)
+    if step is None:
+        return ()
+    lower = [
+        (other_step, other)
+        for other in ranks
+        if series_of(other) == stem
+        and (other_step := parse_step(other)) is not None
+        and other_step < step
+    ]
+    return tuple(sorted(ranks[max(lower)[1]] - ranks[name])) if lower else ()
+
+
+def short_id(job_id: str, name: str) -> str:
+    """The same for every version and attempt of one name in one job."""
+    text = f"{job_id}/{name}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(text).hexdigest()[:_ID_LENGTH]
+
+
+def _commit_order(manifest: Manifest) -> tuple[int, float]:
+    return manifest.attempt, manifest.committed_at

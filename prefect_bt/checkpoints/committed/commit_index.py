@@ -1,0 +1,140 @@
+"""What a job has committed so far, as one uploader sees it; and the commit itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from prefect_bt.checkpoints.committed.stored_objects import StoredObjects
+from prefect_bt.checkpoints.committed.tombstones import find_half_deleted
+from prefect_bt.checkpoints.layout import LocalCheckpoint, parse_step, series_of
+from prefect_bt.checkpoints.manifest import (
+    Manifest,
+    ManifestRef,
+    UploadOrigin,
+    dump_manifest,
+    load_manifest,
+    parse_manifest_key,
+)
+from prefect_bt.contract import manifests_prefix
+from prefect_bt.errors import CheckpointError, ObjectExists
+from prefect_bt.object_store.protocols import Store
+
+
+def iter_manifest_refs(store: Store, project_id: str, job_id: str) -> Iterator[ManifestRef]:
+    """Every manifest of the job, from its keys alone."""
+    for info in store.list(manifests_prefix(project_id, job_id)):
+        if ref := parse_manifest_key(info.key, project_id=project_id, job_id=job_id):
+            yield ref
+
+
+def find_newest_refs(
+    store: Store, project_id: str, job_id: str
+) -> dict[tuple[int, str], ManifestRef]:
+    """(rank, name) -> the newest manifest of it."""
+    newest: dict[tuple[int, str], ManifestRef] = {}
+    refs = list(iter_manifest_refs(store, project_id, job_id))
+    # Asked after the manifests: whoever takes them away writes that down before.
+    going = find_half_deleted(store, project_id, job_id, present={ref.key for ref in refs})
+    for ref in refs:
+        if ref.key in going:
+            continue
+        before = newest.get((ref.rank, ref.name))
+        if before is None or before.sort_key < ref.sort_key:
+            newest[ref.rank, ref.name] = ref
+    return newest
+
+
+class CommitIndex:
+    """The newest manifests of one rank, and the objects that the whole job has stored."""
+
+    def __init__(
+        self, store: Store, origin: UploadOrigin, *, own_objects_only: bool = False
+    ) -> None:
+        """Reads the store: raises StoreError.
+
+        `own_objects_only`: count on no object that another rank stored, because its uploader may
+        take it away when it lets a checkpoint go.
+        """
+        self._store, self._origin = store, origin
+        self._newest: dict[str, Manifest] = {}
+        for ref in find_newest_refs(store, origin.project_id, origin.job_id).values():
+            if ref.rank == origin.rank:
+                # One that is damaged is no commit, and no reason to commit nothing ever again.
+                with contextlib.suppress(CheckpointError):
+                    self._newest[ref.name] = load_manifest(store.get(ref.key), key=ref.key)
+        self.stock = StoredObjects(store, origin, self._newest.values(), own_only=own_objects_only)
+
+    @property
+    def count(self) -> int:
+        """How many objects and commits there are: grows while anything moves."""
+        return len(self.stock) + len(self._newest)
+
+    @property
+    def names(self) -> list[str]:
+        """Every checkpoint that is committed now."""
+        return list(self._newest)
+
+    def discard(self, *, names: Iterable[str], keys: Iterable[str]) -> None:
+        """What was let go: checkpoints by name, objects by key."""
+        for name in names:
+            self._newest.pop(name, None)
+        self.stock.discard(keys)
+
+    def is_committed(self, checkpoint: LocalCheckpoint) -> bool:
+        """Whether the newest commit of this name has every file of it, by size and time.
+
+        Fewer files than committed are a rotation at work, not a new checkpoint.
+        """
+        manifest = self._newest.get(checkpoint.name)
+        if manifest is None:
+            return False
+        facts = {entry.path: (entry.size, entry.mtime_ns) for entry in manifest.entries}
+        return all(
+            facts.get(path) == (fact.size, fact.mtime_ns) for path, fact in checkpoint.files.items()
+        )
+
+    def has_content(self, name: str, digests: dict[str, str]) -> bool:
+        """The same question by digests."""
+        manifest = self._newest.get(name)
+        return manifest is not None and digests.items() <= manifest.digests.items()
+
+    def find_references(self, name: str) -> list[Manifest]:
+        """What a whole one of this name looked like: itself before, the nearest lower step."""
+        step, stem = parse_step(name), series_of(name)
+        own = [self._newest[name]] if name in self._newest else []
+        if step is None:
+            return own
+        siblings = [
+            (other, manifest)
+            for manifest in self._newest.values()
+            if series_of(manifest.name) == stem
+            and (other := parse_step(manifest.name)) is not None
+            and other < step
+        ]
+        return own + ([max(siblings, key=lambda pair: pair[0])[1]] if siblings else [])
+
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Write the manifest; its presence is the fact. Returns it as stored. Raises StoreError."""
+        before = self._newest.get(manifest.name)
+        if before is not None and before.attempt == manifest.attempt:
+            manifest = replace(manifest, version=before.version + 1)
+        while True:
+            try:
+                self._store.create(manifest.key, dump_manifest(manifest))
+            except ObjectExists:
+                # Ours, if only the answer was lost; else another uploader's of this rank.
+                there = self._load_if_valid(manifest.key)
+                if there is None or there.digests != manifest.digests:
+                    manifest = manifest.with_next_version()
+                    continue
+                manifest = there
+            self._newest[manifest.name] = manifest
+            return manifest
+
+    def _load_if_valid(self, key: str) -> Manifest | None:
+        """None for one that is damaged."""
+        with contextlib.suppress(CheckpointError):
+            return load_manifest(self._store.get(key), key=key)
+        return None

@@ -1,0 +1,325 @@
+"""Make files on disk what manifests say: keep what is right already, fetch the rest, verify both.
+
+    <root>/<path>                    appears by one rename, after its bytes were hashed
+    <root>/.prefect-bt-restore.tmp/  being fetched; the uploader does not look into it
+
+Killed at any point and run again, it goes on where it was: a finished file is found to be right.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Collection, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from prefect_bt.checkpoints.manifest import PERMISSION_MASK, ManifestEntry
+from prefect_bt.checkpoints.volume_links import Volumes, descriptor_path
+from prefect_bt.errors import CheckpointError, StoreError
+from prefect_bt.filesystem import confined, trees
+from prefect_bt.object_store.protocols import ByteCallback, Store, SupportsGet
+
+STAGING: Final = ".prefect-bt-restore.tmp"
+_CHUNK: Final = 4 * 1024 * 1024
+_WORKERS: Final = 4
+_DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_WRITE_ERRNOS: Final = _DISK_FULL_ERRNOS | {errno.EFBIG, errno.EROFS}
+_SHOWN: Final = 200
+"""Characters of a path in a message."""
+_READ_AHEAD: Final = 4
+"""Ranges of one object that are read before they are asked for."""
+
+DesiredFiles = Mapping[str, ManifestEntry]
+"""Path relative to the root -> what shall lie there."""
+
+
+def ignore_progress(size: int) -> None:
+    """The Tick of those who do not want to hear it."""
+    _ = size
+
+
+@contextmanager
+def cancellable(on_bytes: ByteCallback) -> Generator[ByteCallback]:
+    """A Tick for threads that end with an error at their next one, once the body has failed.
+
+    So Ctrl-C does not wait for gigabytes that nobody wants any more.
+    """
+    over = threading.Event()
+
+    def told(size: int) -> None:
+        if over.is_set():
+            raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
+        on_bytes(size)
+
+    try:
+        yield told
+    except BaseException:
+        over.set()
+        raise
+
+
+def iter_chunks(store: SupportsGet, key: str, *, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of an object, in order; fewer where it is shorter. Reads ahead."""
+    if size <= _CHUNK:
+        yield store.get_range(key, start=0, length=size)
+        return
+    with ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="ahead") as readers:
+        starts = iter(range(0, size, _CHUNK))
+
+        def read(start: int) -> bytes:
+            return store.get_range(key, start=start, length=min(_CHUNK, size - start))
+
+        ahead = deque(readers.submit(read, start) for start in islice(starts, _READ_AHEAD))
+        try:
+            while ahead:
+                data = ahead.popleft().result()
+                if not data:
+                    return
+                ahead.extend(readers.submit(read, start) for start in islice(starts, 1))
+                yield data
+        finally:
+            for waiting in ahead:
+                waiting.cancel()
+
+
+def file_matches(
+    root: Path | Volumes, path: str, entry: ManifestEntry, on_bytes: ByteCallback = ignore_progress
+) -> bool:
+    """Return whether the file has exactly the entry's bytes. Follows links; reads the whole file.
+
+    `root` is `Volumes`, which restrict links, for a job's folder, and a path for a user's folder.
+    """
+    try:
+        with _open_file(root, path) as descriptor:
+            return _content_matches(descriptor, entry, on_bytes)
+    except InterruptedError:
+        raise
+    except OSError:
+        return False
+
+
+def find_matching(
+    root: Path | Volumes, desired: DesiredFiles, *, on_bytes: ByteCallback = ignore_progress
+) -> set[str]:
+    """The paths that are right already, whether or not a link leads to them.
+
+    `on_bytes` hears of the bytes read.
+    """
+    with ThreadPoolExecutor(_WORKERS) as pool, cancellable(on_bytes) as told:
+        jobs = {
+            path: pool.submit(file_matches, root, path, desired[path], told) for path in desired
+        }
+        try:
+            return {path for path, job in jobs.items() if job.result()}
+        finally:
+            for job in jobs.values():
+                job.cancel()
+
+
+def check_lengths(root: Path, paths: Collection[str]) -> None:
+    """Raise CheckpointError when a file below `root` could not be opened by its path.
+
+    It could be written, folder by folder, but no program of the user would find it.
+    """
+    existing = next(above for above in (root, *root.parents) if os.path.exists(above))  # noqa: PTH110 (a name may be too long)
+    most_path = os.pathconf(existing, "PC_PATH_MAX") - 1  # it counts the NUL at the end
+    most_name = os.pathconf(existing, "PC_NAME_MAX")
+    for path in (str(root), *(str(root / path) for path in sorted(paths))):
+        name = max((os.fsencode(part) for part in path.split("/")), key=len)
+        if len(name) > most_name:
+            what = f"a name of {len(name)} bytes, and names have at most {most_name} there"
+        elif (length := len(os.fsencode(path))) > most_path:
+            what = f"a path of {length} bytes, and paths have at most {most_path}"
+        else:
+            continue
+        raise CheckpointError(
+            f"Nothing was fetched: {shorten(path)} would have {what}.",
+            next_step="Give a shorter --target-directory, or take single checkpoints with "
+            "--checkpoint-name.",
+            path=path,
+            cause=os.strerror(errno.ENAMETOOLONG),
+        )
+
+
+def download_files(
+    store: Store, desired: DesiredFiles, *, root: Path, on_bytes: ByteCallback = ignore_progress
+) -> None:
+    """Put every wanted file below `root`, replacing what is there; no folder on the way is a link.
+
+    `on_bytes` hears of the bytes that arrived and were hashed. Raises StoreError, or
+    CheckpointError for an object whose bytes are not those committed, and for a disk that does not
+    take them.
+    """
+    if not desired:
+        return
+    try:
+        _download_files(store, desired, root, on_bytes)
+    except OSError as error:
+        raise _write_error(root, error) from error
+
+
+def _download_files(store: Store, wanted: DesiredFiles, root: Path, tick: ByteCallback) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    clear_staging(root)
+    with confined.folder_fd(root) as top:
+        os.mkdir(STAGING, 0o700, dir_fd=top)
+    try:
+        # By its descriptor from here on: a job that puts a link in its place gains nothing.
+        with confined.folder_fd(root, STAGING) as descriptor:
+            _download_all(_DownloadContext(store, root, descriptor), wanted, tick)
+    finally:
+        clear_staging(root)
+
+
+@dataclass(frozen=True)
+class _DownloadContext:
+    """Source and target of a restore. `staging` is the open folder in which files are fetched."""
+
+    store: Store
+    root: Path
+    staging: int
+
+
+def _download_all(site: _DownloadContext, wanted: DesiredFiles, tick: ByteCallback) -> None:
+    with ThreadPoolExecutor(_WORKERS) as pool, cancellable(tick) as told:
+        jobs = [
+            pool.submit(_download_one, site, path, entry, str(number), told)
+            for number, (path, entry) in enumerate(wanted.items())
+        ]
+        try:
+            for job in jobs:
+                job.result()
+        finally:
+            for job in jobs:
+                job.cancel()
+
+
+def clear_staging(root: Path) -> None:
+    """Remove the staging folder of a killed run, or any other entry of that name."""
+    with confined.folder_fd(root) as top:
+        trees.remove_entry(STAGING, within=top)
+
+
+def apply_metadata(descriptor: int, entry: ManifestEntry) -> None:
+    """Permission bits and modification time as committed: resumers sort folders by time."""
+    os.fchmod(descriptor, entry.mode & PERMISSION_MASK)
+    os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def set_folder_times(root: Path, wanted: DesiredFiles) -> None:
+    """Folders as old as their newest file, so that the newest checkpoint looks newest."""
+    newest: dict[str, int] = {}
+    for path, entry in wanted.items():
+        for folder in PurePosixPath(path).parents[:-1]:
+            newest[str(folder)] = max(newest.get(str(folder), 0), entry.mtime_ns)
+    for folder, modified in newest.items():
+        # One that a link stands for keeps its time.
+        with suppress(OSError), confined.folder_fd(root, folder) as descriptor:
+            os.utime(descriptor, ns=(modified, modified))
+
+
+def _download_one(
+    site: _DownloadContext, path: str, entry: ManifestEntry, staged: str, tick: ByteCallback
+) -> None:
+    if not _download_verified(site, entry, staged, tick):
+        raise CheckpointError(
+            f"{entry.key} does not hold the bytes that were committed for {entry.logical}.",
+            next_step="Restore the object from a backup, or let go of this checkpoint "
+            "(prefect-bt checkpoints prune) and go on from an earlier one.",
+            path=entry.logical,
+            cause="digest mismatch",
+        )
+    descriptor = confined.open_regular(staged, within=site.staging)
+    try:
+        apply_metadata(descriptor, entry)
+    finally:
+        os.close(descriptor)
+    parent, _, name = path.rpartition("/")
+    folder = confined.open_folder(site.root, parent, create=True, mode=0o777)
+    try:
+        os.replace(staged, name, src_dir_fd=site.staging, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _download_verified(
+    site: _DownloadContext, entry: ManifestEntry, staged: str, tick: ByteCallback
+) -> bool:
+    """Download the object to `staged`; return whether it has the committed bytes."""
+    store, staging = site.store, descriptor_path(site.staging) / staged
+    if store.url.startswith("file:"):
+        # A file system that can do so shares the blocks, and nothing is written.
+        try:
+            store.download(entry.key, staging)
+        except StoreError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _WRITE_ERRNOS:
+                # The store was only read: it is our own disk that would not take the bytes.
+                raise error.__cause__ from error
+            raise
+        descriptor = confined.open_regular(staged, within=site.staging)
+        try:
+            return _content_matches(descriptor, entry, tick)
+        finally:
+            os.close(descriptor)
+    digest = hashlib.sha256()
+    with staging.open("xb") as writer:
+        for data in iter_chunks(store, entry.key, size=entry.size):
+            writer.write(data)
+            digest.update(data)
+            tick(len(data))
+    return digest.hexdigest() == entry.sha256
+
+
+@contextmanager
+def _open_file(root: Path | Volumes, path: str) -> Generator[int]:
+    if isinstance(root, Volumes):
+        with root.open_file(path) as file:
+            yield file.descriptor
+        return
+    # A pipe would be waited for.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    descriptor = os.open(root / path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _content_matches(descriptor: int, entry: ManifestEntry, tick: ByteCallback) -> bool:
+    seen = os.fstat(descriptor)
+    if not stat.S_ISREG(seen.st_mode) or seen.st_size != entry.size:
+        return False
+    digest, at = hashlib.sha256(), 0
+    while at < entry.size and (data := os.pread(descriptor, min(_CHUNK, entry.size - at), at)):
+        digest.update(data)
+        tick(len(data))
+        at += len(data)
+    return digest.hexdigest() == entry.sha256 and os.fstat(descriptor).st_size == entry.size
+
+
+def shorten(path: str) -> str:
+    """Return a path as a message shows it: of a long one the beginning and the end."""
+    return path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}…{path[-_SHOWN // 2 :]}"
+
+
+def _write_error(root: Path, error: OSError) -> CheckpointError:
+    why, step = (error.strerror or str(error)).lower(), "Take a folder that can be written to."
+    if error.errno in _DISK_FULL_ERRNOS:
+        why, step = "the disk is full", "Free space there; what has arrived is not fetched again."
+    elif error.errno == errno.ENAMETOOLONG:
+        step = "Take a folder with a shorter path, on a disk that takes names of 255 bytes."
+    return CheckpointError(
+        f"Checkpoint files cannot be written to {shorten(str(root))}: {why}.",
+        next_step=step,
+        path=str(root),
+        cause=str(error),
+    )

@@ -1,0 +1,317 @@
+"""Committed checkpoints back onto a node: before a retry, and where a job asks to load others.
+
+Decision 7: before a retry's commands the checkpoint directory holds exactly what the job has
+committed for this rank, in the newest versions. All of it is brought back, also what the script had
+rotated away: it costs the disk and the time of that, until a retention policy deletes old ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.checkpoints.committed.catalog import list_checkpoints
+from prefect_bt.checkpoints.committed.download import (
+    STAGING,
+    apply_metadata,
+    clear_staging,
+    download_files,
+    file_matches,
+    find_matching,
+    set_folder_times,
+)
+from prefect_bt.checkpoints.layout import ROOT, FileStat, group_by_checkpoint, join_checkpoint_path
+from prefect_bt.checkpoints.manifest import PERMISSION_MASK, Manifest, ManifestEntry, load_manifest
+from prefect_bt.checkpoints.volume_links import VolumeMounts, Volumes
+from prefect_bt.checkpoints.watch.scanner import MAX_DEPTH
+from prefect_bt.errors import CheckpointError
+from prefect_bt.filesystem.confined import (
+    TreeEntry,
+    folder_fd,
+    open_file,
+    open_folder,
+    open_regular,
+    walk_tree,
+)
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.planning.plan import LoadedCheckpoint
+
+LOST: Final = "lost+found"
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """Checkpoint names, sorted: found in place, brought back (in part or whole), moved away."""
+
+    unchanged: tuple[str, ...]
+    restored: tuple[str, ...]
+    moved_aside: tuple[str, ...]
+    """Names of checkpoints none of which was committed, else paths of single files."""
+
+
+def restore_directory(  # noqa: PLR0913 (all of them name one place)
+    store: Store,
+    *,
+    project_id: str,
+    job_id: str,
+    rank: int,
+    directory: Path,
+    aside_dir: Path,
+    mounts: VolumeMounts = (),
+) -> RestoreResult:
+    """Make `directory` hold exactly the committed checkpoints of this rank.
+
+    A checkpoint that lacks another rank's part is left out, so that all ranks go on from the same
+    step. Files in place are hashed, since size and time prove nothing after a crash. What does not
+    belong moves to `aside_dir` (outside `directory`), nothing is deleted. Safe to kill and to
+    repeat. `mounts` are the node's volumes, which links may lead into; nothing is written through a
+    link. Raises StoreError, CheckpointError for an object that is corrupt, OSError of the disk.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    clear_staging(directory)
+    manifests = [
+        manifest
+        for checkpoint in list_checkpoints(store, project_id, job_id)
+        if not checkpoint.missing_ranks
+        for manifest in checkpoint.manifests
+        if manifest.rank == rank
+    ]
+    wanted = _desired_files(manifests)
+    volumes = Volumes(directory, mounts)
+    links = set(_list_links(directory))
+    behind = {path for path in wanted if _is_below_any(path, links)}
+    direct = {path: entry for path, entry in wanted.items() if path not in behind}
+    right = find_matching(volumes, direct)
+    strays = [path for path in _list_files(directory) if path not in right]
+    _move_aside(strays, directory, aside_dir)
+    for path in right:
+        _apply_metadata(directory, path, direct[path])
+    missing = {path: entry for path, entry in direct.items() if path not in right}
+    download_files(store, missing, root=directory)
+    # Links last: what they lead to is right by now, or is not going to be.
+    wrong = _find_wrong_links(volumes, sorted(links), wanted)
+    _move_aside(wrong, directory, aside_dir)
+    lost = {path: wanted[path] for path in behind if _is_below_any(path, set(wrong))}
+    download_files(store, lost, root=directory)
+    set_folder_times(directory, wanted)
+    return _restore_result(manifests, {*missing, *lost}, [*strays, *wrong])
+
+
+def load_checkpoints(
+    store: Store, loaded: Sequence[LoadedCheckpoint], *, directory: Path, group_size: int
+) -> None:
+    """Put checkpoints of other jobs where `BT_LOAD_CHECKPOINT_DIR` promises them (§9, §22.28).
+
+        <directory>/rank-<n>/<name>/...     every rank's part, on every node
+        <directory>/<name>                  on a single node, a link to rank 0's
+
+    Two checkpoints that claim one path with different bytes are refused. Raises StoreError and
+    CheckpointError.
+    """
+    wanted: dict[str, ManifestEntry] = {}
+    names: list[str] = []
+    for checkpoint in loaded:
+        for key in checkpoint.manifests:
+            manifest = load_manifest(store.get(key), key=key)
+            if manifest.rank == 0:
+                names.append(manifest.name)
+            for path, entry in _desired_files([manifest]).items():
+                _add_entry(wanted, f"rank-{manifest.rank}/{path}", entry)
+    directory.mkdir(parents=True, exist_ok=True)
+    right = find_matching(Volumes(directory), wanted)
+    download_files(store, {p: e for p, e in wanted.items() if p not in right}, root=directory)
+    set_folder_times(directory, wanted)
+    if group_size == 1:
+        for name in names:
+            _link_leader_files(directory, name)
+
+
+def _add_entry(wanted: dict[str, ManifestEntry], path: str, entry: ManifestEntry) -> None:
+    before = wanted.setdefault(path, entry)
+    if before.sha256 != entry.sha256:
+        raise CheckpointError(
+            f"Two checkpoints to load both have {path}: {before.logical} and {entry.logical}.",
+            next_step="Load one of them, or copy one under another name.",
+            path=path,
+        )
+
+
+def _link_leader_files(directory: Path, name: str) -> None:
+    tops = [name] if name != ROOT else [p.name for p in (directory / "rank-0").iterdir()]
+    for top in tops:
+        parent, _, last = top.rpartition("/")
+        target = os.path.relpath(f"rank-0/{top}", parent or ".")
+        # Where something else is already, the documented place has the checkpoint.
+        with _open_or_create(directory, parent) as folder, suppress(FileExistsError):
+            os.symlink(target, last, dir_fd=folder)
+
+
+def _desired_files(manifests: Sequence[Manifest]) -> dict[str, ManifestEntry]:
+    """Path in the directory -> entry. The manifests come in order of commit: the later wins."""
+    wanted: dict[str, ManifestEntry] = {}
+    for manifest in manifests:
+        for entry in manifest.entries:
+            wanted[join_checkpoint_path(manifest.name, entry.path)] = entry
+    folders = {folder for path in wanted for folder in _ancestors(path)}
+    # A file that has become a folder since: only one of the two can be there.
+    return {path: entry for path, entry in wanted.items() if path not in folders}
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def _is_below_any(path: str, tops: Collection[str]) -> bool:
+    return path in tops or any(folder in tops for folder in _ancestors(path))
+
+
+def _iter_entries(directory: Path) -> Iterator[TreeEntry]:
+    """Yield every path that is not a folder, including links, which are not followed.
+
+    A folder deeper than any checkpoint's is yielded in place of its contents.
+    """
+    for found in walk_tree(directory, max_depth=MAX_DEPTH + 1):
+        if found.path.partition("/")[0] in {STAGING, LOST}:
+            continue
+        if not found.is_folder or found.path.count("/") >= MAX_DEPTH:
+            yield found
+
+
+def _list_files(directory: Path) -> list[str]:
+    return [found.path for found in _iter_entries(directory) if not found.is_link]
+
+
+def _list_links(directory: Path) -> list[str]:
+    return [found.path for found in _iter_entries(directory) if found.is_link]
+
+
+def _find_wrong_links(
+    volumes: Volumes, links: Sequence[str], wanted: Mapping[str, ManifestEntry]
+) -> list[str]:
+    """Links through which not every wanted byte is seen, or that nothing is wanted of."""
+    seen: dict[str, dict[str, ManifestEntry]] = {link: {} for link in links}
+    for path, entry in wanted.items():
+        for place in (path, *_ancestors(path)):
+            if place in seen:
+                seen[place][path] = entry
+    return [
+        link
+        for link, behind in seen.items()
+        if not behind or not all(file_matches(volumes, p, entry) for p, entry in behind.items())
+    ]
+
+
+def _apply_metadata(directory: Path, path: str, entry: ManifestEntry) -> None:
+    descriptor = open_file(directory, path)
+    try:
+        apply_metadata(descriptor, entry)
+    finally:
+        os.close(descriptor)
+
+
+def _move_aside(paths: Sequence[str], directory: Path, aside: Path) -> None:
+    for path in paths:
+        parent, _, name = path.rpartition("/")
+        aside.mkdir(parents=True, exist_ok=True)
+        with folder_fd(directory, parent) as source, _open_or_create(aside, parent) as target:
+            _rename(name, source, target)
+    _remove_empty_folders(directory)
+
+
+@contextmanager
+def _open_or_create(root: Path, relative: str) -> Generator[int]:
+    """Open a folder below `root`, and create it if it is missing; never through a link."""
+    descriptor = open_folder(root, relative, create=True, mode=0o777)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _unused_name(name: str, within: int) -> str:
+    """Return a name that no entry of the folder has."""
+    number, free = 0, name
+    while True:
+        try:
+            os.stat(free, dir_fd=within, follow_symlinks=False)
+        except FileNotFoundError:
+            return free
+        number += 1
+        free = f"{name}.{number}"
+
+
+def _rename(name: str, source: int, target: int) -> None:
+    """Move the entry `name` from one open folder to another."""
+    free = _unused_name(name, target)
+    try:
+        os.rename(name, free, src_dir_fd=source, dst_dir_fd=target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(name, source, free, target)
+        os.unlink(name, dir_fd=source)
+
+
+def _copy(name: str, source: int, free: str, target: int) -> None:
+    """Copy the entry to another file system. Pipes and the like have no contents to keep."""
+    facts = os.stat(name, dir_fd=source, follow_symlinks=False)
+    if stat.S_ISLNK(facts.st_mode):
+        os.symlink(os.readlink(name, dir_fd=source), free, dir_fd=target)
+    elif stat.S_ISREG(facts.st_mode):
+        partial = f".prefect-bt-{os.urandom(16).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with (
+            os.fdopen(open_regular(name, within=source), "rb") as reader,
+            os.fdopen(os.open(partial, flags, 0o600, dir_fd=target), "wb") as writer,
+        ):
+            shutil.copyfileobj(reader, writer)
+            writer.flush()
+            os.fchmod(writer.fileno(), facts.st_mode & PERMISSION_MASK)
+            os.utime(writer.fileno(), ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        os.rename(partial, free, src_dir_fd=target, dst_dir_fd=target)
+
+
+def _remove_empty_folders(directory: Path) -> None:
+    """Empty folders are no checkpoints; a rotated folder would else look like one."""
+    folders = [
+        found.path for found in walk_tree(directory, max_depth=MAX_DEPTH + 1) if found.is_folder
+    ]
+    for path in reversed(folders):
+        parent, _, name = path.rpartition("/")
+        if path not in {STAGING, LOST}:
+            with suppress(OSError), folder_fd(directory, parent) as within:
+                os.rmdir(name, dir_fd=within)
+
+
+def _restore_result(
+    manifests: Sequence[Manifest], fetched: set[str], moved: list[str]
+) -> RestoreResult:
+    names = {manifest.name for manifest in manifests}
+    restored = {
+        manifest.name
+        for manifest in manifests
+        if any(
+            join_checkpoint_path(manifest.name, entry.path) in fetched for entry in manifest.entries
+        )
+    }
+    strays = group_by_checkpoint(dict.fromkeys(moved, FileStat(0, 0)))
+    aside = {name for name in strays if name not in names and name != ROOT}
+    for name in strays.keys() - aside:
+        found = strays[name]
+        aside.update(
+            join_checkpoint_path(name, inner) for inner in (*found.files, *found.temporary_files)
+        )
+    return RestoreResult(
+        unchanged=tuple(sorted(names - restored)),
+        restored=tuple(sorted(restored)),
+        moved_aside=tuple(sorted(aside)),
+    )

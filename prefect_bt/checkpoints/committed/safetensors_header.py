@@ -1,0 +1,120 @@
+"""What tensors a safetensors file holds, from its first bytes alone.
+
+8 bytes     length of the header, little-endian
+header      JSON: name -> {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__"
+the rest    the tensors' bytes, never read here
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from prefect_bt.errors import CheckpointError
+from prefect_bt.object_store.protocols import SupportsGet
+
+MAX_HEADER_BYTES: Final = 10_000_000
+"""Bytes; a longer header is refused (§8.5)."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """`size` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """The tensors as they lie in the file, and what its writer noted."""
+
+    tensors: tuple[Tensor, ...]
+    metadata: dict[str, str]
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.parameters for tensor in self.tensors)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.size for tensor in self.tensors)
+
+
+def read_tensors(store: SupportsGet, key: str, *, path: str, size: int) -> TensorTable:
+    """The table of the object `key` of `size` bytes, which people know as `path`.
+
+    Two reads. Raises CheckpointError for what is no safetensors file or has too long a header, and
+    StoreError.
+    """
+    if size < 8:
+        raise CheckpointError(f"{path} is shorter than a header of safetensors.", path=path)
+    length = int.from_bytes(store.get_range(key, start=0, length=8), "little")
+    if length > MAX_HEADER_BYTES:
+        raise CheckpointError(
+            f"{path} has a header of {length} bytes; up to {MAX_HEADER_BYTES} are read.",
+            path=path,
+            next_step="Is it a safetensors file? Download it to look into it.",
+        )
+    header = b""
+    if length and 8 + length <= size:
+        header = store.get_range(key, start=8, length=length)
+    if len(header) < length:
+        raise CheckpointError(f"{path} is cut off inside its header.", path=path)
+    try:
+        return _parse(header)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"The header of {path} is none of safetensors.",
+            path=path,
+            cause=str(error),
+            next_step="Download it to look into it.",
+        ) from error
+
+
+def _parse(data: bytes) -> TensorTable:
+    header: Any = json.loads(data)
+    if not isinstance(header, dict):
+        raise TypeError("no JSON object")
+    named = cast("dict[str, Any]", header)
+    noted: Any = named.pop("__metadata__", None)
+    placed = sorted(
+        (_parse_tensor(name, told) for name, told in named.items()), key=lambda one: one[0]
+    )
+    return TensorTable(tuple(tensor for _, tensor in placed), _parse_metadata(noted))
+
+
+def _parse_tensor(name: str, told: Any) -> tuple[tuple[int, int], Tensor]:
+    """Where the tensor begins and ends, and the tensor."""
+    begin, end = _parse_counts(told["data_offsets"])
+    if end < begin:
+        raise ValueError(f"{name} ends before it begins")
+    if not isinstance(told["dtype"], str):
+        raise TypeError(f"{name} has no type")
+    return (begin, end), Tensor(name, told["dtype"], _parse_counts(told["shape"]), end - begin)
+
+
+def _parse_counts(told: Any) -> tuple[int, ...]:
+    if not isinstance(told, list):
+        raise TypeError("no list of numbers")
+    numbers = cast("list[Any]", told)
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("not a whole number of 0 or more")
+    return tuple(numbers)
+
+
+def _parse_metadata(told: Any) -> dict[str, str]:
+    if not isinstance(told, dict):
+        return {}
+    pairs = cast("dict[str, Any]", told).items()
+    return {name: text for name, text in pairs if isinstance(text, str)}

@@ -1,0 +1,178 @@
+"""Checkpoints on their way out: what a prune means to delete, written down before it does.
+
+    .../withdrawn/<uuid>.json      one a checkpoint and pruning process
+
+A withdrawal and a hold (retention/holds.py) are the two halves of one agreement. A pruner writes
+its withdrawal, then looks for holds; a holder writes its hold, then looks for withdrawals.
+Whichever comes second sees the first, so no manifest goes that somebody was promised, and nobody
+needs a lock or a clock. A withdrawal is lifted by the process that wrote it. One that a kill left
+is taken over under a new one, so that the old one can go once its manifests have; but if no
+manifest has gone and the job was started again since, it is dropped (`drop_outdated`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from prefect_bt import codec
+from prefect_bt.contract import (
+    attempt_prefix,
+    job_objects_prefix,
+    job_prefix,
+    manifests_prefix,
+    tombstones_prefix,
+)
+from prefect_bt.errors import ObjectNotFound
+from prefect_bt.ledger.fencing_epochs import Epochs
+from prefect_bt.object_store.protocols import Store
+
+_DECODE_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+@dataclass(frozen=True)
+class Tombstone:
+    """`objects`: key -> bytes of what the manifests name, also where others name it too.
+
+    `attempt` and `epoch`: the job's `Generation` when this was written.
+    """
+
+    name: str
+    at: float
+    manifests: tuple[str, ...]
+    objects: dict[str, int]
+    attempt: int = -1
+    epoch: int = 0
+
+
+def create_tombstone(store: Store, project_id: str, job_id: str, tombstone: Tombstone) -> str:
+    """Write it down; returns its key."""
+    key = f"{tombstones_prefix(project_id, job_id)}/{uuid.uuid4().hex}.json"
+    store.create(key, _dump(tombstone))
+    return key
+
+
+def keep(store: Store, key: str, withdrawal: Tombstone) -> None:
+    """Write a withdrawal at its key again, if another process dropped it."""
+    try:
+        store.get_range(key, start=0, length=1)
+    except ObjectNotFound:
+        store.put(key, _dump(withdrawal))
+
+
+def _dump(withdrawal: Tombstone) -> bytes:
+    return codec.dumps(withdrawal).encode("utf-8", "surrogatepass")
+
+
+def iter_tombstones(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Tombstone]]:
+    """Yield every unfinished withdrawal with its key, including those in progress.
+
+    Names in a withdrawal that are not of its job are left out: they must not be deleted. One that
+    cannot be read is passed over: nothing is deleted for it.
+    """
+    manifests = f"{manifests_prefix(project_id, job_id)}/"
+    objects = f"{job_objects_prefix(project_id, job_id)}/"
+    for info in store.list(tombstones_prefix(project_id, job_id)):
+        try:
+            found = _load(store.get(info.key), manifests=manifests, objects=objects)
+        except (ObjectNotFound, *_DECODE_ERRORS):
+            continue
+        yield info.key, found
+
+
+def _load(data: bytes, *, manifests: str, objects: str) -> Tombstone:
+    """Return the withdrawal without names outside the two folders. Raises any of _DAMAGED."""
+    found = codec.decode(Tombstone, json.loads(data))
+    return replace(
+        found,
+        manifests=tuple(key for key in found.manifests if _is_below(key, manifests)),
+        objects={k: n for k, n in found.objects.items() if _is_below(k, objects)},
+    )
+
+
+def _is_below(key: str, folder: str) -> bool:
+    return key.startswith(folder) and {"", ".", ".."}.isdisjoint(key.split("/"))
+
+
+def find_half_deleted(
+    store: Store, project_id: str, job_id: str, *, present: Collection[str]
+) -> set[str]:
+    """Of the manifests that are `present`, those whose companions have gone already.
+
+    A withdrawal of which nothing has gone yet may still be taken back: somebody may hold it.
+    """
+    going: set[str] = set()
+    for _, found in iter_tombstones(store, project_id, job_id):
+        if not set(present).issuperset(found.manifests):
+            going.update(found.manifests)
+    return going
+
+
+def find_tombstoned_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
+    """Keys of manifests that are on their way out."""
+    return {
+        key for _, found in iter_tombstones(store, project_id, job_id) for key in found.manifests
+    }
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The newest attempt of a job (-1: none) and the newest claim to run it (0: none)."""
+
+    attempt: int
+    epoch: int
+
+    @classmethod
+    def of(cls, store: Store, project_id: str, job_id: str) -> Generation:
+        """Read both from the store; raises StoreError."""
+        prefix = job_prefix(project_id, job_id)
+        keys = [info.key.split("/") for info in store.list(f"{prefix}/attempts")]
+        attempts = [int(k[-2]) for k in keys if k[-1] == "attempt.json" and k[-2].isdecimal()]
+        epoch = Epochs(store, job_id, prefix, clock=time.time).newest_run()
+        return cls(attempt=max(attempts, default=-1), epoch=epoch)
+
+    def has_passed(self, store: Store, project_id: str, job_id: str) -> bool:
+        """Return whether the job was started again since; lists no attempts, which have no gaps."""
+        try:
+            key = f"{attempt_prefix(project_id, job_id, self.attempt + 1)}/attempt.json"
+            store.get_range(key, start=0, length=1)
+        except ObjectNotFound:
+            prefix = job_prefix(project_id, job_id)
+            return Epochs(store, job_id, prefix, clock=time.time).newest_run() > self.epoch
+        return True
+
+    def is_after(self, withdrawal: Tombstone) -> bool:
+        """Return whether the job was started again since the withdrawal was written."""
+        return withdrawal.epoch < self.epoch or withdrawal.attempt < self.attempt
+
+
+def outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]:
+    """Return withdrawals, by key, of which nothing is carried out and after which the job was
+    started again. Raises StoreError."""
+    begun = dict(iter_tombstones(store, project_id, job_id))
+    if not begun:
+        return {}
+    now = Generation.of(store, project_id, job_id)
+    there = _manifests(store, project_id, job_id)
+    return {
+        key: withdrawal
+        for key, withdrawal in begun.items()
+        if now.is_after(withdrawal) and there.issuperset(withdrawal.manifests)
+    }
+
+
+def drop_outdated(store: Store, project_id: str, job_id: str) -> None:
+    """Delete them: the job may go on from their checkpoints. Raises StoreError."""
+    for key, withdrawal in outdated(store, project_id, job_id).items():
+        store.delete(key)
+        # Its prune may have begun to delete just now; it looks for the withdrawal after that.
+        if not _manifests(store, project_id, job_id).issuperset(withdrawal.manifests):
+            keep(store, key, withdrawal)
+
+
+def _manifests(store: Store, project_id: str, job_id: str) -> set[str]:
+    return {info.key for info in store.list(manifests_prefix(project_id, job_id))}

@@ -1,0 +1,1 @@
+"""Which committed checkpoints stay: the policy, holds, and the prune."""

@@ -1,0 +1,134 @@
+"""Who needs which committed checkpoints to stay: a running restore, later a deployment.
+
+    .../jobs/<job>/holds/<holder>.json      in the folder of the job whose checkpoints they are
+
+A hold is taken before it is known whether all of it is still there, and counts only if it is
+(committed/tombstones.py says why that is enough). It need not be released: what a dead process left
+is judged by its holder's recorded state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prefect_bt import codec
+from prefect_bt.checkpoints.committed.tombstones import find_tombstoned_manifests
+from prefect_bt.contract import deleting_key, holds_prefix, manifests_prefix, quote_name
+from prefect_bt.errors import NotFoundError, ObjectNotFound
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.planning.plan import LoadedCheckpoint
+
+JOB: Final = "job"
+DEPLOYMENT: Final = "deployment"
+
+
+@dataclass(frozen=True)
+class Hold:
+    """`holder`: a job's id, or a deployment's name; `kind`: JOB or DEPLOYMENT."""
+
+    holder: str
+    kind: str
+    at: float
+    manifests: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.holder}"
+
+
+def acquire_holds(
+    ledger: Ledger,
+    checkpoints: Sequence[LoadedCheckpoint],
+    *,
+    holder: str,
+    kind: str = JOB,
+    name: str = "",
+) -> tuple[tuple[str, ...], tuple[LoadedCheckpoint, ...]]:
+    """Hold `checkpoints`, all or nothing: the keys of the holds, and what is gone or going.
+
+    Where something is, nothing is held. `name`: what the holder calls this hold, by default
+    itself; a second one of the same name replaces the first.
+    """
+    jobs = dict.fromkeys((one.project_id, one.job_id) for one in checkpoints)
+    taken: list[str] = []
+    for project_id, job_id in jobs:
+        mine = [one for one in checkpoints if one.job_id == job_id]
+        manifests = tuple(dict.fromkeys(key for one in mine for key in one.manifests))
+        key = hold_key(project_id, job_id, name or holder)
+        hold = Hold(holder, kind, ledger.now(), manifests)
+        ledger.store.put(key, codec.dumps(hold).encode("utf-8", "surrogatepass"))
+        taken.append(key)
+    there = {job: _list_remaining_manifests(ledger.store, *job) for job in jobs}
+    gone = [
+        one
+        for one in checkpoints
+        if not there[one.project_id, one.job_id].issuperset(one.manifests)
+    ]
+    if gone:
+        release_holds(ledger.store, taken)
+        return (), tuple(gone)
+    return tuple(taken), ()
+
+
+def hold_key(project_id: str, job_id: str, name: str) -> str:
+    """Of the hold that was taken under this name."""
+    return f"{holds_prefix(project_id, job_id)}/{quote_name(name)}.json"
+
+
+def release_holds(store: Store, keys: Sequence[str]) -> None:
+    """Idempotent."""
+    for key in keys:
+        store.delete(key)
+
+
+def list_active_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
+    """The holds that count, oldest first; those of jobs that are over or gone are removed."""
+    found: list[Hold] = []
+    for info in ledger.store.list(holds_prefix(project_id, job_id)):
+        try:
+            hold = codec.loads(Hold, ledger.store.get(info.key))
+        except ObjectNotFound:
+            continue
+        if _is_active(ledger, hold):
+            found.append(hold)
+        else:
+            ledger.store.delete(info.key)
+    return sorted(found, key=lambda hold: (hold.at, hold.holder))
+
+
+def iter_orphaned_holds(ledger: Ledger) -> Iterator[tuple[str, Hold]]:
+    """Holds that count no more, each with its key, of all jobs of the store."""
+    for job in ledger.list_jobs():
+        for info in ledger.store.list(holds_prefix(job.project_id, job.id)):
+            try:
+                hold = codec.loads(Hold, ledger.store.get(info.key))
+            except ObjectNotFound:
+                continue
+            if not _is_active(ledger, hold):
+                yield info.key, hold
+
+
+def _is_active(ledger: Ledger, hold: Hold) -> bool:
+    if hold.kind != JOB:
+        return True
+    try:
+        ledger.get_job(hold.holder)
+        return not ledger.get_state(hold.holder).terminal
+    except NotFoundError:
+        return False
+
+
+def _list_remaining_manifests(store: Store, project_id: str, job_id: str) -> set[str]:
+    """Keys of the job's manifests that nobody is about to delete."""
+    # First what is to go, then what is there: the other way round, a manifest that is deleted in
+    # between would be seen, and the withdrawal that took it would not.
+    going = find_tombstoned_manifests(store, project_id, job_id)
+    try:
+        store.get(deleting_key(project_id, job_id))
+    except ObjectNotFound:
+        there = {info.key for info in store.list(manifests_prefix(project_id, job_id))}
+        return there - going
+    return set()

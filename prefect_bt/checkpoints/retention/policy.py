@@ -1,0 +1,31 @@
+"""Which committed checkpoints a job needs no more, by its policy. Pure: names in, names out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from prefect_bt.checkpoints.layout import parse_step, series_of
+from prefect_bt.ledger.records import RetentionPolicy
+
+
+def select_prunable(names: Collection[str], policy: RetentionPolicy) -> tuple[str, ...]:
+    """Those of `names`, the committed checkpoints of a job, that the policy lets go; sorted.
+
+    A name that tells no step is in no series and stays.
+    """
+    if policy.keeps_all:
+        return ()
+    series: dict[str, list[tuple[int, str]]] = {}
+    for name in set(names):
+        step = parse_step(name)
+        if step is not None:
+            series.setdefault(series_of(name), []).append((step, name))
+    gone = [
+        name for steps in series.values() for name in _select_prunable_steps(sorted(steps), policy)
+    ]
+    return tuple(sorted(gone))
+
+
+def _select_prunable_steps(steps: list[tuple[int, str]], policy: RetentionPolicy) -> list[str]:
+    last, every = max(policy.keep_last or 1, 1), policy.keep_every
+    return [name for step, name in steps[:-last] if not every or every < 1 or step % every]

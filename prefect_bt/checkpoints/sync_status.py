@@ -1,0 +1,135 @@
+"""Whether what a job wrote into its checkpoint directory is committed: the sync status of §8.1.
+
+It is read from what nodes and uploaders left in the store, so any machine that sees the store gets
+the same answer. The last attempt that began to run decides: it started from what was committed
+before it. A failed or incomplete upload has no status, but an error that says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
+from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus
+from prefect_bt.ledger.states import JobState
+from prefect_bt.text.ranks import format_ranks
+
+SYNCING: Final = "SYNCING"
+JOB_COMPLETED: Final = "COMPLETED"
+CHECKPOINT_COMPLETE: Final = "COMPLETE"
+"""Status of a checkpoint; the API spells that of a job differently (§22, row 10)."""
+_MAX_LISTED: Final = 3
+_UploadsByRank = Mapping[int, UploadStatus]
+
+
+@dataclass(frozen=True)
+class SyncStatus:
+    """`status` is SYNCING, COMPLETED or None; `error` says why uploads failed or are incomplete.
+
+    Both are empty before the first attempt runs, and without checkpointing.
+    """
+
+    status: str | None = None
+    error: str = ""
+    uploads: tuple[UploadStatus, ...] = ()
+    """Return the sync status of an attempt that is not over."""
+
+    def checkpoint_status(self, checkpoint: CommittedCheckpoint) -> tuple[str | None, str]:
+        """Return the checkpoint's own status, SYNCING, COMPLETE or None, and its error."""
+        name, syncing = checkpoint.checkpoint_id, self.status == SYNCING
+        if syncing and any(_is_pending(name, upload) for upload in self.uploads):
+            return SYNCING, ""
+        if not checkpoint.missing_ranks:
+            return CHECKPOINT_COMPLETE, ""
+        if syncing:
+            return SYNCING, ""
+        return None, f"{format_ranks(checkpoint.missing_ranks)} did not commit a part of it."
+
+
+def read_sync_status(
+    ledger: Ledger, record: JobRecord, state: JobState, *, checkpointing: bool
+) -> SyncStatus:
+    """Return how far the uploads of a job in this state are. Raises StoreError."""
+    if not checkpointing:
+        return SyncStatus()
+    outcomes = {outcome.attempt: outcome for outcome in ledger.list_outcomes(record.id)}
+    for begun in reversed(ledger.list_attempts(record.id)):
+        outcome = outcomes.get(begun.attempt)
+        if outcome is not None and _has_node_reports(outcome):
+            said: _UploadsByRank = {}
+        else:
+            said = _read_uploads(ledger, record, begun.attempt)
+        if outcome is None and not state.terminal:
+            if said or state is JobState.RUNNING:
+                return _running_status(said)
+        elif said or (outcome and any(node.started_at is not None for node in outcome.nodes)):
+            return _ended_status(outcome.nodes if outcome else (), said)
+    return SyncStatus()
+
+
+def _has_node_reports(outcome: Outcome) -> bool:
+    """Whether every node reported its own final flush."""
+    return bool(outcome.nodes) and all(node.phase is NodePhase.DONE for node in outcome.nodes)
+
+
+def _read_uploads(ledger: Ledger, record: JobRecord, attempt: int) -> dict[int, UploadStatus]:
+    found: list[RankUpload] = UploadStatusReader(
+        ledger.store, record.project_id, record.id, attempt
+    ).read()
+    return {one.rank: one.status for one in found}
+
+
+def _running_status(said: _UploadsByRank) -> SyncStatus:
+    failed = [f"{_with_rank(rank, one.error)}" for rank, one in said.items() if one.error]
+    uploads = tuple(said.values())
+    return SyncStatus(None if failed else SYNCING, _summarize(failed), uploads)
+
+
+def _ended_status(nodes: tuple[NodeStatus, ...], said: _UploadsByRank) -> SyncStatus:
+    known = {node.rank: node for node in nodes}
+    ranks = sorted({*known, *said})
+    missing = [
+        why for rank in ranks for why in _iter_uncommitted(rank, known.get(rank), said.get(rank))
+    ]
+    return SyncStatus(error=_summarize(missing)) if missing else SyncStatus(JOB_COMPLETED)
+
+
+def _iter_uncommitted(
+    rank: int, node: NodeStatus | None, said: UploadStatus | None
+) -> Iterator[str]:
+    """Yield what of the rank is not committed, a phrase each."""
+    if node is not None and node.phase is NodePhase.DONE:
+        error, uncommitted = node.upload_error, node.uncommitted
+    elif said is not None and said.flushed:
+        error, uncommitted = said.error, said.uncommitted
+    elif said is not None or (node is not None and node.started_at is not None):
+        during = f" while it uploaded {said.current}" if said is not None and said.current else ""
+        last = f" (its last one is {said.committed[-1]})" if said and said.committed else ""
+        yield f"rank {rank} was lost before its final upload{during}{last}"
+        return
+    else:
+        return
+    if error:
+        yield _with_rank(rank, error)
+    else:
+        yield from (_with_rank(rank, why) for why in uncommitted)
+
+
+def _with_rank(rank: int, why: str) -> str:
+    """Errors of a final flush name their rank already."""
+    return why if why.startswith(f"Rank {rank},") else f"rank {rank}: {why}"
+
+
+def _is_pending(name: str, upload: UploadStatus) -> bool:
+    waits = any(why.startswith(f"{name}: ") for why in upload.waiting)
+    return upload.current == name or waits
+
+
+def _summarize(phrases: list[str]) -> str:
+    listed = "; ".join(phrase.rstrip(".") for phrase in phrases[:_MAX_LISTED])
+    more = f"; and {len(phrases) - _MAX_LISTED} more" if len(phrases) > _MAX_LISTED else ""
+    return f"{listed}{more}." if phrases else ""

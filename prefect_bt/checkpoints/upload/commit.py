@@ -1,0 +1,252 @@
+"""Bring one settled checkpoint into the store: whole? -> hash and send -> still so? -> manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from prefect_bt.checkpoints.committed.commit_index import CommitIndex
+from prefect_bt.checkpoints.committed.tombstones import drop_outdated
+from prefect_bt.checkpoints.layout import CheckpointMetadata, LocalCheckpoint
+from prefect_bt.checkpoints.manifest import (
+    FORMAT,
+    Manifest,
+    ManifestEntry,
+    UploadOrigin,
+    rank_objects_prefix,
+)
+from prefect_bt.checkpoints.retention.policy import select_prunable
+from prefect_bt.checkpoints.retention.prune import prune_rank
+from prefect_bt.checkpoints.upload.progress import UploadProgress
+from prefect_bt.checkpoints.upload.transfer import (
+    DigestCache,
+    TransferContext,
+    UploadPools,
+    upload_checkpoint,
+)
+from prefect_bt.checkpoints.validation.rank_files import GangPosition
+from prefect_bt.checkpoints.validation.validator import Validator
+from prefect_bt.checkpoints.volume_links import RecentFolders, Volumes
+from prefect_bt.checkpoints.watch.stability import CompletionProbe
+from prefect_bt.errors import CheckpointError, StoreError
+from prefect_bt.ledger.records import RetentionPolicy
+from prefect_bt.object_store.protocols import Store
+
+STILL_WRITING: Final = "it is still being written"
+
+
+class CheckpointCommitter:
+    """For one rank, in one thread. Every verb raises StoreError and CheckpointError."""
+
+    def __init__(  # noqa: PLR0913 (all of them are one uploader's)
+        self,
+        store: Store,
+        *,
+        volumes: Volumes,
+        origin: UploadOrigin,
+        is_unchanged: Callable[[LocalCheckpoint], bool],
+        progress: UploadProgress,
+        retention: RetentionPolicy,
+        fence: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Set up.
+
+        `is_unchanged`: whether a checkpoint is unchanged; `fence`: as in UploadOptions.
+        """
+        self._fence = fence
+        self._store, self._volumes, self._origin = store, volumes, origin
+        self._still, self._progress, self._retention = is_unchanged, progress, retention
+        place = GangPosition(origin.rank, origin.group_size)
+        self._judge = Validator(volumes, position=place, on_work=progress.add_work)
+        self._digests, self._lanes = DigestCache(), UploadPools()
+        self._committed: CommitIndex | None = None
+        self._most: dict[str, int] = {}
+        """Name -> the most bytes of it that were ever safe."""
+
+    @property
+    def progress_counter(self) -> int:
+        """Grows while anything new gets into the store; not when the same is sent again."""
+        return (self._committed.count if self._committed else 0) + sum(self._most.values())
+
+    def completion_probe(self, checkpoint: LocalCheckpoint) -> CompletionProbe:
+        """What its files tell of their writer."""
+        examples = self._committed.find_references(checkpoint.name) if self._committed else []
+        return _ValidatorProbe(self._judge, checkpoint, examples)
+
+    def commit(
+        self, checkpoint: LocalCheckpoint, *, previous: LocalCheckpoint | None
+    ) -> tuple[str, Manifest | None]:
+        """Commit it; returns why not (empty when the store has it), and the manifest if it is new.
+
+        `previous` is what this uploader took under that name before.
+        """
+        if self._committed is None:
+            self._committed = self._open_index()
+        committed = self._committed
+        if checkpoint.files and _is_committed(checkpoint, committed, previous):
+            return "", None
+        if checkpoint.name in select_prunable([*committed.names, checkpoint.name], self._retention):
+            return "", None
+        fault = self._validate(checkpoint, committed)
+        if fault:
+            return fault, None
+        self._progress.begin(checkpoint.name, checkpoint.size)
+        shop, finished = self._transfer_context(committed), False
+        try:
+            entries = upload_checkpoint(shop, checkpoint)
+            kind = self._read_metadata(checkpoint) if entries is not None else None
+            if entries is None or kind is None or not self._still(checkpoint):
+                return STILL_WRITING, None
+            manifest = self._write_manifest(committed, checkpoint, entries, kind)
+            finished = True
+        finally:
+            self._most[checkpoint.name] = max(self._most.get(checkpoint.name, 0), shop.meter.total)
+            if not finished:
+                self._progress.discard_current()
+        if manifest is None:
+            self._progress.mark_unchanged(checkpoint.name)
+            return "", None
+        self._progress.mark_committed(checkpoint.name, lag=time.time() - checkpoint.ctime_ns / 1e9)
+        self._apply_retention(committed)
+        return "", manifest
+
+    def retain(self, paths: Mapping[str, object]) -> None:
+        """Forget what was learned of files that are gone."""
+        self._digests.retain(paths)
+        self._judge.retain(paths)
+
+    def abort_unfinished_uploads(self) -> None:
+        """Uploads that were begun and will not be finished leave nothing behind."""
+        self._abort_uploads([self._origin.attempt])
+
+    def raise_priority(self) -> None:
+        """The training is over, and its end waits for this."""
+        self._lanes.close()
+        self._lanes = UploadPools(urgent=True)
+
+    def close(self) -> None:
+        self._lanes.close()
+
+    def _open_index(self) -> CommitIndex:
+        lets_go = not self._retention.keeps_all
+        self._fence()
+        # Nobody goes on with those: an object's key tells the attempt.
+        self._abort_uploads(range(self._origin.attempt))
+        if lets_go:
+            # What a kill left half let go.
+            prune_rank(self._store, self._origin, (), fence=self._fence)
+        else:
+            drop_outdated(self._store, self._origin.project_id, self._origin.job_id)
+        # Read last: no object that went just now is counted on.
+        return CommitIndex(self._store, self._origin, own_objects_only=lets_go)
+
+    def _abort_uploads(self, attempts: Iterable[int]) -> None:
+        # Tidying: no reason to keep a job from its end.
+        with contextlib.suppress(StoreError):
+            for attempt in attempts:
+                self._store.abort_uploads(rank_objects_prefix(self._origin, attempt))
+
+    def _transfer_context(self, committed: CommitIndex) -> TransferContext:
+        return TransferContext(
+            store=self._store,
+            origin=self._origin,
+            folders=RecentFolders(self._volumes),
+            pools=self._lanes,
+            digests=self._digests,
+            index=committed,
+            on_progress=self._progress.update_transfer,
+        )
+
+    def _validate(self, found: LocalCheckpoint, committed: CommitIndex) -> str:
+        try:
+            return self._judge.validate(found, committed.find_references(found.name))
+        except (FileNotFoundError, NotADirectoryError):
+            return STILL_WRITING
+        except OSError as error:
+            raise CheckpointError(
+                f"a file cannot be read: {error}", rank=self._origin.rank, cause=str(error)
+            ) from error
+
+    def _read_metadata(self, found: LocalCheckpoint) -> CheckpointMetadata | None:
+        try:
+            return self._judge.read_metadata(found)
+        except OSError:
+            return None
+
+    def _write_manifest(
+        self,
+        committed: CommitIndex,
+        found: LocalCheckpoint,
+        entries: tuple[ManifestEntry, ...],
+        kind: CheckpointMetadata,
+    ) -> Manifest | None:
+        """None when the newest commit says all of it already."""
+        if committed.has_content(found.name, {entry.path: entry.sha256 for entry in entries}):
+            return None
+        origin = self._origin
+        self._fence()
+        return committed.commit(
+            Manifest(
+                format=FORMAT,
+                project_id=origin.project_id,
+                job_id=origin.job_id,
+                rank=origin.rank,
+                group_size=origin.group_size,
+                name=found.name,
+                attempt=origin.attempt,
+                version=1,
+                committed_at=time.time(),
+                size=sum(entry.size for entry in entries),
+                entries=entries,
+                type=kind.type,
+                base_model=kind.base_model,
+                lora_adapter_config=kind.lora_adapter_config,
+                step=kind.step,
+            )
+        )
+
+    def _apply_retention(self, committed: CommitIndex) -> None:
+        """Let go what the retention policy lets go; another time, if the store has trouble."""
+        names = select_prunable(committed.names, self._retention)
+        if not names:
+            return
+        try:
+            self._fence()
+            pruned = prune_rank(self._store, self._origin, names, fence=self._fence)
+        except StoreError:
+            # Nobody knows what is gone: the next checkpoint reads it from the store.
+            self._committed = None
+            return
+        committed.discard(names=pruned.pruned, keys=pruned.deleted_keys)
+        self._progress.update(pruned=(*self._progress.status.pruned, *pruned.pruned))
+
+
+@dataclass(frozen=True)
+class _ValidatorProbe:
+    """Files that cannot be read now prove nothing, and leave no doubt."""
+
+    validator: Validator
+    checkpoint: LocalCheckpoint
+    references: list[Manifest]
+
+    def is_finished(self) -> bool:
+        with contextlib.suppress(OSError):
+            return self.validator.is_finished(self.checkpoint, self.references)
+        return False
+
+    def has_unfinished_sign(self) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(self.validator.find_unfinished_sign(self.checkpoint, self.references))
+        return False
+
+
+def _is_committed(
+    found: LocalCheckpoint, committed: CommitIndex, seen: LocalCheckpoint | None
+) -> bool:
+    """By times for what an earlier uploader committed, exactly for what this one saw."""
+    return committed.is_committed(found) and (
+        seen is None or found is seen or found.files.items() <= seen.files.items()
+    )

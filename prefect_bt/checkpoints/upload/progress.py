@@ -1,0 +1,99 @@
+"""What an uploader says of itself while it works."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from prefect_bt.checkpoints.upload.transfer import TransferMeter
+from prefect_bt.ledger.records import UploadStatus
+
+_REPORT_INTERVAL: Final = 1.0
+
+
+class UploadProgress:
+    """Holds the status and hands it on: at every change, and about every second of work."""
+
+    def __init__(self, report: Callable[[UploadStatus], None]) -> None:
+        self._report = report
+        self._told = float("-inf")
+        self._began = 0.0
+        self.status = UploadStatus(updated_at=time.time())
+        self._before = self.status
+        self._work = 0
+
+    def update(self, **values: Any) -> UploadStatus:
+        """Set fields of the status and report it."""
+        shown = {field: _escape_surrogates(value) for field, value in values.items()}
+        self.status = replace(self.status, updated_at=time.time(), work=self._work, **shown)
+        self._told = time.monotonic()
+        self._report(self.status)
+        return self.status
+
+    def begin(self, name: str, size: int) -> None:
+        """A checkpoint of `size` bytes is taken up."""
+        self._before, self._began = self.status, time.monotonic()
+        self.update(current=name, bytes_total=self.status.bytes_total + size)
+
+    def update_transfer(self, meter: TransferMeter) -> None:
+        """Report the progress; also called when no bytes were moved."""
+        size = meter.total
+        rate = size / max(time.monotonic() - self._began, 1e-3)
+        self.status = replace(
+            self.status,
+            bytes_done=self._before.bytes_done + size,
+            rate=rate or self.status.rate,
+            file=_escape_surrogates(meter.oldest_file),
+        )
+        self.add_work(meter.take_work())
+
+    def add_work(self, amount: int = 1) -> None:
+        """Count work that may not show in the number of transferred bytes."""
+        self._work += amount
+        if time.monotonic() - self._told >= _REPORT_INTERVAL:
+            self.update()
+
+    def discard_current(self) -> None:
+        """It was not finished: its bytes do not count."""
+        before = self._before
+        self.update(
+            current="", file="", bytes_done=before.bytes_done, bytes_total=before.bytes_total
+        )
+
+    def mark_committed(self, name: str, *, lag: float) -> None:
+        """`lag` in seconds since the last write to it."""
+        others = tuple(other for other in self.status.committed if other != name)
+        self.update(current="", file="", committed=(*others, name), lag=max(0.0, lag))
+
+    def mark_unchanged(self, name: str) -> None:
+        """It turned out to be committed already."""
+        others = tuple(other for other in self.status.rewritten if other != name)
+        self.update(current="", file="", rewritten=(*others, name))
+
+    def update_problems(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
+        """What is not committed yet and why, and what the store says; reported when it is news."""
+        news = {
+            "waiting": tuple(f"{name}: {why}" for name, why in sorted(waiting.items())),
+            "trouble": _summarize(sorted(set(failures.values()))),
+        }
+        if any(
+            getattr(self.status, name) != _escape_surrogates(value) for name, value in news.items()
+        ):
+            self.update(**news)
+
+
+def _summarize(sentences: list[str]) -> str:
+    """One stands for all: a store that is down is down for every checkpoint."""
+    more = f" (and {len(sentences) - 1} more like it)" if len(sentences) > 1 else ""
+    return f"{sentences[0]}{more}" if sentences else ""
+
+
+def _escape_surrogates(value: Any) -> Any:
+    """Return printable text: in names of files that are not UTF-8, bytes become `\\udcff`."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, tuple):
+        return tuple(map(_escape_surrogates, cast("tuple[object, ...]", value)))
+    return value

@@ -1,0 +1,363 @@
+"""Bring one checkpoint's bytes into the store while others may still write into its folder.
+
+A file counts as read only when it looks the same before and after; the store then takes exactly the
+bytes of the digest or nothing. Nothing here decides when to try again: a caller that gets None back
+lets the checkpoint settle anew, and one that gets an error tries the whole checkpoint later, which
+costs only what was not sent yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from prefect_bt.checkpoints.committed.commit_index import CommitIndex
+from prefect_bt.checkpoints.committed.stored_objects import digest_marker_key, small_object_key
+from prefect_bt.checkpoints.layout import FileStat, LocalCheckpoint, join_checkpoint_path
+from prefect_bt.checkpoints.manifest import ManifestEntry, UploadOrigin, entry_logical_path
+from prefect_bt.checkpoints.volume_links import OpenFile, OutsideVolumes, RecentFolders
+from prefect_bt.checkpoints.watch.scanner import to_file_stat
+from prefect_bt.errors import CheckpointError, StoreError
+from prefect_bt.filesystem.confined import NotRegularFile
+from prefect_bt.object_store.protocols import Store
+
+_CHUNK: Final = 1024 * 1024
+_REPORT_INTERVAL: Final = 0.5
+_SMALL: Final = 8 * 1024 * 1024
+"""A file up to this size travels whole, through memory, once read."""
+_SMALL_FILES_MEMORY: Final = 32 * 1024 * 1024
+_SMALL_FILE_THREADS: Final = 32
+_HUGE: Final = 64 * 1024 * 1024
+"""More than this is seconds of work, which the training's steps would feel."""
+_SAMPLES, _SAMPLE = 64, 4096
+_REPLACED_ERRORS: Final = (FileNotFoundError, NotADirectoryError, NotRegularFile, OutsideVolumes)
+
+
+class _Resized(Exception):
+    """Error: the file's size changed while it was sent. No OSError, which stores wrap."""
+
+
+class UploadPools:
+    """Threads that files travel on: many for small ones, few for large, which go in parts anyway.
+
+    Small files take memory: all of them together at most `_SMALL_FILES_MEMORY`.
+    """
+
+    def __init__(self, *, urgent: bool = False) -> None:
+        """In no `urgent`, huge files get a core only when no other thread wants it."""
+        self._small = ThreadPoolExecutor(_SMALL_FILE_THREADS, "small")
+        if urgent:
+            self._huge = self._large = ThreadPoolExecutor(2, "large")
+        else:
+            self._large = ThreadPoolExecutor(1, "large")
+            self._huge = ThreadPoolExecutor(1, "huge", initializer=_set_idle_priority)
+        self._room, self._free = threading.Condition(), _SMALL_FILES_MEMORY
+
+    def pool_for(self, size: int) -> ThreadPoolExecutor:
+        if size <= _SMALL:
+            return self._small
+        return self._large if size <= _HUGE else self._huge
+
+    @contextmanager
+    def reserve_memory(self, size: int) -> Generator[None]:
+        """Room for a small file."""
+        with self._room:
+            self._room.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._room:
+                self._free += size
+                self._room.notify_all()
+
+    def close(self) -> None:
+        self._small.shutdown(cancel_futures=True)
+        self._large.shutdown(cancel_futures=True)
+        self._huge.shutdown(cancel_futures=True)
+
+
+def _set_idle_priority() -> None:
+    """Linux's idle class, for this thread and those that it starts. Elsewhere niceness must do."""
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+class TransferMeter:
+    """Counter of a checkpoint's safe bytes, and of files in transfer. Any thread adds."""
+
+    def __init__(self) -> None:
+        self._lock, self._sent = threading.Lock(), dict[str, int]()
+        self._work = self._total = 0
+        self._under_way = dict[str, None]()
+
+    def add(self, path: str, size: int, *, limit: int) -> None:
+        with self._lock:
+            before = self._sent.get(path, 0)
+            self._sent[path] = min(before + size, limit)
+            self._total += self._sent[path] - before
+            self._work += size + 1
+
+    def add_work(self, size: int) -> None:
+        """Count bytes that were read and not sent."""
+        with self._lock:
+            self._work += size
+
+    def take_work(self) -> int:
+        """Return the number of bytes read or sent since the last call."""
+        with self._lock:
+            work, self._work = self._work, 0
+            return work
+
+    @contextmanager
+    def track_file(self, path: str) -> Generator[None]:
+        """Mark a file as being read and sent until the end of the block."""
+        self._under_way[path] = None  # without the lock, for which many small files would queue
+        try:
+            yield
+        finally:
+            self._under_way.pop(path, None)
+
+    @property
+    def oldest_file(self) -> str:
+        """Return the file that has been in transfer for the longest time; empty for none."""
+        return next(iter(list(self._under_way)), "")
+
+    @property
+    def total(self) -> int:
+        return self._total
+
+
+class DigestCache:
+    """Remembered digests: (path, fact) -> sha256, so that nothing unchanged is read twice."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[FileStat, str]] = {}
+
+    def get(self, path: str, fact: FileStat) -> str:
+        known, sha256 = self._known.get(path, (None, ""))
+        return sha256 if known == fact else ""
+
+    def put(self, path: str, fact: FileStat, sha256: str) -> None:
+        self._known[path] = (fact, sha256)
+
+    def retain(self, paths: Mapping[str, object]) -> None:
+        for gone in self._known.keys() - paths.keys():
+            del self._known[gone]
+
+
+@dataclass(frozen=True)
+class TransferContext:
+    """Resources of a transfer. `on_progress` is called about twice a second."""
+
+    store: Store
+    origin: UploadOrigin
+    folders: RecentFolders
+    pools: UploadPools
+    digests: DigestCache
+    index: CommitIndex
+    on_progress: Callable[[TransferMeter], None]
+    meter: TransferMeter = field(default_factory=TransferMeter)
+
+    def add_transferred(self, relative: str, fact: FileStat, size: int) -> None:
+        self.meter.add(relative, size, limit=fact.size)
+
+
+def upload_checkpoint(
+    context: TransferContext, checkpoint: LocalCheckpoint
+) -> tuple[ManifestEntry, ...] | None:
+    """Every file of `checkpoint` into the store; None when one changed or vanished meanwhile.
+
+    Raises StoreError, or CheckpointError for a file that cannot be read.
+    """
+    pending: set[Future[ManifestEntry | None]] = {
+        context.pools.pool_for(fact.size).submit(_upload_file, context, checkpoint.name, path, fact)
+        for path, fact in sorted(checkpoint.files.items())
+    }
+    entries: list[ManifestEntry] = []
+    try:
+        while pending:
+            done, pending = wait(pending, timeout=_REPORT_INTERVAL, return_when=FIRST_EXCEPTION)
+            for future in done:
+                entry = future.result()
+                if entry is None:
+                    return None
+                entries.append(entry)
+            context.on_progress(context.meter)
+    finally:
+        for future in pending:
+            future.cancel()
+        while pending:
+            _, pending = wait(pending, timeout=_REPORT_INTERVAL)
+            context.on_progress(context.meter)
+        context.folders.close()
+    return tuple(sorted(entries, key=lambda entry: entry.path))
+
+
+def _upload_file(
+    shop: TransferContext, name: str, path: str, fact: FileStat
+) -> ManifestEntry | None:
+    relative = join_checkpoint_path(name, path)
+    try:
+        with shop.meter.track_file(relative):
+            sent = _ensure_stored(shop, relative, fact)
+    except OSError as error:
+        # By a folder, a link or a pipe: what it is now is for the next look to say.
+        if isinstance(error, _REPLACED_ERRORS) or error.errno == errno.ELOOP:
+            return None
+        raise CheckpointError(
+            f"{relative} cannot be read: {error.strerror}.",
+            rank=shop.origin.rank,
+            path=relative,
+            cause=str(error),
+        ) from error
+    if sent is None:
+        return None
+    sha256, key = sent
+    shop.add_transferred(relative, fact, fact.size)
+    return ManifestEntry(
+        path=path,
+        logical=entry_logical_path(shop.origin, name, path),
+        key=key,
+        size=fact.size,
+        sha256=sha256,
+        mode=fact.mode,
+        mtime_ns=fact.mtime_ns,
+    )
+
+
+def _ensure_stored(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
+    """Digest and key of the file's bytes in the store; None when it changed."""
+    known = shop.digests.get(relative, fact)
+    if key := known and shop.index.stock.find_key(known, fact.size):
+        return known, key
+    if fact.size <= _SMALL:
+        return _upload_small(shop, relative, fact)
+    with shop.folders.open(relative) as source:
+        return _upload_large(shop, relative, source, fact)
+
+
+def _upload_large(
+    shop: TransferContext, relative: str, source: OpenFile, fact: FileStat
+) -> tuple[str, str] | None:
+    """Read once, hashed on the way; twice only where the store may have the same bytes."""
+    stock = shop.index.stock
+    mark = read_fingerprint(source, fact)
+    if not mark:
+        return None
+    sha256 = shop.digests.get(relative, fact)
+    if not sha256 and stock.has_fingerprint(mark):
+        sha256 = read_digest(source, fact, shop.meter.add_work)
+        if not sha256:
+            return None
+        shop.digests.put(relative, fact, sha256)
+    key = sha256 and stock.find_key(sha256, fact.size)
+    if key:
+        return sha256, key
+
+    def tick(size: int) -> None:
+        shop.add_transferred(relative, fact, size)
+        if source.fstat().st_size != fact.size:
+            raise _Resized  # a file of holes can grow faster than it is sent
+
+    try:
+        with stock.reserve_key(mark) as key, _with_path_in_errors(shop, relative, key):
+            sha256 = shop.store.upload_verified(key, source.path, sha256=sha256, on_bytes=tick)
+    except _Resized:
+        return None
+    if not _matches(fact, source.stat_by_name()):
+        with contextlib.suppress(StoreError):
+            shop.store.delete(key)  # nobody will ever name it
+        return None
+    # Only for an uploader after this one, if no manifest tells it: no reason to send all again.
+    with contextlib.suppress(StoreError):
+        shop.store.put(digest_marker_key(key, sha256), b"")
+    shop.digests.put(relative, fact, sha256)
+    stock.add(sha256, key=key, size=fact.size)
+    return sha256, key
+
+
+def _upload_small(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
+    stock = shop.index.stock
+    with shop.pools.reserve_memory(fact.size):
+        with shop.folders.open(relative) as source:
+            data = read_unchanged(source, fact)
+        if data is None:
+            return None
+        sha256 = hashlib.sha256(data).hexdigest()
+        shop.digests.put(relative, fact, sha256)
+        # A store takes back what did not arrive as it was: no two may send the same object.
+        with stock.single_flight(sha256):
+            key = stock.find_key(sha256, fact.size)
+            if not key:
+                key = small_object_key(shop.origin, sha256)
+                with _with_path_in_errors(shop, relative, key):
+                    shop.store.put(key, data)
+                stock.add(sha256, key=key, size=fact.size)
+    return sha256, key
+
+
+@contextmanager
+def _with_path_in_errors(shop: TransferContext, relative: str, key: str) -> Generator[None]:
+    """A fault of the store names the file."""
+    try:
+        yield
+    except StoreError as error:
+        # The digest may be what is wrong: read again at the next try.
+        shop.digests.put(relative, FileStat(-1, 0), "")
+        raise StoreError(
+            f"{relative} cannot be stored: {error.what}",
+            url=error.url,
+            key=key,
+            next_step=error.next_step,
+        ) from error
+
+
+def read_unchanged(source: OpenFile, expected: FileStat) -> bytes | None:
+    """Return the file's bytes if it matches `expected` before and after reading, else None."""
+    if not _matches(expected, source.fstat()):
+        return None
+    data = os.pread(source.descriptor, expected.size + 1, 0)
+    unchanged = len(data) == expected.size and _matches(expected, source.fstat())
+    return data if unchanged and _matches(expected, source.stat_by_name()) else None
+
+
+def _matches(fact: FileStat, seen: os.stat_result) -> bool:
+    return to_file_stat(seen) == replace(fact, link="")
+
+
+def read_fingerprint(source: OpenFile, expected: FileStat) -> str:
+    """64 hex digits of the file's size and a sample of its bytes; empty if it is not `expected`."""
+    if not _matches(expected, source.fstat()):
+        return ""
+    digest = hashlib.sha256(str(expected.size).encode())
+    for number in range(_SAMPLES + 1):
+        start = (expected.size - _SAMPLE) * number // _SAMPLES
+        digest.update(os.pread(source.descriptor, _SAMPLE, start))
+    return digest.hexdigest()
+
+
+def read_digest(source: OpenFile, expected: FileStat, on_bytes: Callable[[int], None]) -> str:
+    """Return the sha256 of the file if it matches `expected` before and after reading, else empty.
+
+    `on_bytes` receives the number of bytes read. Of a growing file, only the size in `expected` is
+    read.
+    """
+    if not _matches(expected, source.fstat()):
+        return ""
+    digest, at = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(_CHUNK))
+    while at < expected.size and (count := os.preadv(source.descriptor, [buffer], at)):
+        digest.update(buffer[:count])
+        at += count
+        on_bytes(count)
+    unchanged = at == expected.size and _matches(expected, source.fstat())
+    return digest.hexdigest() if unchanged and _matches(expected, source.stat_by_name()) else ""

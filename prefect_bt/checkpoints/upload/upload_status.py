@@ -1,0 +1,130 @@
+"""What uploaders say of themselves, through the store: the one place that everybody can see.
+
+    attempts/<n>/uploads/rank-<r>.json    records.UploadStatus, replaced every few seconds of work
+
+Only for show: whoever decides reads manifests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from prefect_bt import codec
+from prefect_bt.checkpoints.manifest import UploadOrigin
+from prefect_bt.contract import uploads_prefix
+from prefect_bt.errors import StoreError
+from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.object_store.protocols import SupportsGet, SupportsList, SupportsPut
+
+PUBLISH_INTERVAL: Final = 5.0
+"""Seconds between two words of one rank, while bytes move."""
+_CLOSE_TIMEOUT: Final = 10.0
+"""How long a process on its way out waits for its last word to arrive."""
+
+
+class StatusPublisher:
+    """Puts the newest status into the store, from a thread of its own: a slow store stops nobody.
+
+    `publish` may be called at any rate; what is not news is not sent.
+    """
+
+    def __init__(
+        self, store: SupportsPut, origin: UploadOrigin, *, interval: float = PUBLISH_INTERVAL
+    ) -> None:
+        folder = uploads_prefix(origin.project_id, origin.job_id, origin.attempt)
+        self._store, self._key, self._every = store, f"{folder}/rank-{origin.rank}.json", interval
+        self._news, self._status = threading.Condition(), UploadStatus(updated_at=0)
+        self._fresh = self._over = False
+        self._thread = threading.Thread(target=self._run, name="announcer", daemon=True)
+        self._thread.start()
+
+    def publish(self, status: UploadStatus) -> None:
+        with self._news:
+            self._fresh = self._fresh or status != self._status
+            self._status = status
+            self._news.notify()
+
+    def close(self) -> None:
+        """Let the last word arrive, if the store takes it soon."""
+        with self._news:
+            self._over = True
+            self._news.notify()
+        self._thread.join(_CLOSE_TIMEOUT)
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: self._fresh or self._over)
+                if not self._fresh:
+                    return
+                status, self._fresh = self._status, False
+            with suppress(StoreError):
+                self._store.put(self._key, codec.dumps(status).encode(errors="backslashreplace"))
+            self._wait_interval(status)
+
+    def _wait_interval(self, sent: UploadStatus) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._over or self._is_urgent(sent), self._every)
+
+    def _is_urgent(self, sent: UploadStatus) -> bool:
+        """A commit or a fault is told at once, progress in its time."""
+        return self._fresh and (self._status.committed, self._status.trouble) != (
+            sent.committed,
+            sent.trouble,
+        )
+
+
+@dataclass(frozen=True)
+class RankUpload:
+    """`updated_at` in epoch seconds by the store's clock."""
+
+    rank: int
+    updated_at: float
+    status: UploadStatus
+
+    @property
+    def bytes_remaining(self) -> int:
+        """Bytes still to go of what is on its way."""
+        return max(0, self.status.bytes_total - self.status.bytes_done)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None while nothing moves, or nobody can tell."""
+        if not self.status.current or not self.status.rate:
+            return None
+        return self.bytes_remaining / self.status.rate
+
+
+class UploadStatusReader:
+    """The uploads of one attempt as last announced; reads again only what was replaced."""
+
+    def __init__(self, store: _Readable, project_id: str, job_id: str, attempt: int) -> None:
+        self._store, self._prefix = store, uploads_prefix(project_id, job_id, attempt)
+        self._known: dict[str, RankUpload] = {}
+
+    def read(self) -> list[RankUpload]:
+        """By rank. Raises StoreError."""
+        for info in self._store.list(self._prefix):
+            known = self._known.get(info.key)
+            if (
+                known is None
+                or known.updated_at != info.modified
+                or time.time() - info.modified < 2
+            ):
+                self._known |= dict(self._read(info.key, info.modified))
+        return sorted(self._known.values(), key=lambda one: one.rank)
+
+    def _read(self, key: str, modified: float) -> Iterator[tuple[str, RankUpload]]:
+        # A record of another release, or one that went away, is nothing to stumble over.
+        with suppress(StoreError, ValueError, TypeError, KeyError):
+            rank = int(key.rpartition("/rank-")[2].removesuffix(".json"))
+            status = codec.loads(UploadStatus, self._store.get(key))
+            yield key, RankUpload(rank, modified, status)
+
+
+class _Readable(SupportsGet, SupportsList, Protocol): ...

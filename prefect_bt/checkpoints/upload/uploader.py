@@ -1,0 +1,312 @@
+"""Watch one rank's checkpoint directory and commit what is settled and whole.
+
+    look (names and stat) -> settled? -> whole? -> hash and send -> unchanged since? -> manifest
+
+The manifest is written last, create-only, in the attempt's own name; before it nobody sees a thing,
+and after a kill at any point the objects already stored are not sent again. A store fault is tried
+again here and only here (an adapter repeats single requests): with growing pauses, of each
+checkpoint's own, for as long as the training runs, and in the final flush until nothing has moved
+for `patience` seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.checkpoints.layout import LocalCheckpoint
+from prefect_bt.checkpoints.manifest import UploadOrigin
+from prefect_bt.checkpoints.upload.commit import STILL_WRITING, CheckpointCommitter
+from prefect_bt.checkpoints.upload.progress import UploadProgress
+from prefect_bt.checkpoints.upload.retry_queue import RetrySchedule
+from prefect_bt.checkpoints.volume_links import VolumeMounts, Volumes
+from prefect_bt.checkpoints.watch.stability import StabilityTracker, has_new_state, is_log
+from prefect_bt.checkpoints.watch.watcher import DirectoryWatcher
+from prefect_bt.errors import CheckpointError, StoreError
+from prefect_bt.ledger.fencing_epochs import Superseded
+from prefect_bt.ledger.records import RetentionPolicy, UploadStatus
+from prefect_bt.object_store.protocols import Store
+
+_MAX_WAIT: Final = 30.0
+_STOP_POLL_INTERVAL: Final = 0.25
+"""How often the loop sees whether the end was asked for."""
+_MAX_FLUSH_ROUNDS: Final = 10
+"""How often the final flush looks again at what changes or cannot be read."""
+_MAX_FAILURES_IN_A_ROW: Final = 3
+"""Checkpoints in a row that the store refuses before the others are spared the waiting."""
+
+_Uncommitted = dict[str, str]
+_Failures = dict[str, StoreError | CheckpointError]
+
+
+@dataclass(frozen=True)
+class UploadOptions:
+    """Times in seconds."""
+
+    settle: float = 1.5
+    scan: float = 1.0
+    """Pause between two looks where the kernel does not tell what changed."""
+    stall_timeout: float = 120.0
+    """How long the final flush goes on without progress."""
+    recommit_interval: float = 60.0
+    """Least time between two versions of a folder in which no state changed (logs, results)."""
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    use_inotify: bool = True
+    """Let the kernel tell where something changed."""
+    fence: Callable[[], object] = lambda: None
+    """Function that raises Superseded once another machine commits the job's checkpoints."""
+    mounts: VolumeMounts = ()
+    """The node's volumes, which links may lead into."""
+
+
+class Uploader:
+    """One loop for one rank. `run` is called once, from one thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        directory: Path,
+        origin: UploadOrigin,
+        options: UploadOptions,
+        report: Callable[[UploadStatus], None],
+    ) -> None:
+        self._root, self._origin, self._options = directory, origin, options
+        volumes = Volumes(directory, options.mounts)
+        self._progress = UploadProgress(report)
+        self._settling = StabilityTracker(options.settle)
+        self._directory = DirectoryWatcher(
+            volumes, poll_interval=options.scan, use_inotify=options.use_inotify
+        )
+        self._taker = CheckpointCommitter(
+            store,
+            volumes=volumes,
+            origin=origin,
+            is_unchanged=self._is_unchanged,
+            progress=self._progress,
+            retention=options.retention,
+            fence=options.fence,
+        )
+        self._done: dict[str, LocalCheckpoint] = {}
+        """What needs no look before it changes: committed, or judged not to be whole."""
+        self._waiting: dict[str, str] = {}
+        self._not_before: dict[str, float] = {}
+        """When the next version may be taken where only logs and the like have changed."""
+        self._retries = RetrySchedule(options.scan)
+        self._looked_aside, self._looked_at = False, 0.0
+
+    def run(self, stop: threading.Event) -> UploadStatus:
+        """Commit until `stop` is set, then flush: everything whole, settled or not.
+
+        Never raises for what the directory or the store does; the returned status (also reported)
+        tells what was left behind and why, and has `error` set when something could not be stored.
+        """
+        try:
+            self._progress.update()
+            while not stop.is_set():
+                if not self._scan_once():
+                    stop.wait(self._options.scan)
+                elif not self._looked_aside:
+                    self._wait_for_change(stop)
+            return self._flush()
+        except Superseded as error:
+            return self._progress.update(flushed=True, waiting=(), error=str(error))
+        finally:
+            self._taker.close()
+            self._directory.close()
+
+    def _scan_once(self) -> bool:
+        """Whether the directory could be read."""
+        try:
+            found = self._directory.refresh()
+        except OSError as error:
+            self._report_problems({".": self._unreadable(error)})
+            return False
+        now, spent = time.monotonic(), time.thread_time()
+        self._looked_at = now
+        self._settling.observe(found, now=now)
+        self._directory.throttle(time.thread_time() - spent)
+        self._forget_removed(found)
+        quiet: dict[str, LocalCheckpoint] = {}
+        for name, one in found.items():
+            if self._may_commit(one, now=now):
+                taken = self._settling.find_stable(
+                    name, now=now, probe=self._taker.completion_probe(one)
+                )
+                if taken is not None and not self._is_handled(taken, part=taken is not one):
+                    quiet[name] = taken
+        # Taking looks for itself, so what happened meanwhile will not be told again.
+        self._looked_aside = bool(quiet)
+        self._commit_all(quiet)
+        self._report_problems(self._retries.errors)
+        return True
+
+    def _may_commit(self, one: LocalCheckpoint, *, now: float) -> bool:
+        done = self._done.get(one.name)
+        if done is one or not self._retries.is_due(one.name, now=now):
+            return False
+        return now >= self._not_before.get(one.name, 0.0) or has_new_state(one, since=done)
+
+    def _is_handled(self, taken: LocalCheckpoint, *, part: bool) -> bool:
+        """A part, without its logs, is never the same object."""
+        done = self._done.get(taken.name)
+        return part and done is not None and done.files == taken.files
+
+    def _forget_removed(self, found: Mapping[str, LocalCheckpoint]) -> None:
+        self._retries.retain(found)
+        for memory in (self._waiting, self._not_before):
+            for gone in memory.keys() - found.keys():
+                del memory[gone]
+        for gone in self._done.keys() - found.keys():
+            # Without files: what comes back under the name is not what was seen, and is read.
+            self._done[gone] = LocalCheckpoint(gone)
+
+    def _report_problems(self, failures: _Failures) -> None:
+        self._progress.update_problems(
+            self._waiting, {n: str(error) for n, error in failures.items()}
+        )
+
+    def _wait_for_change(self, ending: threading.Event) -> None:
+        """Until something happens or is due, or the end is near."""
+        # Not from now: what came due while many files were looked into would be passed over.
+        began = self._looked_at
+        due = began + min(
+            self._settling.seconds_until_due(now=began),
+            self._retries.seconds_until_due(now=began),
+            self._next_recommit(began),
+            _MAX_WAIT,
+        )
+        while not ending.is_set():
+            now = time.monotonic()
+            if now >= due or self._directory.wait_for_change(min(_STOP_POLL_INTERVAL, due - now)):
+                return
+
+    def _next_recommit(self, now: float) -> float:
+        """Seconds until a folder that must wait for its next version may be taken."""
+        return min((at - now for at in self._not_before.values() if at > now), default=_MAX_WAIT)
+
+    def _flush(self) -> UploadStatus:
+        self._taker.raise_priority()
+        deadline, moved, pause, rounds = 0.0, -1, 0.1, 0
+        while True:
+            left, failures = self._flush_once()
+            now, rounds = time.monotonic(), rounds + 1
+            if self._taker.progress_counter > moved:
+                deadline, moved = now + self._options.stall_timeout, self._taker.progress_counter
+            again = rounds < _MAX_FLUSH_ROUNDS and (
+                bool(failures) or STILL_WRITING in left.values()
+            )
+            if any(isinstance(error, StoreError) for error in failures.values()):
+                again = now < deadline
+            if not again:
+                break
+            self._report_problems(failures)
+            time.sleep(pause)
+            pause = min(pause * 2, 5.0)
+        self._taker.abort_unfinished_uploads()
+        errors = [
+            f"Rank {self._origin.rank}, checkpoint {name}: {error}"
+            for name, error in failures.items()
+        ]
+        why = left | {name: error.what for name, error in failures.items()}
+        return self._progress.update(
+            flushed=True,
+            waiting=(),
+            trouble="",
+            uncommitted=tuple(f"{name}: {reason}" for name, reason in sorted(why.items())),
+            error="; ".join(errors),
+        )
+
+    def _flush_once(self) -> tuple[_Uncommitted, _Failures]:
+        try:
+            return self._commit_all(self._directory.refresh(full=True))
+        except OSError as error:
+            return {}, {".": self._unreadable(error)}
+
+    def _commit_all(self, wanted: Mapping[str, LocalCheckpoint]) -> tuple[_Uncommitted, _Failures]:
+        """Returns name -> why it is not committed, and name -> what went wrong."""
+        left: _Uncommitted = {}
+        failures: _Failures = {}
+        if wanted and self._directory.has_removed_files():
+            self._taker.retain(self._directory.files)
+        refused, spared = 0, None
+        for name, found in sorted(wanted.items(), key=self._commit_order):
+            if spared is not None:
+                failures[name] = spared
+                self._retries.record_failure(name, spared, now=time.monotonic(), counted=False)
+                continue
+            before = self._taker.progress_counter
+            self._progress.add_work()
+            why, error = self._try_commit(found)
+            if error is not None:
+                failures[name] = error
+                self._retries.record_failure(name, error, now=time.monotonic())
+                is_stuck = isinstance(error, StoreError) and self._taker.progress_counter == before
+                refused = refused + 1 if is_stuck else 0
+                spared = error if refused >= _MAX_FAILURES_IN_A_ROW else None
+                continue
+            refused = 0
+            self._retries.record_success(name)
+            self._waiting.pop(name, None)
+            if why:
+                left[name] = self._waiting[name] = why
+            if why == STILL_WRITING:
+                self._settling.reset(name)
+            else:
+                self._done[name] = found
+        return left, failures
+
+    def _commit_order(self, item: tuple[str, LocalCheckpoint]) -> tuple[int, int]:
+        """Oldest first; what failed lets the others pass."""
+        name, found = item
+        return self._retries.failure_count(name), found.mtime_ns
+
+    def _try_commit(
+        self, found: LocalCheckpoint
+    ) -> tuple[str, StoreError | CheckpointError | None]:
+        """Why it is not committed, and what went wrong."""
+        try:
+            return self._commit_isolated(found), None
+        except (StoreError, CheckpointError) as error:
+            return "", error
+
+    def _commit_isolated(self, found: LocalCheckpoint) -> str:
+        """What is odd about one checkpoint is a fault of that one, and costs no other."""
+        try:
+            return self._commit(found)
+        except (StoreError, CheckpointError, Superseded):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            what = f"it cannot be taken: {type(error).__name__}: {error}"
+            raise CheckpointError(what, rank=self._origin.rank, cause=str(error)) from error
+
+    def _commit(self, found: LocalCheckpoint) -> str:
+        if not self._directory.is_unchanged(found):
+            return STILL_WRITING
+        why, version = self._taker.commit(found, previous=self._done.get(found.name))
+        if version is not None:
+            self._retries.reset_delays()
+        is_part = found is not self._directory.checkpoints.get(found.name)
+        is_model = version is None or bool(version.type) or version.step is not None
+        if not why and (is_part or not is_model):
+            self._not_before[found.name] = time.monotonic() + self._options.recommit_interval
+        return why
+
+    def _is_unchanged(self, found: LocalCheckpoint) -> bool:
+        """Nothing of it changed, and nothing came to it but logs."""
+        if not self._directory.is_unchanged(found):
+            return False
+        now = self._directory.refresh().get(found.name)
+        if now is None or now.temporary_files != found.temporary_files:
+            return False
+        return all(is_log(path) for path in now.files.keys() - found.files.keys())
+
+    def _unreadable(self, error: OSError) -> CheckpointError:
+        what = f"{self._root} cannot be read: {error.strerror}."
+        return CheckpointError(what, rank=self._origin.rank, cause=str(error))

@@ -1,0 +1,1 @@
+"""What changes in a checkpoint directory, and what has stopped changing."""

@@ -1,0 +1,1 @@
+"""Commands about checkpoints, and the browser of their files."""

@@ -1,0 +1,89 @@
+"""`prefect-bt download`: the files a job was pushed with."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.ui.options import InjectedTerminal, Remote
+from prefect_bt.cli.ui.terminal import OK
+from prefect_bt.errors import StoreError, WorkspaceError
+from prefect_bt.ledger.records import JobRecord
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger.ledger import Ledger
+
+
+def download(
+    *,
+    job_id: Annotated[str, Parameter(help="The job.")],
+    target_directory: Annotated[
+        Path | None, Parameter(help="Where to put the folder; the current one when left out.")
+    ] = None,
+    no_unzip: Annotated[bool, Parameter(help="Keep the archive instead of unpacking it.")] = False,
+    remote: Remote = None,
+    terminal: InjectedTerminal,
+) -> int:
+    """Get the files that a job was pushed with, as a folder `<project>_<job>`."""
+    from prefect_bt.ledger.opening import open_ledger
+
+    _ = remote
+    ledger = open_ledger()
+    record = ledger.get_job(job_id)
+    name = folder_name(record)
+    target = (target_directory or Path.cwd()).absolute() / (f"{name}.tgz" if no_unzip else name)
+    _check_absent(target)
+    with terminal.spinner(f"Downloading the files of job {job_id}"):
+        _download_workspace(ledger, record, target, unpack=not no_unzip)
+    terminal.echo(f"Training job data downloaded to {target}", style="green")
+    return OK
+
+
+def folder_name(record: JobRecord) -> str:
+    """`<project>_<job>` as one path component: blanks and slashes of the name become `-`."""
+    project = re.sub(r"[\s/\0]", "-", record.project_name)
+    return f"{project}_{record.id}"
+
+
+def _check_absent(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise WorkspaceError(
+            f"{str(target)!r} exists already.",
+            next_step="Remove it, or give another --target-directory.",
+            path=str(target),
+        )
+
+
+def _download_workspace(ledger: Ledger, record: JobRecord, target: Path, *, unpack: bool) -> None:
+    from prefect_bt.attempts.lifecycle import plan_workspace
+    from prefect_bt.workspace.unpack import unpack_workspace
+
+    key = plan_workspace(record).key
+    if not key:
+        raise WorkspaceError(f"Job {record.id} was pushed without files.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".prefect-bt-") as folder:
+        archive = Path(folder) / "workspace.tar"
+        ledger.store.download(key, archive)
+        _verify_digest(ledger, record, archive, key)
+        if unpack:
+            unpack_workspace(archive, target)
+        else:
+            archive.rename(target)
+
+
+def _verify_digest(ledger: Ledger, record: JobRecord, archive: Path, key: str) -> None:
+    with archive.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != record.workspace_sha256:
+        raise StoreError(
+            f"The files of job {record.id} are damaged: {key} is not what was stored.",
+            url=ledger.store.url,
+            key=key,
+            next_step="Restore the object from a backup of the store.",
+        )

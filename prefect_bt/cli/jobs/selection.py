@@ -1,0 +1,92 @@
+"""Which job a command is about, from its filters and the records of the store."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from prefect_bt.cli.ui.options import JobFilter
+from prefect_bt.cli.ui.terminal import Terminal
+from prefect_bt.errors import NotFoundError, PrefectBtError
+from prefect_bt.job_index.entries import JobCatalog, JobEntry, open_catalog
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord, ProjectRecord
+from prefect_bt.ledger.states import JobState
+
+QUEUED = frozenset({JobState.PENDING})
+ACTIVE = frozenset({JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING})
+
+
+def select_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> ProjectRecord | None:
+    """The project of the filter, None when it names none; NotFoundError lists those there are."""
+    if which.project and which.project_id:
+        terminal.warn("Both --project and --project-id were given; --project is used.")
+    wanted = which.wanted_project
+    return ledger.get_project(wanted) if wanted else None
+
+
+def select_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
+    """Every job the filter lets through, oldest first."""
+    project = select_project(ledger, which, terminal)
+    if which.job_id is None:
+        return ledger.list_jobs(project_id=project.id if project else None)
+    record = ledger.get_job(which.job_id)
+    if project and record.project_id != project.id:
+        raise NotFoundError(
+            "job",
+            which.job_id,
+            next_step=f"It belongs to project {record.project_name!r}, not {project.name!r}.",
+        )
+    return [record]
+
+
+def select_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecord:
+    """The job that was named, or the one created last."""
+    if which.job_id is not None:
+        return select_jobs(ledger, which, terminal)[0]
+    found = list_entries(open_catalog(ledger, warn=terminal.warn), which, terminal)
+    for entry in reversed(found):
+        with suppress(NotFoundError):  # deleted in this moment
+            record = ledger.get_job(entry.id)
+            if len(found) > 1:
+                terminal.warn(f"{len(found)} jobs match; this is the one created last: {entry.id}.")
+            return record
+    raise no_jobs_error(ledger, which)
+
+
+def list_entries(catalogue: JobCatalog, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
+    """Every job of the filter's project, oldest first, of which next to nothing is read."""
+    project = select_project(catalogue.ledger, which, terminal)
+    return catalogue.list_entries(project.id if project else None)
+
+
+def list_unfinished_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
+    """Every job of the filter's project that is queued or active, oldest first."""
+    catalogue = open_catalog(ledger, warn=terminal.warn)
+    entries = list_entries(catalogue, which, terminal)
+    found = catalogue.list_unfinished(
+        entries, lambda job_id: get_reconciled_state(ledger, job_id, terminal)
+    )
+    return [ledger.get_job(entry.id) for entry in found]
+
+
+def no_jobs_error(ledger: Ledger, which: JobFilter) -> PrefectBtError:
+    where = f"project {which.wanted_project!r}" if which.wanted_project else ledger.store.url
+    return PrefectBtError(
+        f"There is no training job in {where} yet.",
+        next_step="Start one: prefect-bt push config.py",
+    )
+
+
+def get_reconciled_state(ledger: Ledger, job_id: str, terminal: Terminal) -> JobState:
+    """The job's state, after the end of a job whose process died was written down."""
+    state = ledger.get_state(job_id)
+    if state.terminal:
+        return state
+    from prefect_bt.jobs import stop
+
+    try:
+        stop.reconcile_job(ledger, job_id)
+    except PrefectBtError as error:
+        # Reading a record must not depend on the substrate that ran the job.
+        terminal.warn(f"Job {job_id} is shown as recorded; its nodes cannot be seen: {error}")
+    return ledger.get_state(job_id)

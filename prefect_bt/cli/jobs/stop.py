@@ -1,0 +1,143 @@
+"""`prefect-bt stop`: ask jobs to end and see that they do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from prefect_bt.cli.jobs.selection import list_unfinished_jobs, select_jobs
+from prefect_bt.cli.logs import follow
+from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Yes
+from prefect_bt.cli.ui.terminal import FAILED, OK, Terminal
+from prefect_bt.errors import PrefectBtError, StateError
+from prefect_bt.ledger.states import JobState
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger.ledger import Ledger
+    from prefect_bt.ledger.records import JobRecord
+
+
+def stop(
+    *,
+    which: JobFilter = NO_FILTER,
+    all: Annotated[bool, Parameter(help="Stop every queued and active job.")] = False,
+    abandoned: Annotated[
+        bool, Parameter(help="The job's machine is gone: write its end down from here.")
+    ] = False,
+    yes: Yes = False,
+    terminal: InjectedTerminal,
+) -> int:
+    """Stop a job: polite signal, grace, a last save of what is whole.
+
+    Without --job-id there must be exactly one queued or active job. Ctrl-C ends the waiting, not
+    the stopping. A job whose machine will not come back is ended with --abandoned; it can go on
+    elsewhere then: `prefect-bt retry`. Of a job that ends by itself meanwhile its own end is told;
+    the exit code is 1 if it failed.
+
+    `prefect-bt stop --job-id abc1234`
+    """
+    from prefect_bt.ledger.opening import open_ledger
+
+    ledger = open_ledger()
+    if abandoned and (which.job_id is None or all):
+        raise PrefectBtError("--abandoned is of one job.", next_step="Name it with --job-id.")
+    if which.job_id is not None:
+        named = select_jobs(ledger, which, terminal)
+        return _stop_each(terminal, ledger, named, named=True, abandoned=abandoned)
+    going = list_unfinished_jobs(ledger, which, terminal)
+    if all and not going:
+        terminal.warn("No queued or active training jobs.")
+        return OK
+    if not all:
+        _check_single_job(terminal, ledger, going)
+    question = f"Stop {len(going)} training jobs?" if all else f"Stop job {going[0].id}?"
+    if not yes and not terminal.confirm(question):
+        terminal.error("Nothing was stopped.")
+        return FAILED
+    return _stop_each(terminal, ledger, going)
+
+
+def _check_single_job(terminal: Terminal, ledger: Ledger, going: list[JobRecord]) -> None:
+    if not going:
+        raise PrefectBtError("No queued or active training jobs.")
+    if len(going) > 1:
+        from prefect_bt.cli.jobs import render
+        from prefect_bt.jobs.document import job_document
+
+        documents = [job_document(ledger, record) for record in going]
+        render.show_jobs(terminal, documents, title="Active Training Jobs")
+        raise PrefectBtError(
+            f"{len(going)} training jobs are queued or active.",
+            next_step="Say which one with --job-id, or --all.",
+        )
+
+
+def _stop_each(
+    terminal: Terminal,
+    ledger: Ledger,
+    records: list[JobRecord],
+    *,
+    named: bool = False,
+    abandoned: bool = False,
+) -> int:
+    """`named`: the user named the job, so one that is over already is an error."""
+    from prefect_bt.jobs.document import current_user
+    from prefect_bt.jobs.stop import stop_job
+
+    watched: list[JobRecord] = []
+    by = current_user() or "a user"
+    code = OK
+    for record in records:
+        try:
+            terminal.info(stop_job(ledger, record.id, by=by, abandoned=abandoned))
+        except StateError as error:
+            if not named and ledger.get_state(record.id).terminal:  # since it was listed
+                watched.append(record)
+                continue
+            # The others are to be stopped all the same.
+            terminal.error(str(error))
+            code = FAILED
+        else:
+            watched.append(record)
+    for record in watched:
+        state = _wait_for_job(terminal, ledger, record)
+        if state is JobState.STOPPED:
+            _cancel_pending_runs(terminal, ledger, record)
+        elif state in follow.FAILED_STATES:
+            code = FAILED
+    return code
+
+
+def _cancel_pending_runs(terminal: Terminal, ledger: Ledger, record: JobRecord) -> None:
+    """A job stopped before it began has a run that still waits for a worker; it need not be late.
+
+    Only for show: the run would find its job stopped, and end.
+    """
+    runs = ledger.list_runs(record.id)
+    if ledger.list_attempts(record.id) or not runs:
+        return
+    from prefect_bt.prefect_api.client import cancel_run
+
+    try:
+        for run in runs:
+            cancel_run(run.flow_run_id)
+    except PrefectBtError as error:
+        terminal.warn(f"The job is stopped, but its Prefect run still waits: {error}")
+
+
+def _wait_for_job(terminal: Terminal, ledger: Ledger, record: JobRecord) -> JobState:
+    from prefect_bt.jobs.stop import wait_for_end
+
+    try:
+        with terminal.spinner(f"Waiting for job {record.id} to end"):
+            state = wait_for_end(ledger, record.id)
+    except KeyboardInterrupt:
+        terminal.info("")
+        terminal.warn(f"Job {record.id} is still being stopped; nobody needs to wait for it.")
+        raise
+    if state is JobState.STOPPED:
+        terminal.echo(f"Training job {record.id} stopped successfully.", style="green")
+    else:
+        follow.print_job_end(terminal, ledger, record.id)
+    return state

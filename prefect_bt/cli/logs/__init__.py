@@ -1,0 +1,1 @@
+"""The command `logs`, and following a job."""

@@ -1,0 +1,277 @@
+"""`prefect-bt logs`: a job's lines, all of them or as they come; or why it failed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter, Token
+from cyclopts.validators import Number
+
+from prefect_bt.cli.jobs.selection import get_reconciled_state, select_job
+from prefect_bt.cli.logs import follow
+from prefect_bt.cli.ui.ages import parse_age
+from prefect_bt.cli.ui.number_ranges import NumberRanges, parse_number_ranges
+from prefect_bt.cli.ui.options import NO_FILTER, InjectedTerminal, JobFilter, Output, Tail
+from prefect_bt.cli.ui.terminal import OK, Terminal, format_count, write_stdout
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.logs.levels import LogLevel, parse_level
+from prefect_bt.text.control_characters import escape_controls
+
+if TYPE_CHECKING:
+    from prefect_bt.ledger.ledger import Ledger
+    from prefect_bt.ledger.records import JobRecord
+    from prefect_bt.logs.job_reader import LineFilter
+
+
+def parse_since(text: str, *, now: float) -> int:
+    """`30m`, `1h30m`, `2d` ago, or an ISO time, as epoch nanoseconds. Raises ValueError."""
+    with suppress(ValueError, OverflowError):
+        return max(0, int((now - parse_age(text)) * 1e9))
+    try:
+        return max(0, int(datetime.fromisoformat(text.strip()).timestamp() * 1e9))
+    except (ValueError, OverflowError):
+        raise ValueError("write for example 30m, 2h, 1d or 2026-11-20T14:00") from None
+
+
+def _convert_time(_: object, tokens: Sequence[Token]) -> int:
+    return parse_since(tokens[0].value, now=time.time())
+
+
+def _convert_level(_: object, tokens: Sequence[Token]) -> LogLevel:
+    return parse_level(tokens[0].value)
+
+
+def _convert_pattern(_: object, tokens: Sequence[Token]) -> re.Pattern[str]:
+    try:
+        return re.compile(tokens[0].value)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+
+
+def _validate_ranges(_: object, texts: Sequence[str]) -> None:
+    parse_number_ranges(texts)
+
+
+def logs(
+    *,
+    which: JobFilter = NO_FILTER,
+    tail: Tail = False,
+    rank: Annotated[
+        tuple[str, ...],
+        Parameter(
+            validator=_validate_ranges,
+            help="Only these node ranks: `3` or `0,2-5`; may be given several times.",
+        ),
+    ] = (),
+    attempt: Annotated[
+        tuple[str, ...],
+        Parameter(
+            validator=_validate_ranges,
+            allow_leading_hyphen=True,
+            help="Only these attempts: `0` is the first, `-1` the last; several as --rank.",
+        ),
+    ] = (),
+    since: Annotated[
+        int,
+        Parameter(
+            name=["--since", "--start"],
+            converter=_convert_time,
+            help="Only lines since `30m`, `2h`, `1d` ago or an ISO time.",
+        ),
+    ] = 0,
+    end: Annotated[
+        int | None,
+        Parameter(converter=_convert_time, help="Only lines until then; as --since."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        Parameter(
+            validator=Number(gte=1),
+            help="Only so many lines, the newest; with --tail, of those that are there already.",
+        ),
+    ] = None,
+    min_level: Annotated[
+        LogLevel | None,
+        Parameter(
+            converter=_convert_level,
+            help="Only lines of at least this level: debug, info, warning or error. Levels are "
+            "detected; lines without one are left out.",
+        ),
+    ] = None,
+    grep: Annotated[
+        re.Pattern[str] | None,
+        Parameter(
+            converter=_convert_pattern, help="Only lines in which this regular expression is found."
+        ),
+    ] = None,
+    first_failure: Annotated[
+        bool,
+        Parameter(
+            help="Only why the newest attempt that failed did (or --attempt N): how it ended, "
+            "and the last lines of the rank that failed first."
+        ),
+    ] = False,
+    fold: Annotated[
+        bool | None,
+        Parameter(
+            negative="--no-fold",
+            help="Show a line that several ranks print within a second once, with its ranks; "
+            "the default on a terminal where more than one rank is shown.",
+        ),
+    ] = None,
+    platform: Annotated[
+        bool,
+        Parameter(
+            negative="--no-platform",
+            help="Show the platform's own lines, too: what the job waits for, attempts, its end. "
+            "They are left out where --rank chooses nodes.",
+        ),
+    ] = True,
+    raw: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Print every character as the job printed it, also those that steer a terminal; "
+            "for a file or another program.",
+        ),
+    ] = False,
+    output: Output = "cli-table",
+    terminal: InjectedTerminal,
+) -> int:
+    """Print the log of a job, by default the newest one's.
+
+    Lines of all ranks are merged by time; those of the platform come before and between attempts.
+    With --tail, `-o json` prints one object a line.
+
+    `prefect-bt logs --job-id abc1234 --tail`
+
+    `prefect-bt logs --rank 0,2-5 --since 10m --grep "loss|error"`
+
+    `prefect-bt logs --min-level warning --limit 100`
+
+    `prefect-bt logs --first-failure`
+    """
+    from prefect_bt.cli.logs.lines import choose_deduplicator, should_use_color
+    from prefect_bt.ledger.opening import open_ledger
+    from prefect_bt.logs.job_reader import LineFilter
+
+    chosen = parse_number_ranges(attempt)
+    if first_failure:
+        given = {"since": since, "end": end, "limit": limit, "min-level": min_level}
+        _reject_combined_options(tail=tail, rank=rank, grep=grep, fold=fold, **given)
+    if tail and end is not None:
+        raise PrefectBtError(
+            "--tail cannot be combined with --end: it follows the job to its end.",
+            next_step="Leave one of them out.",
+        )
+    ledger, beside = open_ledger(), terminal.for_output(output)
+    record = select_job(ledger, which, beside)
+    get_reconciled_state(ledger, record.id, beside)
+    if first_failure:
+        _print_first_failure(beside, ledger, record, chosen, raw=raw)
+        return OK
+    ranks = parse_number_ranges(rank)
+    query = LineFilter(
+        ranks=ranks,
+        attempts=chosen.resolve_negative(max(1, len(ledger.list_attempts(record.id))))
+        if chosen
+        else None,
+        since=since,
+        pattern=grep,
+        until=end,
+        min_level=min_level,
+        levels=beside.machine_readable or should_use_color(),
+    )
+    shown = follow.LogDisplayOptions(
+        choose_deduplicator(record, ranks=ranks, fold=fold, documents=beside.machine_readable),
+        as_json=beside.machine_readable,
+        use_color=not raw and not beside.machine_readable and should_use_color(),
+        raw=raw,
+        platform=platform,
+        limit=limit,
+    )
+    print_lines = follow.tail_logs if tail else _print_all
+    print_lines(beside, ledger, record, query, shown)
+    return OK
+
+
+def _print_all(
+    terminal: Terminal,
+    ledger: Ledger,
+    record: JobRecord,
+    query: LineFilter,
+    shown: follow.LogDisplayOptions,
+) -> None:
+    from prefect_bt.cli.logs.lines import deduplicate, write_document, write_lines
+    from prefect_bt.logs.job_reader import iter_lines
+
+    found = follow.open_logs(ledger, record, terminal, platform=shown.platform)
+    limit = shown.limit
+    chosen = iter_lines(found, query) if limit is None else found.read_newest(query, limit)
+    lines = deduplicate(chosen, shown.deduplicator)
+    if terminal.machine_readable:
+        write_document(lines, job_id=record.id)
+    elif not write_lines(lines, as_json=False, use_color=shown.use_color, raw=shown.raw):
+        state = ledger.get_state(record.id)
+        terminal.warn(f"No log lines of job {record.id} ({state.value}) match.")
+    follow.warn_corrupt_logs(terminal, found)
+
+
+def _print_first_failure(
+    terminal: Terminal, ledger: Ledger, record: JobRecord, chosen: NumberRanges | None, *, raw: bool
+) -> None:
+    from prefect_bt.cli.logs.lines import write_document, write_lines
+    from prefect_bt.logs.first_failure import read_first_failure
+    from prefect_bt.logs.job_reader import JobLine
+
+    why = read_first_failure(ledger, record, _resolve_attempt(ledger, record, chosen))
+    outcome = why.outcome
+    lines = [JobLine(outcome.attempt, line) for line in why.lines]
+    if terminal.machine_readable:
+        write_document(
+            lines,
+            job_id=record.id,
+            attempt=outcome.attempt,
+            failed_rank=outcome.failed_rank,
+            failure=outcome.failure.value if outcome.failure else None,
+            exit_code=outcome.exit_code,
+            message=outcome.message,
+        )
+        return
+    write_stdout(escape_controls(f"Attempt {outcome.attempt}: {outcome.message}") + "\n")
+    write_lines(lines, as_json=False, raw=raw)
+
+
+def _resolve_attempt(ledger: Ledger, record: JobRecord, chosen: NumberRanges | None) -> int | None:
+    """Counted from the first; None where none was chosen."""
+    if chosen is None:
+        return None
+    typed = chosen.single
+    if typed is None:
+        raise PrefectBtError(
+            "--first-failure is about one attempt.", next_step="Give one, as in --attempt 0."
+        )
+    begun = len(ledger.list_attempts(record.id))
+    meant = chosen.resolve_negative(begun).single
+    if meant is None or meant < 0:
+        raise PrefectBtError(
+            f"Job {record.id} has no attempt {typed}: {format_count(begun, 'attempt')} began.",
+            next_step=f"All lines: prefect-bt logs --job-id {record.id}",
+        )
+    return meant
+
+
+def _reject_combined_options(**others: object) -> None:
+    given = [f"--{name}" for name, value in others.items() if value not in (False, (), 0, None)]
+    if others["fold"] is False:
+        given.append("--no-fold")
+    if given:
+        raise PrefectBtError(
+            f"--first-failure cannot be combined with {' and '.join(given)}.",
+            next_step="It shows the last lines of the rank that failed first, as they are.",
+        )

@@ -1,0 +1,1 @@
+"""Commands about this machine: the local server, garbage collection, the training cache."""

@@ -1,0 +1,1 @@
+"""Commands about serving deployments."""

@@ -1,0 +1,1 @@
+"""What all commands share: the terminal, tables, options, how values are typed."""

@@ -1,0 +1,1 @@
+"""Secrets, their redaction, and identities at cloud providers."""

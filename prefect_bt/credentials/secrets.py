@@ -1,0 +1,116 @@
+"""Resolve secret references to values at the last moment.
+
+Definitions hold names only (decision 10). A name is looked up in each source in turn; the edges of
+the package choose the sources (Prefect Secret blocks, then the environment). Values live in memory
+and in the environment of the commands, nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prefect_bt.contract import SECRET_PREFIX
+from prefect_bt.errors import SecretError
+
+
+class SecretSource(Protocol):
+    @property
+    def label(self) -> str:
+        """Where this looks, for messages: "Prefect Secret blocks"."""
+        ...
+
+    def find(self, name: str) -> str | None:
+        """The value, or None when this source does not have it."""
+        ...
+
+    def lookup_name(self, name: str) -> str:
+        """Return where this source looks for the name, for messages."""
+        ...
+
+
+def secret_variable(name: str) -> str:
+    """Return the variable of a secret: upper case, with `_` for what no variable name can have.
+
+    >>> secret_variable("hf-access.token")
+    'PREFECT_BT_SECRET_HF_ACCESS_TOKEN'
+    """
+    return SECRET_PREFIX + re.sub(r"\W", "_", name).upper()
+
+
+@dataclass(frozen=True)
+class EnvironmentSecrets:
+    """`PREFECT_BT_SECRET_<NAME>`: the name as written, or upper case with `_` for other signs."""
+
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+
+    @property
+    def label(self) -> str:
+        return f"{SECRET_PREFIX}<NAME>"
+
+    def find(self, name: str) -> str | None:
+        for variable in (SECRET_PREFIX + name, secret_variable(name)):
+            value = self.environment.get(variable)
+            if value is not None:
+                return value
+        return None
+
+    def lookup_name(self, name: str) -> str:
+        """Return the variable in its usual spelling."""
+        return secret_variable(name)
+
+
+@dataclass(frozen=True)
+class InMemorySecrets:
+    """Values handed over in memory, such as those of a block."""
+
+    values: Mapping[str, str] = field(repr=False)
+    label: str = "the secrets block"
+
+    def find(self, name: str) -> str | None:
+        return self.values.get(name)
+
+    def lookup_name(self, name: str) -> str:
+        """Return the entry."""
+        return f"{self.label} ({name})"
+
+
+def resolve_secrets(
+    names: Iterable[str], sources: Sequence[SecretSource], *, team: str = ""
+) -> dict[str, str]:
+    """Return every name's value; SecretError lists all missing names and every place searched.
+
+    Each source is asked for the secret of the team, `<team>-<name>`, before any source is asked for
+    the common one: a team's own secret wins (docs/teams.md).
+    """
+    names = list(dict.fromkeys(names))
+    found = {name: _find_value(name, sources, team) for name in names}
+    missing = [name for name in names if found[name] is None]
+    if missing:
+        places = [
+            source.lookup_name(spelling)
+            for name in missing
+            for spelling in _candidate_names(name, team)
+            for source in sources
+        ]
+        raise SecretError(missing, list(dict.fromkeys(places)))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _find_value(name: str, sources: Sequence[SecretSource], team: str) -> str | None:
+    for spelling in _candidate_names(name, team):
+        for source in sources:
+            value = source.find(spelling)
+            if value is not None:
+                return value
+    return None
+
+
+def _candidate_names(name: str, team: str) -> list[str]:
+    """Return what the secret can be called; a block's name has no blanks and no upper case."""
+    plain = re.sub(r"[^a-z0-9]+", "-", team.lower()).strip("-")
+    own = [f"{prefix}-{name}" for prefix in (team, plain) if prefix]
+    return list(dict.fromkeys([*own, name]))

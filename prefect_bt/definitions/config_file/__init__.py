@@ -1,0 +1,1 @@
+"""Loading a config file: a Python file with one definition in it."""

@@ -1,0 +1,96 @@
+"""What went wrong while a config file ran, as a DefinitionError with file and line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from prefect_bt.definitions.base import find_definition_class
+from prefect_bt.definitions.config_file.sibling_imports import UncachedLoader
+from prefect_bt.definitions.error_messages import definition_error
+from prefect_bt.definitions.truss_compat.modules import TRUSS_PACKAGES
+from prefect_bt.errors import DefinitionError
+
+
+def config_error(error: BaseException, path: Path) -> DefinitionError:
+    """`line` is that of the config file in which the failing call begins; None where unknown.
+
+    For a syntax error, file and line are those of the mistake, which may be in a module beside the
+    config file. A message may also name that module when it raised the error.
+    """
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
+        return _syntax_error(error, error.filename)
+    line = _config_line(error, path)
+    where = f"{path}:{line}" if line else str(path)
+    deeper = _helper_location(error, path)
+    if isinstance(error, ValidationError):
+        model = find_definition_class(error.title)
+        if model is not None:
+            place = f"{where} (in {deeper})" if deeper else where
+            return definition_error(error, model, file=str(path), line=line, where=place)
+    what, next_step = _explain(error)
+    field = error.field if isinstance(error, DefinitionError) else None
+    what = f"{where}: {what}" + (f" (in {deeper})" if deeper else "")
+    return DefinitionError(what, next_step=next_step, file=str(path), line=line, field=field)
+
+
+def _syntax_error(error: SyntaxError, file: str) -> DefinitionError:
+    where = f"{file}:{error.lineno}" if error.lineno else file
+    source = (error.text or "").strip()
+    shown = f": `{source}`" if source else ""
+    return DefinitionError(
+        f"{where}: {error.msg}{shown}.",
+        next_step="Correct the syntax.",
+        file=file,
+        line=error.lineno,
+    )
+
+
+def _explain(error: BaseException) -> tuple[str, str]:
+    if isinstance(error, DefinitionError):
+        return error.what, error.next_step
+    if isinstance(error, SystemExit):
+        return (
+            f"the config file called sys.exit({error.code!r}).",
+            "A config file only defines; take the call out.",
+        )
+    text = f"{type(error).__name__}: {error}".rstrip(": ") + "."
+    if isinstance(error, ModuleNotFoundError):
+        return text, _missing_module_hint(error.name or "")
+    if isinstance(error, KeyError):
+        return text, "If it is an environment variable, set it where you push from."
+    return text, "Correct the config file."
+
+
+def _missing_module_hint(module: str) -> str:
+    if module.partition(".")[0] in TRUSS_PACKAGES:
+        return "prefect_bt stands in for truss in config files and has no such module."
+    return (
+        "Install it where you push from, or import it in the training script only: "
+        "the config file runs before there is an image."
+    )
+
+
+def _config_frames(error: BaseException) -> list[tuple[str, int]]:
+    """File and line of the calls in the config file and the modules beside it, innermost last."""
+    return [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if isinstance(frame.f_globals.get("__loader__"), UncachedLoader)
+    ]
+
+
+def _config_line(error: BaseException, config: Path) -> int | None:
+    lines = [line for file, line in _config_frames(error) if file == str(config)]
+    return lines[-1] if lines else None
+
+
+def _helper_location(error: BaseException, config: Path) -> str | None:
+    """`helper.py:3` when a module of the config's folder raised the error."""
+    frames = _config_frames(error)
+    if not frames or frames[-1][0] == str(config):
+        return None
+    file, line = frames[-1]
+    return f"{file.removeprefix(f'{config.parent}/')}:{line}"

@@ -1,0 +1,121 @@
+"""Reads a config file: a Python file with exactly one definition of the wanted class (§3.1).
+
+As in truss, but truss need not be installed (truss_names), modules beside the file can be imported
+(siblings), and every error is a DefinitionError that names file and line. Where truss raises
+ImportError or ValueError, the error is that as well.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Final, TypeVar
+
+from prefect_bt.definitions.config_file.config_errors import config_error
+from prefect_bt.definitions.config_file.sibling_imports import (
+    UncachedLoader,
+    can_be_sibling,
+    import_siblings,
+)
+from prefect_bt.definitions.deploy import DeployCheckpointsConfig
+from prefect_bt.definitions.job import TrainingProject
+from prefect_bt.definitions.truss_compat.modules import install_stand_ins
+from prefect_bt.errors import DefinitionError
+
+T = TypeVar("T")
+
+# Importing a config file changes sys.modules for a while. Re-entrant: a config may load another.
+_IMPORT_LOCK: Final = threading.RLock()
+
+
+class ConfigImportError(DefinitionError, ImportError):
+    """The path is not a Python file."""
+
+
+class ConfigValueError(DefinitionError, ValueError):
+    """The file does not hold exactly one definition of the wanted class."""
+
+
+def load_training_project(path: str | Path) -> TrainingProject:
+    """The one `TrainingProject` that a name of the module is bound to, underscored names included.
+
+    The file runs: it may read `os.environ`, and files beside it through `__file__`. Its module is
+    called after the file and is not in `sys.modules` afterwards. Raises DefinitionError: a
+    ConfigImportError if `path` is not a `.py` file, a ConfigValueError if there is no project or
+    more than one name of a project (two names of one project count as two), else for what went
+    wrong in the file. KeyboardInterrupt passes.
+    """
+    return load_target(Path(path), TrainingProject)
+
+
+def load_deploy_checkpoints_config(path: str | Path) -> DeployCheckpointsConfig:
+    """As `load_training_project`, for a `DeployCheckpointsConfig`; a file may hold both."""
+    return load_target(Path(path), DeployCheckpointsConfig)
+
+
+def load_target(path: Path, kind: type[T]) -> T:
+    """Load the one object of this class from the file, as `load_training_project` does."""
+    if not path.is_file():
+        raise ConfigImportError(
+            f"`{path}` is not a file.",
+            next_step="Point to the Python file that holds the training configuration.",
+            file=str(path),
+        )
+    if path.suffix != ".py":
+        raise ConfigImportError(
+            f"Could not import `{path}`: its name does not end in `.py`.",
+            next_step="Point to a Python file.",
+            file=str(path),
+        )
+    return _get_only_definition(_import_config(path.absolute()), kind, path)
+
+
+def _import_config(path: Path) -> ModuleType:
+    with _IMPORT_LOCK, import_siblings(path), install_stand_ins():
+        loader = UncachedLoader(path.stem, str(path))
+        spec = spec_from_file_location(path.stem, path, loader=loader)
+        assert spec is not None  # never None when a loader is given
+        module = module_from_spec(spec)
+        if can_be_sibling(path.stem):
+            # While it runs only: dataclasses look their own module up by name.
+            sys.modules[path.stem] = module
+        try:
+            loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            raise config_error(error, path) from error
+    return module
+
+
+def _get_only_definition(module: ModuleType, kind: type[T], path: Path) -> T:
+    names = [name for name in dir(module) if isinstance(getattr(module, name), kind)]
+    called = kind.__name__
+    if not names:
+        raise ConfigValueError(
+            f"No `{called}` was found in `{path}`.",
+            next_step=_not_found_hint(module, called),
+            file=str(path),
+        )
+    if len(names) > 1:
+        raise ConfigValueError(
+            f"Multiple `{called}`s were found in `{path}`: {', '.join(names)}.",
+            next_step=f"Keep one: each module-level name of a {called} counts, "
+            "even two names of the same one.",
+            file=str(path),
+        )
+    return getattr(module, names[0])
+
+
+def _not_found_hint(module: ModuleType, called: str) -> str:
+    for name in dir(module):
+        if type(getattr(module, name)).__name__ == called:
+            return (
+                f"`{name}` is a {called} of another library: a module that was imported before "
+                "this file made it. Create it in the config file or in a module beside it."
+            )
+    return (
+        f"Bind one to a module-level name: `project = {called}(...)`. "
+        "One inside a list, a dict or a function is not found."
+    )

@@ -1,0 +1,96 @@
+"""Imports of a config file's own folder, without a trace of them afterwards (decision 12).
+
+truss does not find a module that lies beside the config file; here it is found. A name is looked
+for in this order, and only the second and fourth are ours:
+
+    1. the standard library, truss (see truss_names), prefect_bt and what it stands on
+    2. files and packages of the folder
+    3. everything installed
+    4. folders without `__init__.py`, which are often data and must not hide anything
+
+Modules of the folder are read afresh for each config file and forgotten when it is loaded, so two
+folders each have their own `helper.py`. `sys.path` is not touched and no `.pyc` is read or written:
+one is matched by size and whole seconds, which an edited digit can keep.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Final
+
+from prefect_bt.definitions.truss_compat.modules import TRUSS_PACKAGES
+
+_RESERVED_PACKAGES: Final = {*TRUSS_PACKAGES, "prefect_bt", "prefect", "pydantic", "pydantic_core"}
+
+
+class UncachedLoader(SourceFileLoader):
+    """Compiles the source each time."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _FolderFinder:
+    """Steps 2 and 4: which one, `namespaces` says. `found` collects names for both."""
+
+    def __init__(self, folder: Path, found: set[str], *, namespaces: bool) -> None:
+        self._folder, self._found, self._namespaces = folder, found, namespaces
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is None and not can_be_sibling(name):
+            return None
+        for place in [str(self._folder)] if path is None else self._inside(path):
+            spec = FileFinder(place, (UncachedLoader, SOURCE_SUFFIXES)).find_spec(name, target)
+            if spec is not None and (spec.loader is None) is self._namespaces:
+                self._found.add(name)
+                return spec
+        return None
+
+    def _inside(self, path: Sequence[str]) -> list[str]:
+        return [place for place in path if Path(place).is_relative_to(self._folder)]
+
+
+def can_be_sibling(name: str) -> bool:
+    """False for names that a file beside the config must never take."""
+    return name not in sys.stdlib_module_names and name.partition(".")[0] not in _RESERVED_PACKAGES
+
+
+@contextmanager
+def import_siblings(config: Path) -> Generator[None]:
+    """Within it the modules beside `config` can be imported; `sys.modules` is as before afterwards.
+
+    Not for concurrent use: the caller holds a lock.
+    """
+    found: set[str] = set()
+    first = _FolderFinder(config.parent, found, namespaces=False)
+    last = _FolderFinder(config.parent, found, namespaces=True)
+    hidden = _pop_modules({name for name in _sibling_names(config) if can_be_sibling(name)})
+    sys.meta_path.insert(0, first)
+    sys.meta_path.append(last)
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in (first, last)]
+        for name in {*found, config.stem} - set(sys.stdlib_module_names):
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)
+
+
+def _sibling_names(config: Path) -> set[str]:
+    files = {file.stem for file in config.parent.glob("*.py")}
+    packages = {file.parent.name for file in config.parent.glob("*/__init__.py")}
+    return {config.stem} | files | packages
+
+
+def _pop_modules(names: set[str]) -> dict[str, ModuleType]:
+    """Removes these modules and their submodules from `sys.modules`, and returns them."""
+    taken = [name for name in sys.modules if name in names or name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in taken}

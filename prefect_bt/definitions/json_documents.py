@@ -1,0 +1,91 @@
+"""Definitions as JSON documents and back: what is stored with a job, and what a UI or REST sends.
+
+    {"name": "...", "team_name": null,
+     "job": {"image": {...}, "compute": {..., "accelerator": {"accelerator": "H100", "count": 8}},
+             "runtime": {...}, "interactive_session": null, "name": null, "priority": null,
+             "workspace": null, "weights": [...], "enable_baseten_workdir": true}}
+
+JSON is not strict (§2.1): enums are plain strings and `"accelerator": "H100:8"` will do. Unknown
+fields are refused as they are in code. Fields that are left out take the defaults of the classes.
+A document says the same as the object it was made of: reading it gives an equal one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from prefect_bt.definitions.compute import AcceleratorSpec, Compute
+from prefect_bt.definitions.deploy import DeployCheckpointsConfig
+from prefect_bt.definitions.error_messages import definition_error
+from prefect_bt.definitions.job import TrainingProject
+from prefect_bt.errors import DefinitionError
+
+T = TypeVar("T", bound=BaseModel)
+
+Document = str | bytes | Mapping[str, Any]
+
+
+def training_project_from_json(document: Document) -> TrainingProject:
+    """From JSON text, or from what `json.loads` made of it. Raises DefinitionError."""
+    return _validate(TrainingProject, document)
+
+
+def project_document(project: TrainingProject) -> dict[str, Any]:
+    """JSON-ready values, the job included. Secrets are references; literal variables are there."""
+    job = project.job.model_dump(mode="json")
+    job["compute"] = _compute_document(project.job.compute)
+    return {**project.model_dump(mode="json"), "job": job}
+
+
+def deploy_config_from_json(document: Document) -> DeployCheckpointsConfig:
+    """As `training_project_from_json`."""
+    return _validate(DeployCheckpointsConfig, document)
+
+
+def deploy_config_document(config: DeployCheckpointsConfig) -> dict[str, Any]:
+    """As `project_document`."""
+    data = config.model_dump(mode="json")
+    if config.compute is not None:
+        data["compute"] = _compute_document(config.compute)
+    return data
+
+
+def _compute_document(compute: Compute) -> dict[str, Any]:
+    data = compute.model_dump(mode="json")
+    if compute.accelerator is not None:
+        data["accelerator"] = _accelerator_document(compute.accelerator)
+    return data
+
+
+def _accelerator_document(spec: AcceleratorSpec) -> dict[str, Any]:
+    kind = spec.accelerator.value if spec.accelerator else None
+    return {**(spec.model_extra or {}), "accelerator": kind, "count": spec.count}
+
+
+def _validate(model: type[T], document: Document) -> T:
+    data = _parse(model, document) if isinstance(document, (str, bytes)) else document
+    if not isinstance(data, Mapping):
+        raise DefinitionError(
+            f"The JSON document of a {model.__name__} is a {type(data).__name__}.",
+            next_step="Write an object, in braces, with the fields of the class.",
+        )
+    try:
+        return model.model_validate(dict(cast("Mapping[str, Any]", data)), strict=False)
+    except ValidationError as error:
+        raise definition_error(error, model) from error
+
+
+def _parse(model: type[BaseModel], text: str | bytes) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
+        raise DefinitionError(
+            f"The document of a {model.__name__} is not JSON: {error}.",
+            next_step="Check it with `python -m json.tool`.",
+            line=line,
+        ) from error

@@ -1,0 +1,1 @@
+"""Programs and config files that were written for truss."""

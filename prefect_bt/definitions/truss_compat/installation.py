@@ -1,0 +1,69 @@
+"""Programs written for truss_train, for as long as the process lives or until `uninstall`.
+
+Not for config files: while one is loaded, truss_names makes all of truss ours in any case.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any, Final
+
+from prefect_bt.definitions.truss_compat.modules import TRUSS_PACKAGES, make_stand_ins
+
+_REPLACED_FUNCTIONS: Final = {
+    "truss_train.public_api": ("push",),
+    "truss_train.deployment": (
+        "create_training_job",
+        "_upsert_project_and_create_job",
+        "prepare_push",
+    ),
+}
+"""What would submit to Baseten, and is replaced in an installed truss."""
+
+_installed_modules: dict[str, ModuleType] = {}
+_replaced_names: list[tuple[dict[str, Any], str, object]] = []
+
+
+def install() -> None:
+    """Bring `truss_train` to us; idempotent. See prefect_bt.compat."""
+    if _installed_modules or _replaced_names or _is_stand_in(sys.modules.get("truss_train")):
+        return
+    if importlib.util.find_spec("truss_train") is None:
+        _installed_modules.update(make_stand_ins())
+        for name in [name for name in sys.modules if name.partition(".")[0] in TRUSS_PACKAGES]:
+            del sys.modules[name]  # a truss without truss_train
+        sys.modules.update(_installed_modules)
+        return
+    ours = make_stand_ins()
+    for module, names in _REPLACED_FUNCTIONS.items():
+        theirs = importlib.import_module(module)
+        for name in names:
+            if hasattr(theirs, name):
+                _replace_everywhere(getattr(theirs, name), getattr(ours[module], name))
+
+
+def uninstall() -> None:
+    """Undo `install`: stand-ins leave `sys.modules`, names are bound as before."""
+    for name, module in _installed_modules.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+    for namespace, name, theirs in _replaced_names:
+        namespace[name] = theirs
+    _installed_modules.clear()
+    _replaced_names.clear()
+
+
+def _is_stand_in(module: ModuleType | None) -> bool:
+    return module is not None and getattr(module, "__prefect_bt__", False) is True
+
+
+def _replace_everywhere(theirs: object, ours: object) -> None:
+    """Put `ours` wherever a loaded module has a name for `theirs`, as `from ... import` leaves."""
+    for module in list(sys.modules.values()):
+        namespace: dict[str, Any] = getattr(module, "__dict__", {})
+        for name in [name for name, value in namespace.items() if value is theirs]:
+            _replaced_names.append((namespace, name, theirs))
+            namespace[name] = ours

@@ -1,0 +1,1 @@
+"""Folders that jobs can write: opened, listed and deleted without following their links."""

@@ -1,0 +1,53 @@
+"""Everything that `prefect-bt gc` looks through, for one machine and its store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from prefect_bt.gc.containers import ContainerScanner
+from prefect_bt.gc.findings import Findings, Scan, run_scans
+from prefect_bt.gc.job_folders import JobScanner
+from prefect_bt.gc.liveness import JobStores
+from prefect_bt.gc.processes import ProcessScanner
+from prefect_bt.gc.routers import RouterScanner
+from prefect_bt.gc.store_objects import UploadScanner, scan_holds
+from prefect_bt.gc.weights import WeightsScanner, scan_claims
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.settings import Settings
+from prefect_bt.substrates.docker.endpoints import list_used_engines
+from prefect_bt.weights.cache.node_cache import NodeCache
+
+UNFINISHED_SECONDS: Final = 7 * 86400.0
+"""How long what is unfinished may wait for somebody to go on with it."""
+
+
+def scan_for_orphans(
+    settings: Settings, *, include_unsaved: bool = False, older_than: float = UNFINISHED_SECONDS
+) -> Findings:
+    """What no living job owns. Changes nothing.
+
+    `older_than`: seconds after which what is unfinished, and no job's, is nobody's.
+    """
+    state_dir = settings.state_dir.expanduser().resolve()
+    stores = JobStores(open_ledger, settings.store)
+    cache = NodeCache(state_dir / settings.weights_dir.name)
+    found = run_scans(
+        [
+            Scan("The jobs of this machine", JobScanner(state_dir, stores, include_unsaved).scan),
+            *(
+                Scan(
+                    f"The Docker Engine at {engine.address}",
+                    ContainerScanner(state_dir, stores, engine).scan,
+                )
+                for engine in list_used_engines(state_dir)
+            ),
+            Scan("The processes of this machine", ProcessScanner(state_dir, stores).scan),
+            Scan("The deployments of this machine", RouterScanner(state_dir, stores).scan),
+            Scan("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
+            Scan("Uploads into the store", UploadScanner(stores, older_than).scan),
+            Scan("Holds in the store", lambda: scan_holds(stores)),
+            Scan("Claims in the store", lambda: scan_claims(stores)),
+        ]
+    )
+    return replace(found, notes=tuple(dict.fromkeys([*found.notes, *stores.notes])))

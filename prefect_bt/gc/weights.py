@@ -1,0 +1,76 @@
+"""What mirrors of weights left: leases of jobs that are over, and what nobody works on any more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prefect_bt.gc.findings import Orphan, OrphanKind
+from prefect_bt.gc.job_folders import list_stores
+from prefect_bt.gc.liveness import JobStores
+from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.weights.cache.node_cache import NodeCache
+from prefect_bt.weights.cache.orphans import (
+    delete_stale_item,
+    delete_stale_lease,
+    iter_stale_items,
+    iter_stale_leases,
+)
+from prefect_bt.weights.store_copy.claims import delete_stale_claim, iter_stale_claims
+
+
+@dataclass(frozen=True)
+class WeightsScanner:
+    """Of this machine.
+
+    `older_than` in seconds: how long what is unfinished waits for who goes on.
+    """
+
+    cache: NodeCache
+    stores: JobStores
+    older_than: float
+
+    def scan(self) -> Iterator[Orphan]:
+        for lease in iter_stale_leases(self.cache):
+            folder = JobFolder(self.cache.root.parent, lease.job)
+            verdict = self.stores.check_liveness(
+                lease.job, list_stores(folder) or [self.stores.default_url]
+            )
+            # A job unknown to our store may be another store's, which nothing here tells.
+            if verdict.ended and verdict.since is not None and self._is_old(verdict.since):
+                yield Orphan(
+                    OrphanKind.LEASE,
+                    str(lease.file),
+                    verdict.reason,
+                    lambda lease=lease: delete_stale_lease(self.cache, lease),
+                    job=lease.job,
+                    since=verdict.since,
+                )
+        for left in iter_stale_items(self.cache, older_than=self.older_than):
+            yield Orphan(
+                OrphanKind.WEIGHTS,
+                str(left.path),
+                "nobody works on it",
+                lambda left=left: delete_stale_item(self.cache, left, older_than=self.older_than),
+                bytes=left.bytes,
+                since=left.last_modified,
+            )
+
+    def _is_old(self, since: float) -> bool:
+        """Leases are not given back: they keep nothing, and go when the job is long over."""
+        return time.time() - since > self.older_than
+
+
+def scan_claims(stores: JobStores) -> Iterator[Orphan]:
+    """In our own store, as far as can be told from here."""
+    store = stores.get_ledger(stores.default_url).store
+    for claim in iter_stale_claims(store):
+        yield Orphan(
+            OrphanKind.CLAIM,
+            claim.key,
+            claim.reason,
+            lambda claim=claim: delete_stale_claim(store, claim),
+            bytes=claim.bytes,
+            since=claim.modified_at,
+        )

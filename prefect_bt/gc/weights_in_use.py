@@ -1,0 +1,82 @@
+"""Which of the store's copies of weights are needed, and by what: those are not pruned.
+
+Needed by a job that is not over, or that ended badly lately and may be taken up again; by a server
+of a deployment; by a host that mirrors the source now; by a living job of this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import Final
+
+from prefect_bt.errors import NotFoundError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.states import JobState
+from prefect_bt.planning.planner import plan_weights
+from prefect_bt.serving.deployment_records import DeploymentLedger
+from prefect_bt.weights.cache.node_cache import NodeCache
+from prefect_bt.weights.store_copy.claims import list_active_claims
+
+RESUMABLE_SECONDS: Final = 7 * 86400.0
+"""After its end a job that did not complete is expected to be taken up again for so long."""
+
+
+def find_needed_copies(
+    ledger: Ledger, cache: NodeCache, names: Collection[str], *, now: float | None = None
+) -> dict[str, str]:
+    """Return the needed of these copies and a sentence why, of each the first. StoreError."""
+    now = time.time() if now is None else now
+    found: dict[str, str] = {}
+    for why, key, revision in _iter_needed(ledger, now):
+        for name in names:
+            if name == f"{key}-{revision}" if revision else name.startswith(f"{key}-"):
+                found.setdefault(name, why)
+    held = list_active_claims(ledger.store, now=now)
+    for name in names:
+        tree = cache.find_tree(name)
+        if tree and tree.leases:
+            found.setdefault(name, f"job {', '.join(tree.leases)} uses it")
+        elif name in held:
+            found.setdefault(name, f"host {held[name].holder.host} mirrors it")
+    return found
+
+
+def _iter_needed(ledger: Ledger, now: float) -> Iterator[tuple[str, str, str]]:
+    """(why, key of a source, revision), the revision "" where none is pinned yet."""
+    served = {job_id: name for name, job_id in _iter_serving_jobs(ledger)}
+    for record in ledger.list_jobs():
+        why = f"deployment {served[record.id]} serves it" if record.id in served else ""
+        why = why or _need_reason(ledger, record, now)
+        if not why or not record.definition.get("job", {}).get("weights"):
+            continue
+        pins = ledger.read_pinned_weights(record.id)
+        for plan in plan_weights(load_definition(record).job):
+            pin = pins.get(plan.key)
+            yield why, plan.key, pin.revision if pin else ""
+
+
+def _need_reason(ledger: Ledger, record: JobRecord, now: float) -> str:
+    """Why the job needs its weights; "" when it does not."""
+    events = ledger.list_events(record.id)
+    if not events or not events[-1].state.terminal:
+        return f"job {record.id} needs it"
+    last = events[-1]
+    resumable = last.state is not JobState.COMPLETED and now - last.at < RESUMABLE_SECONDS
+    return f"job {record.id} ({last.state.short_name}) may be taken up again" if resumable else ""
+
+
+def _iter_serving_jobs(ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """(deployment, job) of the revisions of deployments that are to serve: rollbacks, too."""
+    deployments = DeploymentLedger(ledger)
+    for deployment in deployments.list_deployments():
+        with suppress(NotFoundError):
+            if not deployments.get_desired_revision(deployment.name):
+                continue
+            for revision in deployments.list_revisions(deployment.name):
+                job_id = deployments.find_job_id(deployment.name, revision.number)
+                if job_id:
+                    yield deployment.name, job_id

@@ -1,0 +1,299 @@
+"""Who runs a job on this machine: an exclusive lock that the kernel drops with its holder.
+
+    <state dir>/jobs/<job id>/owner.lock
+    <state dir>/jobs/<job id>/store         URL of the store that has the job's records
+    <state dir>/id                          tells state folders apart, in records
+
+The lock belongs to an open file, so a process and the children it hands the file to hold it
+together: a job is owned for as long as one of them lives. No pid is compared, so none can be
+mistaken. Nodes look at it once a second to find out whether anybody still watches over them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.errors import StateError
+from prefect_bt.filesystem.confined import open_file, read_regular
+from prefect_bt.filesystem.directories import find_paths
+from prefect_bt.filesystem.permissions import ensure_private_folder
+
+OWNER_FD_VARIABLE: Final = "PREFECT_BT_OWNER_FD"
+"""Number of an open, locked file that a parent hands to the process that runs the job."""
+
+LOCK_TIMEOUT: Final = 0.5
+"""Seconds in which those who only look (they hold the lock for microseconds) must be out of it."""
+
+LOOK: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Opens a lock's file to look at the lock. A pipe in its place does not block."""
+_LONGEST: Final = 65536
+"""Bytes that are read of a note."""
+
+_OWNER_FILES: Final = ("flow.log", "store.new", "store", "owner.lock")
+"""In the order in which they are removed: as long as the lock's file is there, it is the job's."""
+
+
+def lock_path(state_dir: Path, job_id: str) -> Path:
+    return state_dir / "jobs" / job_id / "owner.lock"
+
+
+def host_id(state_dir: Path) -> str:
+    """`<machine's name>:<state folder's id>`, as records name who runs a job: its lock is here."""
+    return f"{os.uname().nodename}:{_ensure_state_dir_id(state_dir)}"
+
+
+def is_this_host(state_dir: Path, host: str) -> bool:
+    """Whether a record's `host` is this one; a job that no host has run yet may be.
+
+    Only the folder's id counts: a machine may be called otherwise tomorrow, a container is with
+    every start. Records of older releases have the folder's path in its place.
+    """
+    told = host.partition(":")[2]
+    return not host or told in {_ensure_state_dir_id(state_dir), str(state_dir.absolute())}
+
+
+def normalize_host(host: str) -> str:
+    """Return a host with its folder's id, where a record of an older release has this machine's
+    path."""
+    machine, _, told = host.partition(":")
+    if machine == os.uname().nodename and told.startswith("/"):
+        with suppress(OSError, UnicodeDecodeError):
+            return f"{machine}:{read_regular(Path(told) / 'id', most=_LONGEST).decode().strip()}"
+    return host
+
+
+def _ensure_state_dir_id(state_dir: Path) -> str:
+    """Made once. Raises OSError; StateError when it is empty."""
+    path = state_dir / "id"
+    with suppress(FileNotFoundError):
+        return _read_id(path)
+    ensure_private_folder(state_dir)
+    fresh = state_dir / f".id.{os.urandom(4).hex()}"
+    with fresh.open("w") as file:
+        file.write(os.urandom(6).hex())
+        file.flush()
+        os.fsync(file.fileno())  # two machines with an empty id would be one
+    with suppress(FileExistsError):  # another process was first
+        path.hardlink_to(fresh)
+    fresh.unlink()
+    return _read_id(path)
+
+
+def _read_id(path: Path) -> str:
+    if found := path.read_text().strip():
+        return found
+    raise StateError(
+        f"{path} is empty; it tells this state folder from others.",
+        state="damaged",
+        next_step="Remove it, and a new one is made. Jobs that this folder runs count as another "
+        "machine's then: prefect-bt stop --abandoned.",
+    )
+
+
+@contextmanager
+def lock_job(state_dir: Path, job_id: str, *, timeout: float = LOCK_TIMEOUT) -> Generator[int]:
+    """Own the job; yields the locked file descriptor. StateError when another process does.
+
+    `timeout`: seconds in which the present owner may let go of it.
+    """
+    path = lock_path(state_dir, job_id)
+    inherited = _find_inherited_fd(path)
+    if inherited is not None:
+        yield inherited
+        return
+    descriptor = _acquire(path, job_id, timeout)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class JobLock:
+    """A job that this process owns from before the job exists until after it is over.
+
+    So a job that is not over and that nobody owns was left behind by a process that died, at
+    whatever moment: its lock's file tells that somebody had begun.
+    """
+
+    def __init__(self, state_dir: Path, *, timeout: float = LOCK_TIMEOUT) -> None:
+        self.state_dir, self._patience = state_dir, timeout
+        self._held = ExitStack()
+        self.descriptor: int | None = None
+        self.job_id = ""
+
+    def acquire(self, job_id: str) -> None:
+        """As hold_job."""
+        held = lock_job(self.state_dir, job_id, timeout=self._patience)
+        self.descriptor, self.job_id = self._held.enter_context(held), job_id
+
+    def write_store_url(self, url: str) -> None:
+        """For whoever finds the job left behind: where its records are."""
+        note = lock_path(self.state_dir, self.job_id).with_name("store")
+        fresh = note.with_name(f"{note.name}.new")
+        fresh.write_text(url)
+        fresh.replace(note)
+
+    @contextmanager
+    def keep_on_error(self) -> Generator[None]:
+        """Leave the lock's file when the block fails otherwise than by a refusal (StateError).
+
+        What the block wrote to the store may have arrived, so the next look at the job must see to
+        it, as after a kill.
+        """
+        try:
+            yield
+        except StateError:
+            raise
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let go of a job that goes on, or that another process holds with us. Idempotent."""
+        self._held.close()
+        self.descriptor = None
+
+    def release_and_remove(self) -> None:
+        """The job is over, or never came to be: nothing is left of our having owned it."""
+        if self.descriptor is not None:
+            remove_job_lock(self.state_dir, self.job_id, self.descriptor)
+        self.release()
+
+
+def is_owned(state_dir: Path, job_id: str) -> bool:
+    """Whether a living process on this machine runs the job. Never blocks, creates nothing."""
+    try:
+        descriptor = os.open(lock_path(state_dir, job_id), LOOK)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor, shared=True)
+    finally:
+        os.close(descriptor)
+
+
+def has_lock_file(state_dir: Path, job_id: str) -> bool:
+    """Whether a process on this machine ran the job and did not live to clear its folder."""
+    return lock_path(state_dir, job_id).exists()
+
+
+def is_current_lock(state_dir: Path, job_id: str, descriptor: int) -> bool:
+    """Whether this open, locked file is the job's lock still, or of an owner who let go of it."""
+    return _is_same_file(lock_path(state_dir, job_id), descriptor)
+
+
+def iter_abandoned_jobs(state_dir: Path) -> Iterator[tuple[str, str]]:
+    """Jobs of this machine that nobody runs, each with its store ("" when none was noted)."""
+    for path in find_paths(state_dir / "jobs", "*/owner.lock"):
+        job_id = path.parent.name
+        if not is_owned(state_dir, job_id):
+            with suppress(OSError):
+                yield job_id, noted_store(state_dir, job_id)
+
+
+def noted_store(state_dir: Path, job_id: str) -> str:
+    """Return the URL of the store that the job's owner noted; "" where none was.
+
+    Raises OSError, also where the note is a link or a pipe.
+    """
+    try:
+        descriptor = open_file(state_dir / "jobs", f"{job_id}/store")
+    except FileNotFoundError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(_LONGEST).decode(errors="replace").strip()
+
+
+def remove_job_lock(state_dir: Path, job_id: str, descriptor: int) -> None:
+    """For the owner of a job that is over: remove the lock, and the folder if all else is gone.
+
+    The lock is held meanwhile: whoever opened the file before finds that it is not the file's any
+    more, and takes a new one. `descriptor` is the owner's: when the job was taken up again since,
+    the file there is another owner's, and stays.
+    """
+    path = lock_path(state_dir, job_id)
+    folder = path.parent
+    with suppress(OSError):
+        ours = _is_same_file(path, descriptor)
+        if ours:
+            _remove_empty_folders(folder)
+        if ours and {entry.name for entry in folder.iterdir()} <= {*_OWNER_FILES}:
+            for name in _OWNER_FILES:
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def _remove_empty_folders(folder: Path) -> None:
+    """Folders of attempts and ranks that somebody emptied and did not live to remove."""
+    for pattern in ("attempt-*", "rank-*/checkpoints", "rank-*"):
+        for place in find_paths(folder, pattern):
+            with suppress(OSError):
+                place.rmdir()
+
+
+def remove_unowned_lock(state_dir: Path, job_id: str) -> None:
+    """As forget_job, for those who find a folder that nobody owns."""
+    path = lock_path(state_dir, job_id)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        with suppress(OSError):
+            path.parent.rmdir()
+        return
+    try:
+        if try_lock(descriptor):
+            remove_job_lock(state_dir, job_id, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
+    """Take the flock of an open file if it is free."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _acquire(path: Path, job_id: str, patience: float) -> int:
+    deadline = time.monotonic() + patience
+    while True:
+        descriptor = _open_lock(path)
+        locked = try_lock(descriptor)
+        if locked and _is_same_file(path, descriptor):
+            return descriptor
+        os.close(descriptor)
+        if not locked and time.monotonic() > deadline:
+            raise StateError(
+                f"Job {job_id} is run by another process on this machine.",
+                state="owned",
+                next_step=f"Watch it instead: prefect-bt logs --tail --job-id {job_id}",
+            )
+        time.sleep(0 if locked else 0.01)
+
+
+def _open_lock(path: Path) -> int:
+    while True:
+        ensure_private_folder(path.parent)
+        with suppress(FileNotFoundError):  # the last owner took the folder away in between
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _find_inherited_fd(path: Path) -> int | None:
+    given = os.environ.get(OWNER_FD_VARIABLE, "")
+    return int(given) if given.isdigit() and _is_same_file(path, int(given)) else None

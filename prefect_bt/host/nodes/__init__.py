@@ -1,0 +1,1 @@
+"""A node's processes on this machine, as its launcher sees them: files, launch, handle."""

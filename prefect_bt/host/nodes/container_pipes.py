@@ -1,0 +1,152 @@
+"""How a node on this machine runs its commands inside a container: through pipes in one folder.
+
+    <node>/control/     mounted read-only at /.prefect-bt
+        orders          agent -> first process: `set`, `copy`, `link`, `run`, `end`
+        signals         agent -> its listener: names of signals for everything in the container
+        reports         first process -> agent: `ready`, then each command's exit code
+        output          what the commands print, both streams
+
+The container's first process is a shell of the image that reads orders; nothing else of the image
+is needed to run a command. What the orders carry (secrets are among it) is in no file, in no
+container's configuration and in nobody's arguments. Guard and agent both hold the pipes: when both
+are gone the container ends by itself. No line of output passes through the Engine, so that its end
+or its restart loses none and doubles none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from prefect_bt.host.processes import ProcessIdentity
+from prefect_bt.host.state_folder import NodeFolder
+
+MOUNTED_AT: Final = "/.prefect-bt"
+PIPE_NAMES: Final = ("orders", "signals", "reports", "output")
+READY: Final = "ready"
+CONTAINER_GONE: Final = "its container is gone"
+"""The reason in the status of a node whose container ended while commands ran in it."""
+_ESCAPED_BYTE: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
+
+INIT_SCRIPT: Final = f"""
+cd "${{1:-.}}" || exit 1
+_bt_control={MOUNTED_AT}
+( trap '' HUP INT QUIT TERM
+  while IFS=' ' read -r _bt_name; do kill "-$_bt_name" -1; done
+  kill -TERM -1; sleep 5; kill -KILL -1
+) <"$_bt_control/signals" >/dev/null 2>&1 &
+exec 3<"$_bt_control/orders" 4>"$_bt_control/reports" 5>"$_bt_control/output"
+exec </dev/null >/dev/null 2>&1
+_bt_decode() {{ _bt_text=$(printf '%b.' "$1"); _bt_text=${{_bt_text%.}}; }}
+_bt_decode '\\0141' && test "$_bt_text" = a || exit 1
+echo {READY} >&4
+while IFS=' ' read -r _bt_verb _bt_text <&3; do
+  case $_bt_text in *.) ;; *) continue ;; esac
+  _bt_decode "${{_bt_text%.}}"
+  case $_bt_verb in
+    set) ( eval "$_bt_text" ) && eval "$_bt_text" ;;
+    run) /bin/sh -c "$_bt_text" >&5 2>&5 3<&- 4>&- 5>&-
+         echo "$?" >&4 ;;
+    copy) cp -R "$_bt_text/." . 2>&5
+          echo "$?" >&4 ;;
+    link) for _bt_name in "$_bt_text"/* "$_bt_text"/.[!.]*; do
+            if [ -e "$_bt_name" ] && [ ! -e "${{_bt_name##*/}}" ] && [ ! -L "${{_bt_name##*/}}" ]
+            then ln -s "$_bt_name" . 2>&5 || break
+            fi
+          done
+          echo "$?" >&4 ;;
+    end) break ;;
+  esac
+done
+exit 0
+"""
+"""Its first argument: the folder to start in, empty for the image's own. It asks of the image a
+POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln.
+
+An order without its last dot was never written to its end, and is not followed. A variable that the
+shell does not let anybody set (UID in bash) is tried aside first: it would end the shell.
+
+The listener ignores polite signals, so that a script's `kill 0` does not end it; `kill -TERM -1`
+spares who calls it, and the kernel spares the first process. Not `kill -s TERM -1`, whose last word
+dash takes for an option."""
+
+
+@dataclass(frozen=True)
+class ContainerRecord:
+    """`pid`, `began`: of the container's first process, as this machine counts."""
+
+    id: str
+    pid: int
+    workdir: str = ""
+    """The image's own WORKDIR."""
+    began: int = 0
+    address: str = ""
+    """On its network, as this machine reaches it; "" in records of older releases."""
+
+    @property
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.began)
+
+
+class Pipes(NamedTuple):
+    """Descriptors of a node's control folder, each for reading and writing, none blocking."""
+
+    orders: int
+    signals: int
+    reports: int
+    output: int
+
+
+def create_pipes(folder: NodeFolder) -> None:
+    """Raises OSError."""
+    folder.control.mkdir()
+    folder.control.chmod(0o700)
+    for name in PIPE_NAMES:
+        os.mkfifo(folder.control / name, 0o600)
+
+
+def open_pipes(folder: NodeFolder) -> Pipes:
+    """Hold them: as long as somebody does, no end of them is an end. Raises OSError."""
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+    return Pipes(*(os.open(folder.control / name, flags) for name in PIPE_NAMES))
+
+
+def format_order(verb: str, text: str = "") -> bytes:
+    """One line for `orders`.
+
+    >>> order("run", "echo 'a b'")
+    b'run echo\\\\0040\\\\0047a\\\\0040b\\\\0047.\\n'
+    """
+    return verb.encode() + b" " + _ESCAPED_BYTE.sub(_octal, os.fsencode(text)) + b".\n"
+
+
+def format_set_variable(name: str, value: str) -> bytes:
+    """The order to export it. ValueError for a name that a shell has none of."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError(f"{name!r} is no name of a variable in a shell")
+    quoted = value.replace("'", "'\\''")
+    return format_order("set", f"export {name}='{quoted}'")
+
+
+def signal_all(pipes: Pipes, number: signal.Signals) -> None:
+    """To every process in the container but its first and its listener."""
+    try:
+        os.write(pipes.signals, f"{number.name.removeprefix('SIG')}\n".encode())
+    except BlockingIOError:
+        return  # nobody reads: the container is gone, or going
+
+
+def kill_container(pipes: Pipes) -> None:
+    """Kill what runs in it, and let its first process end."""
+    signal_all(pipes, signal.SIGKILL)
+    with suppress(BlockingIOError):
+        # Whoever wrote the line before may have been killed in the middle of it.
+        os.write(pipes.orders, b"\n" + format_order("end"))
+
+
+def _octal(found: re.Match[bytes]) -> bytes:
+    return b"\\0%03o" % found[0][0]

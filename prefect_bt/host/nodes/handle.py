@@ -1,0 +1,309 @@
+"""A node on this machine, seen from any process: everything is read from its folder.
+
+The lock tells whether the node lives: guard and agent hold it, nobody else can, and the kernel
+lets go of it however they end. Pids are not asked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Final
+
+from prefect_bt import codec
+from prefect_bt.contract import LEADER_PORT_VARIABLE
+from prefect_bt.errors import SubstrateError
+from prefect_bt.filesystem.confined import NotRegularFile, open_file, read_regular
+from prefect_bt.filesystem.directories import find_paths
+from prefect_bt.filesystem.trees import find_files, remove_tree
+from prefect_bt.host import processes
+from prefect_bt.host.job_lock import LOOK, remove_unowned_lock, try_lock
+from prefect_bt.host.mounts.namespace import list_mount_points
+from prefect_bt.host.nodes.files import (
+    AGENT_UNRESPONSIVE,
+    NodeStopRequest,
+    read_record,
+    write_stop_request,
+    write_text_atomic,
+)
+from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.ledger.records import NodePhase, NodeStatus, UploadStatus
+from prefect_bt.planning.plan import NodePlan
+
+SUBSTRATE_NAME: Final = "local"
+NODE_GONE = "the node's process is gone"
+KILL_TIMEOUT = 15.0
+LOOPBACK: Final = "127.0.0.1"
+NODE_MODULE: Final = "prefect_bt.node"
+"""In the command line of guard and agent only; it also matches those of the release before."""
+
+
+@dataclass(frozen=True)
+class HostHandle:
+    """Frozen and without a process in it: two handles of one node are equal and as good."""
+
+    substrate: ClassVar[str] = SUBSTRATE_NAME
+
+    job: JobFolder
+    attempt: int
+    rank: int
+
+    @property
+    def folder(self) -> NodeFolder:
+        return self.job.node_folder(self.attempt, self.rank)
+
+    @property
+    def log_file(self) -> Path:
+        """For a store on the same disk, which then need not copy it."""
+        return self.folder.log
+
+    def observe(self) -> NodeStatus:
+        status = self._read_status()
+        if status.is_over or self._is_alive():
+            return status
+        # Its last word may have come between the two looks.
+        status = self._read_status()
+        return status if status.is_over else self._mark_lost(status)
+
+    def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
+        """As the protocol says. With the agent gone, `force` also ends a flush that goes on."""
+        if not self.folder.path.is_dir() or self._read_status().is_over:
+            return
+        try:
+            write_stop_request(self.folder.stop_request, NodeStopRequest(reason, force, grace))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._error(f"cannot be asked to stop: {error}") from error
+        if not self._is_alive():
+            self._kill_processes(keep_uploader=not force)
+
+    def kill_unresponsive(self) -> None:
+        """Kill the agent first, and its guard with the second call, as the protocol requires."""
+        before = read_record(NodeStopRequest, self.folder.stop_request)
+        if before is None or self._read_status().is_over:
+            return
+        with suppress(OSError):  # only the reason is lost
+            write_stop_request(
+                self.folder.stop_request, replace(before, force=True, unanswered=True)
+            )
+        agents = self._agents()
+        parents = {processes.read_parent(pid) for pid in agents}
+        for pid in agents:
+            if before.unanswered or pid not in parents:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _agents(self) -> list[int]:
+        """Return the pids of the guard and the agent, if they are alive."""
+        marked = processes.find_marked_processes(
+            self._read_mark(), self.folder.root, exclude_uploader=True
+        )
+        return [pid for pid in marked if NODE_MODULE in processes.read_command_line(pid)]
+
+    def kill_commands(self) -> bool:
+        marked = processes.find_marked_processes(
+            self._read_mark(), self.folder.root, exclude_uploader=True
+        )
+        found = [pid for pid in marked if NODE_MODULE not in processes.read_command_line(pid)]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    def server_address(self) -> str | None:
+        plan = read_record(NodePlan, self.folder.plan)
+        port = plan.environment.get(LEADER_PORT_VARIABLE) if plan is not None else None
+        return f"{LOOPBACK}:{port}" if port else None
+
+    def server_process(self) -> processes.ProcessIdentity | None:
+        return None
+
+    def read_log(self, *, offset: int, limit: int) -> bytes:
+        try:
+            # Commands beside us (local substrate) can put a pipe or a link there.
+            with os.fdopen(open_file(self.folder.path, self.folder.log.name), "rb") as file:
+                file.seek(offset)
+                return file.read(limit)
+        except (FileNotFoundError, NotRegularFile):
+            return b""
+
+    def remove(self) -> None:
+        """As the protocol says. Checkpoints go with a rank's last attempt, if all are stored."""
+        if self.folder.path.exists():
+            self._kill_all()
+            # The node's own folder last: as long as it is there, somebody finds the node.
+            if not self._must_keep(self._read_status()) and self._rank_folder.is_dir():
+                delete_tree(self._rank_folder, self._error)
+            delete_tree(self.folder.path, self._error)
+        self._remove_empty_parents()
+
+    # -- whether it lives -------------------------------------------------------------------
+
+    def _is_alive(self) -> bool:
+        descriptor = self._open_lock()
+        if descriptor is None:
+            return False
+        try:
+            return not try_lock(descriptor, shared=True)
+        finally:
+            os.close(descriptor)
+
+    def _open_lock(self) -> int | None:
+        try:
+            return os.open(self.folder.lock, LOOK)
+        except OSError:
+            return None
+
+    def _mark_lost(self, status: NodeStatus) -> NodeStatus:
+        """The node died without its last word. Its commands are ended; a flush may go on."""
+        self._kill_processes(keep_uploader=True)
+        if processes.find_uploader_processes(self._read_mark()):
+            status = replace(status, phase=NodePhase.FLUSHING, reason=NODE_GONE)
+        else:
+            upload = read_record(UploadStatus, self.folder.upload_status)
+            status = replace(
+                status,
+                phase=NodePhase.LOST,
+                reason=self._loss_reason(),
+                ended_at=status.ended_at or time.time(),
+                upload_error=upload.error if upload is not None else "",
+                uncommitted=upload.uncommitted if upload is not None else (),
+            )
+        with suppress(OSError):
+            write_text_atomic(self.folder.status, codec.dumps(status))
+        return status
+
+    def _loss_reason(self) -> str:
+        """A node that never got to speak has its cause on the last line of agent.log."""
+        asked = read_record(NodeStopRequest, self.folder.stop_request)
+        if asked is not None and asked.unanswered:
+            return AGENT_UNRESPONSIVE
+        try:
+            text = read_regular(self.folder.agent_log).decode(errors="replace")
+            last = text.strip().splitlines()[-1:]
+        except OSError:
+            last = []
+        return ": ".join([NODE_GONE, *last])
+
+    def _read_status(self) -> NodeStatus:
+        return read_record(NodeStatus, self.folder.status) or NodeStatus(self.rank)
+
+    def _read_mark(self) -> str:
+        record = read_record(NodeRecord, self.folder.record)
+        return record.mark if record is not None else ""
+
+    # -- ending and deleting ----------------------------------------------------------------
+
+    def _kill_processes(self, *, keep_uploader: bool) -> bool:
+        mark = self._read_mark()
+        return processes.kill_until_gone(
+            lambda: processes.find_marked_processes(
+                mark, self.folder.root, exclude_uploader=keep_uploader
+            ),
+            timeout=KILL_TIMEOUT,
+        )
+
+    def _kill_all(self) -> None:
+        if not self._kill_processes(keep_uploader=False):
+            raise self._error("has processes that cannot be killed")
+        deadline = time.monotonic() + KILL_TIMEOUT
+        while self._is_alive():
+            if time.monotonic() > deadline:
+                raise self._error("is still held by a process")
+            time.sleep(0.01)
+
+    def has_unsaved_checkpoints(self) -> bool:
+        """Whether what the rank has of checkpoints may be their only copy."""
+        return self._has_unsaved(self._read_status())
+
+    def _must_keep(self, status: NodeStatus) -> bool:
+        """Whether local checkpoints may be the only copy, or another attempt needs them."""
+        attempts = find_paths(self.job.path, f"attempt-*/rank-{self.rank}")
+        others = any(folder != self.folder.path for folder in attempts)
+        self._update_unuploaded_marker(status)
+        return others or self._has_unsaved(status)
+
+    def _has_unsaved(self, status: NodeStatus) -> bool:
+        ended_well = status.started_at is not None and status.exit_code == 0
+        before = not ended_well and self._unuploaded_marker.exists()
+        return before or bool(status.uncommitted) or self._has_unuploaded(status)
+
+    def _has_unuploaded(self, status: NodeStatus) -> bool:
+        """Whether something whole may be here that this attempt did not get into the store."""
+        upload = read_record(UploadStatus, self.folder.upload_status)
+        flushed = status.phase is NodePhase.DONE or (upload is not None and upload.flushed)
+        return bool(status.upload_error) or (status.started_at is not None and not flushed)
+
+    @property
+    def _unuploaded_marker(self) -> Path:
+        """There while an earlier attempt of the rank left what no attempt has sent since.
+
+        An attempt that never ran knows nothing of it, and one that ran has put it aside.
+        """
+        return self._rank_folder / "unsent"
+
+    @property
+    def _rank_folder(self) -> Path:
+        return self.job.rank_folder(self.rank)
+
+    def _update_unuploaded_marker(self, status: NodeStatus) -> None:
+        with suppress(OSError):
+            if self._has_unuploaded(status):
+                self._unuploaded_marker.touch()
+            elif status.started_at is not None and status.exit_code == 0:
+                self._unuploaded_marker.unlink(missing_ok=True)
+
+    def _remove_empty_parents(self) -> None:
+        if not any(path.parent != self._rank_folder for path in find_files(self._rank_folder)):
+            self._unuploaded_marker.unlink(missing_ok=True)
+        for folder in (
+            self._rank_folder / "checkpoints",
+            self._rank_folder,
+            self.folder.path.parent,
+        ):
+            with suppress(OSError):
+                folder.rmdir()  # only if empty
+        remove_unowned_lock(self.job.state_dir, self.job.job_id)
+
+    def _error(self, what: str) -> SubstrateError:
+        return SubstrateError(
+            f"Node {self.rank} of job {self.job.job_id} (attempt {self.attempt}) {what}.",
+            substrate=self.substrate,
+            rank=self.rank,
+            next_step=f"Look at {self.folder.path}.",
+        )
+
+
+def delete_tree(folder: Path, error: Callable[[str], Exception]) -> None:
+    """Delete a folder of ours, never through a link or a mount. Raises `error(what)`.
+
+    Nothing is ever mounted here in this namespace; should something be, it is left alone.
+    """
+    real = str(folder.parent.resolve() / folder.name)
+    mounted = [
+        place for place in list_mount_points() if place == real or place.startswith(f"{real}/")
+    ]
+    if mounted:
+        raise error(f"cannot be removed: {mounted[0]} is mounted")
+    _remove_mount_points(folder / "root")
+    remove_tree(folder)
+    if folder.exists():
+        raise error(f"cannot be removed: {folder} cannot be deleted")
+
+
+def _remove_mount_points(root: Path) -> None:
+    """The empty folders of a view, several at a time: each may wait for the disk's journal."""
+
+    def drop(path: str) -> None:
+        with suppress(OSError):  # whatever else it is, remove_tree sees to it
+            os.rmdir(path)  # noqa: PTH106 (one a mount point, of thousands)
+
+    with suppress(OSError), ThreadPoolExecutor(8) as threads, os.scandir(root) as found:
+        list(threads.map(drop, [entry.path for entry in found]))

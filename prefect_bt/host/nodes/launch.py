@@ -1,0 +1,152 @@
+"""Starting a node's guard and agent on this machine, whatever its commands then run in.
+
+What is launched is written down first (node.json, under a lock that the node inherits), so that any
+process can find, observe and end it, whatever was killed in between.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from prefect_bt import codec
+from prefect_bt.contract import SECRET_PREFIX
+from prefect_bt.filesystem.directories import find_paths
+from prefect_bt.filesystem.permissions import PRIVATE_MODE, ensure_private_folder
+from prefect_bt.host.nodes.files import write_text_atomic
+from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE, UPLOADER_VARIABLE
+from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord, make_mark
+from prefect_bt.planning.plan import NodePlan
+
+
+class NodeLauncher:
+    """`state_dir` is on a local disk; the other arguments are those of NodeRecord.
+
+    `environment`: of this process, by default.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        orphan_deadline: float | None = None,
+        map_paths: bool = False,
+        uploader: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.state_dir = Path(state_dir).expanduser().resolve()
+        self.orphan_deadline, self.map_paths = orphan_deadline, map_paths
+        self.uploader = tuple(uploader)
+        self.environment = os.environ if environment is None else environment
+
+    def create_node_folder(self, node: NodePlan, *, contained: bool = False) -> int:
+        """The node's folder with what it is about to be; the descriptor that holds its lock.
+
+        OSError leaves the folder behind; FileExistsError: this attempt of the rank was launched
+        before.
+        """
+        folder = JobFolder(self.state_dir, node.job_id).node_folder(node.attempt, node.rank)
+        ensure_private_folder(folder.path.parent)
+        folder.path.mkdir(PRIVATE_MODE)
+        lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            write_text_atomic(folder.plan, codec.dumps(node))
+            write_text_atomic(folder.record, codec.dumps(self._record(node, contained=contained)))
+        except BaseException:
+            os.close(lock)
+            raise
+        return lock
+
+    def start(self, folder: NodeFolder, inherited_descriptors: tuple[int, ...]) -> LaunchedProcess:
+        """Guard and agent of a node that was written down; they wait for its secrets. OSError.
+
+        `inherited_descriptors`: descriptors that they inherit, the lock first.
+        """
+        record = codec.loads(NodeRecord, folder.record.read_bytes())
+        with folder.agent_log.open("ab") as output:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "prefect_bt.node_agent",
+                    str(folder.path),
+                    *map(str, inherited_descriptors),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self.agent_environment(record.mark),
+                cwd="/",
+                pass_fds=inherited_descriptors,
+                start_new_session=True,
+            )
+        # Whoever launched it is its parent and has to wait for it, or it stays as a zombie.
+        threading.Thread(target=process.wait, daemon=True, name=f"reap-{record.mark}").start()
+        return LaunchedProcess(process)
+
+    def agent_environment(self, mark: str) -> dict[str, str]:
+        """Ours, for the store's credentials, without other jobs' secrets."""
+        environment = {
+            name: value
+            for name, value in self.environment.items()
+            if not name.startswith(SECRET_PREFIX) and name not in {UPLOADER_VARIABLE, FLOW_VARIABLE}
+        }
+        package = str(Path(__file__).resolve().parents[3])
+        known = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([package, *known]))
+        return {**environment, MARK_VARIABLE: mark}
+
+    def _record(self, node: NodePlan, *, contained: bool) -> NodeRecord:
+        mark = make_mark(self.state_dir, job_id=node.job_id, attempt=node.attempt, rank=node.rank)
+        return NodeRecord(
+            job_id=node.job_id,
+            attempt=node.attempt,
+            rank=node.rank,
+            mark=mark,
+            state_dir=str(self.state_dir),
+            orphan_deadline=self.orphan_deadline,
+            map_paths=self.map_paths,
+            uploader=self.uploader,
+            contained=contained,
+        )
+
+
+class LaunchedProcess:
+    """A node's first process; without its secrets it ends."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def send_secrets(self, secrets: Mapping[str, str]) -> None:
+        """Values by reference name. Raises OSError."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(dict(secrets)).encode())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing more will come. Idempotent."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+
+def iter_nodes(job: JobFolder) -> Iterator[tuple[int, int]]:
+    """(attempt, rank) of every node that has a folder here, in order."""
+    found: list[tuple[int, int]] = []
+    for folder in find_paths(job.path, "attempt-*/rank-*"):
+        attempt, _, rank = str(folder.relative_to(job.path)).partition("/")
+        numbers = attempt.removeprefix("attempt-"), rank.removeprefix("rank-")
+        if all(number.isdigit() for number in numbers):
+            found.append((int(numbers[0]), int(numbers[1])))
+    yield from sorted(found)

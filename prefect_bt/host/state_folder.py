@@ -1,0 +1,171 @@
+"""Where a node's files lie on this machine. The state folder is its user's alone (mode 0700).
+
+<state_dir>/
+    id                              tells state folders apart (prefect_bt.host.job_lock)
+    jobs/<job id>/
+        owner.lock                  flock held by whoever owns the job (prefect_bt.host.job_lock)
+        rank-<r>/
+            checkpoints/            kept over attempts
+            set-aside/attempt-<n>/  half-written checkpoints that a retry moved away
+        attempt-<n>/rank-<r>/       NodeFolder
+            lock                    flock held by guard and agent: free means both are gone
+            node.json               NodeRecord; written before any process exists
+            plan.json               the NodePlan, without a secret's value
+            status.json  upload.json  stop.json
+            log  agent.log
+            workspace/  scratch/  loaded/
+            root/  mirrors/         the private root of the view: mount points, nothing more
+            control/                pipes into its container (prefect_bt.host.nodes.container_pipes)
+            container.json          which container that is
+            mapped/                 stand-ins for parent folders when paths are mapped
+    cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>
+    cache/huggingface/<project id>  huggingface in the base, and /root/.cache/huggingface
+    weights/trees/<name>/files      read-only: a source at one revision, made by prefect_bt.weights
+    gpus/<i>.lock                   flock held while a node uses the device
+    deployments/<quoted name>/      routers of serving deployments (prefect_bt.serving.router)
+    engines/<address>               Docker Engines that have run nodes (substrates.docker.endpoints)
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_bt.contract import quote_name
+from prefect_bt.planning.plan import NodePlan, Volume, VolumeKind
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """`<state_dir>/jobs/<job id>`."""
+
+    state_dir: Path
+    job_id: str
+
+    @property
+    def path(self) -> Path:
+        return self.state_dir / "jobs" / self.job_id
+
+    @property
+    def owner_lock(self) -> Path:
+        return self.path / "owner.lock"
+
+    def rank_folder(self, rank: int) -> Path:
+        """What a rank keeps over attempts."""
+        return self.path / f"rank-{rank}"
+
+    def checkpoints_folder(self, rank: int) -> Path:
+        return self.rank_folder(rank) / "checkpoints"
+
+    def node_folder(self, attempt: int, rank: int) -> NodeFolder:
+        return NodeFolder(self.path / f"attempt-{attempt}" / f"rank-{rank}")
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """`<state_dir>/jobs/<job id>/attempt-<n>/rank-<r>`."""
+
+    path: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "node.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
+
+    @property
+    def upload_status(self) -> Path:
+        return self.path / "upload.json"
+
+    @property
+    def stop_request(self) -> Path:
+        return self.path / "stop.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.path / "agent.log"
+
+    @property
+    def root(self) -> Path:
+        return self.path / "root"
+
+    @property
+    def mirrors(self) -> Path:
+        return self.path / "mirrors"
+
+    @property
+    def control(self) -> Path:
+        """What a container's first process hears and says (host.nodes.container_pipes)."""
+        return self.path / "control"
+
+    @property
+    def container_record(self) -> Path:
+        """The ContainerRecord, once the container runs."""
+        return self.path / "container.json"
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """The launch of a node, written before it exists. `mark` is in every process's environment.
+
+    `orphan_deadline` in seconds, None to live on without an owner. `map_paths` asks for mapped
+    paths where a mount namespace would work. `uploader` is the argv of the uploader's start, empty
+    for our own.
+    """
+
+    job_id: str
+    attempt: int
+    rank: int
+    mark: str
+    state_dir: str
+    orphan_deadline: float | None
+    map_paths: bool = False
+    uploader: tuple[str, ...] = ()
+    contained: bool = False
+    """Whether its commands run in a container, and not on this machine itself."""
+
+
+def make_mark(state_dir: Path, *, job_id: str, attempt: int, rank: int) -> str:
+    """What every process of one launch carries in its environment."""
+    return f"{job_id}.{attempt}.{rank}.{state_dir_id(state_dir)}{os.urandom(8).hex()}"
+
+
+def state_dir_id(state_dir: Path) -> str:
+    """Eight characters that tell state folders apart; of one in a container, too, at our path."""
+    facts = state_dir.stat()
+    return f"{zlib.crc32(f'{state_dir}:{facts.st_dev}:{facts.st_ino}'.encode()):08x}"
+
+
+def volume_folder(volume: Volume, *, plan: NodePlan, state_dir: Path, node: NodeFolder) -> Path:
+    """Return the host folder behind a volume; nothing is created.
+
+    No such folder is inside another: a job that could write the outer one could put a link there.
+    """
+    key = quote_name(volume.key or plan.project_id)
+    return {
+        VolumeKind.WORKSPACE: node.path / "workspace",
+        VolumeKind.SCRATCH: node.path / "scratch",
+        VolumeKind.LOADED: node.path / "loaded",
+        VolumeKind.CHECKPOINTS: JobFolder(state_dir, plan.job_id).checkpoints_folder(plan.rank),
+        VolumeKind.CACHE_BASE: state_dir / "cache" / "bases" / key,
+        VolumeKind.PROJECT_CACHE: state_dir / "cache" / "projects" / key,
+        VolumeKind.TEAM_CACHE: state_dir / "cache" / "teams" / key,
+        VolumeKind.HF_CACHE: state_dir / "cache" / "huggingface" / key,
+        VolumeKind.WEIGHTS: state_dir / "weights" / "trees" / key / "files",
+    }[volume.kind]

@@ -1,0 +1,1 @@
+"""A job's life: submit, start, stop, recover, retry, delete; the document others read."""

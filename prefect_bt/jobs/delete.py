@@ -1,0 +1,244 @@
+"""Delete a job or a project, for good (§19).
+
+    marker -> holds? -> index says deleted -> job.json -> manifests -> the rest -> marker
+
+From the index on no reader finds the job, and its id is never given again. Killed at any point and
+run again, it goes on; what is refused is refused before anything has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from prefect_bt.attempts.lifecycle import remove_nodes
+from prefect_bt.checkpoints.retention.holds import JOB, Hold, list_active_holds
+from prefect_bt.contract import (
+    INDEX_REOPENED,
+    deleting_key,
+    job_index_key,
+    job_objects_prefix,
+    job_prefix,
+    manifests_prefix,
+    project_prefix,
+    project_record_key,
+    quote_name,
+    run_index_key,
+)
+from prefect_bt.errors import NotFoundError, ObjectNotFound, StateError, SubstrateError
+from prefect_bt.filesystem.trees import remove_tree
+from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.jobs.stop import open_job_context, reconcile_job
+from prefect_bt.ledger.fencing_epochs import DELETE, Superseded
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.settings import Settings
+
+_CACHES = ("bases", "projects", "huggingface")
+
+
+def delete_job(ledger: Ledger, job_id: str, *, settings: Settings) -> dict[str, object]:
+    """Delete the job with its checkpoints, logs and what it left on this machine (§13's answer).
+
+    StateError while the job is not over, or while somebody needs a checkpoint of it; NotFoundError
+    when there is no such job, or nothing is left of it.
+    """
+    project_id = get_project_id(ledger, job_id)
+    _delete(ledger, project_id, job_id, settings)
+    return {"id": job_id, "deleted": True, "training_project_id": project_id}
+
+
+def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> dict[str, object]:
+    """Delete every job of the project, then its records and this machine's caches of it (§19).
+
+    Refused as a whole, before anything is deleted, where one of its jobs would be.
+    """
+    project = ledger.get_project(name_or_id)
+    jobs = list_project_jobs(ledger, project.id)
+    for job_id in jobs:
+        check_deletable(ledger, project.id, job_id)
+    for job_id in jobs:
+        _delete(ledger, project.id, job_id, settings)
+    for cache in _CACHES:
+        remove_tree(settings.state_dir / "cache" / cache / quote_name(project.id))
+    last = project_record_key(project.id)
+    for info in ledger.store.list(project_prefix(project.id)):
+        if info.key != last:
+            ledger.store.delete(info.key)
+    # A project in the index has a record; so the index goes first.
+    ledger.remove_project_from_index(project)
+    ledger.store.delete(last)
+    return {"id": project.id, "deleted": True}
+
+
+def list_project_jobs(ledger: Ledger, project_id: str) -> list[str]:
+    """Ids of its jobs, also of those that were being deleted when something was killed."""
+    marked = f"{project_prefix(project_id)}/jobs/"
+    keys = (info.key for info in ledger.store.list(f"{project_prefix(project_id)}/jobs"))
+    return sorted({key.removeprefix(marked).partition("/")[0] for key in keys})
+
+
+def get_project_id(ledger: Ledger, job_id: str) -> str:
+    """The job's project, also where a deletion was begun; NotFoundError when nothing is left."""
+    try:
+        return ledger.get_job(job_id).project_id
+    except NotFoundError:
+        project_id = _find_partly_deleted(ledger, job_id)
+        if not project_id:
+            raise
+        return project_id
+
+
+def check_deletable(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
+    """The job, if it may be deleted, else StateError; None when no record of it is left."""
+    try:
+        record = ledger.get_job(job_id)
+    except NotFoundError:
+        return None
+    reconcile_job(ledger, job_id)
+    state = ledger.get_state(job_id)
+    if not state.terminal:
+        raise StateError(
+            f"Job {job_id} is not over ({state.value}), so it cannot be deleted.",
+            state=state.value,
+            next_step=f"Stop it first: prefect-bt stop --job-id {job_id}",
+        )
+    holders = [
+        one for one in list_reconciled_holds(ledger, project_id, job_id) if one.holder != job_id
+    ]
+    if holders:
+        who = ", ".join(dict.fromkeys(hold.label for hold in holders))
+        raise StateError(
+            f"Checkpoints of job {job_id} are needed by {who}, so it cannot be deleted.",
+            state=state.value,
+            next_step="Delete it when that is over, or stop that first.",
+        )
+    return record
+
+
+def list_reconciled_holds(ledger: Ledger, project_id: str, job_id: str) -> list[Hold]:
+    """Who needs checkpoints of the job, after the ends of jobs that died were written down."""
+    for hold in list_active_holds(ledger, project_id, job_id):
+        if hold.kind == JOB:
+            with suppress(SubstrateError, StateError):
+                reconcile_job(ledger, hold.holder)
+    return list_active_holds(ledger, project_id, job_id)
+
+
+@contextmanager
+def own_finished_job(
+    ledger: Ledger, job_id: str, *, settings: Settings, purpose: str
+) -> Generator[Callable[[], None]]:
+    """Own the job, on this machine and in the store, so that no process resumes it meanwhile.
+
+    Yields a function to call before each deletion; it raises Superseded once another machine has
+    the job. Raises StateError if the job was resumed. `purpose`: epochs.PRUNE or epochs.DELETE.
+    """
+    claim, epoch, fence = JobLock(settings.state_dir), 0, _no_fence
+    claim.acquire(job_id)
+    try:
+        claim.write_store_url(ledger.store.url)
+        with suppress(NotFoundError):  # half deleted
+            ledger.get_job(job_id)
+            _check_finished(ledger, job_id)  # a gang that lives keeps its epoch
+            with claim.keep_on_error():
+                epoch = ledger.claim(job_id, host_id(settings.state_dir), purpose=purpose)
+            _check_finished(ledger, job_id)
+            fence = ledger.get_epochs(job_id).fence(epoch)
+        yield fence
+    finally:
+        with suppress(NotFoundError):  # deleted
+            ledger.get_job(job_id)
+            ledger.get_epochs(job_id).release(epoch)
+        claim.release_and_remove()
+
+
+def _check_finished(ledger: Ledger, job_id: str) -> None:
+    """Raise StateError unless the job is over."""
+    state = ledger.get_state(job_id)
+    if not state.terminal:
+        raise StateError(
+            f"Job {job_id} was taken up again ({state.value}).",
+            state=state.value,
+            next_step="Try again when it is over.",
+        )
+
+
+def _no_fence() -> None:
+    """Do nothing; the fence of a job whose claims are gone."""
+
+
+def _find_partly_deleted(ledger: Ledger, job_id: str) -> str:
+    """The project of a job whose deletion was begun and not finished; else empty."""
+    if not (job_id.isascii() and job_id.isalnum()):
+        return ""
+    try:
+        pointer = json.loads(ledger.store.get(job_index_key(job_id)))
+    except ObjectNotFound:
+        return ""
+    project_id = str(pointer["project_id"])
+    left = ledger.store.list(job_prefix(project_id, job_id))
+    return project_id if "deleted" in pointer and any(True for _ in left) else ""
+
+
+def _delete(ledger: Ledger, project_id: str, job_id: str, settings: Settings) -> None:
+    check_deletable(ledger, project_id, job_id)
+    with own_finished_job(ledger, job_id, settings=settings, purpose=DELETE) as fence:
+        record = _write_tombstone(ledger, project_id, job_id)
+        if record is not None:
+            _clear_machine(ledger, record, settings)
+        try:
+            fence()
+        except Superseded:
+            ledger.store.delete(deleting_key(project_id, job_id))
+            raise
+        _delete_records(ledger, project_id, job_id)
+        _clear_folder(settings.state_dir, job_id)
+
+
+def _write_tombstone(ledger: Ledger, project_id: str, job_id: str) -> JobRecord | None:
+    """From here on nobody can take a hold; whoever took one before is seen now."""
+    key = deleting_key(project_id, job_id)
+    ledger.store.put(key, json.dumps({"at": ledger.now()}).encode())
+    try:
+        return check_deletable(ledger, project_id, job_id)
+    except StateError:
+        ledger.store.delete(key)
+        raise
+
+
+def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
+    store, prefix = ledger.store, job_prefix(project_id, job_id)
+    deleted = {"project_id": project_id, "deleted": True}
+    store.put(job_index_key(job_id), json.dumps(deleted).encode())
+    store.delete(f"{prefix}/job.json")
+    for info in store.list(manifests_prefix(project_id, job_id)):
+        store.delete(info.key)
+    store.abort_uploads(job_objects_prefix(project_id, job_id))
+    for info in store.list(f"{INDEX_REOPENED}/{job_id}"):
+        store.delete(info.key)
+    marker = deleting_key(project_id, job_id)
+    for info in store.list(prefix):
+        if info.key.startswith(f"{prefix}/runs/"):
+            run = info.key.rpartition("/")[2].removesuffix(".json")
+            store.delete(run_index_key(run))
+        if info.key != marker:
+            store.delete(info.key)
+    store.delete(marker)
+
+
+def _clear_machine(ledger: Ledger, record: JobRecord, settings: Settings) -> None:
+    with suppress(SubstrateError):
+        remove_nodes(open_job_context(ledger, record, settings=settings))
+
+
+def _clear_folder(state_dir: Path, job_id: str) -> None:
+    """What the job's nodes kept; not the lock that we hold."""
+    folder = JobFolder(state_dir, job_id)
+    with suppress(OSError):
+        for path in folder.path.iterdir():
+            if path != folder.owner_lock:
+                remove_tree(path)

@@ -1,0 +1,228 @@
+"""A job as others read it: the TrainingJob document of §13 with what we know in addition."""
+
+from __future__ import annotations
+
+import getpass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from prefect_bt import codec
+from prefect_bt.attempts.grace_period import find_save_estimate
+from prefect_bt.attempts.max_run_time import sum_run_time
+from prefect_bt.attempts.resources import find_resources
+from prefect_bt.checkpoints.committed.catalog import (
+    CommittedCheckpoint,
+    checkpoint_document,
+    list_checkpoints,
+)
+from prefect_bt.checkpoints.sync_status import SyncStatus, read_sync_status
+from prefect_bt.checkpoints.upload.progress_text import format_upload
+from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
+from prefect_bt.errors import DefinitionError
+from prefect_bt.jobs.drill_result import find_drill
+from prefect_bt.jobs.provenance import provenance_document
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.records import JobEvent, JobRecord, Outcome, Resources
+from prefect_bt.ledger.states import JobState
+from prefect_bt.settings import Settings
+
+if TYPE_CHECKING:  # imported on use: a command that lists ended jobs needs no definitions
+    from prefect_bt.definitions import Compute, TrainingJob
+
+
+def event_document(event: JobEvent) -> dict[str, Any]:
+    """Return the event JSON-ready, without what only its writers need."""
+    found = codec.encode(event)
+    return {name: found[name] for name in ("state", "at", "message", "attempt")}
+
+
+def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
+    """JSON-ready; the keys of §13, then ours from `attempts` on. Times are ISO 8601 in UTC."""
+    events = ledger.list_events(record.id)
+    last = events[-1] if events else JobEvent(JobState.PENDING, record.created_at)
+    job = load_definition(record).job
+    error = last.message if last.state in _WITH_ERROR else None
+    found = list_checkpoints(ledger.store, record.project_id, record.id)
+    resources = find_resources(ledger, record)
+    runs = ledger.list_runs(record.id)
+    checkpointing = job.runtime.checkpointing_config.enabled
+    sync = read_sync_status(ledger, record, last.state, checkpointing=checkpointing)
+    return {
+        "id": record.id,
+        "name": record.name,
+        "created_at": format_iso(record.created_at),
+        "updated_at": format_iso(last.at),
+        "current_status": last.state.value,
+        "error_message": error,
+        "instance_type": _instance_type(job.compute, resources),
+        "node_count": job.compute.node_count,
+        "training_project_id": record.project_id,
+        "training_project": {
+            "id": record.project_id,
+            "name": record.project_name,
+            "team_name": ledger.get_team(record.project_id) or None,
+        },
+        "checkpoint_sync_status": sync.status,
+        "checkpoint_sync_error": sync.error or None,
+        "priority": job.priority or 0,
+        "availability_model": job.compute.availability_model.value,
+        **({"user": {"email": record.user}} if record.user else {}),
+        "truss_user_env": provenance_document(record.provenance),
+        "attempts": _attempt_documents(ledger, record.id),
+        "checkpoints": [_checkpoint_document(checkpoint, sync) for checkpoint in found],
+        "uploads": [] if last.state.terminal else _upload_documents(ledger, record),
+        "last_save": None if last.state.terminal else _last_save_document(ledger, record),
+        "weights": _weights_documents(ledger, record.id, job),
+        "events": [{**event_document(event), "at": format_iso(event.at)} for event in events],
+        "resources": _resources_document(resources),
+        "drill": codec.encode(drill) if (drill := find_drill(ledger, record)) else None,
+        "retries": codec.encode(record.retries),
+        "max_run_time": ledger.get_max_run_time(record),
+        "run_time": sum_run_time(ledger.list_outcomes(record.id)),
+        "substrate": record.substrate,
+        "image": {
+            "reference": job.image.base_image,
+            "pinned": ledger.read_pinned_image(record.id) or None,
+        },
+        "store": ledger.store.url,
+        "flow_run_id": runs[-1].flow_run_id if runs else None,
+        "flow_run_url": (runs[-1].url or None) if runs else None,
+    }
+
+
+def format_iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+_WITH_ERROR = frozenset({JobState.FAILED, JobState.DEPLOY_FAILED})
+
+
+def _attempt_documents(ledger: Ledger, job_id: str) -> list[dict[str, Any]]:
+    outcomes = {outcome.attempt: outcome for outcome in ledger.list_outcomes(job_id)}
+    return [
+        {
+            "attempt": begun.attempt,
+            "started_at": format_iso(begun.at),
+            **_outcome_document(outcomes.get(begun.attempt)),
+        }
+        for begun in ledger.list_attempts(job_id)
+    ]
+
+
+def _outcome_document(outcome: Outcome | None) -> dict[str, Any]:
+    if outcome is None:
+        return {"status": "running"}
+    return {
+        "status": outcome.state.short_name,
+        "ended_at": format_iso(outcome.ended_at) if outcome.ended_at else None,
+        "failure": outcome.failure.value if outcome.failure else None,
+        "cause": outcome.cause.value if outcome.cause else None,
+        "cure": outcome.cure or None,
+        "failed_rank": outcome.failed_rank,
+        "failed_at": format_iso(outcome.failed_at) if outcome.failed_at is not None else None,
+        "exit_code": outcome.exit_code,
+        "message": outcome.message,
+    }
+
+
+def _upload_documents(ledger: Ledger, record: JobRecord) -> list[dict[str, Any]]:
+    """What every rank's uploader said last, in the newest attempt."""
+    attempts = ledger.list_attempts(record.id)
+    if not attempts:
+        return []
+    newest = UploadStatusReader(ledger.store, record.project_id, record.id, attempts[-1].attempt)
+    return [
+        {
+            "rank": one.rank,
+            "told_at": format_iso(one.updated_at),
+            **codec.encode(one.status),
+            "seconds_left": one.seconds_left,
+            "summary": format_upload(one),
+        }
+        for one in newest.read()
+    ]
+
+
+def _last_save_document(ledger: Ledger, record: JobRecord) -> dict[str, Any] | None:
+    """What a last checkpoint would need, were the job stopped now, and whether it has that."""
+    settings = Settings()
+    found = find_save_estimate(ledger, record, grace=settings.grace, notice=settings.notice)
+    return {**codec.encode(found), "warning": found.warning} if found else None
+
+
+def _weights_documents(ledger: Ledger, job_id: str, job: TrainingJob) -> list[dict[str, Any]]:
+    """Every source with the revision that the job mounts; None for both before its mirror."""
+    if not job.weights:
+        return []
+    from prefect_bt.planning.planner import plan_weights
+
+    pins = ledger.read_pinned_weights(job_id)
+    return [
+        {
+            "source": source.source,
+            "mount_location": source.mount_location,
+            "revision": pin.revision if pin else None,
+            "bytes": pin.bytes if pin else None,
+        }
+        for source in plan_weights(job)
+        for pin in [pins.get(source.key)]
+    ]
+
+
+def _checkpoint_document(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, Any]:
+    status, error = sync.checkpoint_status(checkpoint)
+    shown = {"sync_status": status, "sync_error": error or None}
+    return {**checkpoint_document(checkpoint), **shown}
+
+
+def _resources_document(resources: Resources | None) -> dict[str, Any] | None:
+    """Return what each node gets; None for jobs of older releases."""
+    from prefect_bt.planning.allocation import format_resources
+
+    if resources is None:
+        return None
+    return {**codec.encode(resources), "summary": format_resources(resources)}
+
+
+def _instance_type(compute: Compute, resources: Resources | None) -> dict[str, Any]:
+    """Ids read like `H200:2x8x128x1600`: type, nodes, GPUs a node, vCPUs, GiB (§13).
+
+    What a node gets where that is known, else what the definition asks for.
+    """
+    spec = compute.accelerator
+    gpu = spec.accelerator.value if spec and spec.accelerator and spec.count else None
+    gpus = spec.count if spec and gpu else 0
+    cpus = resources.cpus if resources else compute.cpu_count
+    memory = resources.memory if resources else _requested_memory(compute)
+    gib = round(memory / 1024**3)
+    identity = f"{gpu or 'CPU'}:{compute.node_count}x{gpus}x{cpus}x{gib}"
+    words = f"{gpus} x {gpu}, " if gpu else ""
+    plural = "s" if compute.node_count != 1 else ""
+    room = f"{gib} GiB" if memory >= 1024**3 else f"{memory // 1024**2} MiB"
+    return {
+        "id": identity,
+        "name": f"{compute.node_count} node{plural}: {words}{cpus} vCPU, {room}",
+        "memory_limit_mib": memory // 1024**2,
+        "millicpu_limit": cpus * 1000,
+        "gpu_count": gpus,
+        "gpu_type": gpu,
+        "gpu_memory_limit_mib": None,
+    }
+
+
+def _requested_memory(compute: Compute) -> int:
+    from prefect_bt.definitions import parse_memory
+
+    try:
+        return parse_memory(compute.memory)
+    except DefinitionError:
+        return 0
+
+
+def current_user() -> str:
+    """The user of this process; "" where the system knows none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

@@ -1,0 +1,184 @@
+"""A drill: a job whose rank is killed on purpose, to see it go on from its checkpoint.
+
+A resume that was never tried fails on the day it is needed: a script that does not look for its
+checkpoint, or starts counting anew, is found out here, in the time of two checkpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from prefect_bt.checkpoints.committed.catalog import list_checkpoints
+from prefect_bt.checkpoints.layout import parse_step
+from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
+from prefect_bt.definitions import TrainingProject
+from prefect_bt.errors import DrillError
+from prefect_bt.jobs.drill_result import DrillResult, save_drill
+from prefect_bt.jobs.stop import open_job_context, reconcile_job
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+
+POLL_INTERVAL = 0.2
+RECONCILE_INTERVAL = 5.0
+Echo = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DrillOptions:
+    """Which rank is killed (negative: from the last), and after which committed step.
+
+    `timeout`, in seconds: until the kill, and as long again from the kill on.
+    """
+
+    rank: int = -1
+    step: int = 0
+    timeout: float = 600.0
+
+
+@dataclass
+class _DrillWatch:
+    ledger: Ledger
+    record: JobRecord
+    timeout: float
+    echo: Echo
+    _reconciled_at: float = field(default_factory=time.monotonic)
+    _deadline: float = field(default_factory=time.monotonic)
+
+    def restart_deadline(self) -> None:
+        """From now on `timeout` seconds are left for all that `wait_for` waits for."""
+        self._deadline = time.monotonic() + self.timeout
+
+    def wait_for(self, probe: Callable[[], int | None], what: str) -> int:
+        """What was seen; DrillError when the job ends before, or the half takes too long."""
+        while time.monotonic() < self._deadline:
+            over = self.ledger.get_state(self.record.id)
+            found = probe()
+            if found is not None:
+                return found
+            if over.terminal:
+                last = self.ledger.list_events(self.record.id)[-1].message
+                raise self._error(f"it ended before {what} ({over.short_name}: {last})")
+            if time.monotonic() - self._reconciled_at > RECONCILE_INTERVAL:
+                reconcile_job(self.ledger, self.record.id)
+                self._reconciled_at = time.monotonic()
+            time.sleep(POLL_INTERVAL)
+        raise self._error(f"{what} did not come within {self.timeout:g} s")
+
+    def list_committed_steps(self, attempt: int) -> list[int]:
+        """Committed by this attempt, in the order in which they were."""
+        parts = [
+            (part.committed_at, part.step)
+            for one in list_checkpoints(self.ledger.store, self.record.project_id, self.record.id)
+            for part in one.manifests
+            if part.attempt == attempt and part.step is not None
+        ]
+        return [step for _, step in sorted(parts)]
+
+    def list_written_steps(self, attempt: int) -> list[int]:
+        """Steps that this attempt wrote, those included that were committed before; none before its
+        first commit is announced, which is made known at once."""
+        told = UploadStatusReader(
+            self.ledger.store, self.record.project_id, self.record.id, attempt
+        ).read()
+        names = [name for one in told for name in (*one.status.rewritten, *one.status.committed)]
+        steps = [step for name in names if (step := parse_step(name)) is not None]
+        return steps if any(one.status.committed for one in told) else []
+
+    def newest_attempt(self) -> int:
+        attempts = self.ledger.list_attempts(self.record.id)
+        return attempts[-1].attempt if attempts else 0
+
+    def _error(self, why: str) -> DrillError:
+        return DrillError(
+            f"The drill of job {self.record.id} came to nothing: {why}.",
+            next_step=f"See: prefect-bt logs --job-id {self.record.id}",
+        )
+
+
+def check_drillable(project: TrainingProject) -> None:
+    """DrillError for a project whose jobs could not go on from anything."""
+    if not project.job.runtime.checkpointing_config.enabled:
+        raise DrillError(
+            f"Jobs of project {project.name!r} write no checkpoints to go on from: "
+            "checkpointing_config is not enabled.",
+            next_step="Give the runtime checkpointing_config=CheckpointingConfig(enabled=True).",
+        )
+
+
+def run_drill(ledger: Ledger, record: JobRecord, drill: DrillOptions, *, echo: Echo) -> DrillResult:
+    """Kill a rank of a job that has begun, and watch; the result is kept on the job.
+
+    DrillError when the job gave no occasion: it ended first, or committed no checkpoint with a step
+    in its name.
+    """
+    watch = _DrillWatch(ledger, record, drill.timeout, echo)
+    echo(f"Waiting for a committed checkpoint of step {drill.step} or later")
+    watch.restart_deadline()
+    attempt = watch.wait_for(
+        lambda: _find_attempt_at_step(watch, drill.step), "a checkpoint with a step"
+    )
+    before = max(watch.list_committed_steps(attempt))
+    rank = _kill(watch, attempt, drill.rank)
+    result = DrillResult(record.id, False, "", rank, time.time(), step_before=before)
+    watch.restart_deadline()
+    echo(f"Killed rank {rank}; the newest committed step is {before}")
+    result = _observe_resumption(watch, attempt, result)
+    save_drill(ledger, record, result)
+    return result
+
+
+def _find_attempt_at_step(watch: _DrillWatch, step: int) -> int | None:
+    attempt = watch.newest_attempt()
+    return attempt if any(found >= step for found in watch.list_committed_steps(attempt)) else None
+
+
+def _kill(watch: _DrillWatch, attempt: int, rank: int) -> int:
+    site = open_job_context(watch.ledger, watch.record)
+    nodes = [node for node in site.substrate.list_nodes(watch.record.id) if node.attempt == attempt]
+    if not -len(nodes) <= rank < len(nodes):
+        raise DrillError(
+            f"Job {watch.record.id} has no rank {rank} on this machine ({len(nodes)} nodes).",
+            next_step="Run the drill where the nodes run, or give another --rank.",
+        )
+    node = nodes[rank]
+    if not node.kill_commands():
+        raise DrillError(
+            f"Rank {node.rank} of job {watch.record.id} had ended before it could be killed.",
+            next_step="Give an earlier --step.",
+        )
+    return node.rank
+
+
+def _observe_resumption(watch: _DrillWatch, killed: int, result: DrillResult) -> DrillResult:
+    before = result.step_before or 0
+
+    def began() -> int | None:
+        newest = watch.newest_attempt()
+        site = open_job_context(watch.ledger, watch.record)
+        nodes = [
+            node for node in site.substrate.list_nodes(watch.record.id) if node.attempt == newest
+        ]
+        ran = nodes and all(node.observe().started_at is not None for node in nodes)
+        return newest if newest > killed and ran else None
+
+    try:
+        attempt = watch.wait_for(began, "the next attempt")
+        result = replace(result, attempt=attempt, seconds_to_attempt=time.time() - result.at)
+        watch.echo(f"Attempt {attempt} runs, {result.seconds_to_attempt:.1f} s after the kill")
+        first = watch.wait_for(
+            lambda: min(watch.list_written_steps(attempt), default=None), "its first checkpoint"
+        )
+    except DrillError as error:
+        return replace(result, why=str(error))
+    result = replace(result, step_after=first, seconds_to_step=time.time() - result.at)
+    if first > before:
+        why = f"It went on from step {before}: the next one it wrote is {first}."
+        return replace(result, resumed=True, why=why)
+    return replace(
+        result,
+        why=f"It did not go on: step {before} was committed, and attempt {attempt} "
+        f"began again with step {first}. Does the script look for its newest checkpoint in "
+        "BT_CHECKPOINT_DIR?",
+    )

@@ -1,0 +1,65 @@
+"""What the store and the secret sources know of a push: the team, secrets, checkpoints to load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect_bt.checkpoints.committed.load_references import resolve_loaded_checkpoints
+from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
+from prefect_bt.definitions import TrainingProject
+from prefect_bt.errors import AmbiguousError, NotFoundError, SecretError
+from prefect_bt.jobs.start import default_secret_sources
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.projects import normalize_team
+from prefect_bt.planning.planner import list_job_secret_names
+
+
+def assign_team(ledger: Ledger, project: TrainingProject) -> TrainingProject:
+    """Return the project with the team that owns it in this store.
+
+    A project without a team goes to the only one of its name (§12); AmbiguousError if several
+    teams have one. A new project keeps the team it names.
+    """
+    known = ledger.find_project(project.name, team=project.team_name)
+    owner = known.team_name if known else normalize_team(project.team_name or "")
+    return project.model_copy(update={"team_name": owner})
+
+
+def find_missing(
+    ledger: Ledger,
+    project: TrainingProject,
+    sources: Sequence[SecretSource] | None,
+    *,
+    images: bool,
+) -> list[str]:
+    """Return a sentence for every secret and checkpoint that is named but not there.
+
+    The environment is asked first: without a Prefect server, asking Prefect starts a temporary one.
+    """
+    sentences: list[str] = []
+    names, team = (
+        list_job_secret_names(project.job, supports_images=images),
+        project.team_name or "",
+    )
+    try:
+        resolve_secrets(names, [EnvironmentSecrets()], team=team)
+    except SecretError as error:
+        try:
+            resolve_secrets(error.names, sources or default_secret_sources(), team=team)
+        except SecretError as still:
+            sentences.append(str(still))
+    try:
+        _try_load(ledger, project)
+    except (NotFoundError, AmbiguousError) as error:
+        sentences.append(f"load_checkpoint_config: {error}")
+    return sentences
+
+
+def _try_load(ledger: Ledger, project: TrainingProject) -> None:
+    load = project.job.runtime.load_checkpoint_config
+    if load is None or not load.enabled:
+        return
+    known = ledger.find_project(project.name, team=project.team_name)
+    resolve_loaded_checkpoints(
+        ledger, project, project_id=known.id if known else "", created_before=ledger.now()
+    )

@@ -1,0 +1,187 @@
+"""Which code a job is made from: the Git state of its folder, and the versions of the client.
+
+Collecting never fails and is bounded in time. `git` is asked with the repository's hooks, its file
+monitor and its index lock out of the way, and without the `GIT_*` variables of the calling process,
+which name another repository when a push runs in a Git hook.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt.ledger.records import GitState, JobRecord, Provenance
+
+GIT_SECONDS: Final = 2.0
+"""For all questions to `git` together; the state of a huge repository stays unknown."""
+FRAMEWORKS: Final = (
+    "accelerate",
+    "datasets",
+    "deepspeed",
+    "jax",
+    "lightning",
+    "peft",
+    "tensorflow",
+    "torch",
+    "transformers",
+    "trl",
+)
+
+
+def collect_provenance(
+    folder: Path | None,
+    *,
+    user: str,
+    old: JobRecord | None = None,
+    seconds: float = GIT_SECONDS,
+) -> Provenance:
+    """Return what is known of the code in `folder` and of this process.
+
+    `folder` is None where nothing was packed. A job that repeats `old` keeps the Git state of its
+    files; what describes the client is new.
+    """
+    kept = old.provenance if old else None
+    return Provenance(
+        git=kept.git if kept else find_git_state(folder, seconds=seconds) if folder else None,
+        client_version=_installed_version("prefect-bt"),
+        python_version=platform.python_version(),
+        prefect_version=_installed_version("prefect"),
+        pydantic_version=_installed_version("pydantic"),
+        truss_version=_installed_version("truss"),
+        frameworks={name: found for name in FRAMEWORKS if (found := _installed_version(name))},
+        user=user,
+        host=platform.node(),
+    )
+
+
+def find_git_state(folder: Path, *, seconds: float = GIT_SECONDS) -> GitState | None:
+    """Return the state of the working tree around `folder`, None where `git` knows of none."""
+    git = _Git(folder, time.monotonic() + seconds)
+    commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    if not commit:
+        return None
+    state = GitState(commit, branch=git.run("symbolic-ref", "--quiet", "--short", "HEAD") or "")
+    described = git.run("describe", "--tags", "--long", "--abbrev=7") or ""
+    tag, _, rest = described.rpartition("-")[0].rpartition("-")
+    if tag and rest.isdecimal():
+        state = replace(state, tag=tag, commits_since_tag=int(rest))
+    changes = git.run("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+    return state if changes is None else replace(state, dirty=bool(changes))
+
+
+def provenance_document(found: Provenance | None) -> dict[str, Any] | None:
+    """Return `truss_user_env` as truss sends it, with the keys of Provenance it does not have."""
+    if found is None:
+        return None
+    git = found.git
+    return {
+        "truss_client_version": found.truss_version or None,
+        "python_version": found.python_version,
+        "pydantic_version": found.pydantic_version,
+        "mypy_version": None,
+        "git_info": {
+            "latest_commit_sha": git.commit,
+            "latest_tag": git.tag or None,
+            "commits_since_tag": git.commits_since_tag,
+            "has_uncommitted_changes": git.dirty,
+            "branch": git.branch or None,
+        }
+        if git
+        else None,
+        "prefect_bt_version": found.client_version,
+        "prefect_version": found.prefect_version,
+        "frameworks": dict(found.frameworks),
+        "user": found.user or None,
+        "host": found.host or None,
+    }
+
+
+def format_git(document: dict[str, Any]) -> str:
+    """Return `1a2b3c4 (main, uncommitted changes), v1.2 + 3 commits`; "" without a repository."""
+    git: dict[str, Any] = document.get("git_info") or {}
+    if not git:
+        return ""
+    words = {True: "uncommitted changes", False: "", None: "changes not determined"}
+    beside = [git.get("branch") or "detached", words[git.get("has_uncommitted_changes")]]
+    text = f"{git['latest_commit_sha'][:12]} ({', '.join(word for word in beside if word)})"
+    if tag := git.get("latest_tag"):
+        since = git.get("commits_since_tag") or 0
+        text += f", {tag}" + (f" + {since} commit{'s' * (since != 1)}" if since else "")
+    return text
+
+
+def format_client(document: dict[str, Any]) -> str:
+    """Return `me@laptop: prefect_bt 0.1.0, Python 3.11.7, Prefect 3.4.0, torch 2.9.0`."""
+    versions: dict[str, str | None] = {
+        "prefect_bt": document.get("prefect_bt_version"),
+        "Python": document.get("python_version"),
+        "Prefect": document.get("prefect_version"),
+        **(document.get("frameworks") or {}),
+    }
+    place = "@".join(word for key in ("user", "host") if (word := document.get(key)))
+    told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    return f"{place}: {told}" if place else told
+
+
+class _Git:
+    """Questions to `git` about one folder, until a deadline on the monotonic clock."""
+
+    def __init__(self, folder: Path, deadline: float) -> None:
+        self._command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false"]
+        self._deadline = deadline
+        self._environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        self._environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+
+    def run(self, *arguments: str) -> str | None:
+        """Return what `git` printed, stripped; None when it failed, is missing or too slow."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return None
+        try:
+            process = subprocess.Popen(
+                [*self._command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+            )
+        except (OSError, ValueError):
+            return None
+        return _output(process, left)
+
+
+def _output(process: subprocess.Popen[bytes], seconds: float) -> str | None:
+    """Return the process's output, or None; the process and its children are gone afterwards."""
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        output = b""
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            _close(process)
+    return output.decode(errors="replace").strip() if process.returncode == 0 else None
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdout:
+        process.stdout.close()
+
+
+def _installed_version(distribution: str) -> str:
+    """Return the installed version, "" for none; nothing is imported."""
+    try:
+        return metadata.version(distribution) or ""
+    except (metadata.PackageNotFoundError, OSError, ValueError):
+        return ""

@@ -1,0 +1,76 @@
+"""Ask for another attempt of a job that is over, under its own id."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from prefect_bt.attempts.max_run_time import check_run_time
+from prefect_bt.errors import StateError
+from prefect_bt.host.job_lock import host_id
+from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.start import open_launcher, start_job
+from prefect_bt.jobs.stop import describe_owning_machine, reconcile_job
+from prefect_bt.ledger.fencing_epochs import ANY_HOST
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.states import JobState
+from prefect_bt.settings import Settings
+from prefect_bt.text.durations import parse_duration
+
+
+def retry(
+    job_id: str, *, store: str | None = None, max_run_time: float | str | None = None
+) -> dict[str, Any]:
+    """Start another attempt of a job that is over, under its own id and Prefect run (decision 7).
+
+    It starts from the job's committed checkpoints. `max_run_time` replaces the job's limit, which
+    counts all attempts. Raises StateError for a job that completed, or is not over yet;
+    MaxRunTimeError for a job that has no time left.
+    """
+    limit = None
+    if max_run_time is not None:
+        limit = parse_duration(max_run_time, field="max_run_time")
+    ledger = open_ledger(store)
+    record = ledger.get_job(job_id)
+    reconcile_job(ledger, job_id)
+    _check_retriable(ledger, job_id)
+    check_run_time(ledger, record, limit=limit)
+    with open_launcher() as starter:
+        with starter.hold_lock(ledger, job_id) if starter else nullcontext():
+            _request_attempt(ledger, job_id, limit, starter is None)
+        start_job(ledger, record, launcher=starter)
+    flat = job_document(ledger, record)
+    return {**flat, "training_job": flat}
+
+
+def _request_attempt(ledger: Ledger, job_id: str, limit: float | None, any_host: bool) -> None:
+    """Claim the job and say that another attempt was asked for. `any_host`: for any worker."""
+    epoch = ledger.claim(job_id, ANY_HOST if any_host else host_id(Settings().state_dir))
+    try:
+        _check_retriable(ledger, job_id)  # another process may have been first
+        if limit is not None:
+            ledger.set_max_run_time(job_id, limit)
+        ledger.delete_stop_request(job_id)
+        asked = "another attempt was asked for"
+        ledger.append_event(job_id, JobState.CREATED, message=asked, epoch=epoch)
+    except BaseException:
+        ledger.get_epochs(job_id).release_unused(epoch)
+        raise
+
+
+def _check_retriable(ledger: Ledger, job_id: str) -> None:
+    """Raise StateError for a job that completed, or is not over; it says which machine runs it."""
+    state = ledger.get_state(job_id)
+    if state.terminal and state is not JobState.COMPLETED:
+        return
+    next_step = f"Stop it first: prefect-bt stop --job-id {job_id}"
+    if state is JobState.COMPLETED:
+        next_step = f"Run it anew: prefect-bt recreate --job-id {job_id}"
+    elif away := describe_owning_machine(Settings().state_dir, ledger, job_id):
+        next_step = away
+    raise StateError(
+        f"Job {job_id} is {state.value}; only a job that failed or was stopped is retried.",
+        state=state.value,
+        next_step=next_step,
+    )

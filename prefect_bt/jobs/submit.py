@@ -1,0 +1,366 @@
+"""From a definition to an accepted job: refuse early, write late, start last.
+
+Everything that can be refused is refused before the store is touched: the plan is made, the secrets
+are looked for, the workspace is packed to a temporary file. Then the project, the workspace and the
+job are written, in that order, and the job is started.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from prefect_bt.attempts.lifecycle import plan_workspace
+from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
+from prefect_bt.contract import WORKSPACE_DIR, job_prefix
+from prefect_bt.credentials.secrets import SecretSource
+from prefect_bt.definitions import TrainingProject, load_training_project, project_document
+from prefect_bt.definitions.truss_compat.conversion import to_training_project
+from prefect_bt.errors import DefinitionError
+from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.jobs.document import current_user, job_document
+from prefect_bt.jobs.preflight import assign_team, find_missing
+from prefect_bt.jobs.provenance import collect_provenance
+from prefect_bt.jobs.start import JobLauncher, open_launcher, start_job
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import load_definition, open_ledger
+from prefect_bt.ledger.records import JobRecord, RetentionPolicy, RetryBudget, ServingRef
+from prefect_bt.ledger.states import JobState
+from prefect_bt.planning.plan import GangPlan, WorkspacePlan
+from prefect_bt.planning.planner import PlanContext, plan_gang
+from prefect_bt.settings import Settings
+from prefect_bt.substrates import open_substrate
+from prefect_bt.text.durations import parse_duration
+from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace, packed_folder
+from prefect_bt.workspace.pack_summary import WorkspaceContents, workspace_document
+from prefect_bt.workspace.roots import plan_layout
+
+DRY_RUN_ID = "dry-run"
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """What our engine adds and truss does not know; never a field of a definition.
+
+    `substrate` is a name in substrates.SUBSTRATES. `retries` allows that many failures of the
+    user's own code; None keeps the policy's number. `retry_policy` replaces the default policy, or
+    that of the job that is repeated, and `retry_choices` single numbers of it. `deployment` is
+    `flow/deployment` of Prefect; None takes the setting. `keep_last` and `keep_every` are the
+    retention policy (records.Retention). `serving`: the revision that the job is. `max_run_time`:
+    how long the commands may run, all attempts together, in seconds or as `12h`.
+    """
+
+    substrate: str = field(default_factory=lambda: Settings().substrate)
+    retries: int | None = None
+    deployment: str | None = None
+    store: str | None = None
+    keep_last: int | None = None
+    keep_every: int | None = None
+    retry_policy: RetryBudget | None = None
+    retry_choices: RetryOverrides = NO_OVERRIDES
+    secret_sources: tuple[SecretSource, ...] | None = None
+    serving: ServingRef | None = None
+    max_run_time: float | str | None = None
+
+
+@dataclass(frozen=True)
+class JobOrigin:
+    """How a job comes to be: the id it would like, its first state, the job it repeats.
+
+    `acquire_lock` is called with the job's id before the job exists; whoever is to run it owns it
+    then.
+    """
+
+    preferred_id: str = ""
+    acquire_lock: Callable[[str], object] = lambda _: None
+    initial_state: JobState = JobState.CREATED
+    source_job: JobRecord | None = None
+    plan: GangPlan | None = None
+    """The plan made on this machine; another machine may plan the job otherwise."""
+    state_dir: Path | None = None
+    """State folder of the process that runs the job; None: that of the settings."""
+
+    @classmethod
+    def for_launcher(
+        cls,
+        starter: JobLauncher | None,
+        *,
+        old: JobRecord | None = None,
+        plan: GangPlan | None = None,
+    ) -> JobOrigin:
+        """With a starter it begins at once; without one it waits for its deployment."""
+        if starter is None:
+            return cls(initial_state=JobState.PENDING, source_job=old, plan=plan)
+        return cls(starter.job_id, starter.acquire_lock, source_job=old, plan=plan)
+
+
+def push(  # noqa: PLR0913 (truss names them)
+    config: Path | str | object,
+    *,
+    remote: str = "",
+    source_dir: Path | str | None = None,
+    team_id: str | None = None,
+    substrate: str | None = None,
+    retries: int | None = None,
+    deployment: str | None = None,
+    store: str | None = None,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
+    retry_policy: RetryBudget | None = None,
+    retry_choices: RetryOverrides = NO_OVERRIDES,
+    max_run_time: float | str | None = None,
+) -> dict[str, Any]:
+    """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
+
+    The result has the flat keys of a job, and the same job under `training_job` with its project
+    under `training_project`. A project may be one that an installed truss made. `remote` is
+    accepted for compatibility: a store has no remotes. `team_id` is the name of the team ("default"
+    is the default team); None leaves the config's. The
+    other choices are those of SubmitOptions.
+    """
+    _ = remote
+    options = SubmitOptions(
+        substrate=substrate or Settings().substrate,
+        retries=retries,
+        deployment=deployment,
+        store=store,
+        keep_last=keep_last,
+        keep_every=keep_every,
+        retry_policy=retry_policy,
+        retry_choices=retry_choices,
+        max_run_time=max_run_time,
+    )
+    if isinstance(config, (str, Path)):
+        path = Path(config).absolute()
+        project, folder = load_training_project(path), Path(source_dir or path.parent)
+    else:
+        project, folder = to_training_project(config), Path(source_dir or Path.cwd())
+    if team_id is not None:
+        project = project.model_copy(update={"team_name": team_id})
+    document = submit(project, source_dir=folder, options=options)
+    if isinstance(config, (str, Path)):
+        document["job_object"] = project.job
+    return document
+
+
+def submit(
+    project: TrainingProject,
+    *,
+    source_dir: Path,
+    options: SubmitOptions | None = None,
+    launcher: JobLauncher | None = None,
+    on_created: Callable[[JobRecord], object] = lambda _: None,
+) -> dict[str, Any]:
+    """Accept the job, start it, and return its document with the plan's notes.
+
+    A caller that has made a `launcher` earlier (starting.starting) saves the time it took.
+    `on_created` is called once the job is there, before it starts.
+    """
+    options = options or SubmitOptions()
+    if launcher is not None:
+        return _submit(project, source_dir, options, launcher, on_created)
+    with open_launcher(options.deployment) as made:
+        return _submit(project, source_dir, options, made, on_created)
+
+
+def _submit(
+    project: TrainingProject,
+    source_dir: Path,
+    options: SubmitOptions,
+    launcher: JobLauncher | None,
+    on_created: Callable[[JobRecord], object],
+) -> dict[str, Any]:
+    ledger = open_ledger(options.store)
+    plan = plan_submission(ledger, project, options)
+    with _pack_workspace(project, source_dir) as packed:
+        birth = JobOrigin.for_launcher(launcher, plan=plan)
+        record = write_job(ledger, project, options, packed, origin=birth)
+        start_job(
+            ledger,
+            record,
+            launcher=launcher,
+            deployment=options.deployment,
+            before_start=lambda: on_created(record),
+        )
+    return {
+        **build_submission_document(ledger, record, plan),
+        **workspace_document(packed.contents),
+    }
+
+
+def create_job(
+    ledger: Ledger,
+    project: TrainingProject,
+    *,
+    source_dir: Path,
+    options: SubmitOptions,
+    lock: JobLock,
+) -> tuple[JobRecord, GangPlan]:
+    """The job as written to the store, for the caller to run.
+
+    `lock` takes the job before it exists. Nothing is left in the store when this raises.
+    """
+    plan = plan_submission(ledger, project, options)
+    with _pack_workspace(project, source_dir) as packed:
+        birth = JobOrigin(acquire_lock=lock.acquire, state_dir=lock.state_dir, plan=plan)
+        return write_job(ledger, project, options, packed, origin=birth), plan
+
+
+def dry_run(
+    project: TrainingProject, *, source_dir: Path, options: SubmitOptions | None = None
+) -> tuple[GangPlan, WorkspaceContents | None]:
+    """The plan that `submit` would run and the files that it would pack; nothing is started."""
+    options = options or SubmitOptions()
+    with _pack_workspace(project, source_dir) as packed:
+        plan = plan_submission(open_ledger(options.store), project, options)
+    workspace = WorkspacePlan(WORKSPACE_DIR, "", packed.sha256, packed.size_bytes)
+    nodes = tuple(replace(node, workspace=workspace) for node in plan.nodes)
+    return replace(plan, nodes=nodes), packed.contents
+
+
+def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, Any]:
+    """A new job from the stored definition and workspace of another (§4.2)."""
+    options = options or SubmitOptions()
+    ledger = open_ledger(options.store)
+    old = ledger.get_job(job_id)
+    team = {"team_name": ledger.get_team(old.project_id)}
+    project = load_definition(old).model_copy(update=team)
+    plan = plan_submission(ledger, project, replace(options, substrate=old.substrate))
+    with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
+        copy = Path(folder) / "workspace.tar"
+        workspace = plan_workspace(old)
+        packed = None
+        if workspace.key:
+            ledger.store.download(workspace.key, copy)
+            packed = PackedWorkspace(copy, workspace.sha256, workspace.size, 0, ())
+        chosen = replace(options, substrate=old.substrate)
+        with open_launcher(options.deployment) as starter:
+            birth = JobOrigin.for_launcher(starter, old=old, plan=plan)
+            record = write_job(ledger, project, chosen, packed, origin=birth)
+            start_job(ledger, record, launcher=starter, deployment=options.deployment)
+    return build_submission_document(ledger, record, plan)
+
+
+def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
+    """The plan as it looks before the job has an id; PlanError with every problem."""
+    _resolve_retry_budget(options, None)
+    project, settings = assign_team(ledger, project), Settings()
+    substrate = open_substrate(options.substrate, **settings.substrate_options(options.substrate))
+    context = PlanContext(
+        job_id=DRY_RUN_ID,
+        job_name=project.job.name or "job-<n>",
+        project_id=DRY_RUN_ID,
+        store=ledger.store.url,
+        capacity=substrate.capacity(),
+        substrate=substrate.name,
+        supports_images=substrate.supports_images,
+        leader_address=substrate.leader_address(DRY_RUN_ID, 0),
+        missing_references=tuple(
+            find_missing(ledger, project, options.secret_sources, images=substrate.supports_images)
+        ),
+        grace=settings.grace,
+        settle=settings.settle,
+        retention=_resolve_retention(options, None),
+    )
+    return replace(plan_gang(project, context), max_run_time=_resolve_max_run_time(options, None))
+
+
+def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
+    """What push returns: flat, and nested as the docs of §3.6 claim."""
+    flat = job_document(ledger, record)
+    return {**flat, "notes": list(plan.notes), "training_job": flat}
+
+
+def write_job(
+    ledger: Ledger,
+    project: TrainingProject,
+    options: SubmitOptions,
+    workspace: PackedWorkspace | None,
+    *,
+    origin: JobOrigin | None = None,
+) -> JobRecord:
+    """Project, id, workspace, then the job itself, whose file makes it exist."""
+    origin = origin or JobOrigin()
+    old = origin.source_job
+    known = ledger.ensure_project(project.name, team_name=project.team_name)
+    project = project.model_copy(update={"team_name": known.team_name or None})
+    job_id = ledger.reserve_job_id(known.id, wanted=origin.preferred_id)
+    try:
+        origin.acquire_lock(job_id)
+        record = JobRecord(
+            id=job_id,
+            name=project.job.name or ledger.reserve_job_name(known.id),
+            project_id=known.id,
+            project_name=known.name,
+            created_at=ledger.now(),
+            definition=project_document(project),
+            substrate=options.substrate,
+            retries=_resolve_retry_budget(options, old),
+            retention=_resolve_retention(options, old),
+            workspace_sha256=workspace.sha256 if workspace else "",
+            workspace_size=workspace.size_bytes if workspace else 0,
+            user=current_user(),
+            provenance=collect_provenance(packed_folder(workspace), user=current_user(), old=old),
+            recreated_from=old.id if old else "",
+            serving=options.serving,
+            resources=origin.plan.nodes[0].resources if origin.plan else None,
+            max_run_time=_resolve_max_run_time(options, old),
+        )
+        if workspace:
+            ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", workspace.path)
+        state_dir = origin.state_dir or Settings().state_dir
+        host = "" if origin.initial_state is JobState.PENDING else host_id(state_dir)
+        ledger.write_job(record, state=origin.initial_state, host=host)
+    except BaseException:
+        ledger.store.delete(f"{job_prefix(known.id, job_id)}/workspace.tar")
+        ledger.release_job_id(job_id)
+        raise
+    return record
+
+
+@contextmanager
+def _pack_workspace(project: TrainingProject, source_dir: Path) -> Generator[PackedWorkspace]:
+    chosen = project.job.workspace
+    layout = plan_layout(
+        source_dir.absolute(),
+        workspace_root=chosen.workspace_root if chosen else None,
+        external_dirs=chosen.external_dirs if chosen else (),
+        exclude_dirs=chosen.exclude_dirs if chosen else (),
+    )
+    with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
+        yield pack_workspace(layout, Path(folder) / "workspace.tar")
+
+
+def _resolve_retry_budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
+    """DefinitionError for a number that makes no sense."""
+    base = options.retry_policy or (old.retries if old else RetryBudget())
+    choices = options.retry_choices
+    if options.retries is not None:
+        choices = replace(choices, user=options.retries)
+    return choices.apply_to(base)
+
+
+def _resolve_max_run_time(options: SubmitOptions, old: JobRecord | None) -> float | None:
+    """DefinitionError for what is no span of time. A server has no limit."""
+    if options.max_run_time is not None:
+        return parse_duration(options.max_run_time, field="max_run_time")
+    if options.serving is not None:
+        return None
+    return old.max_run_time if old else Settings().max_run_time
+
+
+def _resolve_retention(options: SubmitOptions, old: JobRecord | None) -> RetentionPolicy:
+    given = {"keep_last": options.keep_last, "keep_every": options.keep_every}
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise DefinitionError(f"{name} is {value}.", next_step="Give 1 or more.", field=name)
+    if any(value is not None for value in given.values()):
+        return RetentionPolicy(**given)
+    if old is not None:
+        return old.retention
+    settings = Settings()
+    return RetentionPolicy(settings.keep_last, settings.keep_every)

@@ -1,0 +1,1 @@
+"""Projects, jobs, attempts and events: records in the store, fenced by epochs."""

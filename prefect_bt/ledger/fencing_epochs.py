@@ -1,0 +1,280 @@
+"""Decide which machine may act for a job: numbered, create-only claims in the store.
+
+    <job>/epochs/000001.json        {"number": 1, "host": "box:ab12", "purpose": "run", ...}
+    <job>/epochs/000001.released    the holder is done, though no event says that the job is over
+
+To act is to launch nodes, to move the job's state, to commit checkpoints, to prune, to delete. The
+actor names its epoch; once a higher epoch exists it must stop (`check`). A claim ends
+
+- with an event of its epoch in which the job is over,
+- by its release,
+- or by a person, for a machine that is gone for good (`abandoned`).
+
+Losing sight of a machine ends no claim. Within one machine the job's lock decides
+(host/job_lock.py): the caller holds it, so a claim of the same machine belongs to a process that is
+dead, and goes on. `tests/ledger/fencing_epochs/` explores every interleaving of two machines, a
+person and a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from prefect_bt import codec
+from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound, StateError, StoreError
+from prefect_bt.ledger.records import JobEvent
+from prefect_bt.object_store.protocols import Store
+
+RUN: Final = "run"
+PRUNE: Final = "prune"
+DELETE: Final = "delete"
+ANY_HOST: Final = ""
+"""Host of a claim that any machine may follow: the job waits for a worker."""
+NO_HOST: Final = ":"
+"""Holder that is no machine, so that no machine takes the job for its own."""
+_UNREADABLE_HOST: Final = "a machine whose claim cannot be read:?"
+_NAME: Final = re.compile(r"\d{6,}\.(json|released)")
+_PAST_TENSE: Final = {PRUNE: "pruned", DELETE: "deleted"}
+
+
+class Superseded(StateError):
+    """Error: a newer epoch exists, so this process must not act for the job any more."""
+
+    def __init__(self, job_id: str, holder: Epoch | None) -> None:
+        """Describe the takeover. `holder`: the newer epoch; None for a job that was deleted."""
+        what, next_step = "was deleted", ""
+        if holder is not None:
+            where = holder.machine or "another process"
+            what = f"was taken over by {where} (epoch {holder.number})"
+            next_step = f"Follow it there: prefect-bt logs --tail --job-id {job_id}"
+        super().__init__(
+            f"Job {job_id} {what}; nothing more is launched, committed or written down for it "
+            "from here.",
+            state="superseded",
+            next_step=next_step,
+        )
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One claim. `host` is in the form of ownership.host_of; `at` is in epoch seconds."""
+
+    number: int
+    host: str
+    nonce: str
+    at: float
+    purpose: str = RUN
+    by: str = ""
+    """Reason for following a claim that had not ended; "" for all others."""
+
+    @property
+    def machine(self) -> str:
+        """Return the name of the holder's machine."""
+        return self.host.partition(":")[0]
+
+
+class Epochs:
+    """The claims of one job. `prefix` is the job's folder in the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        job_id: str,
+        prefix: str,
+        *,
+        clock: Callable[[], float],
+        nonce: Callable[[], str] = lambda: os.urandom(8).hex(),
+    ) -> None:
+        self._store, self._job_id, self._prefix = store, job_id, prefix
+        self._clock, self.new_nonce = clock, nonce
+
+    def find_newest(self) -> Epoch | None:
+        """Return the newest claim, whether it has ended or not; None before the first."""
+        return self._newest(self._list_names())
+
+    def newest_run(self) -> int:
+        """Return the number of the newest claim to run the job; 0 if there is none."""
+        claims = _claim_names(self._list_names())
+        while newest := self._newest(claims):
+            if newest.purpose == RUN:
+                return newest.number
+            claims.pop()
+        return 0
+
+    def find_holder(self) -> str | None:
+        """Return the host of the newest claim, NOBODY if any may follow; None before the first."""
+        names = self._list_names()
+        newest = self._newest(names)
+        if newest is None:
+            return None
+        free = newest.host == ANY_HOST or f"{newest.number:06d}.released" in names
+        return NO_HOST if free else newest.host
+
+    def check(self, number: int) -> None:
+        """Raise Superseded when an epoch newer than `number` exists, or when none is left.
+
+        0 is the number of an actor that needs no claim.
+        """
+        if not number:
+            return
+        names = self._list_names()
+        if _claim_names(names)[-1:] != [f"{number:06d}.json"]:
+            raise Superseded(self._job_id, self._newest(names))
+
+    def claim(
+        self,
+        host: str,
+        *,
+        purpose: str = RUN,
+        legacy_host: Callable[[], str] = lambda: "",
+        abandoned: bool = False,
+    ) -> int:
+        """Return the number of the epoch in which `host` may act.
+
+        The caller holds the job's lock on `host`. `legacy_host`: holder of a job of an older
+        release, which has no claims. Raises StateError while another machine holds the job, unless
+        a person says that it is `abandoned`; NotFoundError when the job is deleted meanwhile.
+        """
+        while True:
+            held, ended = self._newest_and_ended(legacy_host)
+            if held.host != ANY_HOST and not ended:
+                if not is_same_host(held.host, host):
+                    if not abandoned:
+                        raise self._held_error(held, host)
+                elif held.number and held.purpose == purpose == RUN:
+                    return held.number
+            by = "abandoned" if abandoned and not ended else ""
+            mine = Epoch(held.number + 1, host, self.new_nonce(), self._clock(), purpose, by)
+            if self._create(mine):
+                return mine.number
+
+    def release(self, number: int) -> None:
+        """End a claim of ours under which the job was not ended. Idempotent."""
+        if number:
+            with suppress(ObjectExists):
+                self._store.create(f"{self._folder}/{number:06d}.released", b"{}")
+
+    def release_unused(self, number: int) -> None:
+        """End a claim of ours in which nothing was recorded; any other may have a gang."""
+        last = self._last_event()
+        if last is None or last.epoch < number:
+            self.release(number)
+
+    def find_active(self) -> Epoch | None:
+        """Return the claim that keeps other machines from acting; None when there is none."""
+        held, ended = self._newest_and_ended(lambda: "")
+        return None if ended or not held.number or held.host == ANY_HOST else held
+
+    def fence(self, number: int) -> Callable[[], None]:
+        """Return a function that an actor of `number` calls before each act (`check`)."""
+        return lambda: self.check(number)
+
+    def _newest_and_ended(self, legacy_host: Callable[[], str]) -> tuple[Epoch, bool]:
+        """Return the newest claim, number 0 if there is none, and whether it has ended."""
+        names = self._list_names()
+        newest = self._newest(names) or Epoch(0, legacy_host(), "", 0.0)
+        if f"{newest.number:06d}.released" in names:
+            return newest, True
+        last = self._last_event()
+        return newest, last is not None and last.state.terminal and last.epoch >= newest.number
+
+    def _newest(self, names: Sequence[str]) -> Epoch | None:
+        if not (claims := _claim_names(names)):
+            return None
+        number = int(claims[-1].partition(".")[0])
+        try:
+            found = codec.loads(Epoch, self._store.get(f"{self._folder}/{claims[-1]}"))
+        except ObjectNotFound:
+            raise self._deleted_error() from None
+        except (ValueError, TypeError, KeyError):  # it counts as held, until a person gives it up
+            return Epoch(number, _UNREADABLE_HOST, "", 0.0)
+        return replace(found, number=number)
+
+    def _create(self, mine: Epoch) -> bool:
+        """Create the claim; return whether its number is ours."""
+        key = f"{self._folder}/{mine.number:06d}.json"
+        if not try_create(self._store, key, codec.dumps(mine).encode()):
+            return False
+        try:
+            self._store.get_range(f"{self._prefix}/job.json", start=0, length=1)
+        except ObjectNotFound:
+            self._store.delete(key)
+            raise self._deleted_error() from None
+        except BaseException:  # the caller does not learn the number, so it cannot release it
+            with suppress(StoreError):
+                self.release(mine.number)
+            raise
+        return True
+
+    def _deleted_error(self) -> NotFoundError:
+        return NotFoundError("job", self._job_id, next_step="It was deleted.")
+
+    def _last_event(self) -> JobEvent | None:
+        keys = [info.key for info in self._store.list(f"{self._prefix}/events")]
+        return codec.loads(JobEvent, self._store.get(keys[-1])) if keys else None
+
+    def _list_names(self) -> list[str]:
+        """Return the records' names, sorted; a store may hold other objects there."""
+        names = (info.key.rpartition("/")[2] for info in self._store.list(self._folder))
+        return [name for name in names if _NAME.fullmatch(name)]
+
+    @property
+    def _folder(self) -> str:
+        return f"{self._prefix}/epochs"
+
+    def _held_error(self, held: Epoch, host: str) -> StateError:
+        where, gone = describe_holder(held.host, host), abandon_hint(self._job_id, held.host, host)
+        if held.purpose == RUN:
+            what = f"is run by {where}"
+        else:
+            what = f"is being {_PAST_TENSE[held.purpose]} by {where}"
+            gone = f"Try again when that is done; what was cut short is begun again there. {gone}"
+        return StateError(
+            f"Job {self._job_id} {what} (epoch {held.number}).", state="held", next_step=gone
+        )
+
+
+def _claim_names(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name.endswith(".json")]
+
+
+def describe_holder(held: str, host: str) -> str:
+    """Return how messages to a person at `host` name the holder of a job."""
+    machine = held.partition(":")[0]
+    folder = f"another state folder of this machine ({machine})"
+    return folder if _is_same_machine(held, host) else machine
+
+
+def abandon_hint(job_id: str, held: str, host: str) -> str:
+    """Return what a person at `host` can do if the holder of a job is gone."""
+    what = "state folder" if _is_same_machine(held, host) else "machine"
+    return f"If that {what} is gone for good: prefect-bt stop --job-id {job_id} --abandoned"
+
+
+def _is_same_machine(one: str, other: str) -> bool:
+    return one.partition(":")[0] == other.partition(":")[0]
+
+
+def is_same_host(one: str, other: str) -> bool:
+    """Return whether two hosts are one: the state folder's id counts, not the machine's name."""
+    folder = one.partition(":")[2]
+    return bool(folder) and folder == other.partition(":")[2]
+
+
+def try_create(store: Store, key: str, data: bytes) -> bool:
+    """Create an object whose bytes are unique; return whether it is ours.
+
+    A first attempt whose answer was lost is recognised by its bytes.
+    """
+    try:
+        store.create(key, data)
+    except ObjectExists:
+        with suppress(ObjectNotFound):
+            return store.get(key) == data
+        return False
+    return True

@@ -1,0 +1,366 @@
+"""What happened: states, attempts, outcomes. Spelled once, with the legal transitions.
+
+States and their meaning: Baseten Training §4.1. A retry of the same Prefect run reopens a job that
+did not complete (decision 7), which is why some terminal states may lead back to CREATED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from prefect_bt.ledger.states import JobState
+
+
+class FailureClass(StrEnum):
+    """Which retry budget a failure draws on (decision 7)."""
+
+    USER = "user"
+    INFRASTRUCTURE = "infrastructure"
+    OUT_OF_MEMORY = "out_of_memory"
+    DEPLOY = "deploy"
+    """Bad configuration, missing secret, refused image: never retried."""
+
+
+class Cause(StrEnum):
+    """Why a node, or a whole attempt, failed; class and cure of each:
+    prefect_bt.attempts.diagnosis.
+
+    A substrate says which of its own states is which. Values are stored: add, never respell.
+    """
+
+    COMMAND_FAILED = "command_failed"
+    USAGE = "usage"
+    TIMED_OUT = "timed_out"
+    NOT_EXECUTABLE = "not_executable"
+    NOT_FOUND = "not_found"
+    INTERRUPTED = "interrupted"
+    SEGMENTATION_FAULT = "segmentation_fault"
+    ABORTED = "aborted"
+    BUS_ERROR = "bus_error"
+    ILLEGAL_INSTRUCTION = "illegal_instruction"
+    ARITHMETIC_ERROR = "arithmetic_error"
+    BROKEN_PIPE = "broken_pipe"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    CALL_FORBIDDEN = "call_forbidden"
+    CONTAINER_PROTOCOL = "container_protocol"
+    """A process in the container wrote into the pipes between it and its agent."""
+    SIGNALLED = "signalled"
+    """Died of a signal that has no line of its own."""
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    TERMINATED = "terminated"
+    PREEMPTED = "preempted"
+    EVICTED = "evicted"
+    NODE_LOST = "node_lost"
+    ORPHANED = "orphaned"
+    CUT_SHORT = "cut_short"
+    """Nobody watched the attempt to its end."""
+    STAGING_FAILED = "staging_failed"
+    VIEW_REFUSED = "view_refused"
+    GPUS_MISSING = "gpus_missing"
+    CAPACITY_MISSING = "capacity_missing"
+    LAUNCH_FAILED = "launch_failed"
+    UPLOAD_FAILED = "upload_failed"
+    STORE_FAILED = "store_failed"
+    IMAGE_PULL_FAILED = "image_pull_failed"
+    REGISTRY_UNREACHABLE = "registry_unreachable"
+    REGISTRY_REFUSED = "registry_refused"
+    IMAGE_NOT_FOUND = "image_not_found"
+    IMAGE_UNUSABLE = "image_unusable"
+    """Another processor's, or without what a node needs."""
+    MAX_RUN_TIME = "max_run_time"
+    """The job's own limit; never retried automatically, whatever the policy allows."""
+    CONFIGURATION = "configuration"
+    SECRET_MISSING = "secret_missing"
+    UNKNOWN = "unknown"
+    """Also what a newer release wrote and this one has no word for."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cause:
+        _ = value
+        return cls.UNKNOWN
+
+
+class NodePhase(StrEnum):
+    """How far a node has come; each phase is entered at most once, in this order."""
+
+    LAUNCHED = "launched"
+    STAGING = "staging"
+    RUNNING = "running"
+    FLUSHING = "flushing"
+    DONE = "done"
+    LOST = "lost"
+    """Its process is gone without having said how it ended."""
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """What a node last said of itself. Times are epoch seconds; `exit_code` as a shell gives it."""
+
+    rank: int
+    phase: NodePhase = NodePhase.LAUNCHED
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: str = ""
+    """Why it ended, when that is not the commands' own doing: stopped, orphaned, staging failed."""
+    command: int | None = None
+    """Index of the start command that runs or ran last."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    active_at: float | None = None
+    """When it last wrote a log line or a checkpoint, or used 1 % of a core; None: not known."""
+    upload_error: str = ""
+    uncommitted: tuple[str, ...] = ()
+    """Checkpoints that the final flush left behind because they are not whole."""
+    oom: bool = False
+    cause: Cause | None = None
+    """What the substrate itself knows of why; None: exit code, signal and phase tell."""
+
+    @property
+    def commands_ended(self) -> bool:
+        return self.phase in {NodePhase.FLUSHING, NodePhase.DONE, NodePhase.LOST}
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in {NodePhase.DONE, NodePhase.LOST}
+
+
+@dataclass(frozen=True)
+class ArchivedLog:
+    """A rank's log of one attempt as it was put into the store. `sha256` in hex."""
+
+    rank: int
+    bytes: int
+    lines: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended. `failed_rank` is the first that failed; `log_tail` its last lines."""
+
+    attempt: int
+    state: JobState
+    message: str = ""
+    failure: FailureClass | None = None
+    failed_rank: int | None = None
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+    started_at: float | None = None
+    ended_at: float | None = None
+    newest_checkpoint: str = ""
+    """Manifest key of the job's newest committed checkpoint when the attempt ended."""
+    cause: Cause | None = None
+    """Why it failed; None for one that did not, and in records of older releases."""
+    cure: str = ""
+    """What to do about it."""
+    failed_at: float | None = None
+    """When the first failing rank's commands ended."""
+    logs: tuple[ArchivedLog, ...] = ()
+    """What was sealed, in rank order; empty in outcomes older than this field."""
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """One event of a job.
+
+    `at` is in epoch seconds, `epoch` is a claim (prefect_bt.ledger.fencing_epochs).
+    """
+
+    state: JobState
+    at: float
+    message: str = ""
+    attempt: int | None = None
+    epoch: int = 0
+    nonce: str = ""
+
+
+@dataclass(frozen=True)
+class ProjectRecord:
+    id: str
+    name: str
+    created_at: float
+    team_name: str = ""
+
+
+@dataclass(frozen=True)
+class RetryBudget:
+    """A job's retry policy: how many failures of each class it survives, and when it goes on.
+
+    Delays are seconds, `jitter` the part of a delay that chance may take off (0 to 1).
+    """
+
+    user: int = 0
+    infrastructure: int = 3
+    out_of_memory: int = 0
+    without_progress: int = 2
+    """So many failed attempts in a row without a newer checkpoint end the job; 0: never."""
+    first_delay: float = 1.0
+    factor: float = 2.0
+    longest_delay: float = 30.0
+    jitter: float = 0.2
+
+
+@dataclass(frozen=True)
+class RetentionPolicy:
+    """What stays of every series of checkpoints; None and None: everything.
+
+    A series is what differs in the step alone (`checkpoint-10`, `checkpoint-20`). Both numbers are
+    at least 1; the newest of a series stays whatever they are.
+    """
+
+    keep_last: int | None = None
+    """The highest steps stay, so many."""
+    keep_every: int | None = None
+    """Steps that are a multiple of it stay too."""
+
+    @property
+    def keeps_all(self) -> bool:
+        return self.keep_last is None and self.keep_every is None
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The resources of one node. Sizes in bytes; `gpu_type` as the definition spells it, or "".
+
+    A substrate reserves them; it holds the node to them only where it enforces limits.
+    """
+
+    cpus: int = 1
+    memory: int = 2 * 1024**3
+    gpus: int = 0
+    gpu_type: str = ""
+    shared_memory: int = 0
+    """Size of `/dev/shm`. 0: the node has the machine's own, or the plan is of an older release."""
+    why: str = ""
+    """Why the amounts are what they are, in one line (allocation.allocate); "" in older plans."""
+    limits: bool = False
+    """Whether the substrate enforces the amounts as limits."""
+
+
+@dataclass(frozen=True)
+class ServingRef:
+    """Of a job that runs an inference server: which revision of which deployment it is."""
+
+    deployment: str
+    revision: int
+
+
+@dataclass(frozen=True)
+class GitState:
+    """A Git working tree when a job was made from it. No remote: its URL may hold a password."""
+
+    commit: str
+    branch: str = ""
+    """"" for a detached HEAD."""
+    dirty: bool | None = None
+    """Whether a tracked file differs from the commit; None: not found out in time."""
+    tag: str = ""
+    """The newest tag that the commit contains."""
+    commits_since_tag: int | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Which code a job was made from, and by which client. Versions are "" where not installed."""
+
+    git: GitState | None = None
+    """None: no repository, no `git`, or one that `git` refuses to read."""
+    client_version: str = ""
+    """Version of prefect_bt."""
+    python_version: str = ""
+    prefect_version: str = ""
+    pydantic_version: str = ""
+    truss_version: str = ""
+    frameworks: dict[str, str] = field(default_factory=dict[str, str])
+    """Installed where the job was pushed from: {"torch": "2.9.0"}."""
+    user: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """What never changes about a job. `definition` is the project document of definitions."""
+
+    id: str
+    name: str
+    project_id: str
+    project_name: str
+    created_at: float
+    definition: dict[str, Any]
+    substrate: str = "local"
+    retries: RetryBudget = field(default_factory=RetryBudget)
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+    workspace_sha256: str = ""
+    workspace_size: int = 0
+    user: str = ""
+    recreated_from: str = ""
+    serving: ServingRef | None = None
+    resources: Resources | None = None
+    """Resources of each node as planned at the push; None in records of older releases."""
+    max_run_time: float | None = None
+    """Seconds that the commands may run, all attempts together; None: no limit."""
+    provenance: Provenance | None = None
+    """None in records of older releases."""
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """Written before anything is launched; `flow_run_id` is empty outside Prefect."""
+
+    attempt: int
+    at: float
+    flow_run_id: str = ""
+    host: str = ""
+    """Where it is watched from (ownership.host_of); "" in old records."""
+
+
+@dataclass(frozen=True)
+class FlowRunRecord:
+    """A Prefect run of a job; `url` leads to it in the UI, empty when there is none.
+
+    `at`: when it was bound to the job, or taken up by another host.
+    """
+
+    flow_run_id: str
+    at: float
+    url: str = ""
+    host: str = ""
+    """Whose process has run it last, as ownership.host_of names it; "" before any has."""
+
+
+@dataclass(frozen=True)
+class UploadStatus:
+    """What a node's uploader last said. Sizes in bytes, times in epoch seconds or seconds."""
+
+    updated_at: float
+    committed: tuple[str, ...] = ()
+    """Names of the checkpoints this uploader committed, in order."""
+    rewritten: tuple[str, ...] = ()
+    """Names of those that were committed before, and written again with the same bytes."""
+    uncommitted: tuple[str, ...] = ()
+    """After the final flush: `name: why it is not whole`."""
+    bytes_done: int = 0
+    bytes_total: int = 0
+    rate: float = 0.0
+    """Bytes a second over the last upload."""
+    lag: float | None = None
+    """Seconds between the last write to a checkpoint and its commit, for the newest commit."""
+    current: str = ""
+    """Name of the checkpoint on its way now."""
+    file: str = ""
+    """File that has been in transfer for the longest time."""
+    work: int = 0
+    """Counter of every byte read or sent and every step; it stands still without progress."""
+    waiting: tuple[str, ...] = ()
+    """While training: `name: why it is not committed yet`."""
+    trouble: str = ""
+    """What the store answers now, while it is tried again."""
+    pruned: tuple[str, ...] = ()
+    """Names that the retention policy took."""
+    flushed: bool = False
+    error: str = ""
+    """Set when an upload cannot finish: names rank, file and cause."""

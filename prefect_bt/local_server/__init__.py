@@ -1,0 +1,1 @@
+"""The Prefect server and worker that `prefect-bt up` starts and keeps running."""

@@ -1,0 +1,45 @@
+"""The port of the server of `prefect-bt up`, taken before the server starts.
+
+A server needs seconds until it listens. Another user of the machine who took its port meanwhile
+would be sent the password; so `up` takes the port, and passes the listening socket on.
+"""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+from prefect_bt.errors import ServerError
+from prefect_bt.local_server.app import HOST
+
+
+def open_listening_socket(port: int) -> socket.socket:
+    """Return a socket that listens at the port. ServerError when another program has it."""
+    try:
+        return socket.create_server((HOST, port), backlog=2048)
+    except OSError as error:
+        raise _port_in_use_error(port) from error
+
+
+def is_healthy(api_url: str) -> bool:
+    """Return whether a Prefect server answers at `api_url`."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"{api_url}/health", timeout=2) as answer:
+            return answer.status == 200 and answer.read() == b"true"
+    except OSError:
+        return False
+
+
+def _port_in_use_error(port: int) -> ServerError:
+    url = f"http://{HOST}:{port}"
+    if is_healthy(f"{url}/api"):
+        return ServerError(
+            f"Another Prefect server, which `prefect-bt up` did not start, answers at {url}.",
+            next_step=f"Take another port: prefect-bt up --port {port + 1}; or use it, if it is "
+            f"yours: export PREFECT_API_URL={url}/api",
+        )
+    return ServerError(
+        f"Port {port} is taken by another program.",
+        next_step=f"Take another: prefect-bt up --port {port + 1}, or set PREFECT_BT_SERVER_PORT.",
+    )

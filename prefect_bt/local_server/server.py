@@ -1,0 +1,361 @@
+"""A Prefect server and a worker on this machine, started, kept alive, and stopped (decision 13).
+
+With them a push begins within a second, runs have a UI, and schedules fire. What they are is
+written to the state folder (see prefect_bt.local_server.discovery); they send no usage data out.
+The server asks for the password of the state folder (see prefect_bt.local_server.password), and
+answers no other site's page.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from prefect_bt.errors import ServerError
+from prefect_bt.filesystem.permissions import ensure_private_folder
+from prefect_bt.host.daemon import Daemon, start_daemon
+from prefect_bt.host.mounts.volumes import list_exposure_warnings
+from prefect_bt.local_server.app import HOST, allowed_origins
+from prefect_bt.local_server.discovery import get_daemon, read_server, server_file, write_server
+from prefect_bt.local_server.password import (
+    CLIENT_VARIABLE,
+    SERVER_VARIABLE,
+    accepts_anonymous,
+    auth_file,
+    ensure_auth,
+    is_same_server,
+    read_auth,
+    rejects_auth,
+    restore_auth,
+)
+from prefect_bt.local_server.port import is_healthy, open_listening_socket
+from prefect_bt.settings import Settings
+
+Echo = Callable[[str], None]
+
+_ROLES: Final = ("caretaker", "worker", "server")
+"""In the order in which they are stopped: who would start another goes first."""
+_SERVER_TIMEOUT: Final = 120.0
+_WORKER_TIMEOUT: Final = 60.0
+_STOP_TIMEOUT: Final = 15.0
+_NO_TELEMETRY: Final = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+}
+
+
+def up(*, port: int | None = None, worker: bool = True, echo: Echo = print) -> dict[str, Any]:
+    """Start a Prefect server with its UI, and a worker; returns once both answer.
+
+    Returns the server file's document with "already_up" and "export", the line that makes other
+    shells use this server. Raises ServerError; then nothing is left running that was not before.
+    """
+    settings = Settings()
+    with _server_lock(settings.state_dir, say=echo):
+        for sentence in list_exposure_warnings(settings):
+            echo(f"Warning: {sentence}")
+        known = read_server(settings.state_dir)
+        if known is not None and get_daemon(known, "server").is_alive:
+            if not _should_replace(known, say=echo):
+                return _report_already_up(settings.state_dir, known, worker=worker, say=echo)
+            port = port or urlsplit(str(known["api_url"])).port
+        _stop_processes(settings.state_dir, known)
+        document = _start(settings, port or settings.server_port, worker=worker, say=echo)
+    return _report_server(settings.state_dir, document, already_up=False, say=echo)
+
+
+def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
+    """Stop the worker, then the server that `up` started; returns what was stopped, {} if nothing.
+
+    While flow runs are going it refuses with ServerError unless `force`: they would lose the server
+    they report to.
+    """
+    state_dir = Settings().state_dir
+    with _server_lock(state_dir, say=echo):
+        known = read_server(state_dir)
+        alive = [role for role in _ROLES if known and get_daemon(known, role).is_alive]
+        if known is None or not alive:
+            _stop_processes(state_dir, known)
+            echo("Nothing to stop: no server that `prefect-bt up` started runs here.")
+            return {}
+        if not force:
+            _check_no_active_runs(known)
+        _stop_processes(state_dir, known)
+    if "server" in alive:
+        echo(f"Stopped the Prefect server at {known['ui_url']}; what it stored is kept.")
+    else:
+        echo(f"The Prefect server was gone already; stopped its {' and its '.join(alive)}.")
+    return known
+
+
+def _start(settings: Settings, port: int, *, worker: bool, say: Echo) -> dict[str, Any]:
+    ui_url, state_dir = f"http://{HOST}:{port}", settings.state_dir
+    document: dict[str, Any] = {"api_url": f"{ui_url}/api", "ui_url": ui_url}
+    with open_listening_socket(port) as listening:
+        say(f"Starting a Prefect server at {ui_url} (about ten seconds the first time)")
+        try:
+            _start_server(state_dir, document, listening)
+            say("Registering the blocks and the deployment train/train")
+            _prepare(document)
+            if worker:
+                _start_worker(state_dir, document, say=say)
+            _start_watchdog(state_dir, document, listening)
+        except BaseException:
+            _stop_processes(state_dir, document)
+            raise
+    return document
+
+
+def _report_already_up(
+    state_dir: Path, known: dict[str, Any], *, worker: bool, say: Echo
+) -> dict[str, Any]:
+    say(f"Already up: {known['ui_url']}")
+    _repair_auth_file(state_dir, known, say=say)
+    if worker and not get_daemon(known, "worker").is_alive:
+        _start_worker(state_dir, known, say=say)
+    if not get_daemon(known, "caretaker").is_alive:
+        _start_watchdog(state_dir, known)  # without the socket, which only the server has now
+    return _report_server(state_dir, known, already_up=True, say=say)
+
+
+def _should_replace(known: dict[str, Any], *, say: Echo) -> bool:
+    """Return whether the running server asks for no password, and can be replaced."""
+    if not accepts_anonymous(known["api_url"]):
+        return False
+    try:
+        _check_no_active_runs(known)
+    except ServerError as error:
+        say(
+            f"WARNING: every user and web page of this machine has access to this server: an older "
+            f"release started it without a password. {error} Afterwards: prefect-bt up"
+        )
+        return False
+    say("The server that runs asks for no password; replacing it")
+    return True
+
+
+def _repair_auth_file(state_dir: Path, known: dict[str, Any], *, say: Echo) -> None:
+    """Make the file hold the running server's auth string. Raises ServerError."""
+    if not rejects_auth(known["api_url"], read_auth(state_dir)):
+        return
+    if not restore_auth(state_dir, known["server_pid"]):
+        raise ServerError(
+            f"{auth_file(state_dir)} is not the password of the server that runs.",
+            next_step="Start the server with a new one: prefect-bt down --force; prefect-bt up.",
+        )
+    say(f"{auth_file(state_dir)} was missing or damaged; written again")
+
+
+def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo) -> bool:
+    """Start again what died of what `up` started here; False once it is no longer wanted.
+
+    `listening` is the server's socket, if the caretaker holds it.
+    """
+    settings = Settings()
+    state_dir = settings.state_dir
+    with _server_lock(state_dir, say=echo):
+        known = read_server(state_dir)
+        if known is None:
+            return False
+        if not get_daemon(known, "server").is_alive:
+            echo("The server is gone; starting it again")
+            port = urlsplit(str(known["api_url"])).port or settings.server_port
+            with listening.dup() if listening else open_listening_socket(port) as taken:
+                _start_server(state_dir, known, taken, variables=os.environ)
+            if read_auth(state_dir) != os.environ.get(CLIENT_VARIABLE):
+                get_daemon(known, "worker").stop(timeout=_STOP_TIMEOUT)  # it has another one
+        if known.get("worker_pid") and not get_daemon(known, "worker").is_alive:
+            _start_worker(state_dir, known, say=echo)
+    return True
+
+
+def _report_server(
+    state_dir: Path, document: dict[str, Any], *, already_up: bool, say: Echo
+) -> dict[str, Any]:
+    # The string itself is in no terminal, and in no shell's history.
+    show = f"cat {shlex.quote(str(auth_file(state_dir.absolute())))}"
+    export = f'export PREFECT_API_URL={document["api_url"]} {CLIENT_VARIABLE}="$({show})"'
+    elsewhere = os.environ.get("PREFECT_API_URL", "")
+    say(f"UI: {document['ui_url']}    Stop: prefect-bt down")
+    if not read_auth(state_dir):  # a server of an older release, which runs go on at
+        return {**document, "already_up": already_up, "export": "", "auth_file": ""}
+    say(f"The UI asks for a password once: {show}")
+    if elsewhere and not is_same_server(elsewhere, document["api_url"]):
+        say(f"This shell's PREFECT_API_URL is {elsewhere}; to use this server: {export}")
+    else:
+        say(f"For Prefect's own commands in other shells: {export}")
+    told = {"already_up": already_up, "export": export, "auth_file": str(auth_file(state_dir))}
+    return {**document, **told}
+
+
+def _start_server(
+    state_dir: Path,
+    document: dict[str, Any],
+    listening: socket.socket,
+    *,
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Start the server with a socket that listens already, and wait until the server answers.
+
+    So nobody else can answer at its address meanwhile, and be sent the password. `variables` may
+    hold the password of a server that is started again.
+    """
+    api_url, log = document["api_url"], state_dir / "server.log"
+    auth = ensure_auth(state_dir, api_url, variables or {}, configured=_own_auth())
+    environment = {
+        **_environment(api_url, auth),
+        SERVER_VARIABLE: auth,
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(
+            allowed_origins(listening.getsockname()[1])
+        ),
+        # Without these two, a UI on another port than 4200 asks for data at 4200.
+        "PREFECT_SERVER_UI_API_URL": api_url,
+        "PREFECT_UI_URL": document["ui_url"],
+        # The default storage is memory: a restart would leak every slot that a run holds.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+            "prefect.server.concurrency.lease_storage.filesystem"
+        ),
+    }
+    descriptor = listening.fileno()
+    command = [sys.executable, "-m", "prefect_bt.local_server.app", str(descriptor)]
+    daemon, process = start_daemon(command, log=log, environment=environment, pass_fds=[descriptor])
+    _record_process(state_dir, document, "server", daemon)
+    deadline = time.monotonic() + _SERVER_TIMEOUT
+    while not is_healthy(api_url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise _start_error("server", log)
+        time.sleep(0.2)
+
+
+def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Echo) -> None:
+    from prefect_bt.local_server.setup import POOL, wait_for_worker
+
+    say("Starting a worker")
+    name, log = f"{socket.gethostname()}-{time.time_ns() // 1_000_000}", state_dir / "worker.log"
+    environment = {
+        **_environment(document["api_url"], read_auth(state_dir)),
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_WORKER_ENABLE_CANCELLATION": "true",
+    }
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
+    daemon, _ = start_daemon(
+        [*command, "--pool", POOL, "--name", name], log=log, environment=environment
+    )
+    _record_process(state_dir, document, "worker", daemon)
+    for _ in range(int(_WORKER_TIMEOUT)):
+        if wait_for_worker(document["api_url"], name, timeout=1.0):
+            return
+        if not daemon.is_alive:
+            break
+    daemon.stop(timeout=_STOP_TIMEOUT)
+    raise _start_error("worker", log)
+
+
+def _start_watchdog(
+    state_dir: Path, document: dict[str, Any], listening: socket.socket | None = None
+) -> None:
+    """Start the caretaker, which keeps the port (`listening`) while the server is away."""
+    descriptors = [listening.fileno()] if listening else []
+    daemon, _ = start_daemon(
+        [sys.executable, "-m", "prefect_bt.local_server.watchdog", *map(str, descriptors)],
+        log=state_dir / "caretaker.log",
+        environment=_environment(document["api_url"], read_auth(state_dir)),
+        pass_fds=descriptors,
+    )
+    _record_process(state_dir, document, "caretaker", daemon)
+
+
+def _record_process(state_dir: Path, document: dict[str, Any], role: str, daemon: Daemon) -> None:
+    document.update({f"{role}_pid": daemon.pid, f"{role}_started": daemon.started})
+    document.setdefault("worker_pid", None)
+    document.setdefault("worker_started", None)
+    write_server(state_dir, document)
+
+
+def _prepare(document: dict[str, Any]) -> None:
+    from prefect_bt.local_server.setup import prepare
+
+    try:
+        prepare(document["api_url"])
+    except httpx.HTTPError as error:
+        raise ServerError(
+            f"The new Prefect server refused what it was told: {error}",
+            next_step="Is its database of another Prefect release? prefect server database upgrade",
+        ) from error
+
+
+def _stop_processes(state_dir: Path, document: dict[str, Any] | None) -> None:
+    """Stop what still runs of `document` and remove the file."""
+    if document is not None:
+        for role in _ROLES:
+            get_daemon(document, role).stop(timeout=_STOP_TIMEOUT)
+    server_file(state_dir).unlink(missing_ok=True)
+
+
+def _check_no_active_runs(known: dict[str, Any]) -> None:
+    if not get_daemon(known, "server").is_alive:
+        return
+    from prefect_bt.local_server.setup import list_active_runs
+
+    try:
+        going = list_active_runs(known["api_url"])
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != HTTPStatus.UNAUTHORIZED:
+            return
+        raise ServerError(
+            "It cannot be told whether flow runs are going: the server has another password.",
+            next_step="`prefect-bt up` may find it again; or prefect-bt down --force.",
+        ) from error
+    except (httpx.HTTPError, RuntimeError):
+        return  # a server that does not answer is of no use to any run
+    if going:
+        raise ServerError(
+            f"{len(going)} flow run(s) are going on this server: {', '.join(going[:5])}.",
+            next_step="Let them end or stop them (prefect-bt stop); or prefect-bt down --force.",
+        )
+
+
+def _own_auth() -> str:
+    """Return the user's own auth string, of the environment or of Prefect's profile."""
+    if own := os.environ.get(SERVER_VARIABLE):
+        return own
+    from prefect_bt.local_server.setup import own_auth
+
+    return own_auth()
+
+
+def _environment(api_url: str, auth: str) -> dict[str, str]:
+    """Ours with the API chosen; a key for Prefect Cloud is of no concern to a local server."""
+    inherited = {k: v for k, v in os.environ.items() if k != "PREFECT_API_KEY"}
+    return {**inherited, **_NO_TELEMETRY, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
+
+
+def _start_error(what: str, log: Path) -> ServerError:
+    last = " | ".join(log.read_text(errors="replace").split("\n")[-6:]).strip(" |")
+    return ServerError(f"The Prefect {what} did not start: {last}", next_step=f"See {log}.")
+
+
+@contextmanager
+def _server_lock(state_dir: Path, *, say: Echo) -> Generator[None]:
+    """Allow one `up`, `down` or restart of a state folder at a time; another waits and says so."""
+    ensure_private_folder(state_dir)
+    with (state_dir / "server.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Waiting: the server is being started or stopped (a few minutes at most)")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

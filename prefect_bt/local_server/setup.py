@@ -1,0 +1,115 @@
+"""What a fresh Prefect server needs before it can train: block types, a work pool, a deployment.
+
+Every step is idempotent: an existing server keeps what people changed on it, but for the `train`
+deployment's flow and parameters, which follow the installed release.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import StateType, WorkerStatus
+from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_KEY,
+    PREFECT_API_URL,
+    PREFECT_SERVER_API_AUTH_STRING,
+    temporary_settings,
+)
+from prefect.types.entrypoint import EntrypointType
+from prefect.workers.process import ProcessWorker
+
+from prefect_bt.local_server.password import find_auth
+from prefect_bt.settings import Settings
+
+POOL: Final = "training"
+"""Prefect keeps names that begin with its own for itself."""
+DEPLOYMENT: Final = "train/train"
+_ACTIVE_STATES: Final = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+
+
+@contextmanager
+def use_api(api_url: str) -> Generator[None]:
+    """Let Prefect's client use `api_url`, whatever the environment or the profile says.
+
+    The password is that of the state folder, else the configured one.
+    """
+    updates: dict[Any, Any] = {PREFECT_API_URL: api_url}
+    if auth := find_auth(Settings().state_dir, api_url):
+        updates[PREFECT_API_AUTH_STRING] = auth
+    with temporary_settings(updates=updates, restore_defaults={PREFECT_API_KEY}):
+        yield
+
+
+def own_auth() -> str:
+    """Return the auth string that the user gave Prefect's servers, for instance in a profile."""
+    return str(PREFECT_SERVER_API_AUTH_STRING.value() or "")
+
+
+def prepare(api_url: str) -> None:
+    """Register the blocks, make the pool, deploy the flow."""
+    with use_api(api_url):
+        register_blocks()
+        ensure_pool()
+        deploy_train()
+
+
+def register_blocks() -> None:
+    from prefect_bt.blocks import BLOCKS
+
+    for block in BLOCKS:
+        # `_sync`: inside an event loop, a notebook's say, Prefect would hand back a coroutine.
+        cast("Any", block).register_type_and_schema(_sync=True)
+
+
+def ensure_pool() -> None:
+    template = ProcessWorker.get_default_base_job_template()
+    pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template)
+    with get_client(sync_client=True) as client:
+        try:
+            client.create_work_pool(pool)
+        except ObjectAlreadyExists:
+            return
+
+
+def deploy_train() -> None:
+    """`train/train`, loaded by the workers as a module, so from what is installed beside them."""
+    from prefect_bt.flows.train import train
+
+    deployment = RunnerDeployment.from_flow(
+        cast("Any", train),
+        name=DEPLOYMENT.partition("/")[2],
+        description="Runs a training job. `prefect-bt push --deployment train/train` starts it.",
+        work_pool_name=POOL,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    cast("Any", deployment).apply(_sync=True)
+
+
+def wait_for_worker(api_url: str, name: str, *, timeout: float) -> bool:
+    """Whether the worker has reported to the server within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    with use_api(api_url), get_client(sync_client=True) as client:
+        while time.monotonic() < deadline:
+            workers = client.read_workers_for_work_pool(POOL)
+            if any(w.name == name and w.status == WorkerStatus.ONLINE for w in workers):
+                return True
+            time.sleep(0.3)
+    return False
+
+
+def list_active_runs(api_url: str) -> list[str]:
+    """Names of the flow runs that would lose their server."""
+    wanted = FlowRunFilter(
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_ACTIVE_STATES))
+    )
+    with use_api(api_url), get_client(sync_client=True) as client:
+        return [run.name for run in client.read_flow_runs(flow_run_filter=wanted, limit=50)]

@@ -1,0 +1,116 @@
+"""Keeps alive what `prefect-bt up` started, and takes up jobs that were left behind.
+
+`python -m prefect_bt.local_server.watchdog [DESCRIPTOR]`, started by `up` and stopped by `down`. It
+holds the server's listening socket, so no other program takes the port while the server is away. A
+node's guard sees to a job whose gang still runs; this process sees to those of which nothing is
+left, after the machine was started again for instance. It imports nothing of Prefect as long as
+there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+from prefect_bt.jobs.recover import recover_jobs
+from prefect_bt.local_server import server
+from prefect_bt.local_server.discovery import read_server
+from prefect_bt.settings import Settings
+
+T = TypeVar("T")
+POLL_INTERVAL: Final = 5.0
+STARTUP_GRACE_SECONDS: Final = 45.0
+"""In which a process that the dead worker had just started must have begun its run."""
+RESCHEDULE_TIMEOUT: Final = 120.0
+MAX_BACKOFF_SECONDS: Final = 60.0
+"""Between two looks while something cannot be mended."""
+
+
+def main(listening: socket.socket | None = None) -> int:
+    """Until `down` ends it, or removed what it looks after."""
+    signal.signal(signal.SIGTERM, _handle_sigterm)
+    jobs, runs = _JobRecovery(), _RunRescheduler()
+    pause, due = POLL_INTERVAL, 0.0
+    while True:
+        time.sleep(POLL_INTERVAL)
+        _call_logging_errors(jobs.poll)
+        if time.monotonic() < due:
+            continue
+        wanted = _call_logging_errors(lambda: server.restart_dead_processes(listening, echo=_log))
+        if wanted is False:
+            return 0
+        _call_logging_errors(runs.poll)
+        # What cannot be mended is tried less often; jobs are looked at all the same.
+        pause = POLL_INTERVAL if wanted else min(2 * pause, MAX_BACKOFF_SECONDS)
+        due = time.monotonic() + pause
+
+
+def _call_logging_errors(step: Callable[[], T]) -> T | None:
+    """None when it failed, in whatever way: nobody looks after the caretaker."""
+    try:
+        return step()
+    except Exception as error:  # told, and tried again
+        _log(f"{type(error).__name__}: {error}")
+        return None
+
+
+class _JobRecovery:
+    """Jobs that were left behind."""
+
+    def __init__(self) -> None:
+        self._reported, self._finished = set[str](), set[str]()
+
+    def poll(self) -> None:
+        taken = recover_jobs(Settings().state_dir, self._finished)
+        found = {f"job {job}: {what}" for job, what in taken}
+        for news in sorted(found - self._reported):
+            _log(news)
+        self._reported = found
+
+
+class _RunRescheduler:
+    """Sees to the runs that were being started when their worker or the server died."""
+
+    def __init__(self) -> None:
+        known = self._read_server()
+        self._worker_pid, self._server_pid = known.get("worker_pid"), known.get("server_pid")
+        self._started_at = time.time()
+        self._due_at = self._started_at + STARTUP_GRACE_SECONDS
+
+    def poll(self) -> None:
+        known, now = self._read_server(), time.time()
+        if known.get("server_pid") != self._server_pid:
+            self._server_pid = known.get("server_pid")
+            self._due_at = self._due_at or now + STARTUP_GRACE_SECONDS
+        if known.get("worker_pid") != self._worker_pid:
+            self._worker_pid = known.get("worker_pid")
+            self._started_at, self._due_at = now, now + STARTUP_GRACE_SECONDS
+        if self._due_at and now > self._due_at:
+            self._due_at = now + STARTUP_GRACE_SECONDS  # again, should this one fail
+            module = [sys.executable, "-m", "prefect_bt.local_server.reschedule_runs"]
+            arguments = [str(known.get("api_url")), str(self._started_at)]
+            done = subprocess.run([*module, *arguments], check=False, timeout=RESCHEDULE_TIMEOUT)
+            self._due_at = self._due_at if done.returncode else 0.0
+
+    def _read_server(self) -> dict[str, Any]:
+        return read_server(Settings().state_dir) or {}
+
+
+def _handle_sigterm(number: int, frame: FrameType | None) -> None:
+    _ = number, frame
+    sys.exit(0)
+
+
+def _log(what: str) -> None:
+    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {what}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])))

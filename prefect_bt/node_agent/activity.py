@@ -1,0 +1,76 @@
+"""When a node last did something: wrote a line, wrote a checkpoint, used a hundredth of a core.
+
+The gang calls a rank quiet by this (decision 6), so it errs on the side of "active".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.host.nodes.files import StatusFile
+from prefect_bt.host.processes import ProcessStat
+
+POLL_INTERVAL: Final = 5.0
+ACTIVE_CPU_SHARE: Final = 0.01
+MAX_ENTRIES: Final = 5000
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ActivityMonitor:
+    """Looks every five seconds and writes `active_at` when there is news."""
+
+    def __init__(
+        self,
+        status: StatusFile,
+        *,
+        last_line: Callable[[], float | None],
+        list_processes: Callable[[], list[ProcessStat]],
+        checkpoints: Path | None,
+    ) -> None:
+        self._status, self._last_line, self._tree = status, last_line, list_processes
+        self._checkpoints = checkpoints
+        self._looked = time.monotonic()
+        self._ticks = 0
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        passed = now - self._looked
+        if passed < POLL_INTERVAL:
+            return
+        self._looked = now
+        times = [self._last_line() or 0.0, self._last_write()]
+        if self._used_cpu(passed):
+            times.append(time.time())
+        newest = max(times)
+        if newest > (self._status.status.active_at or 0.0):
+            self._status.update(active_at=newest)
+
+    def _used_cpu(self, passed: float) -> bool:
+        before, self._ticks = self._ticks, sum(process.ticks for process in self._tree())
+        # Less than before means that a process ended without being waited for: that is life, too.
+        used = abs(self._ticks - before) / _TICKS
+        return used >= ACTIVE_CPU_SHARE * passed
+
+    def _last_write(self) -> float:
+        if self._checkpoints is None:
+            return 0.0
+        return max(_iter_mtimes(self._checkpoints), default=0.0)
+
+
+def _iter_mtimes(folder: Path) -> Iterator[float]:
+    stack, left = [folder], MAX_ENTRIES
+    while stack and left > 0:
+        try:
+            with os.scandir(stack.pop()) as entries:
+                for entry in islice(entries, left):
+                    left -= 1
+                    yield entry.stat(follow_symlinks=False).st_mtime
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(Path(entry.path))
+        except OSError:
+            continue  # rotated away while we looked

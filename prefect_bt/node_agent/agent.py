@@ -1,0 +1,370 @@
+"""One node from its first breath to its last word: STAGING, RUNNING, FLUSHING, DONE."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from prefect_bt.credentials.redaction import Redactor
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.filesystem.permissions import ensure_store_folder
+from prefect_bt.host import processes
+from prefect_bt.host.mounts import namespace
+from prefect_bt.host.mounts.volumes import NodePaths, ensure_volumes, local_store_folder
+from prefect_bt.host.nodes.container_pipes import CONTAINER_GONE, ContainerRecord, Pipes
+from prefect_bt.host.nodes.files import StatusFile, read_record
+from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
+from prefect_bt.ledger.records import Cause, NodePhase
+from prefect_bt.node_agent import staging
+from prefect_bt.node_agent.activity import ActivityMonitor
+from prefect_bt.node_agent.commands.container_runner import (
+    ContainerProtocolError,
+    ContainerRunner,
+    ContainerStartError,
+)
+from prefect_bt.node_agent.commands.loop import (
+    EXIT_NOT_STARTED,
+    CommandContext,
+    CommandLoop,
+    CommandsResult,
+)
+from prefect_bt.node_agent.commands.runner import Runner, ShellRunner
+from prefect_bt.node_agent.commands.stop_signal import StopMonitor
+from prefect_bt.node_agent.environment import (
+    HostEnvironment,
+    build_command_environment,
+    find_virtual_environment,
+)
+from prefect_bt.node_agent.log_writer import LogFile, OutputLog
+from prefect_bt.node_agent.paths import list_protected_folders, list_volume_mounts, map_volume_paths
+from prefect_bt.node_agent.upload_watchdog import DEFAULT_COMMAND, UploaderConfig, UploaderProcess
+from prefect_bt.planning.plan import NodePlan, VolumeKind
+
+
+class AgentConfig(NamedTuple):
+    """Everything an agent starts from. `secrets` maps reference names to values."""
+
+    folder: NodeFolder
+    record: NodeRecord
+    plan: NodePlan
+    secrets: dict[str, str]
+    gpus: Sequence[str] = ()
+    startup_error: str = ""
+    """Why the node cannot run at all, known before the agent began."""
+    cause: Cause | None = None
+    """Of the refusal, where the table has it."""
+    pipes: Pipes | None = None
+    """Into the container that the commands run in."""
+
+
+class Agent:
+    """Lives in one process and has one loop; `run` returns when the node's last word is written."""
+
+    def __init__(self, task: AgentConfig, status: StatusFile) -> None:
+        self.task, self.status = task, status
+        values = list(task.secrets.values())
+        self.log = LogFile(task.folder.log, Redactor(values))
+        self.output = OutputLog(self.log, values)
+        self.watch = StopMonitor(task.folder, task.record, grace=task.plan.grace)
+        self.uploader: UploaderProcess | None = None
+        self.mapped: dict[str, Path] | None = None
+        self.container: ContainerRunner | None = None
+
+    def run(self) -> None:
+        self.status.update(phase=NodePhase.STAGING)
+        self.watch.install_signal_handlers()
+        self._log_start()
+        paths = self._prepare()
+        if paths is None:
+            return self._finish(CommandsResult())
+        commands = CommandLoop(self._command_context(paths), self._create_runner(paths))
+        end = commands.run(self.task.plan.commands)
+        self._flush(commands, paths, end)
+        return self._finish(end)
+
+    # -- staging ----------------------------------------------------------------------------
+
+    def _log_start(self) -> None:
+        plan = self.task.plan
+        self.log.write_platform(
+            f"node {plan.rank} of {plan.group_size} of job {plan.job_id}, attempt {plan.attempt}, "
+            f"on {os.uname().nodename}"
+        )
+
+    def _prepare(self) -> NodePaths | None:
+        """Folders, view and files; None when the commands cannot or must not start."""
+        try:
+            paths = self._prepare_paths()
+            self._stage(paths)
+            self._enter_container()
+        except Exception as error:  # the edge of the node: every cause is named
+            ours = isinstance(error, (namespace.ViewError, ContainerStartError, PrefectBtError))
+            why = str(error) if ours else f"{type(error).__name__}: {error}"
+            self._record_staging_failure(why, self.task.cause or self._cause_of(error))
+            return None
+        return None if self.watch.reason else paths
+
+    def _cause_of(self, error: Exception) -> Cause | None:
+        if isinstance(error, ContainerProtocolError):
+            return Cause.CONTAINER_PROTOCOL
+        if isinstance(error, ContainerStartError):
+            return Cause.IMAGE_UNUSABLE
+        if isinstance(error, namespace.VolumeFolderError):
+            return Cause.STAGING_FAILED
+        refused = isinstance(error, namespace.ViewError) and not self.task.startup_error
+        return Cause.VIEW_REFUSED if refused else None
+
+    def _record_staging_failure(self, why: str, cause: Cause | None) -> None:
+        if not self.watch.reason:
+            why = Redactor(self.task.secrets.values())(why)
+            self.log.write_platform(f"staging failed: {why}")
+            self.status.update(
+                reason=f"staging failed: {why}", exit_code=EXIT_NOT_STARTED, cause=cause
+            )
+
+    def _prepare_paths(self) -> NodePaths:
+        task = self.task
+        if task.startup_error:
+            raise namespace.ViewError(task.startup_error)
+        state_dir = Path(task.record.state_dir)
+        paths = ensure_volumes(task.plan, state_dir=state_dir, node=task.folder)
+        store = local_store_folder(task.plan.store)
+        if store is not None:
+            # Made now: in the view it could be a folder that ends with the node.
+            ensure_store_folder(store)
+        if task.pipes is None:
+            self._provide_paths(paths, state_dir)
+        for bind in paths.binds:
+            only = " (read-only)" if bind.read_only else ""
+            self.log.write_platform(f"{bind.target} is {bind.source}{only}")
+        return paths
+
+    def _provide_paths(self, paths: NodePaths, state_dir: Path) -> None:
+        """The plan's paths for our own processes: in a view, or mapped."""
+        task = self.task
+        why = "as asked" if task.record.map_paths else self._enter_view(paths, state_dir)
+        if why:
+            self.mapped = map_volume_paths(task.plan, paths, node=task.folder)
+            self.log.write_platform(
+                f"paths are mapped, not mounted ({why}): the BT_* variables lead to folders of "
+                "the job, and absolute paths in scripts do not"
+            )
+
+    def _enter_container(self) -> None:
+        """The container is there already (its launcher made it); now it is told what it needs."""
+        task = self.task
+        self.watch.poll()
+        if task.pipes is None or self.watch.reason:
+            return
+        record = read_record(ContainerRecord, task.folder.container_record)
+        if record is None:
+            raise ContainerStartError("its launcher did not say which container it is")
+        self.container = container = ContainerRunner(
+            record, task.pipes, should_continue=self._should_continue
+        )
+        names = task.plan.secret_environment.items()
+        container.wait_until_ready({name: task.secrets[reference] for name, reference in names})
+        if task.plan.workspace.in_image:
+            container.prepare_workdir("copy", task.plan.workspace.directory)
+        elif record.workdir.strip("/"):
+            container.prepare_workdir("link", record.workdir)
+
+    def _should_continue(self) -> bool:
+        self.watch.poll()
+        return not self.watch.reason
+
+    def _enter_view(self, paths: NodePaths, state_dir: Path) -> str:
+        """Why the kernel refuses; "" when this process now sees the plan's paths."""
+        folder = self.task.folder
+        plan = namespace.plan_view(
+            paths.binds, protected=list_protected_folders(self.task.plan, state_dir)
+        )
+        folder.root.mkdir()
+        folder.mirrors.mkdir()
+        try:
+            namespace.enter_view(plan, root=folder.root, mirrors=folder.mirrors)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def _stage(self, paths: NodePaths) -> None:
+        """In a thread, so that a request to stop is heard meanwhile."""
+        task = self.task
+        job = JobFolder(Path(task.record.state_dir), task.plan.job_id)
+        folders = staging.StagingFolders(
+            volumes=paths.folders,
+            download=task.folder.path,
+            aside_dir=job.rank_folder(task.plan.rank)
+            / "set-aside"
+            / f"attempt-{task.plan.attempt}",
+            mounts=self._volume_mounts(paths),
+        )
+        self.watch.poll()
+        if self.watch.reason or not staging.needs_staging(task.plan, folders):
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        work = ThreadPoolExecutor(1).submit(
+            staging.stage, task.plan, folders, self.log.write_platform
+        )
+        while not work.done() and not self.watch.reason:
+            with suppress(TimeoutError):
+                work.exception(timeout=0.05)
+            self.watch.poll()
+        if work.done():
+            work.result()
+
+    # -- running ----------------------------------------------------------------------------
+
+    def _command_context(self, paths: NodePaths) -> CommandContext:
+        checkpoints = paths.folders.get(VolumeKind.CHECKPOINTS)
+        if self.task.plan.checkpoints is not None and checkpoints is not None:
+            self.uploader = UploaderProcess(self._uploader_config(checkpoints, paths))
+        return CommandContext(
+            log=self.log,
+            output=self.output,
+            status=self.status,
+            stop_monitor=self.watch,
+            uploader=self.uploader,
+            activity=ActivityMonitor(
+                self.status,
+                last_line=lambda: self.log.written_at,
+                list_processes=self._list_processes,
+                checkpoints=checkpoints,
+            ),
+        )
+
+    def _create_runner(self, paths: NodePaths) -> Runner:
+        if self.container is not None:
+            return self.container
+        os.chdir(self._workspace_folder(paths))
+        return ShellRunner(
+            self._command_environment(),
+            list_processes=self._list_processes,
+            uploader_pid=lambda: self.uploader.pid if self.uploader else None,
+        )
+
+    def _list_processes(self) -> list[processes.ProcessStat]:
+        if self.container is not None:
+            return self.container.list_processes()
+        uploader = self.uploader
+        spare = (uploader.pid,) if uploader is not None and uploader.pid is not None else ()
+        return processes.list_descendants(os.getpid(), exclude=spare)
+
+    def _volume_mounts(self, paths: NodePaths) -> tuple[tuple[str, Path], ...]:
+        """Return the folders that links may lead into: in a container, only its own paths."""
+        if self.task.pipes is not None:
+            return tuple((bind.target, bind.source) for bind in paths.binds)
+        return list_volume_mounts(paths, self.mapped)
+
+    def _uploader_config(self, checkpoints: Path, paths: NodePaths) -> UploaderConfig:
+        task = self.task
+        return UploaderConfig(
+            command=task.record.uploader or DEFAULT_COMMAND,
+            plan=task.folder.plan,
+            directory=checkpoints,
+            status=task.folder.upload_status,
+            log=task.folder.agent_log,
+            environment={**os.environ, processes.UPLOADER_VARIABLE: task.record.mark},
+            rank=task.plan.rank,
+            mounts=self._volume_mounts(paths),
+        )
+
+    def _command_environment(self) -> dict[str, str]:
+        machine = HostEnvironment(
+            variables=os.environ,
+            mark=self.task.record.mark,
+            gpus=self.task.gpus,
+            virtual_environment=find_virtual_environment(),
+        )
+        return build_command_environment(
+            self.task.plan, machine, secrets=self.task.secrets, mapped_paths=self.mapped
+        )
+
+    def _workspace_folder(self, paths: NodePaths) -> Path:
+        if self.mapped is not None:
+            return paths.folders[VolumeKind.WORKSPACE]
+        directory = Path(self.task.plan.workspace.directory)
+        return directory if directory.is_dir() else paths.folders[VolumeKind.WORKSPACE]
+
+    # -- the end ----------------------------------------------------------------------------
+
+    def _flush(self, commands: CommandLoop, paths: NodePaths, end: CommandsResult) -> None:
+        uploader = self.uploader
+        lost = self._container_loss_reason()
+        broken = self.container is not None and bool(self.container.protocol_error)
+        self.status.update(
+            phase=NodePhase.FLUSHING,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            oom=end.oom_killed,
+            reason=self.watch.reason or lost,
+            cause=Cause.CONTAINER_PROTOCOL if broken else None,
+            ended_at=time.time(),
+        )
+        if self.container is not None:
+            # What it holds (GPUs, memory) is free while we upload.
+            written = [v.target for v in self.task.plan.volumes if not v.read_only]
+            self.container.close(written)
+        if uploader is None:
+            return
+        if uploader.pid is None and staging.is_empty(paths.folders[VolumeKind.CHECKPOINTS]):
+            return
+        self.log.write_platform("job has exited, syncing checkpoints")
+        uploader.flush()
+        while not uploader.is_finished:
+            commands.run_once()
+        said = uploader.read_status()
+        uncommitted = said.uncommitted if said is not None else ()
+        self.status.update(upload_error=uploader.failure_reason(), uncommitted=uncommitted)
+        self._log_flush_result(uploader)
+
+    def _container_loss_reason(self) -> str:
+        """Return why the commands lost their container too early; "" when they did not."""
+        container = self.container
+        if container is None:
+            return ""
+        if container.protocol_error:
+            self.log.write_platform(f"the container was ended: {container.protocol_error}")
+            return container.protocol_error
+        if not container.gone or container.ended_by_us:
+            return ""
+        self.log.write_platform(
+            "the container is gone: it was killed or removed, or its Engine restarted"
+        )
+        return CONTAINER_GONE
+
+    def _log_flush_result(self, uploader: UploaderProcess) -> None:
+        said, error = uploader.read_status(), uploader.failure_reason()
+        if error:
+            self.log.write_platform(f"checkpoints could not all be uploaded: {error}")
+        elif said is not None:
+            names = ", ".join(said.committed) or "none"
+            self.log.write_platform(f"checkpoints synced; committed by this node: {names}")
+        for sentence in said.uncommitted if said is not None else ():
+            self.log.write_platform(f"checkpoint left behind: {sentence}")
+
+    def _finish(self, end: CommandsResult) -> None:
+        if self.container is not None:
+            self.container.close()
+        now = self.status.status
+        reason = self.watch.reason or now.reason
+        how = reason or f"exit code {end.exit_code}"
+        self.log.write_platform(f"node is done: {how}")
+        self.log.close()
+        self.status.update(
+            phase=NodePhase.DONE, reason=reason, ended_at=now.ended_at or time.time()
+        )
+        self.status.save_with_retry()
+
+
+def exit_process(code: int) -> NoReturn:
+    """End this process now: a download in a thread must not keep a finished node alive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,225 @@
+"""Running the start commands: one loop that reads their output, reaps, supervises and stops.
+
+Commands share one pipe for both streams (node_agent.commands.runner), so that what a background
+process of the first command prints while the second runs is logged too. The agent never waits for
+the pipe's end: it stops reading when every process of the node is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from prefect_bt.attempts.diagnosis import format_signal
+from prefect_bt.host import processes
+from prefect_bt.host.nodes.files import StatusFile
+from prefect_bt.ledger.records import NodePhase
+from prefect_bt.node_agent.activity import ActivityMonitor
+from prefect_bt.node_agent.commands.runner import PIPE_BYTES, Runner
+from prefect_bt.node_agent.commands.stop_signal import StopMonitor
+from prefect_bt.node_agent.log_writer import LogFile, OutputLog
+from prefect_bt.node_agent.upload_watchdog import UploaderProcess
+
+POLL_INTERVAL: Final = 0.1
+READ_BYTES: Final = 256 * 1024
+MAX_READS_PER_POLL: Final = 8
+MAX_READ_SECONDS: Final = 0.1
+"""Longest time that a turn reads, in seconds. Lines of one byte each take a hundred times as long
+as others, and a stop is looked for once a turn."""
+COALESCE_SECONDS: Final = 0.01
+"""Seconds in which output gathers in the pipe. A look at every write would cost a core."""
+COALESCE_DIVISOR: Final = 8
+"""A pipe that is filled faster than to an eighth of it in that time is read at once."""
+BACKGROUND_GRACE: Final = 5.0
+"""Seconds that background processes have to leave once the last command has ended."""
+EXIT_NOT_STARTED: Final = 125
+"""As `docker run` and `timeout` say that the command itself never ran."""
+
+
+class CommandsResult(NamedTuple):
+    """`exit_code` is None when no command ran to an end."""
+
+    exit_code: int | None = None
+    signal: int | None = None
+    oom_killed: bool = False
+
+
+class CommandContext(NamedTuple):
+    """What the loop talks to."""
+
+    log: LogFile
+    output: OutputLog
+    status: StatusFile
+    stop_monitor: StopMonitor
+    uploader: UploaderProcess | None
+    activity: ActivityMonitor
+
+
+class CommandLoop:
+    """The node's start commands and everything they leave behind."""
+
+    def __init__(self, context: CommandContext, runner: Runner) -> None:
+        self._around, self._runner = context, runner
+        self._little = runner.pipe_capacity // COALESCE_DIVISOR
+        self._gathering = False
+        self._poll = select.poll()
+        self._poll.register(runner.output, select.POLLIN)
+        self._wakeup = _open_signal_wakeup()
+        self._poll.register(self._wakeup, select.POLLIN)
+        self._wakeup_poll = select.poll()
+        self._wakeup_poll.register(self._wakeup, select.POLLIN)
+
+    def run(self, commands: tuple[str, ...]) -> CommandsResult:
+        """All of them in order, until one fails or somebody stops them; nothing is left running."""
+        end = CommandsResult()
+        for index, command in enumerate(commands):
+            if self._around.stop_monitor.reason:
+                break
+            self._around.log.write_platform(
+                f"start command {index + 1} of {len(commands)}: {command}"
+            )
+            end = self._run_one(index, command)
+            if end.exit_code != 0:
+                break
+        self._end_background_processes()
+        self._drain()
+        self._around.output.finish_line()
+        return end
+
+    def run_once(self) -> None:
+        """Wait for something to happen, at most a tick, and see to it."""
+        around = self._around
+        if self._gathering:
+            self._wakeup_poll.poll(COALESCE_SECONDS * 1000)
+            self._gathering = False
+        pause = POLL_INTERVAL / 2 if around.log.has_pending else POLL_INTERVAL
+        ready = {descriptor for descriptor, _ in self._poll.poll(pause * 1000)}
+        if self._wakeup in ready:
+            _read_available(self._wakeup, 4096, max_reads=4)
+        if self._runner.output in ready:
+            self._read_output()
+        processes.reap_children(self._on_child_exit)
+        self._runner.poll()
+        around.output.flush_partial_line()
+        around.log.flush_if_due()
+        around.stop_monitor.poll()
+        around.status.save()
+        around.activity.poll()
+        if around.uploader is not None:
+            around.uploader.ensure_running()
+
+    def _run_one(self, index: int, command: str) -> CommandsResult:
+        around = self._around
+        begun = around.status.status.started_at or time.time()
+        try:
+            self._runner.start(command)
+        except OSError as error:  # an argument list that is too long, no more processes
+            around.log.write_platform(f"start command {index + 1} could not be started: {error}")
+            around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
+            return CommandsResult(126)
+        around.status.update(phase=NodePhase.RUNNING, command=index, started_at=begun)
+        self._run_until(lambda: self._runner.exit_status is not None)
+        if around.stop_monitor.reason:
+            self._stop_processes()
+        self._drain()
+        around.output.finish_line()
+        return self._log_exit(index)
+
+    def _run_until(self, condition: Callable[[], bool]) -> None:
+        while not condition() and not self._around.stop_monitor.reason:
+            self.run_once()
+
+    def _log_exit(self, index: int) -> CommandsResult:
+        ended = self._runner.exit_status
+        if ended is None:
+            return CommandsResult(128 + signal.SIGKILL, signal.SIGKILL)
+        oom = self._runner.was_oom_killed() and not self._around.stop_monitor.force
+        how = f"was ended by {format_signal(ended.signal)}" if ended.signal else ""
+        how = how or f"exited with {ended.code}"
+        cause = " (the kernel killed it for lack of memory)" if oom else ""
+        self._around.log.write_platform(f"start command {index + 1} {how}{cause}")
+        return CommandsResult(ended.code, ended.signal, oom)
+
+    # -- ending what runs -------------------------------------------------------------------
+
+    def _stop_processes(self) -> None:
+        """The polite signal to every group, then as long as it takes, or until it is forced."""
+        watch = self._around.stop_monitor
+        self._around.log.write_platform(f"stopping the commands: {watch.reason}")
+        self._runner.terminate()
+        while not watch.force and self._runner.list_processes():
+            self.run_once()
+        if self._runner.list_processes():
+            self._around.log.write_platform("the commands did not leave in time and are killed")
+        self._kill_processes()
+
+    def _end_background_processes(self) -> None:
+        """What the last command left in the background."""
+        left = self._runner.list_processes()
+        if left:
+            self._runner.terminate()
+            deadline = time.monotonic() + BACKGROUND_GRACE
+            while self._runner.list_processes() and time.monotonic() < deadline:
+                self.run_once()
+                if self._around.stop_monitor.force:
+                    break
+            self._around.log.write_platform(f"{len(left)} background processes were ended")
+        self._kill_processes()
+
+    def _kill_processes(self) -> None:
+        self._runner.kill()
+        processes.reap_children(self._on_child_exit)
+
+    def _on_child_exit(self, pid: int, status: int) -> None:
+        uploader = self._around.uploader
+        if uploader is not None and pid == uploader.pid:
+            uploader.on_exit(status)
+        else:
+            self._runner.on_child_exit(pid, status)
+
+    # -- the pipe ---------------------------------------------------------------------------
+
+    def _read_output(self) -> None:
+        size, began = 0, time.monotonic()
+        for _ in range(MAX_READS_PER_POLL):
+            chunks = _read_available(self._runner.output, READ_BYTES, max_reads=1)
+            for data in chunks:
+                size += len(data)
+                self._around.output.feed(data)
+            if not chunks or time.monotonic() - began > MAX_READ_SECONDS:
+                break
+        self._gathering = 0 < size < self._little
+
+    def _drain(self) -> None:
+        """What is in the pipe now; a background process may fill it again, hence a bound."""
+        for data in _read_available(
+            self._runner.output, READ_BYTES, max_reads=4 * PIPE_BYTES // READ_BYTES
+        ):
+            self._around.output.feed(data)
+
+
+def _read_available(descriptor: int, size: int, *, max_reads: int) -> list[bytes]:
+    chunks: list[bytes] = []
+    for _ in range(max_reads):
+        try:
+            chunk = os.read(descriptor, size)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    return chunks
+
+
+def _open_signal_wakeup() -> int:
+    """A descriptor that becomes readable with every signal, the end of a child among them."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    return reading

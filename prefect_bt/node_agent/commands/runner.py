@@ -1,0 +1,126 @@
+"""What start commands run in: a shell of this machine, or one in a container."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol
+
+from prefect_bt.host import processes
+from prefect_bt.host.cgroup import count_oom_kills
+from prefect_bt.node_agent.commands.spawn import Stdio, spawn
+
+PIPE_BYTES: Final = 1024 * 1024
+
+ProcessLister = Callable[[], list[processes.ProcessStat]]
+
+
+class ExitStatus(NamedTuple):
+    """A command's exit code as a shell gives it, and the signal that ended it, if one did."""
+
+    code: int
+    signal: int | None = None
+
+
+class Runner(Protocol):
+    """Runs one command at a time; what they print can be read from `output`."""
+
+    output: int
+    """A descriptor that does not block."""
+    pipe_capacity: int
+    """How much waits there at most."""
+    exit_status: ExitStatus | None
+    """How the last command did; None while it runs."""
+
+    def start(self, command: str) -> None:
+        """Raises OSError."""
+        ...
+
+    def poll(self) -> None:
+        """Called many times a second."""
+        ...
+
+    def on_child_exit(self, pid: int, status: int) -> None:
+        """A child of this process ended."""
+        ...
+
+    def list_processes(self) -> list[processes.ProcessStat]:
+        """Living processes of the commands."""
+        ...
+
+    def terminate(self) -> None:
+        """SIGTERM to every group of them."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL to every one, until none is left."""
+        ...
+
+    def was_oom_killed(self) -> bool:
+        """Whether the kernel killed one of the last command for lack of memory."""
+        ...
+
+
+class ShellRunner:
+    """`/bin/sh -c` on this machine, in our working directory and view."""
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        *,
+        list_processes: ProcessLister,
+        uploader_pid: Callable[[], int | None],
+    ) -> None:
+        self._environment, self._tree, self._uploader = environment, list_processes, uploader_pid
+        self.output, self._writing = os.pipe()
+        os.set_blocking(self.output, False)
+        self.pipe_capacity = enlarge_pipe(self._writing)
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._running: int | None = None
+        self.exit_status: ExitStatus | None = None
+        self._kills_before = count_oom_kills()
+
+    def start(self, command: str) -> None:
+        self.exit_status = None
+        stdio = Stdio(self._null, self._writing)
+        self._running = spawn(("/bin/sh", "-c", command), self._environment, stdio)
+
+    def poll(self) -> None:
+        """Its end comes by note_end."""
+
+    def on_child_exit(self, pid: int, status: int) -> None:
+        if pid == self._running:
+            self._running, self.exit_status = (
+                None,
+                ExitStatus(*processes.decode_wait_status(status)),
+            )
+
+    def list_processes(self) -> list[processes.ProcessStat]:
+        return self._tree()
+
+    def terminate(self) -> None:
+        uploader = self._uploader()
+        spare = {os.getpgrp(), *([uploader] if uploader else [])}
+        processes.terminate_groups(self._tree(), exclude=spare)
+
+    def kill(self) -> None:
+        processes.kill_until_gone(
+            lambda: [process.pid for process in self._tree()],
+            reap=lambda: processes.reap_children(self.on_child_exit),
+        )
+
+    def was_oom_killed(self) -> bool:
+        kills = count_oom_kills()
+        counted = None not in (kills, self._kills_before) and kills != self._kills_before
+        killed = self.exit_status is not None and self.exit_status.code == 128 + signal.SIGKILL
+        return counted and killed
+
+
+def enlarge_pipe(pipe: int) -> int:
+    """How many bytes the pipe holds."""
+    with suppress(OSError, AttributeError):
+        return fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return 64 * 1024  # the default works, with more waiting

@@ -1,0 +1,83 @@
+"""Why and how the commands must end: one place for every voice that may say so.
+
+A stop.json from whoever holds a handle; a signal to the agent; nobody owning the job any more.
+The first reason stands. Force comes from a later request, or from our own deadline.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.host.job_lock import is_owned
+from prefect_bt.host.nodes.files import NodeStopRequest, read_record
+from prefect_bt.host.state_folder import NodeFolder, NodeRecord
+
+TERMINATION_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+POLL_INTERVAL: Final = 0.1
+OWNER_POLL_INTERVAL: Final = 1.0
+FORCE_MARGIN_SECONDS: Final = 10.0
+"""Seconds beyond the grace that a gang which asked politely has to force: after that we do."""
+
+
+class StopMonitor:
+    """`reason` is empty while the commands may go on."""
+
+    def __init__(self, folder: NodeFolder, record: NodeRecord, *, grace: float) -> None:
+        self.reason = ""
+        self.force = False
+        self._folder, self._record, self._grace = folder, record, grace
+        self._signal = 0
+        self._deadline: float | None = None
+        self._looked = 0.0
+        self._asked_owner = 0.0
+        self._last_owned = time.monotonic()
+
+    def install_signal_handlers(self) -> None:
+        """Take SIGTERM, SIGINT and SIGHUP as polite requests, those that came before included."""
+        for number in TERMINATION_SIGNALS:
+            signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINATION_SIGNALS)
+
+    def poll(self) -> None:
+        """Ask every voice, each at its own pace; call it as often as you like."""
+        now = time.monotonic()
+        if self._signal:
+            self._request_stop("stopped", now + self._grace)
+        if now - self._looked >= POLL_INTERVAL:
+            self._looked = now
+            self._check_request(now)
+        if now - self._asked_owner >= OWNER_POLL_INTERVAL:
+            self._asked_owner = now
+            self._check_owner(now)
+        if self._deadline is not None and now >= self._deadline:
+            self.force = True
+
+    def _check_request(self, now: float) -> None:
+        if not self._folder.stop_request.exists():
+            return
+        request = read_record(NodeStopRequest, self._folder.stop_request)
+        if request is not None:
+            grace = self._grace if request.grace is None else request.grace
+            self._request_stop(request.reason or "stopped", now + grace + FORCE_MARGIN_SECONDS)
+            self.force = self.force or request.force
+
+    def _check_owner(self, now: float) -> None:
+        limit = self._record.orphan_deadline
+        if limit is None:
+            return
+        if is_owned(Path(self._record.state_dir), self._record.job_id):
+            self._last_owned = now
+        elif now - self._last_owned >= limit:
+            self._request_stop("orphaned", now + self._grace)
+
+    def _request_stop(self, reason: str, deadline: float) -> None:
+        if not self.reason:
+            self.reason = reason
+        if self._deadline is None or deadline < self._deadline:
+            self._deadline = deadline
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._signal = number

@@ -1,0 +1,105 @@
+"""The environment of the start commands: a short list from the host, then the plan, then secrets.
+
+Nothing else of the host's gets in: no PREFECT_*, no cloud credentials, no other secrets.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from prefect_bt.contract import RESERVED_PREFIX
+from prefect_bt.host.mounts.namespace_plan import is_below
+from prefect_bt.host.processes import MARK_VARIABLE
+from prefect_bt.planning.plan import NodePlan
+
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+GPU_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+_PASSED_VARIABLE: Final = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TERM|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"
+    r"|(?:(?:HTTP|HTTPS|FTP|ALL|NO)_PROXY)|(?:(?:http|https|ftp|all|no)_proxy)"
+    r"|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|(?:CONDA|CUDA|NVIDIA|PIP)_\w+"
+)
+
+
+class HostEnvironment(NamedTuple):
+    """What the host contributes.
+
+    `virtual_environment` is our interpreter's virtual environment, or empty.
+    """
+
+    variables: Mapping[str, str]
+    mark: str
+    gpus: Sequence[str] = ()
+    virtual_environment: str = ""
+
+
+def find_virtual_environment() -> str:
+    """The virtual environment that this interpreter runs in; "" when it is in none."""
+    return sys.prefix if sys.prefix != sys.base_prefix else ""
+
+
+def build_command_environment(
+    plan: NodePlan,
+    host_environment: HostEnvironment,
+    *,
+    secrets: Mapping[str, str],
+    mapped_paths: Mapping[str, Path] | None = None,
+) -> dict[str, str]:
+    """Every variable of the start commands.
+
+    `secrets` maps reference names to values; `mapped_paths` targets to host folders when paths are
+    mapped, in which case the BT_* variables that hold a path lead there.
+    """
+    host = {k: v for k, v in host_environment.variables.items() if _PASSED_VARIABLE.fullmatch(k)}
+    host.setdefault("PATH", DEFAULT_PATH)
+    _enter_virtual_environment(host, host_environment.virtual_environment)
+    own = {
+        name: _map_path(value, mapped_paths or {}) if name.startswith(RESERVED_PREFIX) else value
+        for name, value in plan.environment.items()
+    }
+    hidden = {name: secrets[reference] for name, reference in plan.secret_environment.items()}
+    merged = {
+        **host,
+        "PYTHONUNBUFFERED": "1",
+        **own,
+        **hidden,
+        MARK_VARIABLE: host_environment.mark,
+    }
+    merged[GPU_VARIABLE] = _visible_gpus(host_environment.gpus, {**own, **hidden}.get(GPU_VARIABLE))
+    if host_environment.gpus:
+        merged.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    return merged
+
+
+def _enter_virtual_environment(host: dict[str, str], prefix: str) -> None:
+    """`python` in a command is the one that has our dependencies, as in an activated shell."""
+    binaries = str(Path(prefix) / "bin")
+    known = {"VIRTUAL_ENV", "CONDA_PREFIX"} & host.keys()
+    if prefix and not known and binaries not in host["PATH"].split(":"):
+        host["PATH"] = f"{binaries}:{host['PATH']}"
+        host["VIRTUAL_ENV"] = prefix
+
+
+def _visible_gpus(claimed: Sequence[str], wanted: str | None) -> str:
+    """The devices of this node; the user's own choice counts within them."""
+    if wanted is None:
+        return ",".join(claimed)
+    chosen = [token.strip() for token in wanted.split(",") if token.strip()]
+    return ",".join(
+        claimed[int(token)] if token.isdigit() and int(token) < len(claimed) else token
+        for token in chosen
+        if claimed or not token.isdigit()
+    )
+
+
+def _map_path(value: str, mapped: Mapping[str, Path]) -> str:
+    above = [target for target in mapped if is_below(value, target)]
+    if not above:
+        return value
+    target = max(above, key=len)
+    return str(mapped[target] / value[len(target) :].lstrip("/"))

@@ -1,0 +1,208 @@
+"""A rank's log: what the commands print, made into stamped, redacted, whole lines.
+
+    bytes of the pipe -> text -> lines (frames of a progress bar thinned) -> redacted -> stamped
+
+A write is seen in the file after at most a tenth of a second, an unfinished line after about one.
+Of a progress bar's frames (`\\r`) one a second is kept, and the last. A line longer than 64 Ki
+characters is split, never inside a secret.
+
+On a disk that is nearly full the commands' lines are sampled (log_sampling.py).
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.credentials.redaction import Redactor
+from prefect_bt.logs.line_format import PLATFORM_PREFIX, format_lines
+from prefect_bt.node_agent.log_sampling import (
+    LINES_PER_SECOND,
+    DiskSpaceMonitor,
+    LineSampler,
+    MeasureDisk,
+    disk_usage_of,
+)
+
+LINE_LIMIT: Final = 64 * 1024
+FLUSH_BYTES: Final = 256 * 1024
+FLUSH_SECONDS: Final = 0.1
+PARTIAL_SECONDS: Final = 1.0
+
+
+class LogFile:
+    """Stamped lines, appended. A full disk loses lines, counts them, and never stops the node."""
+
+    def __init__(self, path: Path, redact: Redactor, *, measure: MeasureDisk | None = None) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o600)
+        self._redact = redact
+        self._room = DiskSpaceMonitor(measure or disk_usage_of(self._descriptor))
+        self._sample: LineSampler | None = None
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._flushed = 0.0
+        self._stamp = 0
+        self._lost = 0
+        self._cut = False
+        """Whether the file ends in the middle of a line."""
+        self.written_at: float | None = None
+        """Epoch seconds of the commands' last line."""
+
+    def write_platform(self, message: str) -> None:
+        """A line of the platform's own, in the file at once, after what the sample still owes."""
+        if self._sample is not None:
+            self._write_dropped(self._sample)
+        self._append_platform(message)
+        self.flush()
+
+    def write(self, lines: Sequence[str]) -> None:
+        """Redacted lines of the commands; on a disk that is nearly full, a sample of them."""
+        if not lines:
+            return
+        self.written_at = time.time()
+        self._room.record_write(sum(map(len, lines)))
+        if self._room.scarce != (self._sample is not None):
+            self._toggle_sampling()
+        self._append(lines if self._sample is None else self._sample.select(lines))
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._waiting)
+
+    def flush_if_due(self) -> None:
+        """Flush, unless the last flush is so recent that more can be written at once."""
+        if self._waiting and time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        data = b"".join(self._waiting)
+        self._waiting, self._size = [], 0
+        self._flushed = time.monotonic()
+        if data and self._cut:
+            data = b"\n" + data
+        while data:
+            try:
+                written = os.write(self._descriptor, data)
+            except OSError:
+                self._lost += data.lstrip(b"\n").count(b"\n")
+                return
+            self._cut = data[written - 1 : written] != b"\n"
+            data = data[written:]
+        if self._lost:
+            lost, self._lost = self._lost, 0
+            self.write_platform(f"{lost} log lines could not be written: the disk was full")
+            if self._lost:  # nor could that
+                self._lost += lost - 1
+
+    def close(self) -> None:
+        self.flush()
+        os.close(self._descriptor)
+
+    def _toggle_sampling(self) -> None:
+        if self._sample is None:
+            self._sample = LineSampler()
+            self._append_platform(
+                f"only {self._room.free / 1e9:.2f} GB of the disk are free: until there is more, "
+                f"at most {LINES_PER_SECOND} lines a second are kept here"
+            )
+            return
+        sample, self._sample = self._sample, None
+        self._write_dropped(sample)
+        self._append_platform("the disk has room again: all lines are kept")
+
+    def _write_dropped(self, sample: LineSampler) -> None:
+        number, last = sample.take_dropped()
+        if number:
+            self._append_platform(
+                f"{number} lines were left out, for lack of disk; the last of them:"
+            )
+            self._append(last)
+
+    def _append_platform(self, message: str) -> None:
+        self._append([self._redact(PLATFORM_PREFIX + message.replace("\n", " "))])
+
+    def _append(self, lines: Sequence[str]) -> None:
+        # Stamps never repeat, so that a reader can name a line by its stamp.
+        stamp = max(time.time_ns(), self._stamp + 1)
+        stamped = format_lines(stamp, lines)
+        self._stamp = stamp + len(lines)
+        self._waiting.append(stamped)
+        self._size += len(stamped)
+        if self._size > FLUSH_BYTES:
+            self.flush()
+
+
+class OutputLog:
+    """The commands' output as it comes from the pipe, in pieces of any size."""
+
+    def __init__(self, log: LogFile, secrets: Iterable[str]) -> None:
+        self._log = log
+        self._redact = Redactor(value for value in secrets if value)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._partial = ""
+        self._partial_since = 0.0
+
+    def feed(self, data: bytes) -> None:
+        text = self._partial + self._decoder.decode(data)
+        whole, newline, rest = text.rpartition("\n")
+        if newline:
+            self._emit(whole)
+            self._partial_since = time.monotonic()
+        elif not self._partial:
+            self._partial_since = time.monotonic()
+        self._partial = _last_frame(rest, keep_end=True) if "\r" in rest else rest
+        while len(self._partial) > LINE_LIMIT and (cut := self._safe_cut()):
+            self._emit(self._partial[:cut])
+            self._partial = self._partial[cut:]
+
+    def flush_partial_line(self) -> None:
+        """Let an unfinished line be seen; its end, if it may be the start of a secret, waits."""
+        if self._partial and time.monotonic() - self._partial_since >= PARTIAL_SECONDS:
+            held = self._redact.partial_match_length(self._partial)
+            shown = self._partial[: len(self._partial) - held]
+            if shown:
+                self._emit(shown)
+                self._partial = self._partial[len(shown) :]
+            self._partial_since = time.monotonic()
+
+    def finish_line(self) -> None:
+        """A command has ended: what is left is a line."""
+        self._partial += self._decoder.decode(b"", True)
+        self._decoder.reset()
+        if self._partial:
+            self._emit(self._partial)
+            self._partial = ""
+
+    def _emit(self, text: str) -> None:
+        lines = self._redact(text).split("\n")
+        if "\r" in text:
+            lines = [_last_frame(line) for line in lines]
+        if len(text) > LINE_LIMIT:
+            lines = [piece for line in lines for piece in _split(line)]
+        self._log.write(lines)
+
+    def _safe_cut(self) -> int:
+        """A place that is not within a secret, near the limit; 0 when more must come first."""
+        limit = LINE_LIMIT
+        while limit <= len(self._partial):
+            cut = limit - self._redact.partial_match_length(self._partial[:limit])
+            if cut > 0:
+                return cut
+            limit *= 2
+        return 0
+
+
+def _last_frame(line: str, *, keep_end: bool = False) -> str:
+    """What a terminal would show of a line with carriage returns."""
+    frames = line.rstrip("\r")
+    end = "\r" if keep_end and len(frames) < len(line) else ""
+    return frames.rpartition("\r")[2] + end
+
+
+def _split(line: str) -> list[str]:
+    return [line[i : i + LINE_LIMIT] for i in range(0, len(line), LINE_LIMIT)] or [""]

@@ -1,0 +1,127 @@
+"""What must be in place before the first command: workspace, own checkpoints, loaded ones.
+
+Everything here works on host folders and runs in a thread, so that a request to stop is heard
+during a long download. The rooms that do the work are imported only when there is work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from prefect_bt.errors import PrefectBtError, WorkspaceError
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.planning.plan import NodePlan, VolumeKind
+
+HASH_BYTES = 1 << 20
+
+
+class StagingFolders(NamedTuple):
+    """Host folders. `download` is an empty place for the packed workspace."""
+
+    volumes: dict[VolumeKind, Path]
+    download: Path
+    aside_dir: Path
+    mounts: tuple[tuple[str, Path], ...] = ()
+    """The node's volumes by their paths in it. Links among the checkpoints may lead into them."""
+
+
+def needs_staging(plan: NodePlan, folders: StagingFolders) -> bool:
+    """Whether there is anything to fetch or to put in order."""
+    return bool(plan.workspace.key or plan.load or _needs_restore(plan, folders))
+
+
+def stage(plan: NodePlan, folders: StagingFolders, log: Callable[[str], None]) -> None:
+    """Fetch, verify and unpack. Raises PrefectBtError or OSError; `log` takes log lines."""
+    from prefect_bt.object_store import open_store
+
+    store = open_store(plan.store)
+    if plan.workspace.key:
+        _stage_workspace(plan, store, folders)
+        log(f"workspace of {plan.workspace.size} bytes unpacked")
+    if _needs_restore(plan, folders):
+        _restore(plan, store, folders, log)
+    if plan.load:
+        _load(plan, store, folders, log)
+
+
+def _needs_restore(plan: NodePlan, folders: StagingFolders) -> bool:
+    directory = folders.volumes.get(VolumeKind.CHECKPOINTS)
+    if plan.checkpoints is None or directory is None:
+        return False
+    return plan.attempt > 0 or not is_empty(directory)
+
+
+def is_empty(folder: Path) -> bool:
+    """Return whether the folder is empty; False for a folder that its job closed."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except PermissionError:
+        return False
+
+
+def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> None:
+    from prefect_bt.workspace.unpack import unpack_workspace
+
+    archive = folders.download / "workspace.tar"
+    try:
+        store.download(plan.workspace.key, archive)
+        found = _sha256(archive)
+        if plan.workspace.sha256 and found != plan.workspace.sha256:
+            raise WorkspaceError(
+                f"The workspace {plan.workspace.key} is damaged: its sha256 is {found}, "
+                f"not {plan.workspace.sha256}.",
+                next_step="Push the job again.",
+            )
+        unpack_workspace(archive, folders.volumes[VolumeKind.WORKSPACE])
+    finally:
+        archive.unlink(missing_ok=True)
+
+
+def _restore(
+    plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
+) -> None:
+    from prefect_bt.checkpoints.committed.restore import restore_directory
+
+    prepared = restore_directory(
+        store,
+        project_id=plan.project_id,
+        job_id=plan.job_id,
+        rank=plan.rank,
+        directory=folders.volumes[VolumeKind.CHECKPOINTS],
+        aside_dir=folders.aside_dir,
+        mounts=folders.mounts,
+    )
+    for what, names in (
+        ("kept in place", prepared.unchanged),
+        ("restored", prepared.restored),
+        (f"not whole or not committed, moved to {folders.aside_dir}", prepared.moved_aside),
+    ):
+        if names:
+            say(f"checkpoints {what}: {', '.join(map(str, names))}")
+
+
+def _load(
+    plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
+) -> None:
+    from prefect_bt.checkpoints.committed.restore import load_checkpoints
+
+    directory = folders.volumes.get(VolumeKind.LOADED)
+    if directory is None:
+        raise PrefectBtError("The plan loads checkpoints but has no volume for them.")
+    load_checkpoints(store, plan.load, directory=directory, group_size=plan.group_size)
+    names = ", ".join(f"{item.name} of job {item.job_id}" for item in plan.load)
+    say(f"checkpoints loaded: {names}")
+
+
+def _sha256(path: Path) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(HASH_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,163 @@
+"""The uploader's process: `python -m prefect_bt.node_agent.upload_process --plan F --directory D
+--status F`.
+
+It is a process of its own at the lowest priority, so that it never takes a core, the disk or memory
+from the training. The end of its standard input asks for the final flush; that also comes when the
+node agent dies, so nothing waits for a message that will never be sent. Signals are meant for the
+commands and ignored here. Exit code: 0 all flushed, 1 something could not be stored (the status
+file says what), 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from prefect_bt import codec
+from prefect_bt.checkpoints.manifest import UploadOrigin
+from prefect_bt.checkpoints.upload.upload_status import StatusPublisher
+from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
+from prefect_bt.contract import job_prefix
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.ledger.fencing_epochs import Epochs
+from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.plan import NodePlan
+
+_IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_IDLE: Final = 3 << 13
+_WHO_PROCESS: Final = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run until standard input ends, flush, and return the exit code."""
+    given = _parse_arguments(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _lower_priority()
+    report = _status_writer(given.status)
+    try:
+        plan = codec.loads(NodePlan, given.plan.read_bytes())
+        store, origin = open_store(plan.store), _upload_origin(plan)
+        ending = threading.Event()
+        threading.Thread(target=_wait_for_eof, args=(ending,), daemon=True).start()
+        announcer = StatusPublisher(store, origin)
+        job = job_prefix(plan.project_id, plan.job_id)
+        epochs = Epochs(store, plan.job_id, job, clock=time.time)
+
+        def tell(status: UploadStatus) -> None:
+            report(status)
+            announcer.publish(status)
+
+        uploader = Uploader(
+            store,
+            directory=given.directory,
+            origin=origin,
+            options=replace(_upload_options(plan, given), fence=epochs.fence(plan.epoch)),
+            report=tell,
+        )
+        status = uploader.run(ending)
+        announcer.close()
+    except Exception as error:  # The last place: whoever waits for a status must get one.
+        what = (
+            str(error) if isinstance(error, PrefectBtError) else f"{type(error).__name__}: {error}"
+        )
+        report(UploadStatus(updated_at=time.time(), error=f"The uploader failed: {what}"))
+        if not isinstance(error, PrefectBtError):
+            raise
+        print(what, file=sys.stderr)
+        return 1
+    return 1 if status.error else 0
+
+
+def _parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="prefect_bt.node_agent.upload_process", description=__doc__
+    )
+    parser.add_argument("--plan", type=Path, required=True, help="the node's plan, JSON")
+    parser.add_argument("--directory", type=Path, required=True, help="the checkpoint directory")
+    parser.add_argument("--status", type=Path, required=True, help="where to write the status")
+    parser.add_argument(
+        "--patience", type=float, default=120.0, help="seconds without progress in the final flush"
+    )
+    parser.add_argument(
+        "--volume",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("PATH", "FOLDER"),
+        help="a path of the node and its folder here, which links may lead into",
+    )
+    given = parser.parse_args(arguments)
+    if not given.plan.is_file():
+        parser.error(f"no plan at {given.plan}")
+    return given
+
+
+def _upload_origin(plan: NodePlan) -> UploadOrigin:
+    return UploadOrigin(
+        project_id=plan.project_id,
+        job_id=plan.job_id,
+        rank=plan.rank,
+        attempt=plan.attempt,
+        group_size=plan.group_size,
+    )
+
+
+def _upload_options(plan: NodePlan, given: argparse.Namespace) -> UploadOptions:
+    pairs: list[list[str]] = given.volume
+    targets = tuple((target, Path(folder)) for target, folder in pairs)
+    wanted = plan.checkpoints
+    if wanted is None:
+        return UploadOptions(stall_timeout=given.patience, mounts=targets)
+    return UploadOptions(
+        settle=wanted.settle,
+        scan=wanted.scan,
+        stall_timeout=given.patience,
+        retention=wanted.retention,
+        mounts=targets,
+    )
+
+
+def _status_writer(target: Path) -> Callable[[UploadStatus], None]:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+
+    def report(status: UploadStatus) -> None:
+        # A full disk beside us must not stop the bytes that are on their way.
+        with contextlib.suppress(OSError):
+            temporary.write_text(codec.dumps(status), errors="backslashreplace")
+            temporary.replace(target)
+
+    return report
+
+
+def _wait_for_eof(ending: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    ending.set()
+
+
+def _lower_priority() -> None:
+    """Lowest CPU priority, and the disk only when nobody else wants it."""
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    call = _IOPRIO_SET.get(platform.machine()) if sys.platform == "linux" else None
+    if call is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).syscall(call, _WHO_PROCESS, 0, _IOPRIO_IDLE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Keeping the uploader alive: a process of its own, restarted when it dies, bounded in tries.
+
+Its stdin is a pipe from the agent. Closing it asks for the final flush; when the agent dies the
+kernel closes it, so that the flush happens even then. It says what it did in upload.json.
+
+In the final flush, which the job's end waits for, an uploader without any progress (stopped by a
+signal, or in a system call that does not return) is killed, and in the end given up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from prefect_bt.host.nodes.files import read_record
+from prefect_bt.host.processes import decode_wait_status
+from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.node_agent.commands.spawn import Stdio, spawn
+
+DEFAULT_COMMAND: Final = (sys.executable, "-P", "-m", "prefect_bt.node_agent.upload_process")
+RESTART_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Seconds before a restart; the last one over again."""
+MAX_FLUSH_DEATHS: Final = 4
+HEALTHY_SECONDS: Final = 60.0
+"""A start that lived this long is no repetition of the one before."""
+STALL_TIMEOUT: Final = 900.0
+"""Longest time without progress in the final flush, in seconds: more than any request takes."""
+MAX_STALLS: Final = 2
+KILL_TIMEOUT: Final = 60.0
+"""Longest wait for a killed process to end, in seconds; a hung system call keeps it alive."""
+POLL_INTERVAL: Final = 1.0
+
+
+class UploaderConfig(NamedTuple):
+    """What the uploader is told. Host paths; `environment` is our own, with the store's access."""
+
+    command: Sequence[str]
+    plan: Path
+    directory: Path
+    status: Path
+    log: Path
+    environment: Mapping[str, str]
+    rank: int = 0
+    mounts: Sequence[tuple[str, Path]] = ()
+    """The node's volumes: their paths in the node, and their folders on this machine."""
+    stall_timeout: float = STALL_TIMEOUT
+
+
+class UploaderProcess:
+    """One uploader at a time.
+
+    `ensure_running` is called by the agent's loop, `on_exit` by its reaper.
+    """
+
+    def __init__(self, job: UploaderConfig) -> None:
+        self._job = job
+        self.pid: int | None = None
+        self._stdin: int | None = None
+        self._flushing = False
+        self._deaths = 0
+        self._flush_deaths = 0
+        self._started = 0.0
+        self._next_start = 0.0
+        self._last_death = ""
+        self._over = False
+        self._stuck: list[str] = []
+        """Activity of the uploader each time it stopped making progress."""
+        self._moved_at = self._looked_at = 0.0
+        self._last_seen: UploadStatus | None = None
+        self._killed_at: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """The final flush is done, or given up."""
+        return self._over
+
+    def ensure_running(self) -> None:
+        """Start it when it should run and does not."""
+        if self.pid is None and not self._over and time.monotonic() >= self._next_start:
+            self._start()
+        elif self.pid is not None and self._flushing and not self._over:
+            self._check_progress(self.pid)
+
+    def flush(self) -> None:
+        """Ask for the final flush; also of an uploader that is to be restarted for it."""
+        self._flushing = True
+        self._next_start = 0.0
+        self._moved_at = time.monotonic()
+        self._close_stdin()
+
+    def on_exit(self, status: int) -> None:
+        """The process that was `pid` has ended with this wait status."""
+        self.pid, self._killed_at = None, None
+        self._close_stdin()
+        said = self.read_status()
+        code, number = decode_wait_status(status)
+        if self._flushing and said is not None and (code == 0 or said.error):
+            self._over = True
+            return
+        self._last_death = f"signal {number}" if number else f"exit code {code}"
+        self._record_death()
+
+    def read_status(self) -> UploadStatus | None:
+        """What the present uploader, or the last, has said."""
+        return read_record(UploadStatus, self._job.status)
+
+    def failure_reason(self) -> str:
+        """Why not everything was uploaded; "" when it was."""
+        said = self.read_status()
+        if said is not None and said.error:
+            return said.error
+        undead = self._over and self._killed_at is not None
+        if undead or len(self._stuck) >= MAX_STALLS:
+            killed = "killed, but did not end" if undead else f"killed {len(self._stuck)} times"
+            return (
+                f"the uploader made no progress for {self._job.stall_timeout:.0f} s, "
+                "while it worked on "
+                f"{self._stuck[-1]}, and was {killed}; the files are kept in {self._job.directory}"
+            )
+        if self._flush_deaths >= MAX_FLUSH_DEATHS:
+            return (
+                f"the uploader died {self._deaths} times, last with {self._last_death}; "
+                f"the files are kept in {self._job.directory}"
+            )
+        return ""
+
+    def _start(self) -> None:
+        # Nothing that an earlier uploader said may be taken for the word of this one.
+        self._job.status.unlink(missing_ok=True)
+        arguments = {
+            "--plan": self._job.plan,
+            "--directory": self._job.directory,
+            "--status": self._job.status,
+        }
+        argv = [*self._job.command, *(str(word) for pair in arguments.items() for word in pair)]
+        for target, folder in self._job.mounts:
+            argv += ["--volume", target, str(folder)]
+        reading, self._stdin = os.pipe()
+        output = os.open(self._job.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+        self._started = self._moved_at = time.monotonic()
+        try:
+            self.pid = spawn(argv, self._job.environment, Stdio(reading, output))
+        except OSError as error:
+            self._last_death = str(error)
+            self._close_stdin()
+            self._record_death()
+        finally:
+            os.close(reading)
+            os.close(output)
+        if self._flushing:
+            self._close_stdin()
+
+    def _check_progress(self, pid: int) -> None:
+        """Kill an uploader that makes no progress; give up one that does not end even then."""
+        now = time.monotonic()
+        if self._killed_at is not None:
+            if now - self._killed_at >= KILL_TIMEOUT:
+                self._over = True
+            return
+        if now - self._looked_at < min(POLL_INTERVAL, self._job.stall_timeout / 4):
+            return
+        self._looked_at = now
+        said = self.read_status()
+        seen = said and replace(said, updated_at=0.0, rate=0.0)
+        if seen != self._last_seen:
+            self._last_seen, self._moved_at = seen, now
+        elif now - self._moved_at >= self._job.stall_timeout:
+            self._kill(pid, said)
+
+    def _kill(self, pid: int, said: UploadStatus | None) -> None:
+        doing = (said.file or said.current) if said is not None else ""
+        self._stuck.append(f"{doing or 'the checkpoint folder'} (rank {self._job.rank})")
+        self._killed_at = time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def _record_death(self) -> None:
+        now = time.monotonic()
+        if now - self._started >= HEALTHY_SECONDS:
+            self._deaths = 0
+        self._deaths += 1
+        if self._flushing:
+            self._flush_deaths += 1
+            self._over = self._flush_deaths >= MAX_FLUSH_DEATHS or len(self._stuck) >= MAX_STALLS
+        self._next_start = now + RESTART_DELAYS[min(self._deaths, len(RESTART_DELAYS)) - 1]
+
+    def _close_stdin(self) -> None:
+        if self._stdin is not None:
+            os.close(self._stdin)
+            self._stdin = None

@@ -1,0 +1,1 @@
+"""Pure: a definition and a context become a gang plan, or every reason why not."""

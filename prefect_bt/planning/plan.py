@@ -1,0 +1,166 @@
+"""What a substrate is asked to run: frozen, printable, comparable, without a secret's value.
+
+A plan names paths inside a node and identities of shared content; where a volume physically lies is
+the substrate's business. Environment values here are literal; a secret appears as the name of its
+reference and is resolved at the moment of launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from prefect_bt.ledger.records import Resources, RetentionPolicy
+
+
+class VolumeKind(StrEnum):
+    """Who shares a volume, and for how long."""
+
+    WORKSPACE = "workspace"
+    """One node, one attempt: the unpacked workspace."""
+    SCRATCH = "scratch"
+    """One node, one attempt: wiped at its end."""
+    CHECKPOINTS = "checkpoints"
+    """One node, all attempts of a job."""
+    LOADED = "loaded"
+    """One node, one attempt: checkpoints of earlier jobs, put there before the commands."""
+    CACHE_BASE = "cache_base"
+    """Shared by a project's nodes and jobs: what is written beside the caches mounted in it."""
+    PROJECT_CACHE = "project_cache"
+    TEAM_CACHE = "team_cache"
+    HF_CACHE = "hf_cache"
+    """Shared by a project's nodes and jobs: `huggingface` in the base, and the legacy mount."""
+    WEIGHTS = "weights"
+    """Read-only, shared by content."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """`target` is absolute, inside the node; `key` tells one shared volume from another."""
+
+    kind: VolumeKind
+    target: str
+    key: str = ""
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """`auth` is the docker_auth of the definition as JSON-ready values: references, no values."""
+
+    reference: str
+    auth: dict[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """`directory` is the path inside the node; times in seconds."""
+
+    directory: str
+    settle: float = 1.5
+    scan: float = 1.0
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """One committed checkpoint to put under the load directory before the commands."""
+
+    project_id: str
+    job_id: str
+    name: str
+    manifests: tuple[str, ...]
+    """Object keys of the manifests, one a rank that has a part of it."""
+
+
+@dataclass(frozen=True)
+class WeightsAuthPlan:
+    """How a source is asked: the method's own fields as the definition has them, no secret.
+
+    `method` is empty when the source is read with what the machine has, or by anybody.
+    """
+
+    method: str = ""
+    role_arn: str = ""
+    region: str = ""
+    service_account: str = ""
+    identity_provider: str = ""
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """One source: what to mirror, and where the node finds it."""
+
+    source: str
+    mount_location: str
+    key: str
+    allow_patterns: tuple[str, ...] | None = None
+    ignore_patterns: tuple[str, ...] | None = None
+    secret: str = ""
+    """Name of the secret reference that authenticates the source; empty when none."""
+    auth: WeightsAuthPlan = field(default_factory=WeightsAuthPlan)
+
+
+@dataclass(frozen=True)
+class WorkspacePlan:
+    """The packed workspace in the store. An empty `key` means a job without files."""
+
+    directory: str
+    key: str = ""
+    sha256: str = ""
+    size: int = 0
+    in_image: bool = False
+    """Whether the files are copied into the image's own WORKDIR, and the commands start there."""
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """Everything one node needs to know."""
+
+    job_id: str
+    project_id: str
+    attempt: int
+    rank: int
+    group_size: int
+    store: str
+    image: ImagePlan
+    commands: tuple[str, ...]
+    environment: dict[str, str]
+    secret_environment: dict[str, str]
+    """Variable name -> name of the secret reference."""
+    volumes: tuple[Volume, ...]
+    resources: Resources
+    workspace: WorkspacePlan
+    checkpoints: CheckpointPlan | None = None
+    load: tuple[LoadedCheckpoint, ...] = ()
+    load_directory: str = ""
+    grace: float = 30.0
+    """Seconds between the polite and the forced signal."""
+    epoch: int = 0
+    """Epoch in which its uploader commits (ledger.fencing_epochs); 0 in plans of older releases."""
+
+
+@dataclass(frozen=True)
+class GangPlan:
+    """All nodes of one attempt. `notes` are sentences for the person who pushed."""
+
+    job_id: str
+    job_name: str
+    project_id: str
+    project_name: str
+    attempt: int
+    substrate: str
+    nodes: tuple[NodePlan, ...]
+    weights: tuple[WeightsPlan, ...] = ()
+    image_secrets: tuple[str, ...] = ()
+    """Names of the references that pulling the image takes."""
+    notes: tuple[str, ...] = field(default=())
+    max_run_time: float | None = None
+    """Seconds that the commands of all attempts may run together; None: no limit."""
+
+    @property
+    def secret_names(self) -> tuple[str, ...]:
+        """Every secret reference the gang needs, sorted, each once."""
+        names = {name for node in self.nodes for name in node.secret_environment.values()}
+        names |= {w.secret for w in self.weights if w.secret}
+        return tuple(sorted(names | set(self.image_secrets)))

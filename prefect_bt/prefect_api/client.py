@@ -1,0 +1,293 @@
+"""Everything this package asks of the Prefect API from outside a flow: one client, used here only.
+
+Which API: inside a flow run, the run's own; else the one Prefect is configured with
+(PREFECT_API_URL or the profile); else the server that `prefect-bt up` left; else, where that makes
+sense, Prefect's temporary server, which takes seconds to start and ends with this process. The
+server of `up` gets its password, however it was found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import StateType
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    PREFECT_SERVER_LOGGING_LEVEL,
+    get_current_settings,
+    temporary_settings,
+)
+from prefect.states import Cancelling, Scheduled
+from prefect.utilities.urls import url_for
+
+from prefect_bt.errors import ServerError
+from prefect_bt.local_server.discovery import local_server_url
+from prefect_bt.local_server.password import find_auth
+from prefect_bt.prefect_api.database import may_have_block
+from prefect_bt.settings import Settings
+
+SECRET_BLOCK_TYPE: Final = "secret"
+MAX_CRASHES: Final = 6
+"""Of a run that never began. Its own process and its worker's may both write one down."""
+TEMPORARY_SERVER_TIMEOUT: Final = 180
+"""To wait for Prefect's temporary server (supervisor.run_flow waits as long)."""
+_LISTED: Final = 20
+
+
+@dataclass(frozen=True)
+class DeploymentRun:
+    """A run that was scheduled. `url` is its page in the UI; empty when there is no UI."""
+
+    flow_run_id: str
+    url: str
+
+
+def run_deployment(name: str, *, job_id: str, store: str) -> DeploymentRun:
+    """Schedule a run of `flow/deployment` for an accepted job; returns at once.
+
+    Raises ServerError when no lasting API answers, or the deployment is unknown or refuses the run.
+    """
+    with prefect_client(temporary=False) as client:
+        run = client.create_flow_run_from_deployment(
+            _get_deployment_id(client, name),
+            # The fields of a TrainingStore block: where the flow wants a block, text is refused.
+            parameters={"job_id": job_id, "store": {"url": store}},
+            idempotency_key=str(uuid4()),  # the client itself repeats requests that time out
+        )
+        return DeploymentRun(str(run.id), _run_url(run.id))
+
+
+def check_deployment(name: str) -> None:
+    """Before anything is written: ServerError as run_deployment would raise it."""
+    with prefect_client(temporary=False) as client:
+        _get_deployment_id(client, name)
+
+
+def _get_deployment_id(client: SyncPrefectClient, name: str) -> UUID:
+    if name.count("/") != 1:
+        raise ServerError(
+            f"{name!r} does not name a deployment.",
+            next_step="Write the flow's name, a slash and the deployment's name: train/train.",
+        )
+    try:
+        return client.read_deployment_by_name(name).id
+    except ObjectNotFound:
+        raise _unknown_deployment(client, name) from None
+
+
+def cancel_run(flow_run_id: str) -> bool:
+    """Ask Prefect to cancel a run; False when it is over already or unknown to the API.
+
+    A run that nothing runs yet is CANCELLED at once, another goes through CANCELLING, which whoever
+    runs it enforces.
+    """
+    with prefect_client() as client:
+        try:
+            state = client.read_flow_run(UUID(flow_run_id)).state
+            if state is None or state.is_final():
+                return False
+            client.set_flow_run_state(UUID(flow_run_id), Cancelling())
+            after = client.read_flow_run(UUID(flow_run_id)).state
+        except ObjectNotFound:
+            return False
+    return after is not None and after.type in {StateType.CANCELLING, StateType.CANCELLED}
+
+
+def get_run_state(flow_run_id: str) -> str:
+    """As Prefect spells it (CRASHED); "" for a run that it does not know. ServerError.
+
+    Without a server there is nobody to ask: a temporary one knows no run of another.
+    """
+    try:
+        with prefect_client(temporary=False) as client:
+            state = client.read_flow_run(UUID(flow_run_id)).state
+    except ObjectNotFound:
+        return ""
+    return state.type.value if state else ""
+
+
+def reschedule_run(flow_run_id: str) -> bool:
+    """Schedule a deployment's run that crashed before a line of ours ran. ServerError.
+
+    False when that happened too often: it is not the server or the worker that died then. One that
+    somebody scheduled since is left alone, or it would run twice.
+    """
+    with prefect_client(temporary=False) as client:
+        state = client.read_flow_run(UUID(flow_run_id)).state
+        if state is None or not state.is_crashed():
+            return True
+        history = client.read_flow_run_states(UUID(flow_run_id))
+        if sum(state.is_crashed() for state in history) > MAX_CRASHES:
+            return False
+        again = Scheduled(message="It crashed before it began.")
+        client.set_flow_run_state(UUID(flow_run_id), again, force=True)
+    return True
+
+
+def run_url(flow_run_id: str) -> str:
+    """The run's page in the Prefect UI; "" when the API is a temporary server, which has none."""
+    with _api_settings() as api_url:
+        return _run_url(UUID(flow_run_id)) if api_url else ""
+
+
+@dataclass(frozen=True)
+class SecretBlocks:
+    """Prefect's own Secret blocks: one that is called as the reference, then its dashed spelling.
+
+    Block names made in the UI hold lower-case letters, digits and dashes only, so `hf_access_token`
+    is also looked for as `hf-access-token`.
+    """
+
+    label: str = "Prefect Secret blocks"
+
+    def find(self, name: str) -> str | None:
+        """The block's value as text, JSON for a value that is not text; None when there is none."""
+        asked = self._candidate_names(name)
+        if not asked or not _may_have_secret(asked):
+            return None
+        with prefect_client() as client:
+            for spelling in asked:
+                value = _secret_value(client, spelling)
+                if value is not None:
+                    return value
+        return None
+
+    def lookup_name(self, name: str) -> str:
+        """Return the names that the block can have."""
+        return f"Prefect Secret block {' or '.join(self._candidate_names(name)) or name}"
+
+    def _candidate_names(self, name: str) -> list[str]:
+        spellings = dict.fromkeys((name, name.replace("_", "-").lower()))
+        return [one for one in spellings if _VALID_BLOCK_NAME.fullmatch(one)]
+
+
+def _may_have_secret(names: Sequence[str]) -> bool:
+    """Return False when only a temporary server would answer and its database has no such block."""
+    with _api_settings() as api_url:
+        inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
+        return bool(api_url) or inside or may_have_block(SECRET_BLOCK_TYPE, names)
+
+
+_VALID_BLOCK_NAME: Final = re.compile(r"[^/%&<>?#\s]+")
+"""What a block can be called, and what can stand in the request's path."""
+
+
+def _secret_value(client: SyncPrefectClient, name: str) -> str | None:
+    try:
+        block = client.read_block_document_by_name(name, SECRET_BLOCK_TYPE, include_secrets=True)
+    except ObjectNotFound:
+        return None
+    # Not Secret.load(...).get(): that reads a value like "0123" as JSON and changes it.
+    value = block.data.get("value")
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
+
+
+def _unknown_deployment(client: SyncPrefectClient, name: str) -> ServerError:
+    flows = {flow.id: flow.name for flow in client.read_flows(limit=200)}
+    known = sorted(
+        f"{flows[deployment.flow_id]}/{deployment.name}"
+        for deployment in client.read_deployments(limit=200)
+        if deployment.flow_id in flows
+    )
+    listed = ", ".join(known[:_LISTED]) + (", ..." if len(known) > _LISTED else "")
+    return ServerError(
+        f"No deployment is called {name!r} at {client.api_url}.",
+        next_step=f"There are: {listed}."
+        if known
+        else "There is none yet: `prefect-bt up` makes train/train, `prefect deploy` your own.",
+    )
+
+
+@contextmanager
+def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
+    """A client whose failures are ServerErrors; `temporary`: a temporary server would do."""
+    with _api_settings() as api_url:
+        if not api_url and not temporary:
+            raise ServerError(
+                "No Prefect API is configured, so no deployment can run.",
+                next_step="Start one with `prefect-bt up`, or set PREFECT_API_URL.",
+            )
+        try:
+            with get_client(sync_client=True) as client:
+                yield client
+        except httpx.HTTPStatusError as error:
+            raise _api_error(error.response) from error
+        except (httpx.HTTPError, RuntimeError) as error:
+            where = api_url or "Prefect's temporary server"
+            raise ServerError(
+                f"The Prefect API at {where} does not answer: {error}",
+                next_step="Start it (`prefect-bt up`), or correct PREFECT_API_URL.",
+            ) from error
+
+
+@contextmanager
+def _api_settings() -> Generator[str]:
+    """Settings in which Prefect's client finds the API chosen; yields its URL, "" for none."""
+    configured = str(PREFECT_API_URL.value() or "")
+    inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
+    state_dir = Settings().state_dir
+    chosen = configured if configured or inside else local_server_url(state_dir)
+    updates: dict[Any, Any] = {}
+    if not (chosen or inside):
+        updates = _temporary_server_settings()
+    elif chosen != configured:
+        updates[PREFECT_API_URL] = chosen
+    if auth := find_auth(state_dir, chosen):
+        updates[PREFECT_API_AUTH_STRING] = auth
+    with temporary_settings(updates=updates):
+        yield chosen
+
+
+def _temporary_server_settings() -> dict[Any, Any]:
+    """Return settings for Prefect's temporary server, less those that the user has set.
+
+    Its services log errors to standard error that concern nobody here (telemetry that cannot be
+    sent, tables that are locked while they are created), and a busy machine takes longer than
+    Prefect's own 20 seconds to start it.
+    """
+    known = get_current_settings().server
+    updates: dict[Any, Any] = {}
+    if "logging_level" not in known.model_fields_set:
+        updates[PREFECT_SERVER_LOGGING_LEVEL] = "CRITICAL"
+    if "startup_timeout_seconds" not in known.ephemeral.model_fields_set:
+        updates[PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS] = TEMPORARY_SERVER_TIMEOUT
+    return updates
+
+
+def _run_url(flow_run_id: UUID) -> str:
+    return url_for("flow-run", obj_id=flow_run_id) or ""
+
+
+def _api_error(response: httpx.Response) -> ServerError:
+    try:
+        detail = response.json().get("detail")
+    except (ValueError, AttributeError):
+        detail = None
+    words = f"{response.status_code} {response.reason_phrase}"
+    next_step = "Look at PREFECT_API_URL and its credentials: prefect config view."
+    if response.status_code == HTTPStatus.UNAUTHORIZED:
+        next_step = (
+            "Set PREFECT_API_AUTH_STRING (`prefect-bt up` prints the line for its server), or "
+            "PREFECT_API_KEY for Prefect Cloud."
+        )
+    if response.status_code in {409, 422}:
+        next_step = "Does what was deployed fit this release? Deploy it again: prefect deploy."
+    return ServerError(
+        f"The Prefect API refused a request ({words}{f': {detail}' if detail else ''}).",
+        next_step=next_step,
+    )

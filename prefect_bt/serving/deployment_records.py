@@ -1,0 +1,230 @@
+"""The records of serving deployments, in the store: what runs under a model's name, and since when.
+
+    deployments/<quoted name>/
+        deployment.json             what never changes
+        revisions/<n>/revision.json what revision n serves
+        revisions/<n>/job.json      the job that runs it
+        verdicts/<n>-<attempt>.json whether that attempt of its job answers, and why not
+        moves/<seq>.json            which revision is to serve from then on, in order
+
+All are created once and never changed, so two at once share no number. A move is a wish: the
+revision that it names takes over once it is ready, and the one before serves until then. Revision 0
+is none: the deployment is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from prefect_bt import codec
+from prefect_bt.contract import quote_name
+from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.serving.curl_example import CHAT
+
+T = TypeVar("T")
+
+NO_REVISION: Final = 0
+"""The revision of a deployment that is to be stopped."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    name: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What is served together. `models` are the names it answers to; times in seconds.
+
+    `patience`: how long the server may take to answer first, once its process runs. `gate` is what
+    it has to pass before it serves (serving.rollout.gate), as a document; None for nothing.
+    `key_secret`: the secret that clients have to show since then, as their API key; "" for none.
+    """
+
+    number: int
+    at: float
+    engine: str
+    kind: str
+    models: tuple[str, ...]
+    checkpoints: tuple[tuple[str, str], ...]
+    """(training job, checkpoint) of each model."""
+    base_model: str = ""
+    base_checkpoint: tuple[str, str] | None = None
+    """The same of the base model, where a job made it."""
+    patience: float = 1800.0
+    gate: dict[str, Any] | None = None
+    by: str = ""
+    key_secret: str = ""
+
+    @property
+    def required_checkpoints(self) -> tuple[tuple[str, str], ...]:
+        """(training job, checkpoint) of all that must stay while it serves."""
+        return (*self.checkpoints, *((self.base_checkpoint,) if self.base_checkpoint else ()))
+
+
+@dataclass(frozen=True)
+class ReadinessVerdict:
+    """Of one attempt of a revision's job: it answered under every name, or never will.
+
+    `way`: how it is asked, as serving.curl_example spells it.
+    """
+
+    revision: int
+    attempt: int
+    ready: bool
+    sentence: str
+    at: float
+    way: str = CHAT
+
+
+@dataclass(frozen=True)
+class DesiredRevision:
+    revision: int
+    at: float
+    why: str
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class _RevisionJob:
+    job_id: str
+
+
+class DeploymentLedger:
+    """Reads and writes them. NotFoundError for a name, or a revision, that is not there."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.store = ledger, ledger.store
+        self._cached_records: dict[str, bytes] = {}
+
+    def ensure_deployment(self, name: str) -> Deployment:
+        """The deployment of that name, made if there is none."""
+        made = Deployment(name, self.ledger.now())
+        self._create_once(f"{_prefix(name)}/deployment.json", made)
+        return self.get_deployment(name)
+
+    def get_deployment(self, name: str) -> Deployment:
+        try:
+            return self._read(Deployment, f"{_prefix(name)}/deployment.json")
+        except ObjectNotFound:
+            known = ", ".join(one.name for one in self.list_deployments()) or "none"
+            raise NotFoundError(
+                "deployment", name, next_step=f"Deployments of this store: {known}."
+            ) from None
+
+    def list_deployments(self) -> list[Deployment]:
+        """Oldest first."""
+        found = [
+            self._read(Deployment, info.key)
+            for info in self.store.list("deployments")
+            if info.key.endswith("/deployment.json") and info.key.count("/") == 2
+        ]
+        return sorted(found, key=lambda one: (one.created_at, one.name))
+
+    # -- revisions --------------------------------------------------------------------------
+
+    def add_revision(self, name: str, make: Callable[[int], Revision]) -> Revision:
+        """The next revision; `make` gets its number."""
+        while True:
+            taken = self.list_revisions(name)
+            revision = make(taken[-1].number + 1 if taken else 1)
+            if self._create_once(f"{_revision(name, revision.number)}/revision.json", revision):
+                return revision
+
+    def list_revisions(self, name: str) -> list[Revision]:
+        """In the order of their numbers."""
+        return list(self._iter_records(Revision, f"{_prefix(name)}/revisions", "/revision.json"))
+
+    def get_key_secret(self, name: str) -> str:
+        """That of the newest revision; "" where everybody may ask."""
+        revisions = self.list_revisions(name)
+        return revisions[-1].key_secret if revisions else ""
+
+    def get_revision(self, name: str, number: int) -> Revision:
+        try:
+            return self._read(Revision, f"{_revision(name, number)}/revision.json")
+        except ObjectNotFound:
+            known = ", ".join(str(one.number) for one in self.list_revisions(name)) or "none"
+            raise NotFoundError(
+                "revision", f"{number} of deployment {name}", next_step=f"There are: {known}."
+            ) from None
+
+    def bind_job(self, name: str, number: int, job_id: str) -> None:
+        """Idempotent."""
+        self._create_once(f"{_revision(name, number)}/job.json", _RevisionJob(job_id))
+
+    def find_job_id(self, name: str, number: int) -> str:
+        """The id of the job that runs the revision; "" while none was submitted."""
+        try:
+            return self._read(_RevisionJob, f"{_revision(name, number)}/job.json").job_id
+        except ObjectNotFound:
+            return ""
+
+    # -- whether they answer, and which is to ------------------------------------------------
+
+    def record_verdict(self, name: str, verdict: ReadinessVerdict) -> ReadinessVerdict:
+        """Write it down; the first of an attempt stands, and is returned."""
+        key = f"{_prefix(name)}/verdicts/{verdict.revision:06d}-{verdict.attempt:04d}.json"
+        self._create_once(key, verdict)
+        return self._read(ReadinessVerdict, key)
+
+    def list_verdicts(self, name: str, number: int) -> list[ReadinessVerdict]:
+        """Of every attempt that has one, in order."""
+        found = self._iter_records(ReadinessVerdict, f"{_prefix(name)}/verdicts", ".json")
+        return [one for one in found if one.revision == number]
+
+    def was_ready(self, name: str, number: int) -> bool:
+        """Whether the revision ever answered as it should."""
+        return any(one.ready for one in self.list_verdicts(name, number))
+
+    def set_desired_revision(
+        self, name: str, number: int, *, why: str, by: str = ""
+    ) -> DesiredRevision:
+        """From now on revision `number` is to serve."""
+        while True:
+            move = DesiredRevision(number, self.ledger.now(), why, by)
+            if self._create_once(
+                f"{_prefix(name)}/moves/{len(self.list_desired_revisions(name)):06d}.json", move
+            ):
+                return move
+
+    def list_desired_revisions(self, name: str) -> list[DesiredRevision]:
+        """Oldest first."""
+        return list(self._iter_records(DesiredRevision, f"{_prefix(name)}/moves", ".json"))
+
+    def get_desired_revision(self, name: str) -> int:
+        """The revision that is to serve; NONE before the first, or after a stop."""
+        moves = self.list_desired_revisions(name)
+        return moves[-1].revision if moves else NO_REVISION
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _iter_records(self, kind: type[T], prefix: str, ending: str) -> Iterator[T]:
+        for info in self.store.list(prefix):
+            if info.key.endswith(ending):
+                yield self._read(kind, info.key)
+
+    def _read(self, kind: type[T], key: str) -> T:
+        """Fetched once: who watches a revision looks for as long as it serves."""
+        if key not in self._cached_records:
+            self._cached_records[key] = self.store.get(key)
+        return codec.loads(kind, self._cached_records[key])
+
+    def _create_once(self, key: str, document: object) -> bool:
+        try:
+            self.store.create(key, codec.dumps(document).encode())
+        except ObjectExists:
+            return False
+        return True
+
+
+def _prefix(name: str) -> str:
+    return f"deployments/{quote_name(name)}"
+
+
+def _revision(name: str, number: int) -> str:
+    return f"{_prefix(name)}/revisions/{number:06d}"

@@ -1,0 +1,1 @@
+"""Inference servers: their command lines, keys, and the programs that start them."""

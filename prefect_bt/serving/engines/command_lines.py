@@ -1,0 +1,328 @@
+"""The servers, as a literal table: each a pure function from what is served to a command.
+
+`vllm` is §11.5's command line. What is ours in addition: the base model is a folder that the
+weights mirror put there, a full model, a Whisper and a base answer under a name and not under their
+path, `--host`, and an adapter's chat template where all adapters share one. `VLLM_USE_V1=0` is left
+out, which newer releases refuse or do not know.
+
+`transformers` is `transformers serve` of the job's own Python, started by transformers_server.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from prefect_bt.contract import LEADER_PORT_VARIABLE
+from prefect_bt.definitions import Accelerator, Compute, ModelWeightsFormat
+from prefect_bt.definitions.deploy import DEFAULT_LORA_RANK
+from prefect_bt.errors import DefinitionError
+from prefect_bt.serving.checkpoint_contents import CHAT_TEMPLATE
+from prefect_bt.serving.engines.transformers_server import encode_model_id
+from prefect_bt.serving.served_model import SelectedCheckpoint
+
+VLLM: Final = "vllm"
+TRANSFORMERS: Final = "transformers"
+PORT_PLACEHOLDER: Final = f'"${LEADER_PORT_VARIABLE}"'
+"""A word for the shell: which port it is, the node knows."""
+VLLM_LORA_RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as --max-lora-rank (it takes 1 too)."""
+SERVED_FILE: Final = "served.json"
+EMBEDDED_FILES: Final = ("transformers_server.py", "require_key.py")
+_ZERO_MEMORY: Final = re.compile(r"\s*0+(?:\.0+)?\s*[A-Za-z]*\s*")
+_WITHOUT_BFLOAT16: Final = frozenset({Accelerator.T4, Accelerator.V100})
+
+
+@dataclass(frozen=True)
+class EngineBaseModel:
+    """What adapters stand on, or what lends a full model its tokenizer.
+
+    `model` is what the engine opens: a folder, or an id of the Hub.
+    """
+
+    model: str
+    name: str
+    tokenizer_only: bool = False
+
+
+@dataclass(frozen=True)
+class EngineCommand:
+    """`argv` may hold PORT.
+
+    `requirements` is what pip of `python` brings where the image may lack it.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    image: str
+    requirements: tuple[str, ...] = ()
+    python: str = "python"
+
+    @property
+    def shell_line(self) -> str:
+        """For the shell."""
+        return " ".join(
+            word if word == PORT_PLACEHOLDER else shlex.quote(word) for word in self.argv
+        )
+
+
+@dataclass(frozen=True)
+class BindOptions:
+    """`port`: a number, or PORT. `host` empty: as the engine has it."""
+
+    host: str = ""
+    port: str = PORT_PLACEHOLDER
+
+
+Build = Callable[
+    [Sequence[SelectedCheckpoint], EngineBaseModel | None, Compute, BindOptions], EngineCommand
+]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """`to_served_name` says what a request calls a model; ValueError for what it cannot call one.
+
+    `uses_served_file`: whether it is told by served.json what to serve.
+    """
+
+    name: str
+    build: Build
+    to_served_name: Callable[[str], str]
+    uses_served_file: bool = False
+
+
+def default_engine(compute: Compute) -> str:
+    """vLLM where there is an accelerator to serve with, else the embedded one."""
+    return VLLM if count_accelerators(compute) else TRANSFORMERS
+
+
+def get_engine(name: str) -> Engine:
+    """DefinitionError lists those there are."""
+    if name not in ENGINES:
+        raise DefinitionError(
+            f"There is no engine {name!r}.",
+            next_step=f"Use one of: {', '.join(ENGINES)}.",
+            field="engine",
+            value=name,
+        )
+    return ENGINES[name]
+
+
+def served_model_names(engine: Engine, models: Sequence[SelectedCheckpoint]) -> tuple[str, ...]:
+    """What a request's `model` says for each; DefinitionError where the engine has no way to."""
+    answered: dict[str, SelectedCheckpoint] = {}
+    for one in models:
+        try:
+            name = engine.to_served_name(one.name)
+        except ValueError:
+            name = ""
+        if not name or name in answered:
+            raise DefinitionError(
+                f"The engine {engine.name} cannot serve checkpoint {one.checkpoint} of job "
+                f"{one.job_id} as {one.name!r}.",
+                next_step=f"Name it otherwise: --served-name {one.job_id}/{one.checkpoint}=NAME.",
+            )
+        answered[name] = one
+    return tuple(answered)
+
+
+def count_accelerators(compute: Compute) -> int:
+    """How many, on the one node that serves."""
+    spec = compute.accelerator
+    return spec.count if spec and spec.accelerator else 0
+
+
+def requested_memory(compute: Compute) -> str:
+    """Empty where the config says none, or none of it (§11.1: 0Mi)."""
+    told = "memory" in compute.model_fields_set and not _ZERO_MEMORY.fullmatch(compute.memory)
+    return compute.memory if told else ""
+
+
+def requested_cpus(compute: Compute) -> int:
+    """0 where the config says none."""
+    return compute.cpu_count if "cpu_count" in compute.model_fields_set else 0
+
+
+def choose_max_lora_rank(models: Sequence[SelectedCheckpoint]) -> int:
+    """The lowest that vLLM takes for all of these; DefinitionError when none is high enough."""
+    known = [
+        (one.contents.lora_rank or one.configured_lora_rank or DEFAULT_LORA_RANK, one)
+        for one in models
+    ]
+    highest, which = max(known, key=lambda pair: pair[0])
+    fitting = next((rank for rank in VLLM_LORA_RANKS if rank >= highest), None)
+    if fitting is None:
+        raise DefinitionError(
+            f"The adapter {which.checkpoint} of job {which.job_id} has rank {highest}; vLLM takes "
+            f"up to {VLLM_LORA_RANKS[-1]}.",
+            next_step="Merge it into its base model and deploy that, or use the engine "
+            f"{TRANSFORMERS}.",
+        )
+    return fitting
+
+
+def shared_chat_template(models: Sequence[SelectedCheckpoint]) -> str:
+    """The path of the one that all of them have; empty where they differ or lack it."""
+    templates = {one.contents.chat_template for one in models}
+    return f"{models[0].folder}/{CHAT_TEMPLATE}" if len(templates) == 1 and all(templates) else ""
+
+
+# -- vLLM -----------------------------------------------------------------------------------
+
+
+def vllm_argv(
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
+) -> tuple[str, ...]:
+    """§11.5, flag by flag. DefinitionError for an adapter that vLLM does not load."""
+    builder = {
+        ModelWeightsFormat.LORA: _vllm_lora,
+        ModelWeightsFormat.FULL: _vllm_full,
+        ModelWeightsFormat.WHISPER: _vllm_whisper,
+    }[models[0].format]
+    return builder(models, base, compute, listen)
+
+
+def _vllm(
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
+) -> EngineCommand:
+    audio = models[0].format is ModelWeightsFormat.WHISPER
+    return EngineCommand(
+        argv=vllm_argv(models, base, compute, listen),
+        # All of it is mounted: what is missing is an error at once, not a download.
+        environment={"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
+        image="vllm/vllm-openai:latest",
+        requirements=("vllm[audio]",) if audio else (),
+        python="python3",
+    )
+
+
+def _vllm_lora(
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
+) -> tuple[str, ...]:
+    for one in models:
+        if one.contents.unsupported_by_vllm:
+            raise DefinitionError(
+                f"The adapter {one.checkpoint} of job {one.job_id} has "
+                f"{' and '.join(one.contents.unsupported_by_vllm)}, which vLLM does not load.",
+                next_step="Merge it into its base model and deploy that, or use the engine "
+                f"{TRANSFORMERS}.",
+            )
+    assert base is not None, "no adapter is chosen without one"
+    count = count_accelerators(compute)
+    template = shared_chat_template(models)
+    return (
+        *("vllm", "serve", base.model),
+        *_listen_flags(listen),
+        *(("--tensor-parallel-size", str(count)) if count else ()),
+        "--enable-lora",
+        *("--max-lora-rank", str(choose_max_lora_rank(models))),
+        *("--dtype", _dtype(compute)),
+        *(("--chat-template", template) if template else ()),
+        *(("--served-model-name", base.name) if base.name != base.model else ()),
+        "--lora-modules",
+        *(_lora_module(one.name, one.folder) for one in models),
+    )
+
+
+def _vllm_name(name: str) -> str:
+    if name.startswith("-"):
+        raise ValueError(f"{name!r} would be an option")
+    return name
+
+
+def _lora_module(name: str, path: str) -> str:
+    """`name=path`; JSON where vLLM, or argparse, would read something else in it."""
+    if "=" in f"{name}{path}" or "," in f"{name}{path}" or name.startswith("-"):
+        return json.dumps({"name": name, "path": path}, ensure_ascii=False)
+    return f"{name}={path}"
+
+
+def _vllm_full(
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
+) -> tuple[str, ...]:
+    (one,) = models
+    template = shared_chat_template(models)
+    return (
+        *_vllm_single_model_argv(one, base, compute, listen),
+        *("--dtype", _dtype(compute)),
+        *(("--chat-template", template) if template else ()),
+    )
+
+
+def _vllm_whisper(
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
+) -> tuple[str, ...]:
+    (one,) = models
+    return _vllm_single_model_argv(one, base, compute, listen)
+
+
+def _vllm_single_model_argv(
+    one: SelectedCheckpoint, base: EngineBaseModel | None, compute: Compute, listen: BindOptions
+) -> tuple[str, ...]:
+    return (
+        *("vllm", "serve", one.folder),
+        *_listen_flags(listen),
+        *("--tensor-parallel-size", str(count_accelerators(compute) or 1)),
+        *("--served-model-name", one.name),
+        *(("--tokenizer", base.model) if base else ()),
+    )
+
+
+def _listen_flags(listen: BindOptions) -> tuple[str, ...]:
+    return (*(("--host", listen.host) if listen.host else ()), "--port", listen.port)
+
+
+def _dtype(compute: Compute) -> str:
+    """The older GPUs have no bfloat16."""
+    spec = compute.accelerator
+    return "float16" if spec and spec.accelerator in _WITHOUT_BFLOAT16 else "bfloat16"
+
+
+# -- transformers ---------------------------------------------------------------------------
+
+
+def _transformers(
+    models: Sequence[SelectedCheckpoint],
+    base: EngineBaseModel | None,
+    compute: Compute,
+    listen: BindOptions,
+) -> EngineCommand:
+    _ = base, compute
+    extra = {
+        ModelWeightsFormat.LORA: ("peft~=0.21.2",),
+        ModelWeightsFormat.FULL: (),
+        # What its /v1/audio/transcriptions decodes sound and forms with.
+        ModelWeightsFormat.WHISPER: ("python-multipart", "soundfile", "soxr"),
+    }[models[0].format]
+    return EngineCommand(
+        argv=("python", EMBEDDED_FILES[0], SERVED_FILE, *_listen_flags(listen)),
+        environment={"HF_HUB_OFFLINE": "1"},
+        image="python:3.11-slim",
+        requirements=("torch>=2.13,<2.14", "transformers[serving]~=5.23", *extra),
+    )
+
+
+ENGINES: Final[dict[str, Engine]] = {
+    VLLM: Engine(VLLM, _vllm, _vllm_name),
+    TRANSFORMERS: Engine(TRANSFORMERS, _transformers, encode_model_id, uses_served_file=True),
+}

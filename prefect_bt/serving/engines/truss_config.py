@@ -1,0 +1,189 @@
+"""What `truss push` would deploy: the config.yaml of §11.4, for those who want to see it or use it.
+
+The text is YAML of the plainest kind, written here: PyYAML is no dependency of ours, and a JSON
+string is a YAML string.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from prefect_bt.definitions import Compute, ModelWeightsFormat
+from prefect_bt.definitions.variables import EnvironmentVariables, literal_variables, secret_names
+from prefect_bt.errors import DefinitionError
+from prefect_bt.planning.translation import normalize_path
+from prefect_bt.serving.engines.command_lines import (
+    BindOptions,
+    EngineBaseModel,
+    requested_cpus,
+    requested_memory,
+    vllm_argv,
+)
+from prefect_bt.serving.served_model import BaseModel, ModelSelection, SelectedCheckpoint
+
+FILE_NAME: Final = "config.yaml"
+PORT: Final = 8000
+COMMAND_VARIABLE: Final = "BT_DOCKER_SERVER_START_CMD"
+_SECRETS: Final = "/secrets"
+_PLACEHOLDER: Final = "set the value in your workspace's secrets; never here"
+_ENVIRONMENT: Final = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_USE_V1": "0",
+    "HF_HUB_ENABLE_HF_TRANSFER": "1",
+}
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def truss_config(
+    choice: ModelSelection, model_name: str, compute: Compute, environment: EnvironmentVariables
+) -> dict[str, Any]:
+    """The document. DefinitionError for what vLLM does not serve."""
+    is_whisper = choice.format is ModelWeightsFormat.WHISPER
+    secrets = secret_names(environment)
+    command = _command(choice, compute, secrets)
+    document: dict[str, Any] = {
+        "model_name": model_name,
+        "base_image": {"image": "vllm/vllm-openai:latest"},
+        "docker_server": {
+            "start_command": f"%(ENV_{COMMAND_VARIABLE})s",
+            "server_port": PORT,
+            "readiness_endpoint": "/health",
+            "liveness_endpoint": "/health",
+            "predict_endpoint": "/v1/audio/transcriptions"
+            if is_whisper
+            else "/v1/chat/completions",
+        },
+        "environment_variables": {
+            **_ENVIRONMENT,
+            **literal_variables(environment),
+            COMMAND_VARIABLE: command,
+        },
+        "resources": _resources(compute),
+        "runtime": {"predict_concurrency": 256},
+        "training_checkpoints": {
+            "download_folder": choice.download_folder,
+            "artifact_references": [
+                {"training_job_id": one.job_id, "paths": [_path(one.checkpoint)]}
+                for one in choice.models
+            ],
+        },
+    }
+    if secrets:
+        document["secrets"] = dict.fromkeys(sorted(set(secrets.values())), _PLACEHOLDER)
+    if is_whisper:
+        document["requirements"] = ["vllm[audio]"]
+    if choice.base and not _is_on_hub(choice.base):
+        mount = {"source": choice.base.source, "mount_location": choice.base.mount_location}
+        document["weights"] = [mount]
+    return document
+
+
+def truss_config_text(
+    choice: ModelSelection, model_name: str, compute: Compute, environment: EnvironmentVariables
+) -> str:
+    """`config.yaml`."""
+    document = truss_config(choice, model_name, compute, environment)
+    return "\n".join(_yaml(document, 0)) + "\n"
+
+
+def _path(checkpoint: str) -> str:
+    """The slash at its end marks a folder."""
+    return normalize_path(f"rank-0/{checkpoint}") + "/"
+
+
+def _command(choice: ModelSelection, compute: Compute, secrets: Mapping[str, str]) -> str:
+    """Truss gives a secret as a file; here the shell reads it, so its value stands nowhere."""
+    models = [_with_truss_folder(one, choice.download_folder) for one in choice.models]
+    argv = vllm_argv(models, _base(choice), compute, BindOptions(port=str(PORT)))
+    exports = [
+        f"export {_validate_variable_name(name)}=$(cat {shlex.quote(f'{_SECRETS}/{secret}')})"
+        for name, secret in secrets.items()
+    ]
+    line = " && ".join([*exports, shlex.join(argv)])
+    return f"sh -c {shlex.quote(line)}" if exports else line
+
+
+def _validate_variable_name(name: str) -> str:
+    if not _IDENTIFIER.fullmatch(name):
+        raise DefinitionError(
+            f"runtime.environment_variables has {name!r}, which no shell can name.",
+            next_step="Use letters, digits and _ only.",
+            field="runtime.environment_variables",
+        )
+    return name
+
+
+def _with_truss_folder(one: SelectedCheckpoint, folder: str) -> SelectedCheckpoint:
+    """Where its files lie there, also where we had to put it elsewhere."""
+    return replace(one, folder=normalize_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}"))
+
+
+def _base(choice: ModelSelection) -> EngineBaseModel | None:
+    base = choice.base
+    if base is None:
+        return None
+    where = base.name if _is_on_hub(base) else base.folder
+    return EngineBaseModel(where, choice.base_name, base.tokenizer_only)
+
+
+def _is_on_hub(base: BaseModel) -> bool:
+    """vLLM fetches it itself there, its newest revision."""
+    return base.source.startswith("hf://") and "@" not in base.source and not base.subfolder
+
+
+def _resources(compute: Compute) -> dict[str, Any]:
+    spec = compute.accelerator
+    accelerator: Any = spec.model_dump() if spec else None
+    told: dict[str, Any] = {}
+    if cpus := requested_cpus(compute):
+        told["cpu"] = str(cpus)
+    if memory := requested_memory(compute):
+        told["memory"] = memory
+    return {**told, "accelerator": accelerator, "use_gpu": bool(accelerator)}
+
+
+# -- YAML -----------------------------------------------------------------------------------
+
+
+def _yaml(value: Mapping[str, Any] | Sequence[Any], depth: int) -> Iterator[str]:
+    """Lines of a mapping or a list, neither empty."""
+    margin = "  " * depth
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _entry(f"{margin}{_key(key)}:", inner, depth)
+        return
+    for inner in value:
+        if isinstance(inner, (Mapping, list)) and inner:
+            first, *rest = _yaml(cast("Mapping[str, Any] | list[Any]", inner), depth + 1)
+            yield f"{margin}- {first.lstrip()}"
+            yield from rest
+        else:
+            yield f"{margin}- {_scalar(inner)}"
+
+
+def _entry(head: str, inner: Any, depth: int) -> Iterator[str]:
+    if isinstance(inner, (Mapping, list)) and inner:
+        yield head
+        yield from _yaml(cast("Mapping[str, Any] | list[Any]", inner), depth + 1)
+    else:
+        yield f"{head} {_scalar(inner)}"
+
+
+def _key(key: str) -> str:
+    return key if _IDENTIFIER.fullmatch(key) else _scalar(key)
+
+
+def _scalar(value: Any) -> str:
+    """JSON, without what YAML's readers refuse to see as it is."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(sign if sign.isprintable() else _escaped(sign) for sign in text)
+
+
+def _escaped(sign: str) -> str:
+    code = ord(sign)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,1 @@
+"""A revision's way to the requests: deploy, readiness, gate, traffic, rollback."""

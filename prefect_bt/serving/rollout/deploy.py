@@ -1,0 +1,303 @@
+"""From chosen checkpoints to a deployment that answers: one revision, started and awaited.
+
+What can be refused is refused first. Then, in this order: the deployment, the revision, its job,
+and the wish that it serve (serving.deployment_records). Whoever dies in between leaves nothing that
+serves by mistake: without the wish a revision stands by, and the one before goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt.checkpoints.retention import holds
+from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
+from prefect_bt.definitions import Compute
+from prefect_bt.errors import CheckpointError, DefinitionError, ServingError
+from prefect_bt.jobs.start import JobLauncher, default_secret_sources
+from prefect_bt.jobs.stop import reconcile_job
+from prefect_bt.jobs.submit import SubmitOptions, plan_submission, submit
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.records import JobRecord, RetryBudget, ServingRef
+from prefect_bt.ledger.states import JobState
+from prefect_bt.serving.checkpoint_selection import check_model_name
+from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict, Revision
+from prefect_bt.serving.rollout.gate import parse_gate
+from prefect_bt.serving.router.deployment_folder import RouterFolder
+from prefect_bt.serving.router.process import ensure_router
+from prefect_bt.serving.served_model import ModelSelection
+from prefect_bt.serving.serving_job import (
+    ServerOptions,
+    ServingJob,
+    build_serving_job,
+    pin_revisions,
+    resolve_compute,
+    write_files,
+)
+from prefect_bt.settings import Settings
+from prefect_bt.substrates import open_substrate
+
+UNLIMITED_RETRIES: Final = 10_000
+RESTART_BUDGET: Final = RetryBudget(
+    user=UNLIMITED_RETRIES,
+    infrastructure=UNLIMITED_RETRIES,
+    out_of_memory=UNLIMITED_RETRIES,
+    without_progress=0,
+    first_delay=0.5,
+    longest_delay=15.0,
+)
+"""A server that has answered once is started again whatever ends it (attempts.judge_retry)."""
+POLL_INTERVAL: Final = 0.3
+_RECONCILE_INTERVAL: Final = 5.0
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """How the choice is served. `server.compute` may leave out what serving_compute fills in.
+
+    `host` and `port` are the deployment's own address, by default a free port of this machine
+    alone. `key_secret` names the secret that is its API key, by default the one it has.
+    `ready_timeout`: seconds that the server may take to answer first. `hold`: it is not to serve
+    until it is promoted. `gate`: as serving.rollout.gate reads it.
+    """
+
+    model_name: str
+    server: ServerOptions
+    substrate: str = ""
+    host: str = ""
+    port: int | None = None
+    key_secret: str = ""
+    ready_timeout: float = 1800.0
+    gate: dict[str, Any] | None = None
+    hold: bool = False
+    by: str = ""
+    store: str | None = None
+
+
+@dataclass(frozen=True)
+class DeployedRevision:
+    """A revision whose job was accepted. `address`: of the deployment, without a path."""
+
+    name: str
+    revision: Revision
+    job_id: str
+    address: str
+    notes: tuple[str, ...] = ()
+
+
+def plan_serving(
+    choice: ModelSelection, options: DeployOptions
+) -> tuple[ServingJob, DeployOptions]:
+    """The job that would run, and the options with all filled in; nothing is written.
+
+    DefinitionError, PlanError, SubstrateError.
+    """
+    settings = Settings()
+    check_model_name(options.model_name)
+    if options.gate is not None:
+        parse_gate(options.gate)
+    name = options.substrate or settings.substrate
+    substrate = open_substrate(name, **settings.substrate_options(name))
+    compute: Compute = resolve_compute(options.server.compute, substrate.capacity())
+    inside = substrate.supports_images
+    server = replace(
+        options.server,
+        compute=compute,
+        host="0.0.0.0" if inside else "127.0.0.1",  # noqa: S104 (an address that a user may name)
+        install_requirements=inside,
+        job_name=options.model_name,
+    )
+    ledger = open_ledger(options.store)
+    serving = _assign_team(ledger, build_serving_job(choice, server))
+    options = replace(options, server=server, substrate=name)
+    plan_submission(ledger, serving.project, _submit_options(options, None))
+    return serving, options
+
+
+def _assign_team(ledger: Ledger, serving: ServingJob) -> ServingJob:
+    """Return the server's job in the team that trained the first checkpoint it serves."""
+    trained = ledger.get_job(serving.selection.models[0].job_id)
+    team = {"team_name": ledger.get_team(trained.project_id)}
+    return replace(serving, project=serving.project.model_copy(update=team))
+
+
+def deploy(choice: ModelSelection, options: DeployOptions) -> DeployedRevision:
+    """Start one revision that serves `choice`; it takes over once it answers, unless `hold`.
+
+    Errors as plan_serving's, and CheckpointError, SecretError, ServerError.
+    """
+    starter = JobLauncher()
+    try:
+        serving, options = plan_serving(choice, options)
+        if not options.server.install_requirements:
+            _check_installed(serving)
+        return _start(serving, options, starter)
+    finally:
+        starter.close()
+
+
+def _check_installed(serving: ServingJob) -> None:
+    """Of what a job of this machine would find; its own PATH, if it is given one, nobody knows."""
+    variables = serving.project.job.runtime.environment_variables
+    if "PATH" in variables or shutil.which(serving.program):
+        return
+    raise DefinitionError(
+        f"{serving.program} is not on this machine's PATH, where the local substrate looks for it.",
+        next_step="Install or activate it, choose another --engine, or --substrate docker.",
+        field="engine",
+        value=serving.engine,
+    )
+
+
+def _start(serving: ServingJob, options: DeployOptions, starter: JobLauncher) -> DeployedRevision:
+    ledger = open_ledger(options.store)
+    deployments = DeploymentLedger(ledger)
+    name = options.model_name
+    address = _ensure_router(options)
+    deployments.ensure_deployment(name)
+    # A key stays until another is given: leaving it out must not let everybody in.
+    options = replace(options, key_secret=options.key_secret or deployments.get_key_secret(name))
+    revision = deployments.add_revision(
+        name, lambda number: _revision(number, serving, options, ledger)
+    )
+
+    def written(record: JobRecord) -> None:
+        deployments.bind_job(name, revision.number, record.id)
+        _acquire_holds(ledger, serving.selection, record.id)
+        pin_revisions(ledger, record.id, serving)
+
+    with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
+        write_files(serving.files, Path(folder))
+        document = submit(
+            serving.project,
+            source_dir=Path(folder),
+            options=_submit_options(options, ServingRef(name, revision.number)),
+            launcher=starter,
+            on_created=written,
+        )
+    if not options.hold:
+        deployments.set_desired_revision(name, revision.number, why="deployed", by=options.by)
+    notes = (*serving.selection.notes, *document["notes"])
+    return DeployedRevision(name, revision, str(document["id"]), address, notes)
+
+
+def _ensure_router(options: DeployOptions) -> str:
+    """The router runs, and lets in who may, before there is anything behind it."""
+    settings = Settings()
+    state_dir = settings.state_dir
+    place = RouterFolder.for_deployment(state_dir, options.model_name)
+    if options.key_secret:
+        # As `push` looks for secrets: without a server, asking Prefect would start one.
+        sources: tuple[SecretSource, ...] = (EnvironmentSecrets(), *default_secret_sources())
+        place.write_key(resolve_secrets([options.key_secret], sources)[options.key_secret])
+    return ensure_router(
+        state_dir,
+        options.model_name,
+        environment=os.environ,
+        host=options.host,
+        port=options.port,
+        max_body_bytes=settings.request_bytes,
+    )
+
+
+def _revision(number: int, serving: ServingJob, options: DeployOptions, ledger: Ledger) -> Revision:
+    choice = serving.selection
+    return Revision(
+        number=number,
+        at=ledger.now(),
+        engine=serving.engine,
+        kind=choice.format.value,
+        models=serving.served_names,
+        checkpoints=tuple((one.job_id, one.checkpoint) for one in choice.models),
+        base_model=choice.base.model if choice.base else "",
+        base_checkpoint=_base_checkpoint(choice),
+        patience=options.ready_timeout,
+        gate=options.gate,
+        by=options.by,
+        key_secret=options.key_secret,
+    )
+
+
+def _base_checkpoint(choice: ModelSelection) -> tuple[str, str] | None:
+    held = choice.base.required_checkpoint if choice.base else None
+    return (held.job_id, held.name) if held else None
+
+
+def _acquire_holds(ledger: Ledger, choice: ModelSelection, job_id: str) -> None:
+    _, gone = holds.acquire_holds(ledger, choice.required_checkpoints, holder=job_id)
+    if gone:
+        which = ", ".join(f"{one.name} of job {one.job_id}" for one in gone)
+        raise CheckpointError(
+            f"What is to be served is being deleted: {which}.", next_step="Choose another."
+        )
+
+
+def _submit_options(options: DeployOptions, serving: ServingRef | None) -> SubmitOptions:
+    return SubmitOptions(
+        substrate=options.substrate,
+        store=options.store,
+        retry_policy=RESTART_BUDGET,
+        serving=serving,
+    )
+
+
+# -- waiting ----------------------------------------------------------------------------------
+
+
+def wait_for_ready(
+    ledger: Ledger,
+    deployed: DeployedRevision,
+    on_progress: Callable[[str], object] = lambda _: None,
+) -> ReadinessVerdict:
+    """Until the revision answers. `on_progress` hears a phrase about how far it is, when that
+    changes.
+
+    ServingError with the reason when it never will.
+    """
+    deployments, told, settled = DeploymentLedger(ledger), "", time.monotonic()
+    name, number = deployed.name, deployed.revision.number
+    while True:
+        state = ledger.get_state(deployed.job_id)  # read first: a verdict comes before the end
+        verdicts = deployments.list_verdicts(name, number)
+        if verdicts and verdicts[-1].ready:
+            return verdicts[-1]
+        if state.terminal:
+            verdict = verdicts[-1] if verdicts else None
+            raise not_serving_error(ledger, name, number, job_id=deployed.job_id, verdict=verdict)
+        phrase = PROGRESS_MESSAGES.get(state, "")
+        if phrase != told:
+            told = phrase
+            on_progress(phrase)
+        if time.monotonic() - settled > _RECONCILE_INTERVAL:
+            reconcile_job(ledger, deployed.job_id)
+            settled = time.monotonic()
+        time.sleep(POLL_INTERVAL)
+
+
+PROGRESS_MESSAGES: Final = {
+    JobState.CREATED: "fetching checkpoints and the base model",
+    JobState.DEPLOYING: "starting the server",
+    JobState.RUNNING: "loading the model",
+}
+
+
+def not_serving_error(
+    ledger: Ledger, name: str, number: int, *, job_id: str, verdict: ReadinessVerdict | None
+) -> ServingError:
+    """Of a revision whose job is over: why, and the end of its log."""
+    last, outcomes = ledger.list_events(job_id)[-1], ledger.list_outcomes(job_id)
+    failed = verdict if verdict and not verdict.ready else None
+    why = failed.sentence if failed else last.message or f"its job is {last.state.short_name}"
+    return ServingError(
+        f"Revision {number} of {name} does not serve. {why.rstrip('.')}.",
+        next_step=f"Its log: prefect-bt logs --job-id {job_id}",
+        deployment=name,
+        log_tail=outcomes[-1].log_tail if outcomes else (),
+    )

@@ -1,0 +1,206 @@
+"""The checkpoints of a job as somebody who wants to serve one sees them, and why one cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint, list_checkpoints
+from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
+from prefect_bt.definitions import ModelWeightsFormat
+from prefect_bt.errors import CheckpointError, NotFoundError, PrefectBtError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.serving.checkpoint_contents import read_contents
+from prefect_bt.serving.served_model import CheckpointContents
+
+LATEST = "latest"
+_MAX_LISTED = 8
+_GATHER = {
+    "FSDP": "Save it with fsdp_state_dict_type FULL_STATE_DICT, or merge it: "
+    "`accelerate merge-weights`.",
+    "DeepSpeed": "Save it with stage3_gather_16bit_weights_on_model_save, or merge it: "
+    "`python zero_to_fp32.py . OUT --safe_serialization` inside the checkpoint.",
+    "Megatron": "Convert it to the format of Hugging Face.",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A committed checkpoint and what it holds."""
+
+    checkpoint: CommittedCheckpoint
+    contents: CheckpointContents
+
+    @property
+    def name(self) -> str:
+        return self.checkpoint.checkpoint_id
+
+    @property
+    def is_servable(self) -> bool:
+        return not why_not_servable(self)
+
+
+@dataclass(frozen=True)
+class ServableCheckpoints:
+    """A job and its committed checkpoints, oldest first."""
+
+    job: JobRecord
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def servable(self) -> tuple[Candidate, ...]:
+        return tuple(item for item in self.candidates if item.is_servable)
+
+    @property
+    def alternatives(self) -> str:
+        """What could be chosen in place of what was."""
+        names = [item.name for item in self.servable]
+        if names:
+            return f"Job {self.job.id} can serve: {_join_limited(names)}."
+        return f"Nothing of job {self.job.id} can be served yet."
+
+
+def list_servable(ledger: Ledger, job_id: str) -> ServableCheckpoints:
+    """NotFoundError for an unknown job says which there are."""
+    try:
+        job = ledger.get_job(job_id)
+    except NotFoundError as error:
+        raise NotFoundError("job", job_id, next_step=_describe_jobs(ledger)) from error
+    found = list_checkpoints(ledger.store, job.project_id, job.id)
+    return ServableCheckpoints(
+        job, tuple(Candidate(one, read_contents(ledger.store, one)) for one in found)
+    )
+
+
+def get_newest_servable(ledger: Ledger, project: str = "") -> ServableCheckpoints:
+    """Of the newest job that has something to serve; NotFoundError.
+
+    `project`: name or id of the only one to look in.
+    """
+    project_id = ledger.get_project(project).id if project else None
+    for job in reversed(ledger.list_jobs(project_id=project_id)):
+        shelf = list_servable(ledger, job.id)
+        if shelf.servable:
+            return shelf
+    raise NotFoundError(
+        "checkpoint",
+        f"{LATEST} of {f'project {project}' if project else 'any job'}",
+        next_step="Nothing that can be served has been committed there yet.",
+    )
+
+
+def get_candidate(ledger: Ledger, shelf: ServableCheckpoints, wanted: str) -> Candidate:
+    """By name, id or "latest", the last in list order. NotFoundError says what is there instead.
+
+    A name comes before the word: a checkpoint may be called "latest".
+    """
+    for item in shelf.candidates:
+        if wanted in {item.name, item.checkpoint.id}:
+            return item
+    if wanted == LATEST and shelf.servable:
+        return shelf.servable[-1]
+    why = "" if wanted == LATEST else _explain_uncommitted(ledger, shelf.job, wanted)
+    if why:
+        raise CheckpointError(
+            f"The checkpoint {wanted} of job {shelf.job.id} is not committed: {why}.",
+            next_step=shelf.alternatives,
+        )
+    raise NotFoundError(
+        "checkpoint", f"{wanted} of job {shelf.job.id}", next_step=shelf.alternatives
+    )
+
+
+def not_servable_error(
+    shelf: ServableCheckpoints, item: Candidate, stated: ModelWeightsFormat | None
+) -> PrefectBtError | None:
+    """Why this one cannot be served, as an error with a cure."""
+    why = why_not_servable(item, stated)
+    if not why:
+        return None
+    what, cure = why
+    steps = cure if item.contents.sharding else " ".join(filter(None, (cure, shelf.alternatives)))
+    where = f"The checkpoint {item.name} of job {shelf.job.id}"
+    return CheckpointError(f"{where} {what}.", next_step=steps)
+
+
+def why_not_servable(
+    item: Candidate, stated: ModelWeightsFormat | None = None
+) -> tuple[str, str] | None:
+    """The rest of a sentence that begins with the checkpoint, and a cure; None: it can be served.
+
+    `stated` is what a config says it holds.
+    """
+    held = item.contents
+    if "@" in item.name:
+        return "has an @ in its name, which no weights source can spell", "Save it under another."
+    if held.sharding:
+        return (
+            f"is spread over processes by {held.sharding}, and servers read whole models",
+            _GATHER.get(held.sharding, ""),
+        )
+    if held.other_ranks:
+        ranks = ", ".join(map(str, held.other_ranks))
+        return (
+            f"has its weights in the part of rank {ranks}, and servers get that of rank "
+            f"{item.checkpoint.manifests[0].rank}",
+            "Save the model from rank 0.",
+        )
+    if not held.has_weights:
+        return "holds no weights (*.safetensors or *.bin)", ""
+    return _why_format_not_servable(held.format, stated)
+
+
+def _why_format_not_servable(
+    found: ModelWeightsFormat | None, stated: ModelWeightsFormat | None
+) -> tuple[str, str] | None:
+    if found is None and stated is None:
+        return (
+            "does not tell its weights' format: no config.json or adapter_config.json lies beside "
+            "them",
+            "Save the model's configuration too, or name the format in a config: "
+            "FullCheckpoint(...), LoRACheckpoint(...) or WhisperCheckpoint(...).",
+        )
+    if found and stated and found is not stated:
+        return f"holds {found.value} weights, and the config calls them {stated.value}", (
+            f"Write {_CLASSES[found]}(...)."
+        )
+    return None
+
+
+_CLASSES = {
+    ModelWeightsFormat.FULL: "FullCheckpoint",
+    ModelWeightsFormat.LORA: "LoRACheckpoint",
+    ModelWeightsFormat.WHISPER: "WhisperCheckpoint",
+}
+
+
+def _explain_uncommitted(ledger: Ledger, job: JobRecord, name: str) -> str:
+    """What the job's uploaders said of it last; empty where they know no such checkpoint."""
+    for attempt in reversed(ledger.list_attempts(job.id)):
+        uploads = UploadStatusReader(ledger.store, job.project_id, job.id, attempt.attempt)
+        for said in _iter_upload_messages(uploads):
+            if said.startswith(f"{name}: "):
+                return said.removeprefix(f"{name}: ").rstrip(".")
+    return ""
+
+
+def _iter_upload_messages(uploads: UploadStatusReader) -> Iterator[str]:
+    for one in uploads.read():
+        status = one.status
+        if status.current:
+            yield f"{status.current}: it is being uploaded"
+        yield from (*status.waiting, *status.uncommitted)
+
+
+def _describe_jobs(ledger: Ledger) -> str:
+    jobs = [f"{job.id} ({job.name} of {job.project_name})" for job in ledger.list_jobs()]
+    if not jobs:
+        return "There is none yet: push one first."
+    return f"Jobs here: {_join_limited(jobs)}."
+
+
+def _join_limited(names: list[str]) -> str:
+    """The newest, of many."""
+    more = len(names) - _MAX_LISTED
+    return f"{'… ' if more > 0 else ''}{', '.join(names[-_MAX_LISTED:])}"

@@ -1,0 +1,255 @@
+"""The serving job: what is served, as a training project and the files of its workspace.
+
+    weights       every checkpoint at §11.5's path, the base model beside them, read-only
+    commands      the engine, on $BT_LEADER_PORT
+    workspace     served.json; for the embedded engine its program too
+
+A server writes nothing that is kept, so checkpointing is off. Secrets are names, as everywhere.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from prefect_bt import codec
+from prefect_bt.checkpoints.manifest import load_manifest
+from prefect_bt.definitions import (
+    Compute,
+    Image,
+    ModelWeightsFormat,
+    Runtime,
+    SecretReference,
+    TrainingJob,
+    TrainingProject,
+    WeightsAuth,
+    WeightsSource,
+)
+from prefect_bt.definitions.variables import EnvironmentVariables
+from prefect_bt.errors import DefinitionError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_store.protocols import SupportsGet
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.planning.planner import plan_weights
+from prefect_bt.serving.base_model import TRAINING_STATE
+from prefect_bt.serving.engines.command_lines import (
+    EMBEDDED_FILES,
+    SERVED_FILE,
+    BindOptions,
+    EngineBaseModel,
+    EngineCommand,
+    default_engine,
+    get_engine,
+    requested_cpus,
+    requested_memory,
+    served_model_names,
+)
+from prefect_bt.serving.served_model import (
+    BaseModel,
+    ModelSelection,
+    SelectedCheckpoint,
+    ServedModel,
+    ServedModels,
+)
+from prefect_bt.substrates.protocol import Capacity, Enforcement
+from prefect_bt.weights.sources.checkpoint import checkpoint_revision
+from prefect_bt.weights.sources.patterns import filter_paths
+
+PROJECT_NAME: Final = "serving"
+HF_TOKEN: Final = "HF_TOKEN"
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """`engine` empty: vLLM where there is an accelerator, else the embedded one.
+
+    `host` is what the server listens on; `install_requirements`: whether pip may bring what the
+    image lacks, which is for images, never for somebody's machine.
+    """
+
+    engine: str = ""
+    compute: Compute = field(default_factory=Compute)
+    environment: EnvironmentVariables = field(default_factory=EnvironmentVariables)
+    host: str = "127.0.0.1"
+    image: Image | None = None
+    install_requirements: bool = False
+    job_name: str | None = None
+
+
+@dataclass(frozen=True)
+class ServingJob:
+    """`files`: name in the workspace -> its text, or the file to copy."""
+
+    project: TrainingProject
+    files: Mapping[str, str | Path]
+    engine: str
+    served_names: tuple[str, ...]
+    """What a request's `model` says, a model each."""
+    selection: ModelSelection
+    program: str
+    """What its last command starts."""
+
+
+@dataclass(frozen=True)
+class RevisionPin:
+    """A source of the job, by its key, and the revision that it must be. `size` in bytes."""
+
+    key: str
+    revision: str
+    files: int = 0
+    size: int = 0
+
+
+def build_serving_job(choice: ModelSelection, options: ServerOptions) -> ServingJob:
+    """DefinitionError for what the engine does not serve, or no one node can."""
+    compute = options.compute
+    if compute.node_count != 1:
+        raise DefinitionError(
+            f"compute.node_count is {compute.node_count}; a server is one node.",
+            next_step="Write node_count=1, and more accelerators on it.",
+            field="compute.node_count",
+            value=compute.node_count,
+        )
+    engine = get_engine(options.engine or default_engine(compute))
+    names, listen = served_model_names(engine, choice.models), BindOptions(options.host)
+    command = engine.build(choice.models, _engine_base(choice), compute, listen)
+    job = TrainingJob(
+        image=options.image or Image(base_image=command.image),
+        compute=compute,
+        runtime=Runtime(
+            start_commands=list(_commands(command, options)),
+            environment_variables={**command.environment, **options.environment},
+        ),
+        name=options.job_name,
+        weights=list(_weights(choice, options.environment)),
+    )
+    files: dict[str, str | Path] = {SERVED_FILE: render_served_file(choice)}
+    if engine.uses_served_file:
+        files |= {name: Path(__file__).parent / "engines" / name for name in EMBEDDED_FILES}
+    project = TrainingProject(name=PROJECT_NAME, job=job)
+    return ServingJob(project, files, engine.name, names, choice, command.argv[0])
+
+
+def render_served_file(choice: ModelSelection) -> str:
+    """`served.json`."""
+    models = tuple(ServedModel(one.name, one.folder, _kind(one)) for one in choice.models)
+    served = ServedModels(models, choice.base.folder if choice.base else None)
+    return codec.dumps(served, indent=1) + "\n"
+
+
+def write_files(files: Mapping[str, str | Path], folder: Path) -> None:
+    """Write the workspace's files into a folder that there is."""
+    for name, content in files.items():
+        text = content if isinstance(content, str) else content.read_text("utf-8")
+        (folder / name).write_text(text, "utf-8")
+
+
+def resolve_compute(compute: Compute | None, capacity: Capacity) -> Compute:
+    """Return the compute with what a config leaves out, or asks nothing of (§11.1: no CPUs, 0Mi).
+
+    A server with GPUs gets their share, and one without may use the machine: nothing has to be
+    asked for. Where limits are enforced, a server without GPUs asks for all there is, because
+    nothing else tells what a model takes.
+    """
+    given, least = compute or Compute(), Compute()
+    spec = given.accelerator
+    accelerator = spec if spec and spec.accelerator and spec.count else None
+    if capacity.enforcement is Enforcement.LIMITS and not accelerator:
+        least = Compute(cpu_count=capacity.cpus, memory=f"{capacity.memory // 1024**2}Mi")
+    return Compute(
+        node_count=given.node_count,
+        cpu_count=requested_cpus(given) or least.cpu_count,
+        memory=requested_memory(given) or least.memory,
+        accelerator=accelerator,
+        availability_model=given.availability_model,
+    )
+
+
+# -- pins -----------------------------------------------------------------------------------
+
+
+def resolve_pins(store: SupportsGet, serving: ServingJob) -> tuple[RevisionPin, ...]:
+    """Which bytes were chosen: for every checkpoint its manifest, which never changes.
+
+    Without them a checkpoint that is written anew before it is mirrored would be served in the
+    place of the one that was looked at. Raises StoreError.
+    """
+    choice, plans = serving.selection, plan_weights(serving.project.job)
+    keys = [one.manifest for one in choice.models]
+    pins = [_pin_checkpoint(store, plan, key) for plan, key in zip(plans, keys, strict=False)]
+    if choice.base and choice.base.required_checkpoint:
+        pins.append(_pin_checkpoint(store, plans[-1], choice.base.required_checkpoint.manifests[0]))
+    elif choice.base and choice.base.pinned_revision:
+        pins.append(RevisionPin(plans[-1].key, choice.base.pinned_revision))
+    return tuple(pins)
+
+
+def pin_revisions(ledger: Ledger, job_id: str, serving: ServingJob) -> None:
+    """The serving job has these revisions in all its attempts; call it before anything is mirrored.
+
+    Idempotent.
+    """
+    for one in resolve_pins(ledger.store, serving):
+        ledger.pin_weights(job_id, one.key, one.revision, files=one.files, size=one.size)
+
+
+def _pin_checkpoint(store: SupportsGet, plan: WeightsPlan, key: str) -> RevisionPin:
+    sizes = {entry.path: entry.size for entry in load_manifest(store.get(key), key=key).entries}
+    wanted = filter_paths(sizes, allow=plan.allow_patterns, ignore=plan.ignore_patterns)
+    size = sum(sizes[path] for path in wanted)
+    return RevisionPin(plan.key, checkpoint_revision(key), files=len(wanted), size=size)
+
+
+# -- inside ---------------------------------------------------------------------------------
+
+
+def _kind(one: SelectedCheckpoint) -> ModelWeightsFormat:
+    lora = one.format is ModelWeightsFormat.LORA
+    return ModelWeightsFormat.LORA if lora else ModelWeightsFormat.FULL
+
+
+def _engine_base(choice: ModelSelection) -> EngineBaseModel | None:
+    base = choice.base
+    return EngineBaseModel(base.folder, choice.base_name, base.tokenizer_only) if base else None
+
+
+def _commands(command: EngineCommand, options: ServerOptions) -> Iterator[str]:
+    if options.install_requirements and command.requirements:
+        yield shlex.join(
+            [command.python, "-m", "pip", "install", "--no-cache-dir", *command.requirements]
+        )
+    # The server in the shell's place: it gets the polite signal itself.
+    yield f"exec {command.shell_line}"
+
+
+def _weights(choice: ModelSelection, environment: EnvironmentVariables) -> Iterator[WeightsSource]:
+    for one in choice.models:
+        yield WeightsSource(
+            source=one.source, mount_location=one.folder, ignore_patterns=list(TRAINING_STATE)
+        )
+    if choice.base:
+        yield _base_source(choice.base, environment)
+
+
+def _base_source(base: BaseModel, environment: EnvironmentVariables) -> WeightsSource:
+    token = environment.get(HF_TOKEN)
+    secret = base.auth_secret_name
+    if not secret and base.source.startswith("hf://") and isinstance(token, SecretReference):
+        secret = "" if base.auth else token.name
+    values: dict[str, Any] = {"source": base.source, "mount_location": base.mount_location}
+    if base.auth:
+        values["auth"] = WeightsAuth.model_validate(base.auth)
+    if secret:
+        values["auth_secret_name"] = secret
+    return WeightsSource(
+        **values,
+        allow_patterns=_as_list(base.allow_patterns),
+        ignore_patterns=_as_list(base.ignore_patterns),
+    )
+
+
+def _as_list(patterns: Sequence[str] | None) -> list[str] | None:
+    return list(patterns) if patterns is not None else None

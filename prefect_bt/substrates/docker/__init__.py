@@ -1,0 +1,1 @@
+"""Nodes as containers of a Docker Engine."""

@@ -1,0 +1,210 @@
+"""The Docker Engine of this machine: which one it is, whether bind mounts reach it, its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from importlib import import_module
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.ledger.records import Cause
+
+T = TypeVar("T")
+
+SUBSTRATE_NAME: Final = "docker"
+DEFAULT_DOCKER_HOST: Final = "unix:///var/run/docker.sock"
+REQUEST_TIMEOUT: Final = 60.0
+"""What a call may take; a disk that is busy makes containers slowly."""
+
+_LOCAL_HOSTS: Final = {"", "localhost", "127.0.0.1", "::1"}
+_START_HINT: Final = "Start it (`systemctl start docker`), or let DOCKER_HOST name its socket."
+
+_GROUP_HINT: Final = "Join the group `docker` (usermod -aG docker $USER, then log in again)."
+
+MESSAGE_PATTERNS: Final[tuple[tuple[str, Cause, str], ...]] = (
+    ("no such image", Cause.IMAGE_PULL_FAILED, "The next attempt pulls it again."),
+    (
+        "could not select device driver",
+        Cause.GPUS_MISSING,
+        "Install the NVIDIA Container Toolkit on this machine and restart the Engine.",
+    ),
+    ("nvidia-container-cli", Cause.GPUS_MISSING, "See that `nvidia-smi` works on this machine."),
+    ("exec format error", Cause.IMAGE_UNUSABLE, "Use an image for this machine's processor."),
+    ("executable file not found", Cause.IMAGE_UNUSABLE, "Use an image that has /bin/sh."),
+    ("no such file or directory", Cause.IMAGE_UNUSABLE, "Use an image that has /bin/sh."),
+    (
+        "bind source path does not exist",
+        Cause.LAUNCH_FAILED,
+        "The Engine sees other folders than we do: run prefect-bt on the Engine's own machine.",
+    ),
+    ("no space left on device", Cause.CAPACITY_MISSING, "Make room: docker system prune."),
+    ("non-overlapping ipv4", Cause.CAPACITY_MISSING, "Remove networks: docker network prune."),
+    ("port is already allocated", Cause.CAPACITY_MISSING, "End what listens on that port."),
+    ("range of cpus", Cause.CONFIGURATION, "Ask for fewer CPUs in compute.cpu_count."),
+    ("minimum memory limit", Cause.CONFIGURATION, "Ask for more memory in compute.memory."),
+    ("is already in use by container", Cause.LAUNCH_FAILED, "Remove that container."),
+)
+"""What the Engine's sentence holds, in lower case; the first that fits. The one place where text
+decides: it passes on what its runtime says as text alone (Engine 20.10.24, November 2026)."""
+
+
+class DockerEngine:
+    """A client that connects when it is first used, and says what is wrong in our words."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(os.environ if environment is None else environment)
+        self._client: Any = None
+        self._connecting = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """As DOCKER_HOST has it."""
+        return self._environment.get("DOCKER_HOST") or DEFAULT_DOCKER_HOST
+
+    @property
+    def client(self) -> Any:
+        """docker.APIClient; SubstrateError when no Engine answers, or one elsewhere."""
+        with self._connecting:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def connect_in_background(self) -> None:
+        """In the background: importing the SDK takes as long as making a container."""
+
+        def connect() -> None:
+            with suppress(SubstrateError):  # whoever asks first is told
+                _ = self.client
+
+        threading.Thread(target=connect, name="docker-connect", daemon=True).start()
+
+    def call(self, request: Callable[[Any], T], *, action: str, rank: int | None = None) -> T:
+        """What `request` returns, given the client; SubstrateError says what was being done."""
+        client = self.client
+        errors: Any = import_module("docker.errors")
+        transport: Any = import_module("requests.exceptions")
+        try:
+            return request(client)
+        except errors.APIError as error:
+            raise engine_error(str(error.explanation or error), action=action, rank=rank) from error
+        except (errors.DockerException, transport.RequestException, OSError) as error:
+            raise _unreachable_error(str(error), rank) from error
+
+    def find(self, request: Callable[[Any], T]) -> T | None:
+        """As `call`; None for what the Engine does not have."""
+        errors: Any = import_module("docker.errors")
+
+        def look(client: Any) -> T | None:
+            try:
+                return request(client)
+            except errors.NotFound:
+                return None
+
+        return self.call(look, action="looked for")
+
+    def info(self) -> dict[str, Any]:
+        """The Engine's `/info`; of one behind a plain socket without the SDK: `push` is short."""
+        parts = urlsplit(self.address)
+        if parts.scheme != "unix":
+            return self.call(lambda client: client.info(), action="asked about itself")
+        try:
+            return _get_over_socket(parts.path, "/info")
+        except (OSError, HTTPException, ValueError) as error:
+            raise _unreachable_error(str(error), None) from error
+
+    def _connect(self) -> Any:
+        validate_docker_host(self._environment.get("DOCKER_HOST", ""))
+        docker: Any = import_module("docker")
+        errors: Any = import_module("docker.errors")
+        given = docker.utils.kwargs_from_env(environment=self._environment)
+        try:
+            return docker.APIClient(version="auto", timeout=REQUEST_TIMEOUT, **given)
+        except (errors.DockerException, OSError) as error:
+            raise _unreachable_error(str(error), None) from error
+
+
+class _SocketConnection(HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=REQUEST_TIMEOUT)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _get_over_socket(path: str, url: str) -> dict[str, Any]:
+    """Without a version in its path: any Engine answers. OSError, HTTPException, ValueError."""
+    connection = _SocketConnection(path)
+    try:
+        connection.request("GET", url)
+        answer = connection.getresponse()
+        told = json.loads(answer.read())
+        if answer.status != HTTPStatus.OK:
+            raise ValueError(str(told.get("message") or answer.reason))
+        return told
+    finally:
+        connection.close()
+
+
+def validate_docker_host(host: str) -> None:
+    """SubstrateError for an Engine on another machine: it does not have our folders."""
+    parts = urlsplit(host)
+    if parts.scheme in {"", "unix", "npipe"} or (
+        parts.scheme in {"tcp", "http", "https"} and (parts.hostname or "") in _LOCAL_HOSTS
+    ):
+        return
+    raise SubstrateError(
+        f"DOCKER_HOST is {host}: an Engine on another machine cannot mount this machine's folders "
+        "(workspace, checkpoints, weights).",
+        substrate=SUBSTRATE_NAME,
+        next_step="Run prefect-bt, or a worker of a deployment, on that machine.",
+        cause=Cause.CONFIGURATION,
+    )
+
+
+def validate_same_kernel(info: Mapping[str, Any]) -> None:
+    """The same for an Engine in a virtual machine, as Docker Desktop's is."""
+    theirs, ours = str(info.get("KernelVersion", "")), os.uname().release
+    if theirs != ours:
+        raise SubstrateError(
+            f"The Docker Engine runs on another kernel ({theirs}, here {ours}): in a virtual "
+            "machine, whose containers cannot share pipes with this one.",
+            substrate=SUBSTRATE_NAME,
+            next_step="Run prefect-bt inside of it, or use --substrate local.",
+            cause=Cause.CONFIGURATION,
+        )
+
+
+def engine_error(message: str, *, action: str, rank: int | None = None) -> SubstrateError:
+    """What the Engine's sentence means."""
+    text = message.lower()
+    found = next(((cause, cure) for piece, cause, cure in MESSAGE_PATTERNS if piece in text), None)
+    cause, cure = found or (Cause.LAUNCH_FAILED, "The Engine's own log says more.")
+    who = "The container" if rank is None else f"The container of rank {rank}"
+    return SubstrateError(
+        f"{who} could not be {action}: {message.strip().rstrip('.')}.",
+        substrate=SUBSTRATE_NAME,
+        rank=rank,
+        next_step=cure,
+        cause=cause,
+    )
+
+
+def _unreachable_error(said: str, rank: int | None) -> SubstrateError:
+    return SubstrateError(
+        f"The Docker Engine does not answer: {said.strip().rstrip('.')}.",
+        substrate=SUBSTRATE_NAME,
+        rank=rank,
+        next_step=_GROUP_HINT if "permission denied" in said.lower() else _START_HINT,
+        cause=Cause.CAPACITY_MISSING,
+    )

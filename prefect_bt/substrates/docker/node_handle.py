@@ -1,0 +1,148 @@
+"""A node in a container, seen from any process: its folder, and what the Engine knows besides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+from prefect_bt import codec
+from prefect_bt.errors import SubstrateError
+from prefect_bt.host.nodes.container_pipes import CONTAINER_GONE, ContainerRecord
+from prefect_bt.host.nodes.files import read_record, write_text_atomic
+from prefect_bt.host.nodes.handle import HostHandle
+from prefect_bt.host.processes import ProcessIdentity
+from prefect_bt.host.state_folder import state_dir_id
+from prefect_bt.ledger.records import Cause, NodeStatus
+from prefect_bt.substrates.docker.container import LEADER_PORT, container_name, network_name
+from prefect_bt.substrates.docker.engine import SUBSTRATE_NAME, DockerEngine
+
+CONTAINER_EXIT_TIMEOUT: Final = 90.0
+"""Longest wait for a container to end, in seconds: more than an agent takes (container_runner)."""
+CREATE_GRACE: Final = 2.0
+"""Seconds; the Engine goes on with what a client asked of it that is gone."""
+
+
+@dataclass(frozen=True)
+class DockerNodeHandle(HostHandle):
+    """Two handles of one node are equal and as good."""
+
+    substrate: ClassVar[str] = SUBSTRATE_NAME
+    engine: DockerEngine
+
+    def observe(self) -> NodeStatus:
+        status = super().observe()
+        self._remove_lingering(status)
+        if not status.commands_ended or status.reason != CONTAINER_GONE or status.cause:
+            return status
+        explained = self._add_cause(status)
+        if explained != status and status.is_over:
+            with suppress(OSError):
+                write_text_atomic(self.folder.status, codec.dumps(explained))
+        return explained
+
+    def server_address(self) -> str | None:
+        record = self._live_record()
+        return f"{record.address}:{LEADER_PORT}" if record and record.address else None
+
+    def server_process(self) -> ProcessIdentity | None:
+        record = self._live_record()
+        return record.process if record else None
+
+    def kill_unresponsive(self) -> None:
+        """Remove the container, which may be the cause, then give up as the protocol requires."""
+        if self.folder.stop_request.exists() and not self._read_status().is_over:
+            with suppress(SubstrateError):
+                self._apply_to_container(_force_remove)
+        super().kill_unresponsive()
+
+    def kill_commands(self) -> bool:
+        if super().kill_commands():
+            return True
+
+        def kill(client: Any, one: str) -> None:
+            client.kill(one, "SIGKILL")
+
+        with suppress(SubstrateError):  # it does not run any more
+            return self._apply_to_container(kill)
+        return False
+
+    def remove(self, *, create_grace: float = CREATE_GRACE) -> None:
+        """As the protocol says; where the Engine is away, `gc` removes the container later.
+
+        `create_grace`: how long the Engine may still be making it, after its launcher was killed.
+        """
+        with suppress(SubstrateError):
+            self._remove_container(create_grace)
+        super().remove()
+
+    def _live_record(self) -> ContainerRecord | None:
+        """None once the container is gone: the Engine gives its address to the next one."""
+        record = read_record(ContainerRecord, self.folder.container_record)
+        return record if record and record.process.is_alive else None
+
+    def _add_cause(self, status: NodeStatus) -> NodeStatus:
+        """What the Engine knows of the end of a container that we did not end."""
+        found: dict[str, Any] = {}
+        with suppress(SubstrateError):
+            name = container_name(self._read_mark())
+            seen = self.engine.find(lambda client: client.inspect_container(name))
+            found = seen["State"] if seen is not None else {}
+        if found.get("OOMKilled"):
+            return replace(status, oom=True, cause=Cause.OUT_OF_MEMORY)
+        return replace(status, cause=Cause.KILLED)
+
+    def _remove_lingering(self, status: NodeStatus) -> None:
+        """Have the Engine remove a container that outlives its commands.
+
+        Its agent ends it, but may not kill root's processes where it runs as another user.
+        """
+        if not status.commands_ended or self._live_record() is None:
+            return
+        late = time.time() - (status.ended_at or 0.0) > CONTAINER_EXIT_TIMEOUT
+        if late or status.is_over or status.cause is Cause.CONTAINER_PROTOCOL:
+            with suppress(SubstrateError):
+                self._apply_to_container(_force_remove)
+
+    def _remove_container(self, create_grace: float) -> None:
+        if self._read_mark() and not self.folder.container_record.exists():
+            # Its launch did not come to an end.
+            deadline = time.monotonic() + create_grace
+            while not self._apply_to_container(_force_remove) and time.monotonic() < deadline:
+                time.sleep(0.1)
+        else:
+            self._apply_to_container(_force_remove)
+
+        def drop(client: Any) -> None:
+            for one in client.networks(names=[f"^{self.network}$"]):
+                if not client.inspect_network(one["Id"]).get("Containers"):
+                    client.remove_network(one["Id"])
+
+        with suppress(SubstrateError):  # another node of the gang is in it, or removes it
+            self.engine.find(drop)
+
+    def _apply_to_container(self, do: Callable[[Any, str], None]) -> bool:
+        """Whether there was one of this launch, which it was done to."""
+        mark = self._read_mark()
+
+        def act(client: Any) -> bool:
+            do(client, container_name(mark))
+            return True
+
+        return bool(mark and self.engine.find(act))
+
+    @property
+    def network(self) -> str:
+        return network_name(self.job.job_id, self.attempt, state_dir_id(self.job.state_dir))
+
+
+def _force_remove(client: Any, one: str) -> None:
+    client.remove_container(one, force=True, v=True)
+
+
+def find_container_address(container: Mapping[str, Any]) -> str:
+    """By which this machine reaches a container, given what the Engine says of it; "" by none."""
+    networks: Mapping[str, Mapping[str, Any]] = container["NetworkSettings"].get("Networks") or {}
+    return next((str(one["IPAddress"]) for one in networks.values() if one.get("IPAddress")), "")

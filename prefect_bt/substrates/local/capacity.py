@@ -1,0 +1,62 @@
+"""What this machine can give a node: CPUs, memory, GPUs, disk, and exact paths or not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from prefect_bt.host.cgroup import count_cpus, memory_limit
+from prefect_bt.host.gpus import list_gpus
+from prefect_bt.host.nodes.files import free_disk_bytes
+from prefect_bt.substrates.protocol import Capacity
+
+PROBE_TIMEOUT = 20.0
+
+
+def measure_capacity(
+    state_dir: Path, *, environment: Mapping[str, str], mapped_reason: str
+) -> Capacity:
+    """Limits of our control group included; `mapped_reason` is what probe_view said."""
+    gpus = list_gpus(environment)
+    return Capacity(
+        cpus=count_cpus(),
+        memory=measure_memory(),
+        gpus=len(gpus),
+        gpu_types=tuple(dict.fromkeys(gpu.type for gpu in gpus)),
+        disk=free_disk_bytes(state_dir),
+        exact_paths=not mapped_reason,
+        mapped_reason=mapped_reason,
+    )
+
+
+def measure_memory() -> int:
+    """Bytes: the machine's, or the control group's limit when that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return total if limit is None else min(total, limit)
+
+
+def probe_mount_namespace(environment: Mapping[str, str]) -> str:
+    """Whether the kernel lets us build a private view: "" if so, else why not. A child tries it."""
+    if sys.platform != "linux":
+        return f"{sys.platform} has no mount namespaces"
+    with tempfile.TemporaryDirectory(prefix="prefect-bt-probe-") as scratch:
+        try:
+            tried = subprocess.run(
+                [sys.executable, "-P", "-m", "prefect_bt.host.mounts.namespace", scratch],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PROBE_TIMEOUT,
+                check=False,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"the probe could not run: {error}"
+    if tried.returncode != 0:
+        return (tried.stderr.strip().splitlines() or ["the probe died"])[-1]
+    return tried.stdout.strip()

@@ -1,0 +1,134 @@
+"""Nodes as processes of this machine, with no server between: state is folders, locks and marks.
+
+The folders are drawn in prefect_bt.host.state_folder, the processes in prefect_bt.node_agent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.host.nodes.handle import LOOPBACK, SUBSTRATE_NAME, HostHandle
+from prefect_bt.host.nodes.launch import NodeLauncher, iter_nodes
+from prefect_bt.host.ports import NoFreePort
+from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.planning.plan import ImagePlan, NodePlan
+from prefect_bt.substrates.local.capacity import measure_capacity, probe_mount_namespace
+from prefect_bt.substrates.local.gang_ports import GangPorts
+from prefect_bt.substrates.protocol import Capacity, PreparedImage
+
+LEADER_ADDRESS: Final = LOOPBACK
+
+
+class LocalSubstrate:
+    """Runs nodes beside us. `state_dir` is on a local disk (Settings.state_dir).
+
+    `orphan_deadline`: seconds a node goes on while nobody holds its job (ownership.hold_job); None
+    for ever, and of no matter to whoever only looks at nodes. `map_paths` refuses private views.
+    `uploader` replaces the uploader's argv, for tests.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        orphan_deadline: float | None = None,
+        map_paths: bool = False,
+        uploader: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.launcher = NodeLauncher(
+            state_dir,
+            orphan_deadline=orphan_deadline,
+            map_paths=map_paths,
+            uploader=uploader,
+            environment=environment,
+        )
+        self.state_dir = self.launcher.state_dir
+        self._ports = GangPorts(LEADER_ADDRESS)
+
+    @property
+    def name(self) -> str:
+        return SUBSTRATE_NAME
+
+    @property
+    def supports_images(self) -> bool:
+        return False
+
+    def capacity(self) -> Capacity:
+        return measure_capacity(
+            self.state_dir, environment=self.launcher.environment, mapped_reason=self._mapped_reason
+        )
+
+    def leader_address(self, job_id: str, attempt: int) -> str:
+        return LEADER_ADDRESS
+
+    def warm_up(self) -> None:
+        """There is nothing to get ready."""
+
+    def prepare_image(self, image: ImagePlan, **given: object) -> PreparedImage:
+        """Nothing: the commands run with what this machine has installed."""
+        _ = given
+        return PreparedImage(image.reference)
+
+    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> HostHandle:
+        """Start the node and return at once; SubstrateError leaves nothing behind."""
+        handle = HostHandle(JobFolder(self.state_dir, node.job_id), node.attempt, node.rank)
+        try:
+            told = self._ports.get_variables(node, handle.job)
+            node = replace(node, environment={**told, **node.environment})
+            self._start(node, handle, secrets)
+        except (OSError, ValueError) as error:
+            self._ports.release(node)
+            if not isinstance(error, FileExistsError):
+                handle.remove()
+            raise _launch_error(node, error) from error
+        self._ports.mark_launched(node)
+        return handle
+
+    def _start(self, node: NodePlan, handle: HostHandle, secrets: Mapping[str, str]) -> None:
+        lock = self.launcher.create_node_folder(node)
+        try:
+            started = self.launcher.start(
+                handle.folder, (lock, *self._ports.inherited_descriptors(node))
+            )
+            started.send_secrets(secrets)
+        finally:
+            os.close(lock)
+
+    def list_nodes(self, job_id: str) -> Sequence[HostHandle]:
+        job = JobFolder(self.state_dir, job_id)
+        return [HostHandle(job, attempt, rank) for attempt, rank in iter_nodes(job)]
+
+    @cached_property
+    def _mapped_reason(self) -> str:
+        if self.launcher.map_paths:
+            return "as asked"
+        return probe_mount_namespace(self.launcher.agent_environment(""))
+
+
+def create_substrate(
+    state_dir: Path, *, orphan_deadline: float | None, map_paths: bool = False
+) -> LocalSubstrate:
+    """For the table of substrates; see LocalSubstrate."""
+    return LocalSubstrate(state_dir, orphan_deadline=orphan_deadline, map_paths=map_paths)
+
+
+def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:
+    if isinstance(error, FileExistsError):
+        what, step = "was launched before", "Give the next attempt a new number."
+    elif isinstance(error, NoFreePort):
+        what, step = f"could not be launched: {error}", "End what listens there, or other gangs."
+    else:
+        what, step = f"could not be launched: {error}", "See that PREFECT_BT_STATE_DIR is writable."
+    return SubstrateError(
+        f"Node {node.rank} of job {node.job_id}, attempt {node.attempt}, {what}.",
+        substrate=SUBSTRATE_NAME,
+        rank=node.rank,
+        next_step=step,
+    )

@@ -1,0 +1,1 @@
+"""How spans of time, ranks, and text of other programs are written. Pure."""

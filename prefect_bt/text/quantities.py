@@ -1,0 +1,25 @@
+"""Sizes and durations as people read them."""
+
+from __future__ import annotations
+
+_UNITS = ("B", "KB", "MB", "GB")
+
+
+def format_size(size: float) -> str:
+    """Decimal units, as rates are told: `25.1 MB`."""
+    for unit in _UNITS:
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def format_duration(seconds: float) -> str:
+    """`9 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,1 @@
+"""A project's training cache: its size on this machine, its snapshots in the store."""

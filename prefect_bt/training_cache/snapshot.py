@@ -1,0 +1,62 @@
+"""Snapshots of a project's training cache in the store, for machines that do not have it (§7.1).
+
+    training_projects/<project id>/cache/<id of the state folder>.json    replaced as a whole
+
+One a machine that ran a job of the project, written when an attempt of a job with a cache ends. It
+holds a bounded number of entries, those nearest to the top, and totals of all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+from prefect_bt import codec
+from prefect_bt.contract import project_prefix, quote_name
+from prefect_bt.errors import ObjectNotFound
+from prefect_bt.object_store.protocols import SupportsGet, SupportsList, SupportsPut
+from prefect_bt.training_cache.usage import CacheSummary, ListingLimits, summarize_cache
+
+SNAPSHOT_LIMITS: Final = ListingLimits(max_entries=10_000, max_seconds=5.0)
+"""About 2 MB; the listing of a million files takes a few seconds on a local disk."""
+
+
+class SnapshotStore(SupportsGet, SupportsPut, SupportsList, Protocol):
+    """The part of a store that snapshots need."""
+
+
+def write_snapshot(
+    store: SnapshotStore,
+    state_dir: Path,
+    project_id: str,
+    *,
+    host: str,
+    limits: ListingLimits = SNAPSHOT_LIMITS,
+) -> bool:
+    """Write what lies in the project's cache on this machine; False: there is no cache here.
+
+    `host` as ownership.host_of names this machine. Raises StoreError.
+    """
+    summary = summarize_cache(state_dir, project_id, limits=limits)
+    if not summary.timestamp:
+        return False
+    name, _, folder_id = host.partition(":")
+    summary.host = name
+    key = f"{_snapshots_prefix(project_id)}/{quote_name(folder_id or name)}.json"
+    store.put(key, codec.dumps(summary).encode())
+    return True
+
+
+def read_snapshots(store: SnapshotStore, project_id: str) -> list[CacheSummary]:
+    """Return those of all machines, the newest first. Raises StoreError."""
+    found: list[CacheSummary] = []
+    for info in store.list(_snapshots_prefix(project_id)):
+        try:
+            found.append(codec.loads(CacheSummary, store.get(info.key)))
+        except (ObjectNotFound, ValueError, KeyError, TypeError):
+            continue  # deleted in this moment, or of a release that this one does not know
+    return sorted(found, key=lambda one: one.timestamp, reverse=True)
+
+
+def _snapshots_prefix(project_id: str) -> str:
+    return f"{project_prefix(project_id)}/cache"

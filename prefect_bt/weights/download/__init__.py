@@ -1,0 +1,1 @@
+"""Bytes of a source onto this machine's disk, resumed and verified."""

@@ -1,0 +1,144 @@
+"""A committed checkpoint as a weights source: `bt://project[@job][/checkpoint]`.
+
+`bt://project` and `bt://project@latest` are the newest checkpoint of the project's newest job that
+has one; `@job` names a job, `/checkpoint` a checkpoint of it. The files are rank 0's part, at their
+paths inside the checkpoint. Its manifest never changes, so its key is the revision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+from prefect_bt.checkpoints.committed.catalog import (
+    CommittedCheckpoint,
+    find_newest,
+    list_checkpoints,
+)
+from prefect_bt.checkpoints.manifest import ManifestEntry
+from prefect_bt.errors import (
+    AmbiguousError,
+    CheckpointError,
+    NotFoundError,
+    ObjectNotFound,
+    StoreError,
+    WeightsError,
+)
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.object_store.protocols import Store
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.sources.protocol import SourceRequest, TransientError
+
+CHUNK_BYTES: Final = 8 << 20
+LATEST: Final = "latest"
+
+
+def checkpoint_revision(manifest_key: str) -> str:
+    """Of the checkpoint, or the rank's part of it, that the manifest commits."""
+    return hashlib.sha256(manifest_key.encode()).hexdigest()[:40]
+
+
+class CheckpointSource:
+    """Implements weights.sources.protocol.Source."""
+
+    pinned_revision = ""
+    detects_changes = True
+
+    def __init__(self, plan: WeightsPlan, store: Store) -> None:
+        self._source, self._store = plan.source, store
+        self._entries: dict[str, ManifestEntry] = {}
+
+    @classmethod
+    def open(cls, request: SourceRequest) -> CheckpointSource:
+        if request.store is None:
+            source = request.plan.source
+            raise WeightsError(
+                f"{source} lies in a store, and none is known here.",
+                source=source,
+                next_step="Set PREFECT_BT_STORE.",
+            )
+        return cls(request.plan, request.store)
+
+    def list_files(self) -> Listing:
+        try:
+            found = self._find()
+        except (NotFoundError, AmbiguousError, CheckpointError) as error:
+            raise self._error(error.what, error.next_step) from error
+        except StoreError as error:
+            raise self._unreachable(error) from error
+        parts = {part.rank: part for part in found.manifests}
+        part = parts[min(parts)]
+        self._entries = {entry.path: entry for entry in part.entries}
+        files = tuple(ListedFile(e.path, e.size, e.sha256, version_tag=e.key) for e in part.entries)
+        return Listing(self._source, checkpoint_revision(part.key), files)
+
+    def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes]:
+        end = (file.size or 0) if length < 0 else start + length
+        key = self._entries[file.path].key
+        try:
+            while start < end:
+                piece = self._store.get_range(
+                    key, start=start, length=min(CHUNK_BYTES, end - start)
+                )
+                if not piece:
+                    return
+                yield piece
+                start += len(piece)
+        except ObjectNotFound as error:
+            raise self._error(
+                f"{file.path} is gone: the checkpoint was deleted while it was read.",
+                "Name another checkpoint.",
+            ) from error
+        except StoreError as error:
+            raise self._unreachable(error) from error
+
+    def _find(self) -> CommittedCheckpoint:
+        reference, _, checkpoint = self._source.removeprefix("bt://").partition("/")
+        project_name, at, job_name = reference.rpartition("@")
+        if not at:
+            project_name, job_name = reference, LATEST
+        ledger = Ledger(self._store)
+        project = ledger.get_project(project_name)
+        for job in self._jobs(ledger, project.id, job_name):
+            if checkpoint:
+                committed = list_checkpoints(self._store, job.project_id, job.id)
+                same = [one for one in committed if checkpoint.strip("/") == one.checkpoint_id]
+                found = same[-1] if same else None
+            else:
+                found = find_newest(self._store, job.project_id, job.id)
+            if found is not None:
+                return found
+        where = f"project {project.name}" if job_name == LATEST else f"job {job_name}"
+        raise NotFoundError(
+            "checkpoint",
+            f"{checkpoint or 'latest'} of {where}",
+            next_step="`prefect-bt checkpoints list --job-id …` shows what a job has committed.",
+        )
+
+    def _jobs(self, ledger: Ledger, project_id: str, name: str) -> list[JobRecord]:
+        """Newest first."""
+        jobs = ledger.list_jobs(project_id=project_id)
+        if name == LATEST:
+            return jobs[::-1]
+        named = [job for job in jobs if name in {job.id, job.name}]
+        if named:
+            return named[::-1]
+        listed = ", ".join(f"{job.id} ({job.name})" for job in jobs[-8:]) or "none"
+        raise NotFoundError("job", name, next_step=f"That project has: {listed}.")
+
+    def _error(self, what: str, next_step: str) -> WeightsError:
+        return WeightsError(
+            f"{self._source}: {what}",
+            source=self._source,
+            next_step=next_step or "Check the project, the job and the checkpoint.",
+        )
+
+    def _unreachable(self, error: StoreError) -> TransientError:
+        return TransientError(
+            f"{self._source}: {error.what}",
+            source=self._source,
+            next_step=error.next_step or "Push again: what is here already is kept.",
+        )

@@ -1,0 +1,1 @@
+"""The store's copies of sources, which all hosts share."""

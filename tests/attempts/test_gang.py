@@ -1,0 +1,443 @@
+"""The gang's policy, against a substrate that behaves: it keeps time, state and stop requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from prefect_bt.attempts.diagnosis import CAUSES
+from prefect_bt.attempts.gang import RESPONSE_TIMEOUT, Gang, Timing, launch_gang
+from prefect_bt.errors import SubstrateError
+from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
+from prefect_bt.ledger.states import JobState
+from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
+from prefect_bt.substrates.protocol import Capacity, NodeHandle
+
+CURE = CAUSES[Cause.CUT_SHORT].remedy
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Script:
+    """What a node does by itself: exits with `code` after `seconds`; None: never."""
+
+    seconds: float | None = 1.0
+    code: int = 0
+    ignores_sigterm: bool = False
+    quiet: bool = False
+    silent: bool = False
+    lost: bool = False
+    deaf: bool = False
+    """Whether its agent ignores every stop."""
+
+
+@dataclass
+class SimulatedNode:
+    rank: int
+    attempt: int
+    script: Script
+    clock: Clock
+    began: float
+    stops: list[tuple[str, bool]] = field(default_factory=list)
+    ended: NodeStatus | None = None
+    removed: bool = False
+    given_up: int = 0
+
+    def observe(self) -> NodeStatus:
+        if self.ended is None and self.script.seconds is not None:
+            at = self.began + self.script.seconds
+            if self.clock.now >= at:
+                self._end(self.script.code, at, lost=self.script.lost)
+        if self.ended is not None:
+            return self.ended
+        active = self.began if self.script.quiet else self.clock.now
+        if self.script.silent:
+            active = None
+        return NodeStatus(self.rank, NodePhase.RUNNING, started_at=self.began, active_at=active)
+
+    def stop(self, *, reason: str, force: bool = False, grace: float | None = None) -> None:
+        self.stops.append((reason, force))
+        if self.script.deaf:
+            return
+        if self.ended is None and (force or not self.script.ignores_sigterm):
+            self._end(137 if force else 143, self.clock.now, reason=reason)
+
+    def kill_unresponsive(self) -> None:
+        self.given_up += 1
+        if self.ended is None:
+            self._end(137, self.clock.now, reason=self.stops[-1][0], lost=True)
+
+    def kill_commands(self) -> bool:
+        alive = self.ended is None
+        if alive:
+            self._end(137, self.clock.now)
+        return alive
+
+    def _end(self, code: int, at: float, *, reason: str = "", lost: bool = False) -> None:
+        self.ended = NodeStatus(
+            self.rank,
+            NodePhase.LOST if lost else NodePhase.DONE,
+            exit_code=None if lost else code,
+            reason=reason,
+            command=0,
+            started_at=self.began,
+            ended_at=at,
+        )
+
+    def server_address(self) -> None:
+        return None
+
+    def server_process(self) -> None:
+        return None
+
+    def read_log(self, *, offset: int, limit: int) -> bytes:
+        return f"1 line of rank {self.rank}\n".encode()[offset : offset + limit]
+
+    def remove(self) -> None:
+        self.removed = True
+
+
+@dataclass
+class Simulated:
+    scripts: list[Script]
+    clock: Clock = field(default_factory=Clock)
+    refuse: int | None = None
+    nodes: list[SimulatedNode] = field(default_factory=list)
+    name: str = "simulated"
+
+    def capacity(self) -> Capacity:
+        return Capacity(cpus=64, memory=1 << 40, gpus=0)
+
+    def leader_address(self, job_id: str, attempt: int) -> str:
+        return f"{job_id}-{attempt}"
+
+    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> NodeHandle:
+        if node.rank == self.refuse:
+            raise SubstrateError("no room", substrate=self.name, rank=node.rank)
+        made = SimulatedNode(
+            node.rank, node.attempt, self.scripts[node.rank], self.clock, self.clock.now
+        )
+        self.nodes.append(made)
+        return made
+
+    def list_nodes(self, job_id: str) -> list[NodeHandle]:
+        return list(self.nodes)
+
+
+def pace_of(clock: Clock, poll: float = 0.1) -> Timing:
+    return Timing(lambda: clock.now, clock.sleep, poll, monotonic=lambda: clock.now)
+
+
+def plan(size: int) -> GangPlan:
+    node = NodePlan(
+        job_id="abc1234",
+        project_id="p",
+        attempt=0,
+        rank=0,
+        group_size=size,
+        store="",
+        image=ImagePlan("x"),
+        commands=("true",),
+        environment={},
+        secret_environment={},
+        volumes=(),
+        resources=Resources(),
+        workspace=WorkspacePlan("/b10/workspace"),
+        grace=30.0,
+    )
+    nodes = tuple(replace(node, rank=rank) for rank in range(size))
+    return GangPlan("abc1234", "job-1", "p", "p", 0, "simulated", nodes)
+
+
+def run(*scripts: Script, stop_at: float | None = None) -> tuple[Simulated, Gang]:
+    substrate = Simulated(list(scripts))
+    clock = substrate.clock
+    gang = launch_gang(
+        substrate,
+        plan(len(scripts)),
+        secrets={},
+        timing=pace_of(clock, 0.5),
+    )
+
+    def stop_requested() -> str:
+        return "stopped" if stop_at is not None and clock.now >= 1000 + stop_at else ""
+
+    gang.watch(stop_requested=stop_requested, on_change=lambda _: None)
+    gang.wait_for_flush(lambda _: None)
+    return substrate, gang
+
+
+def test_all_zero_is_completed() -> None:
+    _, gang = run(Script(), Script(seconds=5))
+    assert gang.make_outcome().state is JobState.COMPLETED
+
+
+def test_first_failure_stops_the_others_and_is_named() -> None:
+    substrate, gang = run(Script(seconds=100), Script(seconds=2, code=3), Script(seconds=100))
+    outcome = gang.make_outcome()
+    assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, 1)
+    assert (outcome.failure, outcome.exit_code) == (FailureClass.USER, 3)
+    assert outcome.log_tail == ("line of rank 1",)
+    assert outcome.message == (
+        "Rank 1 failed first, at 00:16:42 UTC, 00:02 after the start: start command 1 exited with "
+        "3. Its last log lines say why. Then ranks 0 and 2 were stopped."
+    )
+    assert (outcome.cause, outcome.cure) == (
+        Cause.COMMAND_FAILED,
+        "Its last log lines say why.",
+    )
+    assert outcome.failed_at == 1002.0
+    assert substrate.nodes[0].stops == [("rank 1 failed", False)]
+    assert substrate.clock.now < 1010
+
+
+def test_sigterm_ignored_means_sigkill_after_the_shared_grace() -> None:
+    substrate, gang = run(
+        Script(seconds=None, ignores_sigterm=True),
+        Script(seconds=2, code=1),
+        Script(seconds=None, ignores_sigterm=True),
+    )
+    assert [n.stops[-1] for n in substrate.nodes if n.rank != 1] == [("rank 1 failed", True)] * 2
+    assert 1030 < substrate.clock.now < 1036
+    assert gang.make_outcome().failed_rank == 1
+    assert gang.make_outcome().message.endswith("Then ranks 0 and 2 had to be killed.")
+
+
+def test_a_node_that_answers_no_stop_is_given_up() -> None:
+    substrate, gang = run(Script(seconds=None, deaf=True), Script(seconds=None), stop_at=1)
+    deaf, other = substrate.nodes
+    assert (deaf.given_up, other.given_up) == (1, 0)
+    assert deaf.ended is not None
+    assert deaf.stops == [("stopped", False), ("stopped", True)]
+    assert (deaf.ended.ended_at or 0) >= 1001 + gang.grace + RESPONSE_TIMEOUT
+    assert gang.make_outcome().state is JobState.STOPPED
+
+
+def test_a_lost_node_is_infrastructure() -> None:
+    _, gang = run(Script(seconds=1, lost=True), Script(seconds=50))
+    assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
+
+
+def test_a_node_that_is_found_lost_after_its_commands_ended_is_not_done() -> None:
+    _, gang = run(Script())
+    gang.statuses[0] = NodeStatus(0, NodePhase.LOST, started_at=1000, ended_at=1001)
+    assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize("code", [137, 143])
+def test_killed_from_outside_is_infrastructure(code: int) -> None:
+    _, gang = run(Script(seconds=1, code=code))
+    assert gang.make_outcome().failure is FailureClass.INFRASTRUCTURE
+
+
+def test_stop_is_not_a_failure() -> None:
+    substrate, gang = run(Script(seconds=None), Script(seconds=None), stop_at=3)
+    assert gang.make_outcome().state is JobState.STOPPED
+    assert gang.make_outcome().failure is None
+    assert [n.stops for n in substrate.nodes] == [[("stopped", False)]] * 2
+
+
+def test_a_quiet_rank_is_done_a_minute_after_another_succeeded() -> None:
+    substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True))
+    assert gang.make_outcome().state is JobState.COMPLETED
+    assert 1060 < substrate.clock.now < 1080
+
+
+def test_a_rank_that_never_did_anything_is_quiet_too() -> None:
+    substrate, gang = run(Script(seconds=5), Script(seconds=None, quiet=True, silent=True))
+    assert gang.make_outcome().state is JobState.COMPLETED
+    assert substrate.clock.now < 1080
+
+
+def test_a_busy_rank_has_an_hour() -> None:
+    substrate, gang = run(Script(seconds=5), Script(seconds=None, ignores_sigterm=True))
+    assert gang.make_outcome().state is JobState.COMPLETED
+    assert 4600 < substrate.clock.now < 4660
+
+
+def over(*statuses: NodeStatus) -> Gang:
+    """A gang whose nodes ended before anybody of this process looked."""
+    clock = Clock(now=2000.0)
+    handles = [SimulatedNode(s.rank, 0, Script(), clock, 1000.0, ended=s) for s in statuses]
+    gang = Gang(
+        0,
+        handles,
+        timing=pace_of(clock),
+        started_at=1000.0,
+    )
+    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    return gang
+
+
+def ended(rank: int, code: int | None, at: float, reason: str = "") -> NodeStatus:
+    return NodeStatus(
+        rank, NodePhase.DONE, exit_code=code, reason=reason, started_at=1000.0, ended_at=at
+    )
+
+
+def test_a_rank_that_was_asked_to_stop_is_never_the_first_failure() -> None:
+    """Not even where its clock is ahead; the watcher that asked it may be another process."""
+    gang = over(ended(0, 143, 1001.0, "rank 1 failed"), ended(1, 3, 1002.0))
+    assert gang.make_outcome().failed_rank == 1
+    assert gang.make_outcome().message.endswith("Then rank 0 was stopped.")
+
+
+def test_a_rank_that_was_sent_a_signal_by_somebody_else_is() -> None:
+    gang = over(ended(0, 143, 1001.0, "stopped"), ended(1, 1, 1002.0))
+    outcome = gang.make_outcome()
+    assert (outcome.failed_rank, outcome.cause) == (0, Cause.TERMINATED)
+    assert outcome.message.endswith("Then rank 1 exited with 1 by itself within 1 s.")
+
+
+def test_ranks_that_were_all_stopped_for_another_reason_are_no_success() -> None:
+    why = "it could not be watched any more: OSError."
+    for code in (143, 0, None):
+        gang = over(ended(0, 143, 1001.0, why), ended(1, code, 1001.0, why))
+        outcome = gang.make_outcome()
+        assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, None)
+        assert (outcome.failure, outcome.cause) == (FailureClass.INFRASTRUCTURE, Cause.CUT_SHORT)
+        assert outcome.message == (
+            f"The attempt was cut short: it could not be watched any more: OSError. {CURE}"
+        )
+
+
+def test_a_stop_that_another_process_began_is_a_stop() -> None:
+    clock = Clock(now=2000.0)
+    done = ended(0, 143, 1001.0, "stopped")
+    node = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=done)
+    gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0)
+    gang.watch(stop_requested=lambda: "stopped", on_change=lambda _: None)
+    assert gang.make_outcome().state is JobState.STOPPED
+
+
+def test_a_node_whose_agent_dies_is_noticed_while_its_uploader_flushes() -> None:
+    clock = Clock()
+    dying = NodeStatus(0, NodePhase.FLUSHING, reason="gone", started_at=1000.0, ended_at=1000.0)
+    first = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=dying)
+    other = SimulatedNode(1, 0, Script(seconds=500), clock, 1000.0)
+    gang = Gang(
+        0,
+        [first, other],
+        timing=pace_of(clock),
+        started_at=1000.0,
+    )
+    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    assert gang.first_failed_rank == 0
+    assert other.stops == [("rank 0 failed", False)]
+    assert clock.now < 1010
+
+
+def test_commands_that_somebody_kills_are_infrastructure_and_the_first_failure() -> None:
+    clock = Clock()
+    nodes = [SimulatedNode(rank, 0, Script(seconds=None), clock, 1000.0) for rank in range(2)]
+    clock.sleep(5)
+    assert nodes[1].kill_commands()
+    gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
+    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    outcome = gang.make_outcome()
+    assert (outcome.failed_rank, outcome.cause) == (1, Cause.KILLED)
+    assert outcome.failure is FailureClass.INFRASTRUCTURE
+
+
+def test_an_attempt_that_nobody_watched_to_its_end_was_cut_short() -> None:
+    gang = over(ended(0, 0, 1001.0))
+    outcome = gang.interrupted_outcome("the process that ran it died")
+    assert (outcome.state, outcome.cause) == (JobState.FAILED, Cause.CUT_SHORT)
+    assert outcome.failure is FailureClass.INFRASTRUCTURE
+    assert outcome.message == f"The attempt was cut short: the process that ran it died. {CURE}"
+    assert outcome.cure == CURE
+    assert (outcome.nodes, outcome.started_at, outcome.ended_at) == (
+        tuple(gang.statuses),
+        1000.0,
+        2000.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason", "asked"),
+    [(None, "stopped", 1), (None, "its flow died", 0), (5, "stopped", 0)],
+)
+def test_what_a_last_save_needs_is_asked_for_nodes_that_run_and_are_to_stop(
+    seconds: float | None, reason: str, asked: int
+) -> None:
+    clock, questions = Clock(now=1010.0), list[float]()
+
+    def grace() -> float:
+        questions.append(clock.now)
+        return 90.0
+
+    node = SimulatedNode(0, 0, Script(seconds=seconds), clock, 1000.0)
+    gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0, save_grace=grace)
+    gang.shut_down(reason)
+    assert len(questions) == asked
+    assert gang.grace == (90.0 if asked else 30.0)
+
+
+def test_a_rank_that_failed_before_a_shut_down_is_named() -> None:
+    clock = Clock()
+    nodes = [
+        SimulatedNode(0, 0, Script(seconds=None), clock, 1000.0),
+        SimulatedNode(1, 0, Script(seconds=5, code=7), clock, 1000.0),
+    ]
+    gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
+    clock.sleep(6)
+    gang.shut_down("its flow ended unforeseen")
+    assert (gang.make_outcome().failed_rank, gang.make_outcome().exit_code) == (1, 7)
+
+
+def test_sixty_four_ranks_fit_into_a_sentence() -> None:
+    scripts = [Script(seconds=None, ignores_sigterm=rank % 9 == 8) for rank in range(64)]
+    scripts[40] = Script(seconds=191.8, code=134)
+    for rank in (41, 42, 43, 50):
+        scripts[rank] = Script(seconds=192, code=1)
+    _, gang = run(*scripts)
+    outcome = gang.make_outcome()
+    assert outcome.failed_rank == 40
+    assert "Rank 40 failed first, at 00:19:51 UTC, 03:11 after the start: " in outcome.message
+    assert outcome.message.endswith(
+        "Then ranks 41-43, 50 exited with 1 by themselves within 1 s, ranks 0-7, 9-16, 18-25, "
+        "27-34, 36-39, 45-49, 51, 52, 54-61, 63 were stopped, ranks 8, 17, 26, 35, 44, 53, 62 had "
+        "to be killed."
+    )
+
+
+def test_an_upload_that_cannot_finish_fails_the_job() -> None:
+    substrate, gang = run(Script())
+    assert substrate.nodes[0].ended
+    gang.statuses[0] = replace(gang.statuses[0], upload_error="rank 0, a.bin: disk full")
+    outcome = gang.make_outcome()
+    assert (outcome.state, outcome.failed_rank) == (JobState.FAILED, 0)
+    assert "disk full" in outcome.message
+
+
+def test_all_or_none() -> None:
+    substrate = Simulated([Script()] * 3, refuse=2)
+    with pytest.raises(SubstrateError, match="no room"):
+        launch_gang(substrate, plan(3), secrets={})
+    assert [n.removed for n in substrate.nodes] == [True, True]
+    assert all(n.stops[-1][1] for n in substrate.nodes)
+
+
+def test_only_the_secrets_a_node_names_reach_it() -> None:
+    substrate = Simulated([Script()])
+    given = plan(1)
+    node = replace(given.nodes[0], secret_environment={"T": "token"})
+    seen: dict[str, str] = {}
+    launch = substrate.launch
+
+    def spy(node: NodePlan, *, secrets: Mapping[str, str]) -> NodeHandle:
+        seen.update(secrets)
+        return launch(node, secrets=secrets)
+
+    substrate.launch = spy  # type: ignore[method-assign]
+    launch_gang(substrate, replace(given, nodes=(node,)), secrets={"token": "v", "other": "w"})
+    assert seen == {"token": "v"}

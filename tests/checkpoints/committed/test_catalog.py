@@ -1,0 +1,164 @@
+import json
+
+import pytest
+
+from prefect_bt.checkpoints.committed import catalog, verify_committed
+from prefect_bt.checkpoints.committed.catalog import (
+    checkpoint_document,
+    find_newest,
+    list_checkpoints,
+)
+from prefect_bt.checkpoints.manifest import (
+    FORMAT,
+    Manifest,
+    ManifestEntry,
+    dump_manifest,
+    load_manifest,
+    parse_manifest_key,
+)
+from prefect_bt.contract import job_objects_prefix
+from prefect_bt.errors import CheckpointError
+from tests.checkpoints import folders
+from tests.checkpoints.folders import JOB, PROJECT
+
+
+def commit(store, name, *, rank=0, attempt=1, version=1, at=1.0, **more):
+    key = f"{job_objects_prefix(PROJECT, JOB)}/none"
+    entry = ManifestEntry(path="x", logical=f"rank-{rank}/x", key=key, size=3, sha256="0" * 64)
+    values = {"type": "full", "step": None, "group_size": 2} | more
+    manifest = Manifest(
+        format=FORMAT,
+        project_id=PROJECT,
+        job_id=JOB,
+        rank=rank,
+        name=name,
+        attempt=attempt,
+        version=version,
+        committed_at=at,
+        size=3,
+        entries=(entry,),
+        **values,
+    )
+    store.create(manifest.key, dump_manifest(manifest))
+    return manifest
+
+
+def newest_name(store):
+    found = find_newest(store, PROJECT, JOB)
+    return found and found.checkpoint_id
+
+
+def names(store):
+    return [one.checkpoint_id for one in list_checkpoints(store, PROJECT, JOB)]
+
+
+def test_nothing(store):
+    assert names(store) == []
+    assert find_newest(store, PROJECT, JOB) is None
+
+
+def test_ranks_become_one_and_the_newest_version_counts(store):
+    commit(store, "checkpoint-10", at=1)
+    commit(store, "checkpoint-10", at=2, version=2, step=10)
+    last = commit(store, "checkpoint-10", at=3, rank=1, attempt=2)
+    commit(store, "checkpoint-10", at=9, rank=1, attempt=1, version=7)
+    (one,) = list_checkpoints(store, PROJECT, JOB)
+    assert (one.size, one.created_at, one.attempt, one.step) == (6, 3, 2, 10)
+    assert one.newest_manifest == last.key == one.manifest_keys[1]
+    assert [file.rank for file in one.files()] == [0, 1]
+
+
+def test_order_and_identity(store):
+    commit(store, "b", at=1)
+    commit(store, "a", at=2)
+    before = {one.checkpoint_id: one.id for one in list_checkpoints(store, PROJECT, JOB)}
+    commit(store, "b", at=3, version=2)
+    commit(store, "c", at=0.5, attempt=2)
+    assert names(store) == ["a", "b", "c"]
+    after = {one.checkpoint_id: one.id for one in list_checkpoints(store, PROJECT, JOB)}
+    assert after.items() >= before.items() and len(set(after.values())) == 3
+
+
+def test_newest_is_a_model_that_all_ranks_have(store):
+    commit(store, "checkpoint-10", at=1, step=10)
+    commit(store, "checkpoint-10", at=1, step=10, rank=1)
+    commit(store, "checkpoint-20", at=2, step=20)
+    commit(store, "runs", at=3, type="")
+    assert newest_name(store) == "checkpoint-10"
+    commit(store, "checkpoint-20", at=4, step=20, rank=1)
+    assert newest_name(store) == "checkpoint-20"
+
+
+def test_logs_alone_are_still_something(store):
+    commit(store, "runs", type="")
+    assert newest_name(store) == "runs"
+
+
+def test_the_record_has_the_fields_of_the_api(store):
+    commit(store, "x", lora_adapter_config={"r": 8}, type="lora", base_model="org/base")
+    commit(store, "runs", type="", at=2)
+    lora, runs = [checkpoint_document(one) for one in list_checkpoints(store, PROJECT, JOB)]
+    assert json.loads(json.dumps(lora)) == lora
+    assert lora["created_at"] == "1970-01-01T00:00:01+00:00"
+    assert {key: lora[key] for key in ("checkpoint_id", "checkpoint_type", "sync_status")} == {
+        "checkpoint_id": "x",
+        "checkpoint_type": "lora",
+        "sync_status": "COMPLETE",
+    }
+    assert runs["checkpoint_type"] is None and runs["base_model"] is None
+
+
+def test_foreign_objects_beside_manifests_are_passed_over(store):
+    manifest = commit(store, "x")
+    store.put(manifest.key + ".bak", b"")
+    store.put(manifest.key.replace("0001-0001", "tmp"), b"")
+    assert names(store) == ["x"]
+
+
+def test_keys_round_trip(store):
+    manifest = commit(store, "v0-1/checkpoint ü#%", rank=12, attempt=10_000, version=3)
+    ref = parse_manifest_key(manifest.key, project_id=PROJECT, job_id=JOB)
+    assert ref is not None
+    assert (ref.rank, ref.name, ref.sort_key) == (12, manifest.name, (10_000, 3))
+    assert load_manifest(store.get(manifest.key), key=manifest.key) == manifest
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", "a//b"])
+def test_a_manifest_cannot_lead_outside(store, path):
+    manifest = commit(store, "x")
+    data = json.loads(store.get(manifest.key))
+    data["entries"][0]["path"] = path
+    with pytest.raises(CheckpointError, match="outside"):
+        load_manifest(json.dumps(data).encode(), key=manifest.key)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"format": 1}', b"\xff"])
+def test_what_is_no_manifest(data):
+    with pytest.raises(CheckpointError):
+        load_manifest(data, key="k")
+
+
+def test_a_newer_format_says_so(store):
+    manifest = commit(store, "x")
+    data = json.loads(store.get(manifest.key)) | {"format": 99}
+    with pytest.raises(CheckpointError, match="Upgrade"):
+        load_manifest(json.dumps(data).encode(), key="k")
+
+
+def test_verify_finds_every_kind_of_damage(store, tmp_path):
+    folders.write(tmp_path / "c/a", {"x": b"111", "y": b"222", "z": b"333"})
+    folders.flush(store, tmp_path / "c")
+    keys = {
+        file.path: file.key for file in catalog.list_checkpoints(store, PROJECT, JOB)[0].files()
+    }
+    assert verify_committed.verify(store, PROJECT, JOB) == []
+    store.put(keys["a/x"], b"1x1")
+    store.delete(keys["a/y"])
+    store.put(keys["a/z"], b"33")
+    assert {
+        (fault.path, fault.problem) for fault in verify_committed.verify(store, PROJECT, JOB)
+    } == {
+        ("x", "has other bytes than were committed"),
+        ("y", "is missing"),
+        ("z", "has 2 bytes, committed were 3"),
+    }

@@ -1,0 +1,168 @@
+"""`prefect-bt push`: options over the config file, the plan, and jobs that really run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from prefect_bt.ledger.opening import open_ledger
+from tests.cli.conftest import Cli, Shop
+
+if TYPE_CHECKING:
+    from tests.prefect_server import PrefectServer
+
+pytest_plugins = ["tests.prefect_server"]
+
+
+@pytest.fixture
+def serving_jobs(cli: Cli, prefect_server: PrefectServer) -> None:
+    """Jobs report to the server of the test run; without it each starts one for itself."""
+    cli.env.update(prefect_server.api)
+
+
+def test_a_dry_run_writes_nothing(cli: Cli, config):
+    done = cli("push", str(config()), "--dry-run")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[:2] == ["Dry run of job job-<n> of project tiny", "  Substrate: local"]
+    assert "  Command 1: true" in lines
+    each_node = (
+        "1 CPU, 2 GiB: what is asked, and more while the machine has it; cpu_count and memory "
+        "(defaults) are minimums; they are checked, not enforced: the node shares this machine"
+    )
+    assert f"  Each node: {each_node}" in lines
+    assert "BT_GROUP_SIZE             1" in lines
+    assert lines[-1] == "Nothing was written or started."
+    assert not (cli.folder / "store").exists()
+    assert not (cli.folder / "state").exists()
+
+
+def test_options_win_over_the_config(cli: Cli, config):
+    done = cli(
+        "push",
+        str(config()),
+        "--dry-run",
+        *["-o", "json", "--job-name", "mine", "--node-count", "2", "--entrypoint", "sleep 1"],
+        *["--team", "t", "--priority", "3", "--spot", "--accelerator", "none", "--remote", "x"],
+        *["--interactive", "on_demand", "--interactive-timeout-minutes", "30", "--retries", "2"],
+    )
+    assert done.code == 0, done.err
+    plan = done.json
+    assert plan["job_name"] == "mine"
+    assert [node["rank"] for node in plan["nodes"]] == [0, 1]
+    assert plan["nodes"][0]["commands"] == ["sleep 1"]
+    got = plan["nodes"][0]["resources"]
+    assert (got["cpus"], got["memory"], got["limits"]) == (1, 2 * 1024**3, False)
+    assert got["why"].startswith("what is asked, and more")
+    assert "start_commands" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--substrate", "moon"], "There is no substrate 'moon'."),
+        (["--accelerator", "H1000"], "--accelerator 'H1000' is not valid"),
+        (["--accelerator", "H100:1000"], "compute.accelerator asks for 1000"),
+        (["--node-count", "0"], "a job needs at least 1 node"),
+        (["--entrypoint", " "], "write a shell command"),
+        (["--interactive", "on_startup"], "has no interactive sessions"),
+    ],
+)
+def test_what_cannot_run_is_refused(cli: Cli, config, arguments: list[str], told: str):
+    for mode in (["--dry-run"], []):
+        done = cli("push", str(config()), *arguments, *mode, "-o", "json")
+        assert (done.code, done.out) == (1, ""), done.err
+        assert told in done.err
+        assert "Traceback" not in done.err
+    assert not (cli.folder / "store" / "index" / "jobs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--retries", "-1"], "retries is -1. Give 0 or more."),
+        (["--retry-delay", "9", "--longest-retry-delay", "3"], "longest_retry_delay is 3."),
+        (["--retry-jitter", "1.5", "--dry-run"], "retry_jitter is 1.5."),
+    ],
+)
+def test_a_retry_policy_that_makes_no_sense(cli: Cli, config, options: list[str], told: str):
+    done = cli("push", str(config()), *options)
+    assert done.code == 1
+    assert told in done.err
+    assert not (cli.folder / "store" / "index" / "jobs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.usefixtures("serving_jobs")
+def test_a_job_that_completes(cli: Cli, shop: Shop, config):
+    path = config(start_commands=["echo hello from rank $BT_NODE_RANK"])
+    done = cli("push", str(path), "--tail", "--wait")
+    assert done.code == 0, done.err
+    first, *block = done.out.splitlines()[:4]
+    assert first == "Training job successfully created!"
+    job_id = block[0].split()[1]
+    assert block[0] == f"  Job:     {job_id} (job-1) of project tiny"
+    assert block[1] == f"  Logs:    prefect-bt logs --job-id {job_id} --tail"
+    assert "(rank-0) hello from rank 0\n" in done.out
+    said, _, page = done.err.rpartition("  UI:      ")
+    assert said.endswith(f"Training job {job_id} completed successfully.\n")
+    assert page.startswith("http://127.0.0.1:")
+
+    again = cli("recreate", "--wait", "-o", "json")
+    assert again.code == 0, again.err
+    assert again.json["current_status"] == "TRAINING_JOB_COMPLETED"
+    assert again.json["id"] != job_id
+    for one in (job_id, again.json["id"]):
+        seen = cli("view", "--job-id", one, "-o", "json").json
+        assert seen["resources"]["summary"].startswith("1 CPU, 2 GiB: what is asked")
+        [attempt] = Path(shop.url.removeprefix("file://")).glob(f"*/*/jobs/{one}/attempts/0000")
+        assert json.loads((attempt / "resources.json").read_text())["cpus"] == 1
+    assert cli("logs", "--job-id", again.json["id"], "--grep", "^hello").out.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.usefixtures("serving_jobs")
+def test_a_job_that_fails(cli: Cli, config):
+    done = cli("push", str(config(start_commands=["exit 3"])), "--wait", "-o", "json")
+    assert done.code == 1
+    job = json.loads(done.out)
+    assert job["current_status"] == "TRAINING_JOB_FAILED"
+    assert [attempt["exit_code"] for attempt in job["attempts"]] == [3]
+    said = f"Training job {job['id']} failed.\n{job['error_message']}\n"
+    told = done.err.rpartition("  UI:      ")[0]
+    assert told.endswith(f"{said}  Logs:    prefect-bt logs --job-id {job['id']}\n")
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.usefixtures("serving_jobs")
+def test_ctrl_c_leaves_the_job_running_and_stop_ends_it(cli: Cli, shop: Shop, config):
+    word = cli.folder / "word"
+    goes_on = f"until test -e {word}; do sleep 0.1; done; echo it goes on"
+    path = config(start_commands=["echo started", goes_on, "sleep 600"])
+    process = cli.start("push", str(path), "--tail", "--wait", "-o", "json")
+    assert process.stderr
+    told: list[str] = []
+    while "started" not in (told[-1] if told else ""):
+        told.append(process.stderr.readline())
+        assert told[-1], told
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 130, err
+    job_id = json.loads(out)["id"]
+    assert f"Stop it:          prefect-bt stop --job-id {job_id}" in err
+    word.touch()
+    while "it goes on" not in cli("logs", "--job-id", job_id).out:
+        assert not open_ledger(shop.url).get_state(job_id).terminal
+        time.sleep(0.2)
+    done = cli("stop")
+    assert (done.code, done.out) == (0, f"Training job {job_id} stopped successfully.\n"), done.err

@@ -1,0 +1,63 @@
+"""Staying with a job that was just submitted: its lines look as `logs --tail` shows them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from prefect_bt.cli.jobs.submission_result import FollowOptions, print_and_follow
+from prefect_bt.cli.ui.terminal import open_terminal
+from prefect_bt.definitions import Compute
+from prefect_bt.jobs.document import job_document
+from prefect_bt.ledger.records import Outcome
+from prefect_bt.ledger.states import JobState
+from tests.cli.conftest import Shop, Within
+
+
+@pytest.fixture
+def document(shop: Shop, running) -> dict:
+    """Of a job of two ranks that is over; both printed the same first line."""
+    record = shop.job("tiny", *running, compute=Compute(node_count=2))
+    shop.ledger.begin_attempt(record.id)
+    for rank in range(2):
+        shop.log(record, ["loading", f"loss of {rank}"], rank=rank)
+    shop.ledger.end_attempt(record.id, Outcome(0, JobState.COMPLETED))
+    shop.ledger.append_event(record.id, JobState.COMPLETED)
+    return job_document(shop.ledger, record)
+
+
+def lines(text: str) -> list[str]:
+    """Return the lines of ranks, without their times."""
+    return [line.partition("]: ")[2] for line in text.splitlines() if "]: (rank" in line]
+
+
+EACH = ["(rank-0) loading", "(rank-1) loading", "(rank-0) loss of 0", "(rank-1) loss of 1"]
+FOLDED = ["(ranks 0-1) loading", "(rank-0) loss of 0", "(rank-1) loss of 1"]
+
+
+@pytest.mark.parametrize(
+    ("tty", "output", "out", "err"),
+    [
+        (True, "cli-table", FOLDED, []),
+        (False, "cli-table", EACH, []),
+        (True, "json", [], EACH),
+        (False, "json", [], EACH),
+    ],
+)
+def test_lines_fold_on_a_terminal_and_go_beside_a_document(
+    document: dict,
+    within: Within,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tty: bool,
+    output: str,
+    out: list[str],
+    err: list[str],
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
+    terminal = open_terminal(interactive=False, debug=False).for_output(output)
+    assert print_and_follow(terminal, document, FollowOptions(tail=True, output=output)) == 0
+    told = capsys.readouterr()
+    assert (lines(told.out), lines(told.err)) == (out, err)
+    assert "completed successfully" in told.err

@@ -1,0 +1,219 @@
+"""`prefect-bt view`: what is shown of a store, as text and as JSON."""
+
+# ruff: noqa: E501 (tables as they are printed)
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from prefect_bt.attempts.resources import save_resources
+from prefect_bt.contract import job_prefix
+from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
+from prefect_bt.definitions.compute import AvailabilityModel
+from prefect_bt.jobs.drill_result import DrillResult, save_drill
+from prefect_bt.ledger.opening import load_definition
+from prefect_bt.ledger.records import FailureClass, Outcome, Resources
+from prefect_bt.ledger.states import JobState
+from prefect_bt.planning.planner import PlanContext, plan_gang
+from prefect_bt.substrates.protocol import Capacity
+from tests.cli.conftest import Cli, Shop
+
+NO_JOBS = """\
+No training projects yet. Start one: prefect-bt push config.py
+
+No queued or active training jobs.
+"""
+
+
+def test_no_store_yet(cli: Cli):
+    done = cli("view")
+    assert (done.code, done.out, done.err) == (0, NO_JOBS, "")
+    assert not (cli.folder / "store").exists()
+    assert cli("view", "-o", "json").json == {
+        "training_projects": [],
+        "queued_jobs": [],
+        "active_jobs": [],
+    }
+
+
+def test_the_overview(cli: Cli, shop: Shop, ended, running):
+    old = shop.job("tiny", *ended)
+    big = Compute(node_count=2, accelerator=AcceleratorSpec(accelerator=Accelerator.H100, count=8))
+    big.availability_model = AvailabilityModel.SPOT
+    busy = shop.job("a [b] c", *running, name="run [1]", compute=big)
+    done = cli("view")
+    assert done.code == 0
+    expected = f"""\
+Training Projects
+Project ID  Name     Created              Last Modified        Latest Job ID  Latest Job Status       Checkpoint Sync  Status Page
+{old.project_id}     tiny     2023-11-14 22:14:20  2023-11-14 22:19:20  {old.id}        TRAINING_JOB_COMPLETED
+{busy.project_id}     a [b] c  2023-11-14 22:20:20  2023-11-14 22:24:20  {busy.id}        TRAINING_JOB_RUNNING
+
+Active Training Jobs
+Job ID   Job Name  Project  Status                Instance Type                     Capacity Type  Created By  Created              Job Page
+{busy.id}  run [1]   a [b] c  TRAINING_JOB_RUNNING  2 nodes: 8 x H100, 1 vCPU, 2 GiB  Spot           ann         2023-11-14 22:21:20
+"""
+    assert done.out == expected
+
+
+def test_the_queue_comes_by_priority(cli: Cli, shop: Shop):
+    jobs = [shop.job("tiny", priority=priority) for priority in (1, 5, None)]
+    for job in jobs:
+        # A job is CREATED when it is written; one that waits for capacity has no event yet.
+        for info in list(shop.ledger.store.list(f"training_projects/{job.project_id}/jobs")):
+            if f"{job.id}/events/" in info.key:
+                shop.ledger.store.delete(info.key)
+    done = cli("view")
+    rows = done.out.split("Queued Training Jobs\n")[1].splitlines()
+    assert rows[0].split("  ")[0] == "Job ID"
+    assert [row.split()[0] for row in rows[1:4]] == [jobs[1].id, jobs[0].id, jobs[2].id]
+    assert "Active Training Jobs" not in done.out
+
+
+def test_one_job_in_detail(cli: Cli, shop: Shop, running):
+    job = shop.job("tiny", *running)
+    attempt = shop.ledger.begin_attempt(job.id)
+    shop.ledger.end_attempt(
+        job.id,
+        Outcome(
+            attempt,
+            JobState.FAILED,
+            message="Rank 1 failed first.",
+            failure=FailureClass.USER,
+            failed_rank=1,
+            exit_code=3,
+            started_at=shop.at,
+            ended_at=shop.at + 30,
+        ),
+    )
+    shop.ledger.append_event(job.id, JobState.FAILED, message="Rank 1 failed first: [exit 3].")
+    shop.checkpoint(job, "checkpoint-1", size=10, at=1)
+    shop.checkpoint(job, "checkpoint-2", size=10, at=2)
+    done = cli("view", "--job-id", job.id)
+    assert done.code == 0
+    assert (
+        done.out
+        == f"""\
+Training Job: {job.id}
+Job Name            job-1
+Job ID              {job.id}
+Project ID          {job.project_id}
+Project Name        tiny
+Status              TRAINING_JOB_FAILED
+Instance Type       1 node: 1 vCPU, 2 GiB
+Priority            0
+Availability Model  dedicated
+Created By          ann
+Created             2023-11-14 22:15:20
+Last Modified       2023-11-14 22:20:20
+Job Page
+Substrate           local
+Store               file://{cli.folder}/store
+Error Message       Rank 1 failed first: [exit 3].
+Checkpoints         checkpoint-1, checkpoint-2
+
+Attempts
+Attempt  Status  Started              Ended                Exit Code  Failed Rank  Message
+0        failed  2023-11-14 22:19:20  2023-11-14 22:19:50  3          1            Rank 1 failed first.
+"""
+    )
+
+
+def test_what_each_node_gets_is_shown_before_and_while_it_runs(cli: Cli, shop: Shop, running):
+    pushed = Resources(4, 16 * 1024**3, why="as planned where it was pushed")
+    got = Resources(26, 228 * 1024**3, 1, "H100", 114 * 1024**3, "the share of 1 of 4 GPUs")
+    gpu = Compute(accelerator=AcceleratorSpec(accelerator=Accelerator.H100))
+    job = shop.job("tiny", *running, compute=gpu, resources=pushed)
+
+    def shown() -> tuple[str, str]:
+        lines = cli("view", "--job-id", job.id).out.splitlines()
+        rows = {line[:20].strip(): line[20:] for line in lines}
+        return rows["Instance Type"], rows["Each Node"]
+
+    line = "4 CPUs, 16 GiB: as planned where it was pushed"
+    assert shown() == ("1 node: 1 x H100, 4 vCPU, 16 GiB", line)
+    context = PlanContext(job.id, job.name, job.project_id, "", Capacity(1, 1 << 40, 1))
+    plan = plan_gang(load_definition(job), context)
+    nodes = tuple(replace(node, resources=got) for node in plan.nodes)
+    shop.ledger.begin_attempt(job.id)
+    save_resources(shop.ledger, replace(plan, nodes=nodes))
+    save_resources(shop.ledger, plan)  # what was written first stands
+    shop.ledger.begin_attempt(job.id)  # not planned yet: the one before tells
+    line = "26 CPUs, 228 GiB, shared memory 114 GiB: the share of 1 of 4 GPUs"
+    assert shown() == ("1 node: 1 x H100, 26 vCPU, 228 GiB", line)
+    found = cli("view", "--job-id", job.id, "-o", "json").json
+    assert found["resources"]["shared_memory"] == 114 * 1024**3
+    assert found["resources"]["summary"] == line
+    assert found["instance_type"]["id"] == "H100:1x1x26x228"
+
+
+def test_a_job_of_an_older_release_says_what_it_asked_for(cli: Cli, shop: Shop, running):
+    """Its record has no `resources`, and neither have its attempts."""
+    job = shop.job("tiny", *running)
+    key = f"{job_prefix(job.project_id, job.id)}/job.json"
+    document = json.loads(shop.ledger.store.get(key))
+    del document["resources"]
+    shop.ledger.store.put(key, json.dumps(document).encode())
+    shop.ledger.begin_attempt(job.id)
+    found = cli("view", "--job-id", job.id, "-o", "json").json
+    assert found["resources"] is None
+    assert found["instance_type"]["name"] == "1 node: 1 vCPU, 2 GiB"
+    assert "Each Node" not in cli("view", "--job-id", job.id).out
+
+
+def test_what_a_drill_found_is_a_line_of_its_job(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    why = "It went on from step 20: the next one it wrote is 30."
+    save_drill(shop.ledger, job, DrillResult(job.id, True, why, rank=1, at=shop.at))
+    lines = cli("view", "--job-id", job.id).out.splitlines()
+    assert [line.split(None, 1)[1] for line in lines if line.startswith("Drill ")] == [why]
+
+
+def test_a_job_as_json(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    found = cli("view", "--job-id", job.id, "-o", "json").json
+    assert found["id"] == job.id
+    assert found["current_status"] == "TRAINING_JOB_COMPLETED"
+    assert found["training_project"] == {"id": job.project_id, "name": "tiny", "team_name": None}
+    assert {"attempts", "checkpoints", "store", "flow_run_id", "retries", "events"} <= found.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--project", "--project-id", "--project_id"])
+def test_a_project_by_name_or_id(cli: Cli, shop: Shop, ended, option: str):
+    jobs = [shop.job("tiny", *ended) for _ in range(2)]
+    shop.job("other", *ended)
+    for value in ("tiny", jobs[0].project_id):
+        done = cli("view", option, value)
+        assert done.out.startswith("Training Job Details\nJob ID ")
+        assert [line.split()[0] for line in done.out.splitlines()[2:]] == [j.id for j in jobs]
+        found = cli("view", option, value, "--output-format", "json").json
+        assert [job["id"] for job in found["training_jobs"]] == [j.id for j in jobs]
+
+
+def test_project_wins_over_project_id(cli: Cli, shop: Shop, ended):
+    shop.job("tiny", *ended)
+    shop.job("other", *ended)
+    done = cli("view", "--project", "tiny", "--project-id", "other", "-o", "json")
+    assert done.json["training_jobs"][0]["training_project"]["name"] == "tiny"
+    assert "--project is used" in done.err
+
+
+def test_an_unknown_project_lists_those_there_are(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    done = cli("view", "--project", "nope")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        f"error: No project 'nope' in this store. Projects here: {job.project_id} (tiny).\n"
+    )
+
+
+def test_a_job_of_another_project(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    shop.job("other", *ended)
+    done = cli("view", "--job-id", job.id, "--project", "other")
+    assert done.code == 1
+    assert "It belongs to project 'tiny'" in done.err

@@ -1,0 +1,401 @@
+"""`deployments`: records and routes written by hand, and a server that answers as OpenAI's do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_bt.ledger.records import Outcome
+from prefect_bt.ledger.states import JobState
+from prefect_bt.serving.deployment_records import DeploymentLedger, ReadinessVerdict, Revision
+from prefect_bt.serving.router.deployment_folder import ListenAddress, Route, RouterFolder
+from tests.cli.conftest import Cli, Shop, Within
+from tests.cli.test_imports import probe
+
+pytestmark = [pytest.mark.slow]
+
+NAME = "stories"
+RUNNING = (JobState.DEPLOYING, JobState.RUNNING)
+STOPPED = (*RUNNING, JobState.STOPPED)
+
+
+@dataclass
+class Serving:
+    """Revisions of `stories`, as their flows would have written them."""
+
+    shop: Shop
+    place: RouterFolder
+    jobs: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.deployments = DeploymentLedger(self.shop.ledger)
+        self.deployments.ensure_deployment(NAME)
+        self.place.write_listen_address(ListenAddress("127.0.0.1", 19))
+
+    def add(self, *states: JobState, ready: bool | None = True, kind: str = "lora") -> int:
+        """A revision whose job went through `states`, with a verdict of its one attempt."""
+        job = self.shop.job("serving", *states)
+        self.shop.ledger.begin_attempt(job.id)
+
+        def make(number: int) -> Revision:
+            return Revision(
+                number=number,
+                at=self.shop.at,
+                engine="transformers",
+                kind=kind,
+                models=(f"checkpoint-{number}0",),
+                checkpoints=(("abc1234", f"checkpoint-{number}0"),),
+                base_model="org/base",
+            )
+
+        number = self.deployments.add_revision(NAME, make).number
+        self.deployments.bind_job(NAME, number, job.id)
+        self.jobs[number] = job.id
+        if ready is not None:
+            said = "It answers." if ready else "It was not ready in 5 s: the disk is full."
+            self.deployments.record_verdict(
+                NAME, ReadinessVerdict(number, 0, ready, said, self.shop.at)
+            )
+        return number
+
+    def route(self, number: int, target: str = "http://127.0.0.1:20") -> None:
+        self.place.write_route(Route(number, target, (f"checkpoint-{number}0",)))
+
+    def move(self, number: int, why: str = "deployed") -> None:
+        self.deployments.set_desired_revision(NAME, number, why=why, by="ann")
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 200
+        while not happened():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def serving(shop: Shop, cli: Cli) -> Serving:
+    return Serving(shop, RouterFolder.for_deployment(Path(cli.env["PREFECT_BT_STATE_DIR"]), NAME))
+
+
+@pytest.fixture
+def two(serving: Serving) -> Serving:
+    """The first stands by, the second serves."""
+    for number in (serving.add(*RUNNING), serving.add(*RUNNING)):
+        serving.move(number)
+    serving.route(2)
+    return serving
+
+
+# -- list, view -------------------------------------------------------------------------------
+
+
+def test_there_is_none(within: Within):
+    assert "Start one: prefect-bt deploy_checkpoints" in within("deployments", "list").out
+    assert within("deployments", "list", "-o", "json").json == {"deployments": []}
+
+
+@pytest.mark.parametrize("verb", ["view", "logs", "stop --yes", "rollback", "call"])
+def test_one_that_is_not_there(within: Within, two: Serving, verb: str):
+    run = within("deployments", *verb.split(), "nope")
+    assert (run.code, run.out) == (1, "")
+    assert run.err == (
+        "error: No deployment 'nope' in this store. Deployments of this store: stories.\n"
+    )
+
+
+@pytest.mark.parametrize("verb", ["promote", "logs"])
+def test_a_revision_that_is_not_there(within: Within, two: Serving, verb: str):
+    run = within("deployments", verb, NAME, "--revision", "7")
+    assert (run.code, run.out) == (1, "")
+    assert "There are: 1, 2." in run.err
+    assert within("deployments", verb, NAME, "--revision", "0").code == 2
+
+
+def test_list(within: Within, two: Serving):
+    (row,) = [one for one in within("deployments", "list").out.splitlines() if NAME in one]
+    assert row.split()[:4] == [NAME, "serving", "2", "checkpoint-20"]
+    (found,) = within("deployments", "list", "-o", "json").json["deployments"]
+    assert (found["name"], found["serving_revision"]) == (NAME, 2)
+
+
+def test_view(within: Within, two: Serving):
+    two.add(*STOPPED, ready=False)
+    said = within("deployments", "view", NAME).out
+    for told in ("http://127.0.0.1:19/v1", "org/base", two.jobs[3], "the disk is full", "deployed"):
+        assert told in said
+    states = {one["number"]: one["state"] for one in _view(within)["revisions"]}
+    assert states == {1: "ready", 2: "serving", 3: "failed"}
+    assert "curl http://127.0.0.1:19/v1/chat/completions" in said
+
+
+def _view(within: Within) -> dict[str, Any]:
+    return within("deployments", "view", NAME, "-o", "json").json
+
+
+# -- logs -------------------------------------------------------------------------------------
+
+
+def test_logs(within: Within, two: Serving, shop: Shop):
+    for number, job_id in two.jobs.items():
+        shop.log(shop.ledger.get_job(job_id), [f"line of {number}"])
+        shop.ledger.append_event(job_id, JobState.STOPPED)
+    assert "line of 2" in within("deployments", "logs", NAME).out
+    first = within("deployments", "logs", NAME, "--revision", "1", "--tail").out
+    assert "line of 1" in first
+    assert "line of 2" not in first
+
+
+# -- promote, rollback, stop ------------------------------------------------------------------
+
+
+def test_promote(cli: Cli, two: Serving):
+    """Its flow sees the wish, and routes to it; the command sees the route."""
+    process = cli.start("deployments", "promote", NAME, "--revision", "1")
+    two.until(lambda: two.deployments.get_desired_revision(NAME) == 1)
+    two.route(1)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, out) == (0, "Revision 1 of stories serves.\n")
+    assert "it answers" in err or not err
+
+
+def test_what_serves_already(within: Within, two: Serving):
+    run = within("deployments", "promote", NAME, "--revision", "2")
+    assert (run.code, run.out) == (0, "Revision 2 of stories serves.\n")
+
+
+def test_nobody_has_to_wait(within: Within, two: Serving):
+    run = within("deployments", "promote", NAME, "--revision", "1", "--no-wait")
+    assert (run.code, two.deployments.get_desired_revision(NAME)) == (0, 1)
+    assert "it does once it answers" in run.out
+
+
+def test_rollback(within: Within, two: Serving):
+    two.route(1)
+    run = within("deployments", "rollback", NAME)
+    assert (run.code, run.out) == (0, "Revision 1 of stories serves.\n")
+    assert two.deployments.get_desired_revision(NAME) == 1
+    why = [move["why"] for move in _view(within)["moves"]]
+    assert why == ["deployed", "deployed", "rolled back from 2"]
+
+
+def test_no_way_back(within: Within, serving: Serving):
+    assert "served nothing yet" in within("deployments", "rollback", NAME).err
+    serving.move(serving.add(*RUNNING, ready=False))
+    serving.move(serving.add(*RUNNING))
+    run = within("deployments", "rollback", NAME)
+    assert (run.code, run.out) == (1, "")
+    assert "no revision before 2 that ever answered" in run.err
+
+
+def test_one_that_never_answers(cli: Cli, serving: Serving, shop: Shop):
+    """The reason, the end of the server's log, and who serves as before."""
+    serving.route(serving.add(*RUNNING))
+    number = serving.add(*RUNNING, ready=None)
+    process = cli.start("deployments", "promote", NAME, "--revision", str(number))
+    serving.until(lambda: serving.deployments.get_desired_revision(NAME) == number)
+    job_id = serving.jobs[number]
+    said = "It was not ready in 5 s: the disk is full."
+    serving.deployments.record_verdict(NAME, ReadinessVerdict(number, 0, False, said, 1.0))
+    tail = ("OSError: No space\x1b[2J left",)
+    outcome = Outcome(0, JobState.STOPPED, message="stopped", log_tail=tail)
+    shop.ledger.end_attempt(job_id, outcome)
+    shop.ledger.append_event(job_id, JobState.STOPPED)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, out) == (1, "")
+    assert (
+        f"error: Revision 2 of stories does not serve. {said} Its log: prefect-bt logs "
+        f"--job-id {job_id}\n  OSError: No space\ufffd[2J left\n"
+        "Revision 1 of stories goes on serving.\n"
+    ) in err
+
+
+def test_somebody_else_has_the_last_word(cli: Cli, two: Serving):
+    process = cli.start("deployments", "promote", NAME, "--revision", "1")
+    two.until(lambda: two.deployments.get_desired_revision(NAME) == 1)
+    two.move(2)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert "Revision 1 of stories does not serve: by now revision 2 is to serve." in err
+
+
+def test_stop(cli: Cli, two: Serving, shop: Shop):
+    two.add(*STOPPED)
+    process = cli.start("deployments", "stop", NAME, "--yes")
+    for number in (1, 2):
+        job_id = two.jobs[number]
+        # Nobody runs it, so the command writes down its end.
+        two.until(lambda job_id=job_id: shop.ledger.get_state(job_id) is JobState.STOPPED)
+    out, _ = process.communicate(timeout=200)
+    assert (process.returncode, out) == (0, "Deployment stories is stopped. 2 servers ended.\n")
+    assert two.place.read_route() is None
+    again = cli("deployments", "stop", NAME)
+    assert again.out == "Deployment stories is stopped. No server ran.\n"
+    assert "stopped" in cli("deployments", "list").out
+
+
+# -- call -------------------------------------------------------------------------------------
+
+
+WORDS = ("Once ", "upon\n", "a\x1b[2J time\xa0é\u2028\x85")
+"""With what would steer a terminal, a blank of its own, and two ends of line that are none."""
+SHOWN = "Once upon\na\u241b[2J time\xa0é\u2028\\x85\n"
+
+
+class Upstream(ThreadingHTTPServer):
+    """Knows a chat model, and one without a chat template, for which transformers says 500."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str, dict[str, Any]]] = []
+        self.more = threading.Event()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Upstream
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, self.headers.get("Authorization", ""), body))
+        chat = self.path == "/v1/chat/completions"
+        if body["model"] == "nope":
+            message = "The model `nope` does not exist."
+            self._send(404, json.dumps({"error": {"message": message}}).encode())
+        elif body["model"] == "plain" and chat:
+            self._send(500, b"Internal Server Error")
+        elif body.get("stream"):
+            self._stream(body["model"], chat)
+        else:
+            self._send(200, json.dumps({"choices": [{"text": "whole"}]}).encode())
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _stream(self, model: str, chat: bool) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self._event({"choices": [{"delta": {"role": "assistant", "content": None}}]})
+        for word in WORDS:
+            self._event({"choices": [{"delta": {"content": word}} if chat else {"text": word}]})
+            if model == "slow":
+                assert self.server.more.wait(200)
+        if model == "broken":
+            self._event({"error": {"message": "CUDA out of memory"}})
+        self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")
+
+    def _event(self, event: dict[str, Any]) -> None:
+        text = json.dumps(event, ensure_ascii=False)
+        self.wfile.write(f"data: {text}\n\n".encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def upstream(two: Serving) -> Iterator[Upstream]:
+    with Upstream() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        two.place.write_listen_address(ListenAddress("127.0.0.1", server.server_port))
+        yield server
+        server.shutdown()
+
+
+def test_call(within: Within, upstream: Upstream):
+    run = within("deployments", "call", NAME, "Go on", "--max-tokens", "9")
+    assert (run.code, run.out) == (0, SHOWN), run.err
+    ((path, key, body),) = upstream.asked
+    assert (path, key) == ("/v1/chat/completions", "")
+    assert body == {
+        "model": "checkpoint-20",
+        "messages": [{"role": "user", "content": "Go on"}],
+        "max_tokens": 9,
+        "stream": True,
+    }
+
+
+def test_words_are_shown_as_they_come(cli: Cli, upstream: Upstream):
+    process = cli.start("deployments", "call", NAME, "x", "--model", "slow")
+    assert process.stdout.read(5) == "Once "
+    upstream.more.set()
+    assert process.communicate(timeout=200)[0].startswith("upon\n")
+    assert process.returncode == 0
+
+
+def test_a_model_without_a_chat_template(within: Within, upstream: Upstream):
+    run = within("deployments", "call", NAME, "x", "--model", "plain")
+    assert (run.code, run.out.startswith("Once upon")) == (0, True)
+    assert upstream.asked[-1][2] == {"model": "plain", "prompt": "x", "stream": True}
+
+
+def test_a_mistyped_option_is_not_said(within: Within, upstream: Upstream):
+    run = within("deployments", "call", NAME, "--max-token")
+    assert (run.code, upstream.asked) == (2, [])
+    assert "no such option" in run.err
+
+
+def test_as_a_document(cli: Cli, upstream: Upstream):
+    run = cli("deployments", "call", NAME, "-", "-o", "json", stdin="said on stdin")
+    assert run.json == {"choices": [{"text": "whole"}]}
+    assert upstream.asked[-1][2]["messages"][0]["content"] == "said on stdin"
+
+
+@pytest.mark.parametrize(
+    ("model", "told", "asked"),
+    [
+        ("nope", "stories refuses: The model `nope` does not exist. See: ", 1),
+        ("broken", "stories refuses: CUDA out of memory. See: ", 1),
+    ],
+)
+def test_a_refusal(within: Within, upstream: Upstream, model: str, told: str, asked: int):
+    run = within("deployments", "call", NAME, "x", "--model", model)
+    assert run.code == 1
+    assert f"error: {told}" in run.err
+    assert run.out == (SHOWN if model == "broken" else "")
+    assert len(upstream.asked) == asked
+
+
+def test_the_key_is_shown_to_who_asks_for_it_only(
+    within: Within, upstream: Upstream, two: Serving, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OPENAI_API_KEY", "from-environment")
+    monkeypatch.setenv("PREFECT_BT_SECRET_MINE", "from-secret")
+    within("deployments", "call", NAME, "x")
+    two.place.write_key("whatever")
+    within("deployments", "call", NAME, "x")
+    within("deployments", "call", NAME, "x", "--api-key-secret", "mine")
+    keys = ["", "Bearer from-environment", "Bearer from-secret"]
+    assert [key for _, key, _ in upstream.asked] == keys
+
+
+def test_what_does_not_serve(within: Within, two: Serving):
+    run = within("deployments", "call", NAME)
+    assert (run.code, run.out) == (1, "")
+    assert "stories does not answer: " in run.err, "nobody listens there"
+    two.place.delete_route()
+    assert "no revision of it serves" in within("deployments", "call", NAME).err
+
+
+def test_a_whisper_is_not_asked_in_words(within: Within, serving: Serving):
+    serving.route(serving.add(*RUNNING, kind="whisper"))
+    run = within("deployments", "call", NAME, "hello")
+    assert (run.code, "audio/transcriptions" in run.err) == (1, True)
+
+
+# -- how fast ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["list", "view stories"])
+def test_they_import_nothing_heavy(cli: Cli, two: Serving, verb: str):
+    found = probe(cli, "deployments", *verb.split())
+    assert (found["code"], found["loaded"]) == (0, [])

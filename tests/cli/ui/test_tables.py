@@ -1,0 +1,86 @@
+"""Tables on terminals of several widths: what must stay whole, what is left out, what is named."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+import pytest
+
+from tests.cli.conftest import COMMAND, Cli, Shop
+
+pytestmark = [pytest.mark.slow]
+
+NARROW, USUAL, WIDE = 60, 80, 200
+
+
+def on_terminal(cli: Cli, width: int, *words: str) -> str:
+    """What the command shows, without colours and links."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**cli.env, "TERM": "xterm-256color"},
+        cwd=cli.folder,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:  # the other side is closed
+        pass
+    os.close(ours)
+    assert process.wait(200) == 0, shown
+    return re.sub(r"\x1b(\[[0-9;?]*[a-zA-Z]|\]8;[^\x1b]*\x1b\\)", "", shown.decode())
+
+
+@pytest.mark.parametrize("width", [NARROW, USUAL, WIDE])
+def test_the_overview_breaks_no_word(cli: Cli, shop: Shop, ended, running, width: int):
+    shop.job("a project with a long name", *ended)
+    busy = shop.job("tiny", *running)
+    shown = on_terminal(cli, width, "view")
+    assert max(len(line) for line in shown.splitlines() if line[:1] in "╭│├╰") <= width
+    for whole in (busy.id, "TRAINING_JOB_COMPLETED", "TRAINING_JOB_RUNNING"):
+        assert whole in shown, shown
+    assert ("Too narrow for: " in shown) == (width < WIDE)
+
+
+def test_what_is_left_out_is_named(cli: Cli, shop: Shop, running):
+    shop.job("tiny", *running)
+    shown = on_terminal(cli, USUAL, "view")
+    projects, _, jobs = shown.partition("Active Training Jobs")
+    assert "Too narrow for: Last Modified, Checkpoint Sync. -o json has them." in projects
+    assert "Last Modified │" not in projects
+    assert "Capacity Type" in jobs.partition("Too narrow for: ")[2]
+
+
+def test_checkpoints_on_a_usual_terminal(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    shop.checkpoint(job, "checkpoint-240", size=3 * 1024**2, at=1, type="full")
+    shown = on_terminal(cli, USUAL, "checkpoints", "list", "--non-interactive")
+    assert "checkpoint-240" in shown
+    assert "3.00 MiB" in shown
+    assert max(map(len, shown.split("They are in")[0].splitlines())) <= USUAL
+
+
+def test_a_jobs_page_is_an_address_to_copy(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    url = "http://127.0.0.1:4200/runs/flow-run/0240472f"
+    shop.ledger.bind_run("0240472f", job.id, url=url)
+    assert url in on_terminal(cli, WIDE, "view", "--job-id", job.id)
+
+
+def test_a_job_without_a_page_says_how_to_get_one(cli: Cli, shop: Shop, ended):
+    job = shop.job("tiny", *ended)
+    shop.ledger.bind_run("0240472f", job.id)
+    (line,) = [x for x in cli("view", "--job-id", job.id).out.splitlines() if "Job Page" in x]
+    assert "prefect-bt up" in line

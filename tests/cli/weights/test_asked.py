@@ -1,0 +1,129 @@
+"""`weights mirror` and `weights why` name what they are about in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, Within
+from tests.cli.sources import CONFIG, cache_of, folder
+from tests.weights.hub_server import Hub
+
+
+def test_the_sources_of_a_config_file(
+    cli: Cli, config: Callable[..., Path], tmp_path: Path
+) -> None:
+    one = folder(tmp_path, "one", {"a.txt": b"a"})
+    two = folder(tmp_path, "two", {"b.txt": b"b", "b.bin": b"1"})
+    sources = [
+        f'WeightsSource(source="{one}", mount_location="/one")',
+        f'WeightsSource(source="{two}", mount_location="/two", allow_patterns=["*.txt"])',
+        'WeightsSource(source="file:///no/such", mount_location="/three")',
+        f'WeightsSource(source="{one}", mount_location="/again")',
+    ]
+    path = config(body=CONFIG.format(sources=", ".join(sources)))
+    done = cli("weights", "mirror", str(path), "-o", "json")
+    assert done.code == 1
+    assert [(row["source"], row.get("files")) for row in done.json["weights"]] == [
+        (one, 1),
+        (two, 1),
+        ("file:///no/such", None),
+    ]
+    assert "is not a folder" in done.json["weights"][2]["error"]
+    answers = cli("weights", "why", str(path), "-o", "json")
+    assert answers.code == 1
+    assert [row["status"] for row in answers.json["weights"]] == [
+        *("staged", "staged", "refused", "staged")
+    ]
+    mounts = [row["mount_location"] for row in answers.json["weights"]]
+    assert mounts == ["/one", "/two", "/three", "/again"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Name either a config file or sources"),
+        (["CONFIG", "--source", "file:///x"], "Name either a config file or sources"),
+        (["CONFIG", "--allow", "*"], "belong to --source"),
+        (["CONFIG"], "has no weights"),
+        (
+            ["--source", "gcs://b/p"],
+            'gcs://b/p: WeightsSource is not valid: source: "gcs://" is no',
+        ),
+        (
+            ["--source", "https://a/f?sig=s3cr3t", "--source", "https://u:p@h/f"],
+            "'https://h/f' has",
+        ),
+        (["--source", "hf://o/base@"], "error: source 'hf://o/base@' has no revision"),
+        (["--source", "hf://a/b/c"], "'hf://a/b/c' is no repository; write hf://owner/repo"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["mirror", "why"])
+def test_asked_in_a_wrong_way(
+    within: Within, config: Callable[..., Path], verb: str, arguments: list[str], words: str
+) -> None:
+    path = str(config())
+    done = within("weights", verb, *(path if word == "CONFIG" else word for word in arguments))
+    assert (done.code, done.out) == (1, "")
+    assert words in done.err
+    assert "TrainingProject" not in done.err
+    assert "s3cr3t" not in done.err
+
+
+def test_what_push_would_refuse_is_refused_before_a_byte(
+    cli: Cli, config: Callable[..., Path], model: str
+) -> None:
+    sources = [
+        f'WeightsSource(source="{model}", mount_location="/one")',
+        f'WeightsSource(source="{model}", mount_location="/proc/w")',
+        f'WeightsSource(source="{model}", mount_location="/one")',
+        'WeightsSource(source="hf://o/base@", mount_location="/four")',
+    ]
+    path = str(config(body=CONFIG.format(sources=", ".join(sources))))
+    words = [
+        "weights[1].mount_location is '/proc/w'; nothing can be mounted",
+        "weights[2].mount_location is '/one', which weights[0].mount_location uses already",
+        "weights[3].source 'hf://o/base@' has no revision",
+    ]
+    done = cli("weights", "mirror", path)
+    assert (done.code, done.out) == (1, "")
+    assert not [word for word in words if word not in done.err]
+    assert not cache_of(cli).root.exists()
+    answers = cli("weights", "why", path, "-o", "json")
+    rows = answers.json["weights"]
+    assert (answers.code, answers.err) == (1, "")
+    assert [row["status"] for row in rows] == ["upstream", "refused", "refused", "refused"]
+    for row, word in zip(rows[1:], words, strict=True):
+        assert row["error"].startswith(word)
+
+
+@pytest.mark.slow
+def test_a_secret_comes_from_the_environment(cli: Cli, hub: Hub) -> None:
+    hub.repos["o/base"].token = "hf_planted"
+    given = ("--source", "hf://o/base", "--auth-secret-name", "my_token", "--allow", "*.json")
+    env = {"HF_ENDPOINT": hub.url}
+    refused = cli("weights", "mirror", *given, **env, PREFECT_BT_SECRET_MY_TOKEN="wrong")
+    assert refused.code == 1
+    assert "does not exist" in refused.err
+    env["PREFECT_BT_SECRET_MY_TOKEN"] = "hf_planted"
+    done = cli("weights", "mirror", *given, **env)
+    assert (done.code, "1 file" in done.out) == (0, True)
+    why = cli("weights", "why", *given, "-o", "json", **env)
+    [answer] = why.json["weights"]
+    assert (answer["status"], answer["auth"]) == ("staged", "the secret 'my_token'")
+    assert answer["pinned_by"] == f"main -> {answer['revision']}"
+    assert "hf_planted" not in done.out + done.err + why.out
+
+
+def test_a_secret_that_is_nowhere_is_an_answer(cli: Cli, model: str) -> None:
+    env = {"PREFECT_API_URL": "http://127.0.0.1:1/api", "PREFECT_HOME": str(cli.folder / "p")}
+    given = ("--source", "hf://o/r", "--auth-secret-name", "nowhere")
+    done = cli("weights", "why", *given, "-o", "json", **env)
+    assert done.code == 1
+    [answer] = done.json["weights"]
+    assert answer["status"] == "refused"
+    assert answer["error"]
+    assert answer["next_step"]

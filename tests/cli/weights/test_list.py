@@ -1,0 +1,68 @@
+"""`weights list`: what is kept here and in the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.host.job_lock import JobLock
+from tests.cli.conftest import Cli
+from tests.cli.sources import cache_of, mirrored
+from tests.cli.test_imports import probe
+
+pytestmark = [pytest.mark.slow]
+
+
+def test_nothing_is_kept(cli: Cli) -> None:
+    done = cli("weights", "list")
+    assert (done.code, done.err) == (0, "")
+    assert "No weights are kept here yet" in done.out
+    assert "prefect-bt weights mirror config.py" in done.out
+    found = cli("weights", "list", "-o", "json").json
+    assert (found["trees"], found["unfinished"], found["total_bytes"]) == ([], [], 0)
+    assert not cache_of(cli).root.exists()
+
+
+def test_what_is_kept(cli: Cli, model: str) -> None:
+    [one] = mirrored(cli, model)
+    [listed] = cli("weights", "list", "-o", "json").json["trees"]
+    assert (listed["name"], listed["source"], listed["folder"]) == (
+        one["name"],
+        model,
+        one["folder"],
+    )
+    assert (listed["files"], listed["bytes"], listed["where"]) == (2, 5002, "both")
+    assert listed["in_use_by"] == []
+    claim = JobLock(Path(cli.env["PREFECT_BT_STATE_DIR"]))
+    claim.acquire("abc1234")
+    try:
+        cache_of(cli).acquire_tree(one["name"], holder="abc1234")
+        done = cli("weights", "list", PREFECT_BT_WEIGHTS_BYTES="500GB")
+    finally:
+        claim.release()
+    line = next(line for line in done.out.splitlines() if line.startswith(model))
+    assert one["revision"][:12] in line
+    assert line.endswith("both   abc1234")
+    assert "of 500.0 GB (PREFECT_BT_WEIGHTS_BYTES)" in done.out
+    cache_of(cli).evict(one["name"])
+    [listed] = cli("weights", "list", "-o", "json").json["trees"]
+    assert (listed["where"], listed["last_used"], listed["folder"]) == ("store", None, None)
+
+
+def test_listing_imports_nothing_heavy_and_needs_no_store(cli: Cli, model: str) -> None:
+    mirrored(cli, model)
+    done = cli("weights", "list", PREFECT_BT_STORE="ftp://nowhere")
+    assert done.code == 0
+    assert "Only what is on this machine is shown" in done.err
+    assert model in done.out
+    found = probe(cli, "weights", "list")
+    assert found == {"code": 0, "loaded": [], "rich": True}
+
+
+def test_json_is_all_there_is(cli: Cli, model: str) -> None:
+    mirrored(cli, model)
+    for verb in (["list"], ["verify"], ["prune", "--all", "--dry-run"], ["why", "--source", model]):
+        done = cli("weights", *verb, "-o", "json")
+        assert done.err == ""
+        assert isinstance(done.json, dict)

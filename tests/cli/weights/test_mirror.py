@@ -1,0 +1,98 @@
+"""`weights mirror`: what is said meanwhile and afterwards, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.weights.cache.partial_file import PartialFolder
+from tests.cli.conftest import COMMAND, Cli
+from tests.cli.screens import Screen
+from tests.cli.sources import LARGE, cache_of, mirrored
+from tests.weights.hub_server import Hub
+
+pytestmark = [pytest.mark.slow]
+
+
+def test_mirrored_once(cli: Cli, model: str) -> None:
+    done = cli("weights", "mirror", "--source", model)
+    assert done.code == 0
+    assert f"{model}: 2 files, 5.0 KB in " in done.out
+    assert "5.0 KB from the source" in done.out
+    folder = Path(re.findall(r"in (/\S+/files)$", done.out, re.MULTILINE)[0])
+    assert (folder / "weights.bin").stat().st_size == 5000
+    assert "here already" in cli("weights", "mirror", "--source", model).out
+    [again] = mirrored(cli, model)
+    assert (again["hit"], again["fetched"], again["folder"]) == (True, 0, str(folder))
+
+
+def test_ctrl_c_keeps_what_has_come(cli: Cli, hub: Hub) -> None:
+    hub.bad.hold_at = 8 << 20
+    cli.env |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    process = cli.start("weights", "mirror", "--source", "hf://o/base")
+    deadline = time.monotonic() + 200
+    parts = cache_of(cli).root / "parts"
+    while time.monotonic() < deadline:
+        if sum(PartialFolder(path).received_bytes() for path in parts.glob("*")) > 1 << 20:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, out) == (130, ""), err
+    assert "Stopped. " in err.splitlines()[-1]
+    assert "the same command goes on from there" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert cache_of(cli).list_trees() == []
+
+    hub.bad.hold_at = inf
+    listed = cli("weights", "list", "-o", "json").json
+    assert listed["unfinished_bytes"] > 1 << 20
+    [answer] = cli("weights", "why", "--source", "hf://o/base", "-o", "json").json["weights"]
+    assert answer["status"] == "partial"
+    assert answer["partial_bytes"] > 1 << 20
+    assert answer["disk"]["needed"] == answer["upstream"]["bytes"] - answer["partial_bytes"]
+    before = hub.settled_sent("model.safetensors")
+    [done] = mirrored(cli, "hf://o/base")
+    assert done["bytes"] == LARGE + 2
+    assert done["fetched"] < LARGE
+    assert hub.settled_sent("model.safetensors") - before < LARGE
+
+
+def test_bars_on_a_terminal(cli: Cli, hub: Hub) -> None:
+    hub.bad.seconds_a_chunk = 0.01
+    cli.env |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    command = [*COMMAND, "weights", "mirror", "--source", "hf://o/base"]
+    screen = Screen(command, env=cli.env, folder=cli.folder)
+    try:
+        # It is read until nothing more comes: the bar moves to the end.
+        said = screen.wait_for_line("2 files, 41.9 MB in ", "from the source")
+        assert re.search(r"━ 1 of 2 files, \d[\d.]* MB of 41.9 MB \(\d+ %\), [\d.]+ MB/s", said)
+        assert screen.end() == 0
+    finally:
+        screen.close()
+
+
+def test_plain_lines_elsewhere(cli: Cli, hub: Hub) -> None:
+    cli.env |= {"HF_ENDPOINT": hub.url}
+    done = cli("weights", "mirror", "--source", "hf://o/base")
+    assert done.code == 0
+    assert "hf://o/base: 0 of 2 files, 0 B of 41.9 MB (0 %)" in done.err
+    assert "\x1b" not in done.err
+    quiet = cli("weights", "mirror", "--source", "hf://o/base@main", "-o", "json")
+    assert quiet.err == ""
+
+
+def test_trouble_is_told_where_it_happened(cli: Cli, hub: Hub) -> None:
+    hub.bad.status = 503
+    done = cli("weights", "mirror", "--source", "hf://o/base", HF_ENDPOINT=hub.url)
+    assert (done.code, done.out) == (1, "")
+    asking, again, *_, last = done.err.splitlines()
+    assert asking == "hf://o/base: asking what there is"
+    assert again.startswith("hf://o/base: tried again: hf://o/base could not be read")
+    assert last.startswith("error: hf://o/base could not be read")
+    assert "answered 503" in last

@@ -1,0 +1,102 @@
+"""`weights verify`: damage is found and withdrawn, here and in the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.host.job_lock import JobLock
+from tests.cli.conftest import Cli
+from tests.cli.sources import cache_of, mirrored
+
+
+def with_one_bit_changed(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def spoil(path: Path) -> None:
+    path.chmod(0o644)
+    path.write_bytes(with_one_bit_changed(path.read_bytes()))
+
+
+@pytest.mark.slow
+def test_one_changed_byte(cli: Cli, model: str) -> None:
+    [one] = mirrored(cli, model)
+    done = cli("weights", "verify", "--store")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "1 tree, 2 files, 5.0 KB: all as mirrored.",
+        "The store: 1 copy, 5.0 KB: all as mirrored.",
+    ]
+    damaged = Path(one["folder"]) / "weights.bin"
+    spoil(damaged)
+    dry = cli("weights", "verify", "--dry-run")
+    assert dry.code == 1
+    assert dry.err == (
+        f"error: {damaged} has other bytes than were mirrored: weights.bin of {model}\n"
+    )
+    assert "Nothing was changed." in dry.out
+    assert damaged.exists()
+
+    done = cli("weights", "verify", model, "-o", "json")
+    assert done.code == 1
+    [fault] = done.json["faults"]
+    assert (fault["tree"], fault["path"]) == (one["name"], "weights.bin")
+    assert (done.json["withdrawn"], done.json["in_use"]) == ([one["name"]], {})
+    assert cli("weights", "verify", "--store").code == 0
+    [again] = mirrored(cli, model)
+    assert (again["fetched"], again["hit"]) == (5000, False)
+    assert cli("weights", "verify", again["name"][:10], "--store").code == 0
+
+
+def test_damage_that_a_running_job_has_mounted(cli: Cli, model: str) -> None:
+    [one] = mirrored(cli, model)
+    spoil(Path(one["folder"]) / "weights.bin")
+    claim = JobLock(Path(cli.env["PREFECT_BT_STATE_DIR"]))
+    claim.acquire("abc1234")
+    try:
+        cache_of(cli).acquire_tree(one["name"], holder="abc1234")
+        done = cli("weights", "verify")
+        assert done.code == 1
+        assert f"{one['name']} is damaged and stays in use by job abc1234" in done.err
+        assert cache_of(cli).find_tree(one["name"])
+    finally:
+        claim.release()
+
+
+@pytest.mark.slow
+def test_a_damaged_copy_in_the_store(cli: Cli, model: str) -> None:
+    [one] = mirrored(cli, model)
+    blobs = Path(cli.env["PREFECT_BT_STORE"]) / "weights" / "blobs"
+    large = next(path for path in blobs.rglob("*") if path.is_file() and path.stat().st_size > 10)
+    data = large.read_bytes()
+    large.unlink()
+    large.write_bytes(with_one_bit_changed(data))
+    assert cli("weights", "verify").code == 0
+    done = cli("weights", "verify", "--store", "-o", "json")
+    assert done.code == 1
+    assert (done.json["faults"], done.json["withdrawn"]) == ([], [])
+    assert done.json["store"]["withdrawn"] == [one["name"]]
+    assert done.json["store"]["faults"][0]["path"] == "weights.bin"
+    mirrored(cli, model)  # gives the store its copy again
+    assert cli("weights", "verify", "--store").code == 0
+    [listed] = cli("weights", "list", "-o", "json").json["trees"]
+    assert listed["where"] == "both"
+
+
+def test_a_name_that_is_not_known(cli: Cli, model: str) -> None:
+    mirrored(cli, model)
+    for arguments, place in (
+        (["verify"], "this machine"),
+        (["prune"], "this machine"),
+        (["prune", "--store"], "the store"),
+    ):
+        done = cli("weights", *arguments, "hf://o/none", "-o", "json")
+        assert (done.code, done.out) == (1, "")
+        assert f"No weights 'hf://o/none' on {place}. There are: {model} " in done.err
+
+
+def test_nothing_to_verify(cli: Cli) -> None:
+    done = cli("weights", "verify")
+    assert (done.code, done.out) == (0, "No weights are kept here.\n")

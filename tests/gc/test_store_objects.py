@@ -1,0 +1,118 @@
+"""What was left in the store: holds, claims, and uploads that were begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from prefect_bt.checkpoints.retention.holds import Hold
+from prefect_bt.codec import dumps
+from prefect_bt.gc.findings import OrphanKind
+from prefect_bt.gc.liveness import JobStores
+from prefect_bt.gc.store_objects import UploadScanner
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store.disk import DiskStore
+from prefect_bt.object_store.protocols import UnfinishedUpload
+from prefect_bt.weights.progress import ProgressMeter
+from prefect_bt.weights.store_copy.claims import Claimant
+from tests.gc.conftest import DAY, Site
+
+
+def test_holds_of_jobs_that_are_over(site: Site) -> None:
+    owner = site.ledger.get_job(site.job(JobState.COMPLETED))
+    prefix = f"training_projects/{owner.project_id}/jobs/{owner.id}/holds"
+    for job_id in (site.job(JobState.COMPLETED), site.job(JobState.RUNNING)):
+        hold = Hold(job_id, "job", time.time(), ())
+        site.ledger.store.put(f"{prefix}/{job_id}.json", dumps(hold).encode())
+    site.ledger.store.put(f"{prefix}/served.json", dumps(Hold("d", "deployment", 1.0, ())).encode())
+    (found,) = site.look().orphans
+    assert found.kind is OrphanKind.HOLD
+    assert site.clear() == []
+    assert len(list(site.ledger.store.list(prefix))) == 2
+
+
+def test_claims_whose_holder_is_dead(site: Site) -> None:
+    code = (
+        "import sys\n"
+        "from prefect_bt.object_store import open_store\n"
+        "from prefect_bt.weights.store_copy.single_flight import Claimant\n"
+        "from prefect_bt.weights.progress import ProgressMeter\n"
+        "snapshot = ProgressMeter('s', None).snapshot\n"
+        "claim = Claimant(open_store(sys.argv[1]), 'dead', get_progress=snapshot).try_acquire()\n"
+        "print(claim, flush=True); sys.stdin.read()\n"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, site.settings.store],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert b"Claim" in holder.stdout.readline()
+    assert site.kinds() == []
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    living = Claimant(
+        site.ledger.store, "living", get_progress=ProgressMeter("s", None).snapshot
+    ).try_acquire()
+    try:
+        (found,) = site.look().orphans
+        assert (found.kind, found.location) == (OrphanKind.CLAIM, "weights/claims/dead/1.json")
+        assert site.clear() == []
+        assert site.kinds() == []
+    finally:
+        living.release()
+    assert site.kinds() == [], "one that was given back keeps its number"
+
+
+def test_what_was_being_written_into_a_folder_store(site: Site) -> None:
+    temporary = site.root / "store" / ".prefect-bt-tmp" / "deadbeef"
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_bytes(b"half")
+    assert site.kinds() == []
+    long_ago = time.time() - 30 * DAY
+    os.utime(temporary, (long_ago, long_ago))
+    (found,) = site.look().orphans
+    assert (found.kind, found.bytes) == (OrphanKind.UPLOAD, 4)
+    assert site.clear() == []
+    assert not temporary.exists()
+
+
+class Begins(DiskStore):
+    """A folder in which uploads seem to have been begun."""
+
+    begun: tuple[UnfinishedUpload, ...] = ()
+
+    def list_unfinished_uploads(self) -> Iterator[UnfinishedUpload]:
+        yield from self.begun
+
+
+def test_an_upload_belongs_to_its_job_for_as_long_as_that_may_need_it(site: Site) -> None:
+    store = Begins(site.root / "store")
+    running, over = site.job(JobState.RUNNING), site.job(JobState.COMPLETED)
+    ended = Ledger(site.ledger.store, clock=lambda: time.time() - 3600)
+    long_over = site.job(JobState.COMPLETED, ledger=ended)
+
+    def begun(key: str, age: float) -> UnfinishedUpload:
+        return UnfinishedUpload(key, key, time.time() - age, 5)
+
+    prefix = "training_projects/p/jobs"
+    store.begun = (
+        begun(f"{prefix}/{running}/objects/x", 30 * DAY),
+        begun(f"{prefix}/{over}/objects/x", 3600),
+        begun(f"{prefix}/{long_over}/objects/late", 5),
+        begun(f"{prefix}/{long_over}/objects/x", 3600),
+        begun(f"{prefix}/unknown/workspace.tar", 3600),
+        begun(f"{prefix}/unknown/old.tar", 30 * DAY),
+        begun("weights/blobs/ab/new", 3600),
+        begun("weights/blobs/ab/old", 30 * DAY),
+    )
+    stores = JobStores(lambda url: Ledger(store), site.settings.store)
+    found = {one.location: one.reason for one in UploadScanner(stores, 7 * DAY).scan()}
+    assert list(found) == [store.begun[n].key for n in (3, 5, 7)]
+    assert found[store.begun[3].key] == "the job is completed"

@@ -1,0 +1,114 @@
+"""A job that another machine runs, seen from here: left alone until a person says otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import StateError
+from prefect_bt.host.job_lock import JobLock, host_id, is_this_host, lock_path
+from prefect_bt.jobs.recover import recover_job, recover_jobs
+from prefect_bt.jobs.stop import reconcile_job, stop_job
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store import open_store
+
+DEFINITION = {"name": "p", "job": {"image": {"base_image": "any"}}}
+ELSEWHERE = "box-7:/var/state"
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(open_store(str(tmp_path / "store")))
+
+
+def running(ledger: Ledger, host: str) -> str:
+    """A job whose attempt that host has begun."""
+    project = ledger.ensure_project("p")
+    job_id = ledger.reserve_job_id(project.id)
+    ledger.write_job(JobRecord(job_id, "training-job", project.id, "p", 1.0, definition=DEFINITION))
+    ledger.bind_run("run-1", job_id, host=host)
+    ledger.begin_attempt(job_id, flow_run_id="run-1", host=host)
+    for state in (JobState.CREATED, JobState.DEPLOYING, JobState.RUNNING):
+        ledger.append_event(job_id, state)
+    return job_id
+
+
+def leave_lock(ledger: Ledger, state_dir: Path, job_id: str) -> Path:
+    """As a process of this machine that ran the job before, and was killed, leaves it."""
+    claim = JobLock(state_dir)
+    claim.acquire(job_id)
+    claim.write_store_url(ledger.store.url)
+    claim.release()
+    return lock_path(state_dir, job_id)
+
+
+def test_it_is_not_taken_from_the_machine_that_runs_it_since(
+    ledger: Ledger, state_dir: Path
+) -> None:
+    job_id = running(ledger, ELSEWHERE)
+    leave_lock(ledger, state_dir, job_id)
+    assert list(recover_jobs(state_dir)) == []
+    reconcile_job(ledger, job_id)
+    assert ledger.get_state(job_id) is JobState.RUNNING
+    assert len(ledger.list_attempts(job_id)) == 1
+
+
+def test_what_is_left_here_of_it_goes(ledger: Ledger, state_dir: Path) -> None:
+    job_id = running(ledger, ELSEWHERE)
+    lock = leave_lock(ledger, state_dir, job_id)
+    assert not recover_job(ledger, job_id, state_dir=state_dir)
+    assert not lock.exists()
+
+
+def test_a_stop_says_whose_it_is_and_the_way_out(ledger: Ledger, state_dir: Path) -> None:
+    job_id = running(ledger, ELSEWHERE)
+    leave_lock(ledger, state_dir, job_id)
+    stop = f"prefect-bt stop --job-id {job_id} --abandoned"
+    way_out = f"It runs on box-7. If that machine is gone for good: {stop}"
+    assert way_out in stop_job(ledger, job_id, by="me")
+    with pytest.raises(StateError) as again:
+        stop_job(ledger, job_id, by="me")
+    assert way_out in str(again.value)
+    assert ledger.get_state(job_id) is JobState.RUNNING
+    stop_job(ledger, job_id, by="me", abandoned=True)
+    assert ledger.get_state(job_id) is JobState.STOPPED
+    assert "abandoned" in ledger.list_events(job_id)[-1].message
+    assert ledger.list_outcomes(job_id)[0].state is JobState.STOPPED
+
+
+def test_what_somebody_here_runs_is_not_abandoned(ledger: Ledger, state_dir: Path) -> None:
+    job_id = running(ledger, host_id(state_dir))
+    claim = JobLock(state_dir)
+    claim.acquire(job_id)
+    with pytest.raises(StateError, match="run by another process"):
+        stop_job(ledger, job_id, by="me", abandoned=True)
+    assert ledger.find_stop_request(job_id) is None
+    claim.release()
+
+
+def test_a_machine_is_known_by_its_folder_not_by_its_name(state_dir: Path) -> None:
+    here = host_id(state_dir)
+    assert here == host_id(state_dir)
+    _, _, folder = here.partition(":")
+    assert is_this_host(state_dir, f"renamed-since:{folder}")
+    assert is_this_host(state_dir, f"older-release:{state_dir}")
+    assert not is_this_host(state_dir, host_id(state_dir.with_name("another")))
+
+
+def test_a_retry_on_another_machine_tells_it_before_its_first_attempt(
+    ledger: Ledger, state_dir: Path
+) -> None:
+    job_id = running(ledger, host_id(state_dir))
+    assert ledger.get_host(job_id) == host_id(state_dir)
+    ledger.bind_run("run-1", job_id, host=ELSEWHERE)
+    assert ledger.get_host(job_id) == ELSEWHERE
+    assert len(ledger.list_runs(job_id)) == 1

@@ -1,0 +1,177 @@
+"""The job's record: ids, names, lifecycle and attempts, also with many writers at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import NotFoundError, StateError, StoreError
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.pinned_weights import load_pin
+from prefect_bt.ledger.records import JobRecord, Outcome
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_store import open_store
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(open_store(str(tmp_path / "store")))
+
+
+def make_job(ledger: Ledger, project: str = "my / project") -> JobRecord:
+    owner = ledger.ensure_project(project)
+    record = JobRecord(
+        id=ledger.reserve_job_id(owner.id),
+        name=ledger.reserve_job_name(owner.id),
+        project_id=owner.id,
+        project_name=owner.name,
+        created_at=ledger.now(),
+        definition={},
+    )
+    ledger.write_job(record)
+    return record
+
+
+def test_a_project_is_found_by_id_and_by_any_name(ledger: Ledger) -> None:
+    for name in ("plain", "owner/model style", "..", "ünï cödé %2F"):
+        made = ledger.ensure_project(name)
+        assert ledger.ensure_project(name) == made
+        assert ledger.get_project(name) == ledger.get_project(made.id) == made
+
+
+def test_an_unknown_project_lists_the_known(ledger: Ledger) -> None:
+    made = ledger.ensure_project("known")
+    with pytest.raises(NotFoundError, match=f"{made.id} \\(known\\)"):
+        ledger.get_project("unknown")
+
+
+@pytest.mark.parametrize("job_id", ["nojob00", "../../x", "", "a/b"])
+def test_an_unknown_job_is_one_sentence(ledger: Ledger, job_id: str) -> None:
+    with pytest.raises(NotFoundError, match="No job"):
+        ledger.get_job(job_id)
+
+
+def test_many_pushes_share_no_project_id_and_no_name(ledger: Ledger) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        jobs = list(pool.map(lambda _: make_job(ledger), range(24)))
+    assert len({job.project_id for job in jobs}) == 1
+    assert {job.name for job in jobs} == {f"job-{n}" for n in range(1, 25)}
+    assert len({job.id for job in jobs}) == 24
+    assert {job.id for job in ledger.list_jobs()} == {job.id for job in jobs}
+    assert len(ledger.list_projects()) == 1
+
+
+def test_lifecycle(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    for state in (JobState.DEPLOYING, JobState.RUNNING, JobState.COMPLETED):
+        ledger.append_event(job.id, state)
+    assert [event.state for event in ledger.list_events(job.id)] == [
+        JobState.CREATED,
+        JobState.DEPLOYING,
+        JobState.RUNNING,
+        JobState.COMPLETED,
+    ]
+    with pytest.raises(StateError, match="recreate"):
+        ledger.append_event(job.id, JobState.RUNNING)
+
+
+def test_only_one_of_many_ends_a_job(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    ledger.append_event(job.id, JobState.DEPLOYING)
+
+    def end(state: JobState) -> bool:
+        try:
+            ledger.append_event(job.id, state)
+        except StateError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(end, [JobState.STOPPED, JobState.FAILED] * 8))
+    assert ledger.get_state(job.id).terminal
+    assert len(ledger.list_events(job.id)) == 3
+    assert any(won)
+
+
+def test_attempts_count_up_and_never_back(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    with ThreadPoolExecutor(6) as pool:
+        numbers = list(pool.map(lambda _: ledger.begin_attempt(job.id), range(12)))
+    assert sorted(numbers) == list(range(12))
+    ledger.end_attempt(job.id, Outcome(0, JobState.FAILED, "first"))
+    ledger.end_attempt(job.id, Outcome(0, JobState.COMPLETED, "second"))
+    assert [outcome.message for outcome in ledger.list_outcomes(job.id)] == ["first"]
+
+
+def test_what_is_written_once_is_read_once(ledger: Ledger, tmp_path: Path) -> None:
+    """Who follows a job looks every second, over weeks."""
+    job = make_job(ledger)
+    ledger.append_event(job.id, JobState.CREATED)
+    ledger.begin_attempt(job.id)
+    seen = ledger.list_events(job.id), ledger.list_attempts(job.id)
+    for file in [*tmp_path.glob("**/events/*.json"), *tmp_path.glob("**/attempt.json")]:
+        file.write_text("never asked for again")
+    assert (ledger.list_events(job.id), ledger.list_attempts(job.id)) == seen
+    ledger.append_event(job.id, JobState.DEPLOYING)
+    assert ledger.get_state(job.id) is JobState.DEPLOYING
+
+
+def test_a_stop_is_asked_once(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    assert ledger.find_stop_request(job.id) is None
+    assert ledger.request_stop(job.id, by="a user")
+    assert not ledger.request_stop(job.id, by="another")
+    request = ledger.find_stop_request(job.id)
+    assert request is not None
+    assert request.by == "a user"
+    ledger.delete_stop_request(job.id)
+    assert ledger.find_stop_request(job.id) is None
+
+
+def test_a_run_is_bound_to_one_job(ledger: Ledger) -> None:
+    one, two = make_job(ledger), make_job(ledger)
+    assert ledger.bind_run("run-1", one.id, url="http://ui/1") == one.id
+    assert ledger.bind_run("run-1", two.id) == one.id
+    assert ledger.find_job_of_run("run-1") == one.id
+    assert [(run.flow_run_id, run.url) for run in ledger.list_runs(one.id)] == [
+        ("run-1", "http://ui/1")
+    ]
+
+
+def test_an_id_reserved_without_a_job_is_no_job(ledger: Ledger) -> None:
+    owner = ledger.ensure_project("p")
+    reserved = ledger.reserve_job_id(owner.id)
+    assert ledger.list_jobs() == []
+    ledger.release_job_id(reserved)
+    with pytest.raises(NotFoundError):
+        ledger.get_state(reserved)
+
+
+def test_the_first_revision_of_a_source_is_the_jobs(ledger: Ledger) -> None:
+    job = make_job(ledger)
+    assert ledger.read_pinned_weights(job.id) == {}
+    first = ledger.pin_weights(job.id, "k1", "rev-a", files=3, size=100)
+    assert ledger.pin_weights(job.id, "k1", "rev-b", files=4, size=200) == first
+    ledger.pin_weights(job.id, "k2", "rev-c")
+    pins = ledger.read_pinned_weights(job.id)
+    assert pins["k1"] == first
+    assert (first.revision, first.files, first.bytes) == ("rev-a", 3, 100)
+    assert {key: pin.revision for key, pin in pins.items()} == {"k1": "rev-a", "k2": "rev-c"}
+    assert ledger.read_pinned_weights(make_job(ledger).id) == {}
+
+
+@pytest.mark.parametrize("revision", ["../../../etc", "/etc", "", ".", "..", "a\n", "a\0"])
+def test_a_forged_revision_of_a_source_is_no_part_of_a_path(ledger: Ledger, revision: str) -> None:
+    job = make_job(ledger)
+    ledger.pin_weights(job.id, "k1", revision)
+    for read in (ledger.read_pinned_weights, lambda one: ledger.pin_weights(one, "k1", "rev-b")):
+        with pytest.raises(StoreError, match=r"is no revision\. It was damaged or forged"):
+            read(job.id)
+
+
+@pytest.mark.parametrize("data", [b"{", b"null", b"[]", b"\xff", b'{"a": 7}', b"[" * 200_000])
+def test_a_damaged_pin_is_one_error(data: bytes) -> None:
+    with pytest.raises(StoreError, match=r"pins/k1\.json (is no record|pins weights)"):
+        load_pin(data, key="pins/k1.json")

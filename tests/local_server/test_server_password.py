@@ -1,0 +1,366 @@
+"""Access to the server of `up`: requests without its password, and clients that find it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from base64 import b64encode
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import httpx
+import pytest
+from prefect import flow
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import get_client
+from prefect.states import Completed, Running
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
+
+from prefect_bt.local_server import server
+from prefect_bt.local_server.discovery import read_server, write_server
+from prefect_bt.local_server.password import (
+    CLIENT_VARIABLE,
+    auth_file,
+    read_auth,
+)
+from prefect_bt.local_server.setup import DEPLOYMENT, use_api
+from tests.e2e.conftest import Machine, call
+from tests.forked import Forked
+from tests.plain_server import plain_server
+from tests.ports import free_port
+from tests.prefect_server import PrefectServer
+
+pytest_plugins = ["tests.prefect_server"]
+
+NOBODY = 65534
+PREFECT = [Subprotocol("prefect")]
+
+
+def basic(auth: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {b64encode(auth.encode()).decode()}"}
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deployment(prefect_api: str) -> str:
+    with get_client(sync_client=True) as client:
+        return str(client.read_deployment_by_name(DEPLOYMENT).id)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("auth", ["", "prefect-bt:", "admin:pass", "prefect-bt:guessed"])
+def test_without_the_password_nothing_is_read_and_no_run_is_made(
+    prefect_server: PrefectServer, prefect_api: str, deployment: str, auth: str
+) -> None:
+    secret = f"planted-{uuid4().hex}"
+    document = Secret.model_validate({"value": secret}).save(f"planted-{uuid4().hex}")
+    headers = basic(auth) if auth else {}
+    mark = f"unasked-{uuid4().hex}"
+    run = {"name": mark, "parameters": {"definition": {}}}
+    asked = [
+        httpx.get(
+            f"{prefect_api}/block_documents/{document}?include_secrets=true", headers=headers
+        ),
+        httpx.post(
+            f"{prefect_api}/block_documents/filter", json={"include_secrets": True}, headers=headers
+        ),
+        httpx.post(
+            f"{prefect_api}/deployments/{deployment}/create_flow_run", json=run, headers=headers
+        ),
+        httpx.get(f"{prefect_api}/admin/settings", headers=headers),
+    ]
+    assert [answer.status_code for answer in asked] == [401] * len(asked)
+    assert not any(secret in answer.text for answer in asked)
+    named = {"flow_runs": {"name": {"any_": [mark]}}}
+    found = httpx.post(
+        f"{prefect_api}/flow_runs/filter", json=named, headers=basic(prefect_server.auth)
+    )
+    assert found.json() == []
+    # Who checks whether it lives needs none.
+    assert httpx.get(f"{prefect_api}/health").text == "true"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "host",
+    ["evil.test", "127.0.0.1.evil.test:{port}", "localhost.evil.test", "127.0.0.2:{port}",
+     "0.0.0.0", "evil.test@127.0.0.1", "[::1].evil.test", "127.0.0.1:x", "localhost.:{port}", ""],
+)  # fmt: skip
+def test_a_foreign_host_is_refused_with_and_without_the_password(
+    prefect_server: PrefectServer, host: str
+) -> None:
+    url = httpx.URL(prefect_server.api_url)
+    for headers in ({}, basic(prefect_server.auth)):
+        for path in ("/api/admin/version", "/api/health", "/ui-settings", "/"):
+            named = {**headers, "Host": host.format(port=url.port)}
+            assert httpx.get(url.copy_with(path=path), headers=named).status_code == 421
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}", "LocalHost"]
+)
+def test_its_own_names_are_answered(prefect_server: PrefectServer, host: str) -> None:
+    url = httpx.URL(prefect_server.api_url)
+    named = {"Host": host.format(port=url.port)}
+    for auth, status in (("", 401), (prefect_server.auth, 200)):
+        headers = {**named, **(basic(auth) if auth else {})}
+        assert httpx.get(f"{url}/admin/version", headers=headers).status_code == status
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "origin", ["http://evil.test", "null", "http://127.0.0.1:1", "https://127.0.0.1"]
+)
+def test_a_foreign_origin_is_let_read_nothing(prefect_server: PrefectServer, origin: str) -> None:
+    url = f"{prefect_server.api_url}/admin/version"
+    asks = {
+        "Access-Control-Request-Method": "GET",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    for auth in ({}, basic(prefect_server.auth)):
+        for answer in (
+            httpx.get(url, headers={"Origin": origin, **auth}),
+            httpx.options(url, headers={"Origin": origin, **asks, **auth}),
+        ):
+            assert answer.status_code == 403
+            assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.integration
+def test_its_own_ui_may_read_and_is_shown_in_no_frame(prefect_server: PrefectServer) -> None:
+    ui = prefect_server.api_url.removesuffix("/api")
+    for origin in (ui, ui.replace("127.0.0.1", "localhost")):
+        headers = {"Origin": origin, **basic(prefect_server.auth)}
+        answer = httpx.get(f"{prefect_server.api_url}/admin/version", headers=headers)
+        assert answer.headers["access-control-allow-origin"] == origin
+    policy = httpx.get(ui, follow_redirects=True).headers["content-security-policy"]
+    assert policy == "frame-ancestors 'self'"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "path", ["/events/out", "/events/in", "/logs/out", "/task_runs/subscriptions/scheduled"]
+)
+def test_sockets_ask_for_the_password_too(prefect_server: PrefectServer, path: str) -> None:
+    url = prefect_server.api_url.replace("http", "ws", 1) + path
+    here = urlsplit(url)
+    with pytest.raises(InvalidStatus, match="403"):
+        connect(url, subprotocols=PREFECT, additional_headers={"Origin": "http://evil.test"})
+    with (
+        socket.create_connection((here.hostname, here.port)) as connection,
+        pytest.raises(InvalidStatus, match="403"),
+    ):
+        connect(url.replace("127.0.0.1", "evil.test"), subprotocols=PREFECT, sock=connection)
+    with pytest.raises((InvalidStatus, ConnectionClosed)):
+        connect(url).recv(200)
+    for token in (None, "", "guessed:guessed"):
+        with connect(url, subprotocols=PREFECT) as one:
+            one.send(json.dumps({"type": "auth", "token": token}))
+            with pytest.raises(ConnectionClosed):
+                one.recv(200)
+    with connect(url, subprotocols=PREFECT) as one:
+        one.send(json.dumps({"type": "auth", "token": prefect_server.auth}))
+        assert json.loads(one.recv(200)) == {"type": "auth_success"}
+
+
+@pytest.mark.integration
+def test_the_password_is_in_no_command_line_log_or_other_file(served_machine: Machine) -> None:
+    auth = read_auth(served_machine.state_dir)
+    assert len(auth) > 40
+    known = read_server(served_machine.state_dir) or {}
+    for role in ("server", "worker", "caretaker"):
+        command = Path(f"/proc/{known[f'{role}_pid']}/cmdline")
+        if command.exists():
+            assert auth.encode() not in command.read_bytes()
+    told = served_machine.process("up")
+    assert auth not in told.stdout + told.stderr
+    assert 'PREFECT_API_AUTH_STRING="$(cat ' in told.stdout + told.stderr
+    holding = [
+        file.relative_to(served_machine.root).as_posix()
+        for file in served_machine.root.rglob("*")
+        if file.is_file() and not file.is_symlink() and auth.encode() in file.read_bytes()
+    ]
+    assert holding == ["state/server-auth"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("url", [True, False])
+def test_commands_find_it_with_and_without_an_address(served_machine: Machine, url: bool) -> None:
+    """Run commands in a shell with only the address exported, which older releases needed."""
+    address = {"PREFECT_API_URL": served_machine.api_url.replace("127.0.0.1", "localhost")}
+    told = served_machine.process(
+        "push", str(served_machine.folder("true\n")), "--deployment", "train/nobodys", check=False,
+        **(address if url else {}),
+    )  # fmt: skip
+    assert "No deployment is called 'train/nobodys'" in told.stderr
+    assert "train/train" in told.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("url", [True, False])
+def test_a_job_in_a_process_of_its_own_reports_to_the_server(
+    served_machine: Machine, url: bool
+) -> None:
+    address = {"PREFECT_API_URL": served_machine.api_url} if url else {}
+    pushed = served_machine.process(
+        "push", str(served_machine.folder("true\n")), "-o", "json", **address
+    )
+    job_id = json.loads(pushed.stdout)["id"]
+    served_machine.wait(job_id, "COMPLETED")
+    (run,) = served_machine.ledger.list_runs(job_id)
+    assert call(served_machine, "GET", f"flow_runs/{run.flow_run_id}")["name"]
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("first", ["import prefect", "import prefect_bt"])
+def test_a_program_needs_nothing_but_the_address(served_machine: Machine, first: str) -> None:
+    """Save a block and call a flow, as a notebook does."""
+    config = served_machine.folder("true\n")
+    program = f"""
+{first}
+from prefect_bt.blocks import RetryPolicy
+from prefect_bt.flows.train import train
+RetryPolicy(user=1).save("of-a-notebook", overwrite=True)
+train({str(config)!r})
+"""
+    address = {"PREFECT_API_URL": served_machine.api_url}
+    environment = {**served_machine.environment, **address}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    path = "block_types/slug/prefect-bt-retry-policy/block_documents/name/of-a-notebook"
+    assert call(served_machine, "GET", path)["data"]["user"] == 1
+
+
+# --- other users, older releases --------------------------------------------------------------
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Create a state folder and a Prefect home that other users can enter, a common default."""
+    root = Path(tempfile.mkdtemp(prefix="entered-"))  # in a folder of pytest nobody else can
+    root.chmod(0o755)
+    for variable, name in (
+        ("PREFECT_BT_STATE_DIR", "state"),
+        ("PREFECT_BT_STORE", "store"),
+        ("PREFECT_HOME", "prefect"),
+    ):
+        (root / name).mkdir(mode=0o755)
+        (root / name).chmod(0o755)
+        monkeypatch.setenv(variable, str(root / name))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.delenv(CLIENT_VARIABLE, raising=False)
+    monkeypatch.setattr(server, "_SERVER_TIMEOUT", 900.0)
+    monkeypatch.setattr(server, "_WORKER_TIMEOUT", 900.0)
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def going(api_url: str) -> Generator[None]:
+    """Keep a flow run going until the end of the block."""
+
+    @flow
+    def long() -> None: ...
+
+    with use_api(api_url), get_client(sync_client=True) as client:
+        run = client.create_flow_run(long, name="still-going", state=Running())
+        yield
+        client.set_flow_run_state(run.id, Completed(), force=True)
+
+
+INTRUDER = """
+import encodings.idna, os, sys, urllib.request, urllib.error
+os.setgroups([]); os.setgid({user}); os.setuid({user})
+root, url, *pids = sys.argv[1:]
+for path in [f"{{root}}/state/server-auth", f"{{root}}/prefect/prefect.db",
+             f"{{root}}/prefect/prefect.db-wal", *(f"/proc/{{pid}}/environ" for pid in pids)]:
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+        print("read", path)
+    except OSError as error:
+        print(type(error).__name__)
+os.stat(root + "/state")  # so it is the files that are closed
+try:
+    print(urllib.request.urlopen(url + "/block_documents/filter", data=b"{{}}").status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_server_without_a_password_is_replaced_and_another_user_gets_nowhere(home: Path) -> None:
+    """Replace the server of an older release; then delete the file, and `up` restores it."""
+    state, told = home / "state", []
+    with plain_server(home / "prefect") as (api_url, old):
+        running = {"server_pid": old.pid, "server_started": old.started}
+        ui = api_url.removesuffix("/api")
+        write_server(state, {"api_url": api_url, "ui_url": ui, **running})
+        with going(api_url):
+            spared = server.up(worker=False, echo=told.append)
+            assert spared["already_up"] and old.is_alive
+            assert not spared["export"] and not any("password once" in line for line in told)
+            assert any(line.startswith("WARNING") and "still-going" in line for line in told)
+        known = server.up(echo=told.append)
+    try:
+        assert any("asks for no password; replacing it" in line for line in told)
+        assert known["api_url"] == api_url
+        assert not old.is_alive
+        auth = read_auth(state)
+        assert httpx.get(f"{api_url}/admin/version").status_code == 401
+        assert httpx.get(f"{api_url}/admin/version", headers=basic(auth)).status_code == 200
+
+        pids = [known[f"{role}_pid"] for role in ("server", "worker", "caretaker")]
+        intruder = Forked(INTRUDER.format(user=NOBODY), [home, api_url, *pids])
+        found, error = intruder.communicate(200)
+        assert found.split() == ["PermissionError"] * 6 + ["401"], error
+
+        auth_file(state).unlink()
+        again = server.up(echo=told.append)
+        assert again["already_up"] and read_auth(state) == auth
+        assert any("was missing or damaged" in line for line in told)
+    finally:
+        server.down(force=True, echo=told.append)
+    assert read_auth(state) == auth
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_new_password_as_documented(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run `down`, delete the file, run `up`, in a shell with the exported line."""
+    first = server.up(worker=False, port=free_port(), echo=lambda _: None)
+    old = read_auth(home / "state")
+    monkeypatch.setenv("PREFECT_API_URL", first["api_url"])
+    monkeypatch.setenv(CLIENT_VARIABLE, old)
+    server.down(force=True, echo=lambda _: None)
+    auth_file(home / "state").unlink()
+    second = server.up(worker=False, port=urlsplit(first["api_url"]).port, echo=lambda _: None)
+    try:
+        new = read_auth(home / "state")
+        url = f"{second['api_url']}/admin/version"
+        told = [httpx.get(url, headers=basic(auth)).status_code for auth in (old, new)]
+        assert told == [401, 200]
+    finally:
+        server.down(force=True, echo=lambda _: None)

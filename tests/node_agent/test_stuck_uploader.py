@@ -1,0 +1,102 @@
+"""An uploader without any progress: it must not keep its job from ending."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.host import processes
+from prefect_bt.node_agent.upload_watchdog import UploaderConfig, UploaderProcess
+from tests.node_agent.rig import wait_until
+
+STOPS = """
+printf '{"updated_at": 1.0, "current": "checkpoint-1", "file": "checkpoint-1/w.bin"}' > "$6.part"
+mv "$6.part" "$6"
+cat > /dev/null
+kill -STOP $$
+"""
+
+WORKS = """
+cat > /dev/null
+for work in 1 2 3 4 5 6 7 8; do
+    printf '{"updated_at": 1.0, "work": %s}' $work > "$6.part"; mv "$6.part" "$6"; sleep 0.5
+done
+printf '{"updated_at": 1.0, "flushed": true}' > "$6.part"; mv "$6.part" "$6"
+"""
+
+
+def uploader(folder: Path, script: str, *, patience: float) -> UploaderProcess:
+    (folder / "ckpts").mkdir()
+    (folder / "script").write_text(script)
+    job = UploaderConfig(
+        command=("/bin/sh", str(folder / "script")),
+        plan=folder / "plan.json",
+        directory=folder / "ckpts",
+        status=folder / "upload.json",
+        log=folder / "log",
+        environment=dict(os.environ),
+        rank=3,
+        stall_timeout=patience,
+    )
+    return UploaderProcess(job)
+
+
+def flush(made: UploaderProcess) -> None:
+    """Watch and reap it until the flush is over, as the agent does."""
+    made.ensure_running()
+    made.flush()
+
+    def turn() -> bool:
+        if made.pid is not None:
+            pid, status = os.waitpid(made.pid, os.WNOHANG)
+            if pid:
+                made.on_exit(status)
+        made.ensure_running()
+        return made.is_finished
+
+    wait_until(turn, "the flush did not end")
+
+
+def test_one_that_is_stopped_is_killed_and_in_the_end_given_up(tmp_path: Path) -> None:
+    made = uploader(tmp_path, STOPS, patience=0.3)
+    flush(made)
+    assert made.pid is None
+    assert (
+        "made no progress" in made.failure_reason()
+        and "was killed 2 times" in made.failure_reason()
+    )
+    assert "checkpoint-1/w.bin (rank 3)" in made.failure_reason()
+
+
+@pytest.mark.slow
+def test_a_slow_uploader_is_not_killed(tmp_path: Path) -> None:
+    made = uploader(tmp_path, WORKS, patience=2.0)
+    flush(made)
+    assert made.failure_reason() == ""
+
+
+def test_one_that_does_not_even_die_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave it unreaped, as if in a system call that does not return."""
+    monkeypatch.setattr("prefect_bt.node_agent.upload_watchdog.KILL_TIMEOUT", 0.0)
+    made = uploader(tmp_path, STOPS, patience=0.2)
+    made.ensure_running()
+    made.flush()
+
+    def turn() -> bool:
+        made.ensure_running()
+        return made.is_finished
+
+    wait_until(turn, "it was waited for")
+    assert made.pid is not None
+    assert (
+        "made no progress" in made.failure_reason()
+        and "killed, but did not end" in made.failure_reason()
+    )
+    os.kill(made.pid, signal.SIGKILL)
+    os.waitpid(made.pid, 0)
+    assert made.pid not in processes.list_processes()

@@ -1,0 +1,28 @@
+"""A real S3 server, a proxy before it that can be told to fail, and a bucket in it."""
+
+import pytest
+
+from tests.checkpoints.buckets import Bucket, use
+from tests.object_store.faulty import FaultyServer
+from tests.s3_server import shared_s3
+
+
+@pytest.fixture(scope="session")
+def upstream():
+    return shared_s3()
+
+
+@pytest.fixture
+def server(upstream, monkeypatch):
+    """The environment points at it."""
+    with FaultyServer(upstream) as faulty:
+        use(monkeypatch, faulty.url)
+        yield faulty
+
+
+@pytest.fixture
+def bucket(server):
+    """Spoken to without the proxy."""
+    made = Bucket(server.upstream)
+    yield made
+    made.empty()

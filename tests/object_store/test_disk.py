@@ -1,0 +1,291 @@
+"""What only the disk store can be asked: races between processes, kills, full disks."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import ObjectExists, StoreError
+from prefect_bt.object_store.disk import DiskStore
+from prefect_bt.object_store.protocols import SupportsLinks
+
+RACER = """
+import sys, time
+from prefect_bt.errors import ObjectExists
+from prefect_bt.object_store import open_store
+store, me, start = open_store(sys.argv[1]), sys.argv[2].encode(), float(sys.argv[3])
+time.sleep(max(0, start - time.time()))
+won = 0
+for number in range(100):
+    try:
+        store.create(f"race/{number}", me * 50)
+        won += 1
+    except ObjectExists:
+        pass
+print(won)
+"""
+
+WRITER = """
+import sys
+from pathlib import Path
+from prefect_bt.object_store import open_store
+store = open_store(sys.argv[1])
+print("ready", flush=True)
+while True:
+    store.upload("big", Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_one_of_many_processes_creates(tmp_path):
+    start = time.time() + 1.0
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(tmp_path), str(me), str(start)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for me in range(4)
+    ]
+    won = [int(racer.communicate(timeout=200)[0]) for racer in racers]
+    assert sum(won) == 100
+    store = DiskStore(tmp_path)
+    assert all(len(set(store.get(info.key))) == 1 for info in store.list("race"))
+    assert not list((tmp_path / ".prefect-bt-tmp").iterdir())
+
+
+@pytest.mark.slow
+def test_a_killed_upload_leaves_nothing_in_sight(tmp_path):
+    source, root = tmp_path / "source", tmp_path / "store"
+    source.write_bytes(os.urandom(1 << 20) * 16)
+    digest = sha256(source.read_bytes()).hexdigest()
+    for round_ in range(4):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(root), str(source)], stdout=subprocess.PIPE
+        )
+        assert writer.stdout and writer.stdout.readline()
+        time.sleep(0.02 + 0.03 * round_)
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        for info in DiskStore(root).list(""):
+            assert info.key == "big"
+            assert sha256(DiskStore(root).get("big")).hexdigest() == digest
+    # A kill may interrupt the step from an old object to a new one, and leaves one file then.
+    assert len(list((root / ".prefect-bt-tmp").iterdir())) <= 4
+
+
+def test_a_killed_first_upload_leaves_no_byte(tmp_path):
+    source, root = tmp_path / "source", tmp_path / "store"
+    source.touch()
+    os.truncate(source, 8 << 30)
+    command = [sys.executable, "-c", WRITER, str(root), str(source)]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout and writer.stdout.readline()
+        held = Path(f"/proc/{writer.pid}/fd")
+        # In the middle of it: the process holds a file of the store's that has no name. An empty
+        # one may be the store's first try, whether the file system can have such files.
+        while not any(str(root) in _link(fd) and _size(fd) > 0 for fd in held.iterdir()):
+            assert writer.poll() is None
+            time.sleep(0.001)
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def _link(path):
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _size(path):
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [0, 5, (16 << 20) - 1, 16 << 20, (48 << 20) + 7])
+def test_upload_exact_copies_hashes_and_tells(tmp_path, size):
+    source = tmp_path / "source"
+    data = os.urandom(1 << 20) * (size // (1 << 20)) + os.urandom(size % (1 << 20))
+    source.write_bytes(data)
+    store, told = DiskStore(tmp_path / "store"), []
+    store.upload_verified("x", source, sha256=sha256(data).hexdigest(), on_bytes=told.append)
+    assert store.get("x") == data
+    assert sum(told) == size
+
+
+def test_a_source_that_the_kernel_makes_up(tmp_path):
+    """Its size reads as 0, and the kernel copies nothing of it."""
+    store = DiskStore(tmp_path)
+    store.upload("x", Path("/proc/self/status"))
+    assert store.get("x").startswith(b"Name:")
+
+
+def test_private_copies_are_swept_when_a_day_old(tmp_path):
+    private = tmp_path / ".prefect-bt-tmp"
+    private.mkdir()
+    (private / "old").write_bytes(b"x")
+    (private / "young").write_bytes(b"x")
+    os.utime(private / "old", (1, 1))
+    store = DiskStore(tmp_path)
+    store.put("a", b"")
+    assert [path.name for path in private.iterdir()] == ["young"]
+    assert [info.key for info in store.list("")] == ["a"]
+    with pytest.raises(StoreError):
+        store.get(".prefect-bt-tmp/young")
+
+
+def test_deleting_leaves_no_empty_folders(tmp_path):
+    store = DiskStore(tmp_path)
+    store.put("a/b/c", b"")
+    store.put("a/d", b"")
+    store.delete("a/b/c")
+    assert not (tmp_path / "a/b").exists()
+    store.delete("a/d")
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_delete_beside_put(tmp_path):
+    code = (
+        "import sys; from prefect_bt.object_store import open_store; s = open_store(sys.argv[1])\n"
+        "for n in range(400): s.put(f'x/y/{sys.argv[2]}', b''); s.delete(f'x/y/{sys.argv[2]}')"
+    )
+    two = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], stderr=subprocess.PIPE)
+        for name in "ab"
+    ]
+    assert [process.communicate(timeout=200)[1] for process in two] == [b"", b""]
+
+
+def test_a_folder_in_the_way(tmp_path):
+    store = DiskStore(tmp_path)
+    store.put("a/b", b"")
+    with pytest.raises(StoreError):
+        store.put("a", b"")
+    with pytest.raises(StoreError):
+        store.put("a/b/c", b"")
+    with pytest.raises(ObjectExists):
+        store.create("a", b"")
+
+
+def test_a_name_too_long_says_so(tmp_path):
+    with pytest.raises(StoreError, match="too long"):
+        DiskStore(tmp_path).put("x" * 300, b"")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_says_so_and_stays_clean(tiny_disk, tmp_path):
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * (2 << 20))
+    digest = sha256(source.read_bytes()).hexdigest()
+    store = DiskStore(tiny_disk)
+    store.put("before", b"1")
+    for act in (
+        lambda: store.upload("big", source),
+        lambda: store.upload_verified("big", source, sha256=digest),
+        lambda: store.put("big", source.read_bytes()),
+        lambda: store.create("big", source.read_bytes()),
+    ):
+        with pytest.raises(StoreError, match=r"disk is full.*Free space"):
+            act()
+        assert [info.key for info in store.list("")] == ["before"]
+    store.put("after", b"x" * 500_000)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_no_right_to_write(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StoreError, match="write access"):
+        DiskStore(tmp_path).put("a", b"")
+
+
+def test_an_adopted_file_is_the_object(tmp_path):
+    source, store = tmp_path / "source", DiskStore(tmp_path / "store")
+    source.write_bytes(b"0123456789")
+    assert isinstance(store, SupportsLinks)
+    assert store.find_local_path("a/b") is None
+    assert store.link_file("a/b%2Fc ü", source)
+    lent = store.find_local_path("a/b%2Fc ü")
+    assert lent is not None and lent.samefile(source)
+    assert store.get("a/b%2Fc ü") == b"0123456789"
+    assert [(info.key, info.size) for info in store.list("")] == [("a/b%2Fc ü", 10)]
+    store.put("a/b%2Fc ü", b"other")
+    assert (lent.read_bytes(), source.read_bytes()) == (b"other", b"0123456789")
+    store.delete("a/b%2Fc ü")
+    assert source.read_bytes() == b"0123456789"
+
+
+def test_an_object_that_is_there_is_kept_by_adoption(tmp_path):
+    source, store = tmp_path / "source", DiskStore(tmp_path / "store")
+    source.write_bytes(b"new")
+    store.put("x", b"old")
+    assert store.link_file("x", source)
+    assert store.get("x") == b"old"
+    store.put("folder/x", b"")
+    assert not store.link_file("folder", source)
+    assert store.find_local_path("folder") is None
+    assert not store.link_file("x/y", source)
+
+
+def test_what_cannot_be_adopted(tmp_path):
+    source, link, store = tmp_path / "source", tmp_path / "link", DiskStore(tmp_path / "store")
+    with pytest.raises(FileNotFoundError):
+        store.link_file("x", source)
+    source.write_bytes(b"x")
+    link.symlink_to(source)
+    assert not store.link_file("x", link)
+    assert not store.link_file("x", tmp_path)
+    with pytest.raises(StoreError):
+        store.link_file("../x", source)
+    with pytest.raises(StoreError):
+        store.find_local_path("../source")
+    assert list(store.list("")) == []
+
+
+def test_no_adoption_from_another_disk(tiny_disk, tmp_path):
+    source, store = tmp_path / "source", DiskStore(tiny_disk)
+    source.write_bytes(b"x")
+    assert not store.link_file("a/x", source)
+    assert list(store.list("")) == []
+
+
+def test_adoption_beside_deletion(tmp_path):
+    """A folder that was found empty may go while a file is to be linked into it."""
+    (tmp_path / "source").write_bytes(b"x")
+    code = (
+        "import sys; from pathlib import Path; from prefect_bt.object_store.disk import DiskStore\n"
+        "root = Path(sys.argv[1]); s, key = DiskStore(root / 'store'), f'x/y/{sys.argv[2]}'\n"
+        "for n in range(400):\n"
+        "    assert s.link_file(key, root / 'source')\n"
+        "    s.delete(key)\n"
+    )
+    two = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], stderr=subprocess.PIPE)
+        for name in "ab"
+    ]
+    assert [process.communicate(timeout=200)[1] for process in two] == [b"", b""]
+    assert (tmp_path / "source").stat().st_nlink == 1

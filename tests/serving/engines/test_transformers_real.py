@@ -1,0 +1,340 @@
+"""The real thing: `transformers serve` over tiny real models, asked with the OpenAI library.
+
+One server answers for all of them, since nine tenths of its time are imports; soak starts others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prefect_bt.serving.engines import transformers_server
+from prefect_bt.serving.rollout.gate import parse_gate, run_gate
+from prefect_bt.serving.rollout.readiness import (
+    explain_log_tail,
+    find_readiness_problem,
+    render_silence,
+)
+from tests.optional import needs
+from tests.ports import free_port
+
+pytestmark = [
+    needs("torch", "transformers", "peft", "openai", "fastapi", "python_multipart", "soundfile"),
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
+
+ODD = "Modèle: run--1 @v0"
+# Name -> folder of tiny.py
+FULL = {"base": "base", "merged": "merged", "plain": "plain", ODD: "untokenized"}
+ADAPTERS = {"checkpoint-10": "checkpoint-10", "v0/checkpoint-20": "checkpoint-20"}
+NAMES = [*FULL, *ADAPTERS, "whisper"]
+PROMPT = "Once upon a time "
+TOKENS = 24
+ENGINE_KEY = "the-key-of-this-server-process"
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[bytes]
+    address: str
+    models: Path
+    log: Path
+
+    @property
+    def client(self) -> Any:
+        import openai
+
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=ENGINE_KEY, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """PyTorch's threads wait by spinning, which takes a busy machine from the others."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Path]:
+    from tests.serving import tiny
+
+    folder = tmp_path_factory.mktemp("serving") / "models"
+    tiny.write(folder)
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o555)
+    yield folder
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[Server]:
+    whole = [document(name, models / folder) for name, folder in FULL.items()]
+    adapters = [document(name, models / folder, "lora") for name, folder in ADAPTERS.items()]
+    with started(models, [*whole, *adapters, document("whisper", models / "whisper")]) as server:
+        until_ready(server, NAMES)
+        yield server
+
+
+@contextmanager
+def started(models: Path, served: list[dict[str, str]]) -> Iterator[Server]:
+    server = start(models.parent, models, served)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def document(name: str, path: Path, kind: str = "full") -> dict[str, str]:
+    return {"name": name, "path": str(path), "kind": kind}
+
+
+def damage(whole: Path, damaged: Path) -> None:
+    damaged.mkdir()
+    for file in whole.iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes())
+    (damaged / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
+
+
+def start(root: Path, models: Path, served: list[dict[str, str]]) -> Server:
+    port = free_port()
+    file, log = root / f"served-{port}.json", root / f"log-{port}"
+    file.write_text(json.dumps({"models": served, "base": str(models / "base")}))
+    line = [sys.executable, transformers_server.__file__, file, "--port", str(port)]
+    environment = {"BT_SCRATCH_DIR": str(root), "HOME": str(root), "OMP_NUM_THREADS": "1"}
+    environment["PREFECT_BT_ENGINE_KEY"] = ENGINE_KEY
+    with log.open("wb") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output, env=environment)
+    return Server(process, f"http://127.0.0.1:{port}", models, log)
+
+
+def until_ready(server: Server, names: list[str], seconds: float = 500) -> None:
+    end, missing = time.monotonic() + seconds, "nobody looked"
+    while time.monotonic() < end and server.process.poll() is None:
+        missing = find_readiness_problem(server.address, names, key=ENGINE_KEY)
+        if missing is None:
+            return
+        time.sleep(0.5)
+    pytest.fail(f"{missing}\n{server.log.read_text()[-4000:]}")
+
+
+@pytest.fixture(scope="module")
+def generated(server: Server) -> dict[str, tuple[str, int]]:
+    """By the training side: name -> what follows PROMPT greedily, and of how many tokens."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = server.models / "base"
+    words = AutoTokenizer.from_pretrained(base)
+    prompt = words(PROMPT, return_tensors="pt")
+    found: dict[str, tuple[str, int]] = {}
+    for name, folder in {**FULL, **ADAPTERS}.items():
+        model = AutoModelForCausalLM.from_pretrained(
+            base if name in ADAPTERS else server.models / folder
+        )
+        if name in ADAPTERS:
+            model = PeftModel.from_pretrained(model, server.models / folder)
+        row = model.eval().generate(**prompt, max_new_tokens=TOKENS, do_sample=False)[0]
+        new = row[prompt["input_ids"].shape[1] :]
+        found[name] = (words.decode(new, skip_special_tokens=True), len(new))
+    return found
+
+
+def complete(server: Server, name: str) -> tuple[str, int]:
+    answer = server.client.completions.create(
+        model=name, prompt=PROMPT, max_tokens=TOKENS, temperature=0
+    )
+    return answer.choices[0].text, answer.usage.completion_tokens
+
+
+def test_every_chosen_name_is_listed(server: Server) -> None:
+    """What the server takes for another id is listed under both, and answers under both."""
+    listed = [model.id for model in server.client.models.list()]
+    assert sorted(listed) == sorted([*NAMES, transformers_server.encode_model_id(ODD)])
+    assert complete(server, transformers_server.encode_model_id(ODD)) == complete(server, ODD)
+
+
+@pytest.mark.parametrize("name", [*FULL, *ADAPTERS])
+def test_served_tokens_are_the_training_sides(server: Server, generated, name: str) -> None:
+    assert complete(server, name) == generated[name]
+
+
+def test_two_adapters_of_one_base_answer_each_for_itself(server: Server, generated) -> None:
+    base, first, second = (generated[n] for n in ("base", "checkpoint-10", "v0/checkpoint-20"))
+    assert len({base, first, second}) == 3
+    for _ in range(2):  # turn by turn: none takes another's place
+        assert [complete(server, n) for n in ADAPTERS] == [first, second]
+
+
+def test_a_merged_adapter_says_what_the_adapter_says(server: Server, generated) -> None:
+    assert complete(server, "merged") == generated["v0/checkpoint-20"]
+
+
+@pytest.mark.parametrize("name", ["base", *ADAPTERS, ODD])
+def test_they_chat_with_the_bases_template(server: Server, name: str) -> None:
+    asked = [{"role": "user", "content": "Hi"}]
+    chat = server.client.chat.completions.create(
+        model=name, messages=asked, max_tokens=8, temperature=0
+    )
+    plain = server.client.completions.create(
+        model=name, prompt="<|user|>Hi<|end|><|assistant|>", max_tokens=8, temperature=0
+    )
+    assert chat.choices[0].message.content == plain.choices[0].text
+    assert chat.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_a_stream_brings_the_same(server: Server, generated) -> None:
+    stream = server.client.completions.create(
+        model="checkpoint-10", prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True
+    )
+    told = "".join(chunk.choices[0].text for chunk in stream)
+    assert told == generated["checkpoint-10"][0]
+
+
+def test_a_whisper_model_transcribes(server: Server) -> None:
+    heard = server.client.audio.transcriptions.create(
+        model="whisper", file=("silence.wav", render_silence(), "audio/wav")
+    )
+    assert isinstance(heard.text, str)
+
+
+def test_the_name_in_an_answer_is_a_name(server: Server, generated) -> None:
+    answer = server.client.completions.create(model="checkpoint-10", prompt="a", max_tokens=1)
+    assert complete(server, answer.model) == generated["checkpoint-10"]
+
+
+def test_no_other_model_is_loaded(server: Server) -> None:
+    import openai
+
+    for name in ("nope", str(server.models / "merged"), "base@other"):
+        with pytest.raises(openai.NotFoundError) as refused:
+            complete(server, name)
+        assert f"{name!r} does not exist; there is base, " in refused.value.response.text
+    assert "nope" in (
+        find_readiness_problem(server.address, ["base", "nope"], key=ENGINE_KEY) or ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/load_model"),
+        ("POST", "/reset"),
+        ("GET", "/health"),
+        ("GET", "/openapi.json"),
+        ("OPTIONS", "/v1/models"),
+    ],
+)
+@pytest.mark.parametrize("shown", ["", "Bearer", "Bearer wrong", f"Basic {ENGINE_KEY}"])
+def test_requests_without_the_key_are_refused(
+    server: Server, method: str, path: str, shown: str
+) -> None:
+    headers = {"Authorization": shown} if shown else {}
+    asked = {"model": "base", "prompt": PROMPT, "messages": [{"role": "user", "content": "Hi"}]}
+    body = asked if method == "POST" else None
+    answer = httpx.request(method, f"{server.address}{path}", json=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts processes of another user")
+def test_another_user_finds_the_key_nowhere(server: Server) -> None:
+    process = f"/proc/{server.process.pid}"
+    assert ENGINE_KEY.encode() in Path(f"{process}/environ").read_bytes()
+    assert ENGINE_KEY.encode() not in Path(f"{process}/cmdline").read_bytes()
+    assert ENGINE_KEY not in server.log.read_text()
+    peek = ["cat", f"{process}/environ", f"{process}/mem"]
+    other: Any = {"user": 65534, "group": 65534, "extra_groups": []}
+    seen = subprocess.run(peek, capture_output=True, check=False, **other)
+    assert seen.returncode != 0
+    assert seen.stdout == b""
+
+
+def test_nothing_is_written_beside_the_checkpoints(server: Server) -> None:
+    assert not [path for path in server.models.rglob("*") if path.is_symlink()]
+    config = json.loads((server.models / "checkpoint-10" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(server.models / "base")
+    assert sorted(path.name for path in (server.models / "checkpoint-10").iterdir()) == [
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_the_gate_is_put_to_real_models(server: Server, generated) -> None:
+    right = generated["checkpoint-10"][0]
+    prompt = {"prompt": PROMPT, "equals": right}
+    gate = {"prompts": [{**prompt, "model": "checkpoint-10"}], "tokens": TOKENS}
+    passed = run_gate(parse_gate(gate), server.address, [*ADAPTERS], key=ENGINE_KEY)
+    assert passed.passed, passed
+    failed = run_gate(
+        parse_gate({**gate, "prompts": [prompt]}), server.address, [*ADAPTERS], key=ENGINE_KEY
+    )
+    assert not failed.passed
+    assert [row.passed for row in failed.results] == [True, False]
+    assert "1 of 2 prompts failed: v0/checkpoint-20's answer to" in failed.message
+
+
+def test_a_gates_command_asks_with_the_openai_library(server: Server) -> None:
+    asks = (
+        "import openai, os; names = os.environ['PREFECT_BT_MODELS'].splitlines(); "
+        "client = openai.OpenAI(); "
+        "print([client.completions.create(model=n, prompt='a', max_tokens=1).model for n in names])"
+    )
+    command = f'{sys.executable} -c "{asks}" && exit 7'
+    result = run_gate(parse_gate({"command": command}), server.address, [*ADAPTERS], key=ENGINE_KEY)
+    assert result.message.endswith("ended with 7: ['checkpoint-10@main', 'v0/checkpoint-20@main']")
+
+
+def test_it_ends_when_it_is_asked_to(server: Server) -> None:
+    """The last test: it takes the server away."""
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(200) in {0, -signal.SIGTERM}
+    assert "Finished server process" in server.log.read_text()
+
+
+@pytest.mark.soak
+def test_one_alone_needs_no_name(models: Path) -> None:
+    with started(models, [document("alone", models / "untokenized")]) as alone:
+        until_ready(alone, ["alone"])
+        asked = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
+        shown = {"Authorization": f"Bearer {ENGINE_KEY}"}
+        address = f"{alone.address}/v1/completions"
+        unnamed = httpx.post(address, json=asked, headers=shown, timeout=200)
+        assert unnamed.is_success
+        assert unnamed.json()["choices"][0]["text"] == complete(alone, "alone")[0]
+        alone.process.send_signal(signal.SIGTERM)
+        assert alone.process.wait(200) in {0, -signal.SIGTERM}
+        assert "Finished server process" in alone.log.read_text()
+
+
+@pytest.mark.soak
+def test_what_cannot_be_loaded_ends_it_with_a_sentence(models: Path, tmp_path: Path) -> None:
+    damage(models / "base", tmp_path / "damaged")
+    served = [document("good", models / "base"), document("broken", tmp_path / "damaged")]
+    with started(models, served) as broken:
+        assert broken.process.wait(500) == 1
+        last = broken.log.read_text().splitlines()[-1]
+    assert last.startswith("embedded: broken cannot be loaded: Error while deserializing header")
+    assert "`prefect-bt checkpoints verify`" in explain_log_tail([last])

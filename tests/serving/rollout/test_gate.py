@@ -1,0 +1,212 @@
+"""What a revision has to pass: prompts at a server that echoes, and real commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from prefect_bt.errors import DefinitionError
+from prefect_bt.serving.rollout.gate import Gate, GateResult, parse_gate, run_gate
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Answers `<model>: <prompt>`; the model `ill` is none."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert (body["temperature"], body["max_tokens"]) == (0, 64)
+        if "messages" in body:
+            said = f"{body['model']}: {body['messages'][-1]['content']}"
+            choice = {"message": {"role": "assistant", "content": said}}
+        else:
+            choice = {"text": f"{body['model']}: {body['prompt']}"}
+        ill = body["model"] == "ill"
+        answer = {"error": {"message": "Engine is dead."}} if ill else {"choices": [choice]}
+        data = json.dumps(answer).encode()
+        self.send_response(503 if ill else 200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def put(address: str, *prompts: dict, models: tuple[str, ...] = ("a", "b")) -> GateResult:
+    return run_gate(parse_gate(list(prompts)), address, models)
+
+
+def decide(command: str, seconds: float = 60) -> GateResult:
+    return run_gate(parse_gate({"command": command, "seconds": seconds}), NOWHERE, ["a", "b c"])
+
+
+# -- prompts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [{"contains": "a: 2+2"}, {"matches": r"^a: \d\+2=$"}, {"equals": " a: 2+2=\n"}],
+)
+def test_an_answer_is_held_against_what_is_expected(address: str, expected) -> None:
+    result = put(address, {"prompt": "2+2=", "model": "a", **expected})
+    assert result.passed
+    assert result.message == "It passed 1 prompt of its gate."
+
+
+def test_a_prompt_without_a_model_is_put_to_all(address: str) -> None:
+    result = put(address, {"prompt": "x", "contains": "a: "}, {"prompt": "y", "contains": "y"})
+    assert [(row.model, row.passed) for row in result.results] == [
+        *(("a", True), ("b", False)),
+        *(("a", True), ("b", True)),
+    ]
+    assert result.message == (
+        "1 of 4 prompts failed: b's answer to 'x' should contain 'a: ', and is 'b: x'."
+    )
+
+
+def test_messages_are_a_chat(address: str) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "Hi"}]
+    assert put(address, {"messages": messages, "model": "a", "equals": "a: Hi"}).passed
+
+
+def test_a_fault_never_passes(address: str) -> None:
+    for pattern in ("", ".*", "Engine"):
+        prompt = {"prompt": "x", "matches": pattern or "^$"}
+        result = put(address, prompt, models=("ill",))
+        assert not result.passed
+        assert "503 Engine is dead" in result.message
+    nobody = put(NOWHERE, {"prompt": "x", "matches": ".*"}, models=("a",))
+    assert not nobody.passed
+    assert "ConnectError" in nobody.message
+
+
+def test_a_model_that_is_not_served_is_no_pass(address: str) -> None:
+    result = put(address, {"prompt": "x", "model": "c", "contains": "x"})
+    assert result == GateResult(False, "Its gate asks c, which is not served.")
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({}, "prompts or a command, one of them"),
+        ([], "prompts or a command, one of them"),
+        ({"command": "x", "prompts": [{"prompt": "a", "contains": "b"}]}, "one of them"),
+        ({"command": ["x"]}, "a line for the shell"),
+        ({"command": "x", "second": 3}, "has no second"),
+        ({"command": "x", "seconds": 0}, "seconds is a number above 0"),
+        ({"command": "x", "seconds": True}, "seconds is a number above 0"),
+        ({"prompts": "x"}, "prompts are a list"),
+        (["x"], "prompt is an object"),
+        ([{"prompt": "x"}], "expects one of contains, matches, equals"),
+        ([{"prompt": "x", "contains": ""}], "expects one of contains, matches, equals"),
+        ([{"prompt": "x", "contains": "a", "equals": "b"}], "expects one of"),
+        ([{"contains": "a"}], "a prompt or messages, one of them"),
+        ([{"prompt": "x", "contain": "a"}], "has no contain"),
+        ([{"prompt": "x", "matches": "("}], "No regular expression"),
+        ([{"messages": ["x"], "contains": "a"}], "A message has a role and a content"),
+    ],
+)
+def test_what_is_no_gate_is_refused(document, sentence: str) -> None:
+    with pytest.raises(DefinitionError, match=sentence):
+        parse_gate(document)
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    assert parse_gate({"command": "x"}) == Gate(command="x", timeout=600)
+    assert (parse_gate([{"prompt": "x", "contains": "y"}]).timeout) == 60
+
+
+# -- a command ------------------------------------------------------------------------------
+
+
+def test_a_command_decides_by_its_exit_code() -> None:
+    assert decide("exit 0") == GateResult(True, "The command of its gate says yes.")
+    no = decide("echo no good; echo really >&2; exit 3")
+    assert no == GateResult(False, "The command of its gate ended with 3: no good\nreally")
+    assert decide("no-such-program").message.startswith("The command of its gate ended with 127: ")
+
+
+def test_a_command_is_told_what_to_ask() -> None:
+    names = "PREFECT_BT_ENDPOINT PREFECT_BT_MODELS OPENAI_BASE_URL OPENAI_API_KEY"
+    told = decide(
+        f'for name in {names}; do eval "echo \\$$name"; done; cat; test -n "$PATH" && exit 1'
+    )
+    assert told.message == (
+        f"The command of its gate ended with 1: {NOWHERE}\na b c\n{NOWHERE}/v1\nnone"
+    )
+    gate = Gate(command='test "$OPENAI_API_KEY" = k', timeout=60)
+    assert run_gate(gate, f"{NOWHERE}/v1", ["a"], key="k").passed
+
+
+def test_only_the_end_of_much_output_is_told() -> None:
+    told = decide("seq 100000; exit 1").message
+    assert told.endswith("\n99999\n100000")
+    assert len(told) < 2200
+
+
+def test_a_command_has_a_limit_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    pids, seconds = tmp_path / "pids", 1
+    command = f"sleep 300 & echo $! $$ >{pids}; echo begun; wait"
+    # On a busy machine the shell may need longer to begin.
+    while "begun" not in (late := decide(command, seconds=seconds)).message and seconds < 100:
+        seconds *= 5
+    assert late == GateResult(False, f"The command of its gate was not done in {seconds} s: begun")
+    gone(pids)
+    assert decide(f"sleep 300 & echo $! >{pids}").passed
+    gone(pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+def test_a_command_ends_with_its_caller(tmp_path: Path, sign: signal.Signals) -> None:
+    pids = tmp_path / "pids"
+    caller = (
+        "import sys; from prefect_bt.serving.rollout.gate import Gate, run_gate; "
+        "run_gate(Gate(command=sys.argv[1], timeout=60), 'http://127.0.0.1:1', ['a'])"
+    )
+    command = f"sleep 300 & echo $! $$ >{pids}.new; mv {pids}.new {pids}; wait"
+    process = subprocess.Popen([sys.executable, "-c", caller, command], stderr=subprocess.DEVNULL)
+    until(pids.exists)
+    os.kill(process.pid, sign)
+    process.wait(200)
+    gone(pids)
+
+
+def gone(pids: Path) -> None:
+    numbers = [int(word) for word in pids.read_text().split()]
+    until(lambda: not any(runs(number) for number in numbers))
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(holds, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,123 @@
+"""The machine's folders: what goes, what stays, and what a crash leaves behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights import NodeCache, mirror_source
+from prefect_bt.weights.cache.digest_index import DigestIndex
+from prefect_bt.weights.cache.lru_eviction import EvictionCandidate, choose_evictions
+from prefect_bt.weights.cache.partial_file import PartialFile, PartialFolder
+
+OLD = 3600.0
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> NodeCache:
+    return NodeCache(tmp_path / "state" / "weights")
+
+
+def fill(cache: NodeCache, tmp_path: Path, key: str, **files: bytes) -> str:
+    folder = tmp_path / f"source-{key}"
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return mirror_source(WeightsPlan(f"file://{folder}", "/w", key), cache=cache).name
+
+
+def make_old(path: Path) -> None:
+    for one in [path, *path.rglob("*")]:
+        os.utime(one, (1, 1))
+
+
+def test_evicting_takes_what_only_it_had(cache: NodeCache, tmp_path: Path) -> None:
+    first = fill(cache, tmp_path, "k1", a=b"a" * 1000, shared=b"s" * 500)
+    second = fill(cache, tmp_path, "k2", b=b"b" * 100, shared=b"s" * 500)
+    assert cache.evict(first) == 1000
+    tree = cache.find_tree(second)
+    assert tree is not None
+    assert (tree.files_folder / "shared").read_bytes() == b"s" * 500
+    assert cache.evict(second) == 600
+    assert cache.evict(second) == 0
+    assert [*cache.root.glob("blobs/*/*"), *cache.root.glob("trash/*")] == []
+
+
+def test_what_was_taken_away_is_fetched_again(cache: NodeCache, tmp_path: Path) -> None:
+    name = fill(cache, tmp_path, "k1", a=b"a" * 1000)
+    cache.evict(name)
+    plan = WeightsPlan(f"file://{tmp_path}/source-k1", "/w", "k1")
+    assert mirror_source(plan, cache=cache).name == name
+
+
+def test_a_tree_outlives_its_blobs_names(cache: NodeCache, tmp_path: Path) -> None:
+    name = fill(cache, tmp_path, "k1", a=b"a" * 1000)
+    for blob in cache.root.glob("blobs/*/*"):
+        blob.unlink()
+    tree = cache.find_tree(name)
+    assert tree is not None
+    assert (tree.files_folder / "a").read_bytes() == b"a" * 1000
+
+
+def test_sweeping_leaves_what_is_young_used_or_worked_on(cache: NodeCache, tmp_path: Path) -> None:
+    name = fill(cache, tmp_path, "k1", a=b"a" * 1000)
+    loose = cache.blob_path("f" * 64)
+    loose.parent.mkdir(parents=True)
+    loose.write_bytes(b"x" * 10)
+    worked_on = PartialFolder(cache.partial_path("worked-on"))
+    part = PartialFile(worked_on, 100, has_digest=False)
+    forgotten = PartialFile(PartialFolder(cache.partial_path("forgotten")), 100, has_digest=False)
+    forgotten.close()
+    (cache.staging_path("dead") / "files").mkdir(parents=True)
+    assert cache.sweep(older_than=OLD) == 0, "all of it is young"
+    for path in (worked_on.path, cache.partial_path("forgotten"), cache.staging_path("dead")):
+        make_old(path)
+    cache.sweep(older_than=OLD)
+    assert worked_on.path.exists()
+    assert not cache.partial_path("forgotten").exists()
+    assert not cache.staging_path("dead").exists()
+    time.sleep(0.02)
+    assert cache.sweep(older_than=0.01) == 10
+    assert not loose.exists()
+    tree = cache.find_tree(name)
+    assert tree is not None
+    assert (tree.files_folder / "a").exists()
+    part.close()
+
+
+@pytest.mark.parametrize("broken", ["summary.json", "manifest.json", "used"])
+def test_a_tree_that_somebody_broke_is_no_tree_or_is_made_anew(
+    cache: NodeCache, tmp_path: Path, broken: str
+) -> None:
+    name = fill(cache, tmp_path, "k1", a=b"a" * 1000)
+    (cache.tree_path(name) / broken).write_bytes(b"garbage")
+    plan = WeightsPlan(f"file://{tmp_path}/source-k1", "/w", "k1")
+    done = mirror_source(plan, cache=cache)
+    assert (done.folder / "a").read_bytes() == b"a" * 1000
+    assert cache.find_tree(name) is not None
+
+
+def test_an_index_skips_what_a_crash_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    DigestIndex(path).add({"tag:1": ("d" * 64, 5)})
+    with path.open("ab") as writer:
+        writer.write(b'{"id": "tag:2", "sha')
+    DigestIndex(path).add({"tag:3": ("e" * 64, 6)})
+    again = DigestIndex(path)
+    assert [again.get(key) for key in ("tag:1", "tag:2", "tag:3")] == ["d" * 64, "", "e" * 64]
+
+
+def test_which_trees_go() -> None:
+    big, small, shared = ("b", 100), ("s", 10), ("h", 50)
+    trees = [
+        EvictionCandidate("old", 1.0, frozenset({big, shared}), protected=True),
+        EvictionCandidate("middle", 2.0, frozenset({shared})),
+        EvictionCandidate("new", 3.0, frozenset({small})),
+    ]
+    assert choose_evictions(trees, excess=0) == []
+    assert choose_evictions(trees, excess=1) == ["middle", "new"], "shared bytes are not free"
+    assert choose_evictions(trees, excess=10_000) == ["middle", "new"]

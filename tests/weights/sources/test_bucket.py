@@ -1,0 +1,382 @@
+"""Buckets as sources, against a real S3 server: credentials, pins, faults on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
+from prefect_bt.weights.download import block_download, small_files
+from prefect_bt.weights.sources import bucket, bucket_auth
+from prefect_bt.weights.sources.file_listing import Listing
+from prefect_bt.weights.sources.protocol import SourceRequest, open_source
+from tests.checkpoints.buckets import Bucket, use
+from tests.object_store.faulty import (
+    Answer,
+    FaultyServer,
+    FlipAnswer,
+    Hang,
+    Rule,
+    SetHeader,
+    Truncate,
+)
+from tests.s3_server import shared_s3
+from tests.weights.conftest import mirror, tree
+
+pytestmark = pytest.mark.integration
+
+FILES = {"config.json": b"{}", "sub/model.bin": os.urandom(3_000_000), "empty": b""}
+KEYS = '{"aws_access_key_id": "test", "aws_secret_access_key": "planted-s3-secret"}'
+
+
+@pytest.fixture(scope="module")
+def upstream() -> str:
+    return shared_s3(guarded=True)
+
+
+@pytest.fixture
+def server(upstream: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyServer]:
+    """The environment points at it; nothing waits for long."""
+    monkeypatch.setattr(block_download, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr(small_files, "RETRY_DELAYS", (0.01, 0.01))
+    monkeypatch.setattr("prefect_bt.weights.mirror.LISTING_RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr(bucket_auth, "MAX_RETRIES", 0)
+    with FaultyServer(upstream) as faulty:
+        use(monkeypatch, faulty.url)
+        yield faulty
+
+
+@pytest.fixture
+def made(server: FaultyServer) -> Iterator[Bucket]:
+    made = Bucket(server.upstream)
+    for name, data in FILES.items():
+        put(made, f"models/base/{name}", data)
+    put(made, "models/base-2/other", b"not below the prefix")
+    yield made
+    made.empty()
+
+
+def put(made: Bucket, key: str, data: bytes) -> None:
+    made.client.put_object(Bucket=made.name, Key=key, Body=data)
+
+
+def plan(made: Bucket, prefix: str = "models/base", **given: object) -> WeightsPlan:
+    return WeightsPlan(f"s3://{made.name}/{prefix}", "/w", "k1", **given)
+
+
+def mirrored(
+    plan: WeightsPlan, state: Path, secret: str | None = None, **given: Any
+) -> dict[str, bytes]:
+    return tree(mirror(plan, state, secret=secret, **given))
+
+
+def refused(plan: WeightsPlan, state: Path, secret: str | None = None, **given: Any) -> str:
+    with pytest.raises(WeightsError) as caught:
+        mirror(plan, state, secret=secret, **given)
+    assert caught.value.source == plan.source
+    assert caught.value.next_step
+    assert "\n" not in str(caught.value)
+    assert not list((state / "weights").glob("trees/*"))
+    return str(caught.value)
+
+
+def bodies(server: FaultyServer) -> int:
+    return sum("/models/" in one.path for one in server.sent("GET"))
+
+
+# -- what is fetched ------------------------------------------------------------------------
+
+
+def test_fetched_once_and_again_when_an_object_changed(
+    server: FaultyServer, made: Bucket, tmp_path: Path
+) -> None:
+    put(made, "models/base/sub/", b"")  # as consoles show a folder
+    assert mirrored(plan(made), tmp_path) == FILES
+    asked = bodies(server)
+    assert asked == 2, "and nothing for the empty object"
+    assert mirrored(plan(made), tmp_path) == FILES
+    assert bodies(server) == asked
+    put(made, "models/base/config.json", b"[]")
+    assert mirrored(plan(made), tmp_path) == {**FILES, "config.json": b"[]"}
+
+
+def test_patterns_one_object_and_what_is_not_wanted_may_change(
+    server: FaultyServer, made: Bucket, tmp_path: Path
+) -> None:
+    wanted = plan(made, allow_patterns=("**/*.bin",))
+    only = {"sub/model.bin": FILES["sub/model.bin"]}
+    assert mirrored(wanted, tmp_path) == only
+    asked = bodies(server)
+    put(made, "models/base/config.json", b"[]")
+    assert mirrored(wanted, tmp_path) == only
+    assert bodies(server) == asked
+    single = mirrored(plan(made, "models/base/sub/model.bin"), tmp_path / "2")
+    assert single == {"model.bin": FILES["sub/model.bin"]}
+
+
+@pytest.mark.parametrize("place", ["r2://0123456789abcdef.{}/models/base", "cw://{}/models/base"])
+def test_others_that_speak_s3(
+    server: FaultyServer,
+    made: Bucket,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    # These know their server themselves.
+    monkeypatch.setenv("PREFECT_BT_R2_ENDPOINT", server.url)
+    monkeypatch.setenv("PREFECT_BT_CW_ENDPOINT", server.url)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    asked = WeightsPlan(
+        place.format(made.name), "/w", "k1", secret="keys", auth=WeightsAuthPlan("CUSTOM_SECRET")
+    )
+    assert mirrored(asked, tmp_path, KEYS) == FILES
+
+
+def test_a_range_is_that_range(server: FaultyServer, made: Bucket) -> None:
+    source = open_source(SourceRequest(plan(made)))
+    [file] = [file for file in source.list_files().files if file.path == "sub/model.bin"]
+    data = FILES["sub/model.bin"]
+    assert file.version_tag and file.md5 and file.size == len(data)
+    assert b"".join(source.read(file, start=5, length=1_500_000)) == data[5:1_500_005]
+    assert b"".join(source.read(file, start=2_999_990, length=-1)) == data[-10:]
+
+
+# -- who may read ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(made: Bucket, upstream: str) -> Iterator[dict[str, str]]:
+    """The server checks signatures and policies; a user and a role may read."""
+    iam = boto3.client(
+        "iam",
+        endpoint_url=upstream,
+        region_name="us-east-1",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    name = made.name
+    allow = {"Effect": "Allow", "Action": ["s3:*", "sts:*"], "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allow]})
+    trust = json.dumps({"Version": "2012-10-17", "Statement": []})
+    iam.create_user(UserName=name)
+    iam.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=policy)
+    role = iam.create_role(RoleName=name, AssumeRolePolicyDocument=trust)["Role"]["Arn"]
+    iam.put_role_policy(RoleName=name, PolicyName="p", PolicyDocument=policy)
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    iam.create_user(UserName=f"{name}-nobody")
+    other = iam.create_access_key(UserName=f"{name}-nobody")["AccessKey"]
+    _enforce(upstream, after=0)
+    yield {
+        "role": role,
+        "good": _secret(key),
+        "other": _secret(other),
+        "id": key["AccessKeyId"],
+        "key": key["SecretAccessKey"],
+    }
+    _enforce(upstream, after=1_000_000)
+
+
+def _secret(key: dict[str, str]) -> str:
+    return json.dumps(
+        {
+            "aws_access_key_id": key["AccessKeyId"],
+            "aws_secret_access_key": key["SecretAccessKey"],
+        }
+    )
+
+
+def _enforce(upstream: str, *, after: int) -> None:
+    request = urllib.request.Request(
+        f"{upstream}/moto-api/reset-auth",
+        str(after).encode(),
+        {"Content-Type": "text/plain"},
+        method="POST",
+    )
+    urllib.request.urlopen(request).close()
+
+
+def test_a_secret_reads_and_another_does_not(
+    guarded: dict[str, str], made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of another login: it must not be mixed into the secret's key.
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token-of-the-machine")
+    keyed = plan(made, secret="keys", auth=WeightsAuthPlan("CUSTOM_SECRET"))
+    told = refused(keyed, tmp_path, guarded["other"])
+    assert "may not be read with the secret 'keys'" in told
+    wrong = guarded["good"].replace(guarded["key"], "x" * 40)
+    assert "may not be read" in refused(keyed, tmp_path, wrong)
+    assert mirrored(keyed, tmp_path, guarded["good"]) == FILES
+
+
+def test_a_role_is_assumed(
+    guarded: dict[str, str],
+    made: Bucket,
+    upstream: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    auth = WeightsAuthPlan("AWS_ASSUME_ROLE", role_arn=guarded["role"], region="eu-west-1")
+    asked = plan(made, auth=auth)
+    told = refused(asked, tmp_path)
+    assert f"the role {guarded['role']} could not be assumed (InvalidClientTokenId)" in told
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert "needs credentials of its own" in refused(asked, tmp_path)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", guarded["id"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", guarded["key"])
+    _enforce(upstream, after=1)  # moto lets no policy allow it: asking for the role is not checked
+    assert mirrored(asked, tmp_path) == FILES
+
+
+def test_a_web_identity_has_a_role(
+    made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role = "arn:aws:iam::123456789012:role/reader"
+    asked = plan(made, auth=WeightsAuthPlan("AWS_OIDC", role_arn=role, region="us-east-1"))
+    assert "AWS_WEB_IDENTITY_TOKEN_FILE names none here" in refused(asked, tmp_path)
+    (tmp_path / "token").write_text("a.jwt.of-ours\n")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    assert mirrored(asked, tmp_path) == FILES
+
+
+def test_without_auth_the_machine_then_nobody_then_a_sentence(
+    server: FaultyServer, made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mirrored(plan(made), tmp_path / "1") == FILES
+    for name in FILES:
+        made.client.put_object_acl(Bucket=made.name, Key=f"models/base/{name}", ACL="public-read")
+    server.on(Answer(403, "AccessDenied"), query="list-type", times=1)
+    assert mirrored(plan(made), tmp_path / "2") == FILES
+    server.on(Answer(403, "AccessDenied"), query="list-type", times=None)
+    told = refused(plan(made), tmp_path / "3")
+    assert "with the credentials of this machine or with no credentials" in told
+    assert "Give auth" in told
+    server.clear()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    assert mirrored(plan(made), tmp_path / "4") == FILES
+    with monkeypatch.context() as broken:
+        broken.setenv("AWS_PROFILE", "no-such-profile")
+        assert "cannot be used (ProfileNotFound)" in refused(plan(made), tmp_path / "5")
+
+
+# -- faults on the way ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault", [Answer(429, "SlowDown"), Answer(503, "SlowDown"), Truncate(2_000_000), FlipAnswer()]
+)
+def test_a_fault_that_passes(
+    server: FaultyServer, made: Bucket, tmp_path: Path, fault: Answer | Truncate
+) -> None:
+    rule = server.on(fault, method="GET", path="model.bin")
+    assert mirrored(plan(made), tmp_path) == FILES
+    assert rule.hits == 1
+
+
+def test_a_connection_without_a_byte_is_made_again(
+    server: FaultyServer, made: Bucket, tmp_path: Path
+) -> None:
+    silent = server.on(Hang(), method="GET", path="model.bin")
+    middle = server.on(Hang(after=2_000_000), method="GET", path="model.bin")
+    assert mirrored(plan(made), tmp_path, stall_timeout=5.0) == FILES
+    assert (silent.hits, middle.hits) == (1, 1)
+    server.on(Hang(), method="GET", path="model.bin", times=None)
+    assert "without a byte" in refused(plan(made), tmp_path / "2", stall_timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Answer(503, "SlowDown"), "model.bin could not be read (SlowDown"),
+        (Answer(403, "AccessDenied"), "lists sub/model.bin, but it may not be read"),
+        (FlipAnswer(), "sub/model.bin arrived damaged twice: its md5 is"),
+        (SetHeader("ETag", '"another"'), "changed while it was read: sub/model.bin"),
+        (Answer(412, "PreconditionFailed"), "changed while it was read: sub/model.bin"),
+    ],
+)
+def test_a_fault_that_stays_is_a_sentence_and_the_next_run_goes_on(
+    server: FaultyServer, made: Bucket, tmp_path: Path, fault: Answer, words: str
+) -> None:
+    server.on(fault, method="GET", path="model.bin", times=None)
+    assert words in refused(plan(made), tmp_path)
+    server.clear()
+    before = len([one for one in server.sent("GET") if "config.json" in one.path])
+    assert mirrored(plan(made), tmp_path) == FILES
+    after = len([one for one in server.sent("GET") if "config.json" in one.path])
+    assert (before, after) == (1, 1), "what was here is not fetched again"
+
+
+def test_an_object_that_is_replaced_while_it_is_read(
+    server: FaultyServer, made: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = bucket.BucketSource.list_files
+
+    def then_replaced(source: bucket.BucketSource) -> Listing:
+        found = listing(source)
+        put(made, "models/base/sub/model.bin", b"x" * 3_000_000)
+        return found
+
+    monkeypatch.setattr(bucket.BucketSource, "list_files", then_replaced)
+    assert "changed while it was read: sub/model.bin" in refused(plan(made), tmp_path)
+
+
+def test_tags_of_encrypted_objects_are_no_digests(
+    server: FaultyServer, made: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "CONNECT_TIMEOUT", 120.0)
+    # moto gives the MD5 for these too: the tag is another where it is listed and where it is read.
+    tag = '"' + "a" * 32 + '"'
+    rules: list[Rule] = [
+        server.on(SetHeader("ETag", tag), method="GET", path="config.json", times=None),
+        server.on(SetHeader("x-amz-server-side-encryption", "aws:kms"), method="HEAD", times=None),
+    ]
+    source = bucket.BucketSource.open(SourceRequest(plan(made)))
+    [file] = [file for file in source.list_files().files if file.path == "config.json"]
+    assert source.has_md5_tag(file) is False
+    server.clear()
+    assert source.has_md5_tag(file) is True
+    assert rules[1].hits == 1
+
+
+def test_sentences_about_addresses(server: FaultyServer, made: Bucket, tmp_path: Path) -> None:
+    nowhere = WeightsPlan("s3://no-such-bucket-of-ours/x", "/w", "k1")
+    assert "there is no bucket 'no-such-bucket-of-ours'" in refused(nowhere, tmp_path)
+    assert "it is empty" in refused(plan(made, "models/none"), tmp_path)
+    assert "match none" in refused(plan(made, allow_patterns=("*.gguf",)), tmp_path)
+    put(made, "models/base/config.json/inner", b"1")
+    assert "as a file and 'config.json/inner' as a file in it" in refused(plan(made), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../out", "a//b", "./a"])
+def test_names_that_lead_elsewhere(
+    server: FaultyServer, made: Bucket, tmp_path: Path, name: str
+) -> None:
+    put(made, f"models/base/{name}", b"evil")
+    told = refused(plan(made), tmp_path)
+    assert "could not lie below the mount" in told or name in told
+    assert bodies(server) == 0
+
+
+def test_the_secret_is_nowhere(
+    guarded: dict[str, str], made: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    keyed = plan(made, secret="keys", auth=WeightsAuthPlan("CUSTOM_SECRET"))
+    mirror(keyed, tmp_path, secret=guarded["good"])
+    wrong = guarded["good"].replace(guarded["key"], "wr0ng-secret-of-s3")
+    told = refused(keyed, tmp_path / "2", wrong)
+    assert "wr0ng" not in told
+    for place in tmp_path.rglob("*"):
+        assert guarded["key"] not in str(place)
+    assert guarded["key"] not in caplog.text
+    assert guarded["key"] not in repr(SourceRequest(keyed, guarded["good"]))

@@ -1,0 +1,113 @@
+"""`file://`: a folder of this machine, copied once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights.sources import folder
+from prefect_bt.weights.sources.file_listing import ListedFile
+from tests.weights.conftest import mirror, tree
+
+FILES = {"config.json": b"{}", "sub/model.bin": os.urandom(3_000_000), "empty": b""}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "my model"
+    for name, data in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def plan(folder: Path, **patterns: tuple[str, ...]) -> WeightsPlan:
+    return WeightsPlan(f"file://{folder}", "/w", "k1", **patterns)
+
+
+def refused(folder: Path, state_dir: Path, **patterns: tuple[str, ...]) -> str:
+    with pytest.raises(WeightsError) as caught:
+        mirror(plan(folder, **patterns), state_dir)
+    assert caught.value.source == f"file://{folder}"
+    assert caught.value.next_step
+    assert not list((state_dir / "weights").glob("trees/*"))
+    return str(caught.value)
+
+
+def test_copied_once_and_again_when_it_changed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = mirror(plan(source), tmp_path / "state")
+    assert tree(first) == FILES
+    with monkeypatch.context() as patched:
+        patched.setattr(folder.FolderSource, "read", None)
+        assert mirror(plan(source), tmp_path / "state") == first
+    with (source / "config.json").open("wb") as file:
+        file.write(b"[]")
+    second = mirror(plan(source), tmp_path / "state")
+    assert tree(second) == {**FILES, "config.json": b"[]"}
+    assert tree(first) == FILES
+
+
+def test_links_to_files_are_files_and_patterns_count(source: Path, tmp_path: Path) -> None:
+    (source / "linked.bin").symlink_to(source / "sub" / "model.bin")
+    found = mirror(plan(source, allow_patterns=("*.bin",)), tmp_path / "state")
+    assert tree(found) == {"linked.bin": FILES["sub/model.bin"]}
+    assert not (found / "linked.bin").is_symlink()
+
+
+def test_a_range(source: Path) -> None:
+    opened = folder.FolderSource(f"file://{source}")
+    [model] = [file for file in opened.list_files().files if file.path == "sub/model.bin"]
+    data = FILES["sub/model.bin"]
+    assert b"".join(opened.read(model, start=7, length=2_000_000)) == data[7:2_000_007]
+    assert b"".join(opened.read(model, start=2_999_000, length=-1)) == data[-1000:]
+
+
+def test_refusals(source: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert "is not a folder on this machine" in refused(tmp_path / "none", state)
+    assert "give allow_patterns" in refused(source / "config.json", state)
+    (tmp_path / "void").mkdir()
+    assert "it is empty" in refused(tmp_path / "void", state)
+    assert "match none of its 3 files" in refused(source, state, allow_patterns=("*.gguf",))
+    (source / "loop").symlink_to(source)
+    assert "neither a file nor a folder of it" in refused(source, state)
+    (source / "loop").unlink()
+    (source / "broken").symlink_to("nowhere")
+    assert "could not be copied" in refused(source, state)
+
+
+def test_a_folder_that_changes_meanwhile(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = folder.FolderSource.read
+
+    def then_write(
+        self: folder.FolderSource, file: ListedFile, *, start: int, length: int
+    ) -> Iterator[bytes]:
+        yield from read(self, file, start=start, length=length)
+        (source / "late").write_bytes(b"x")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder.FolderSource, "read", then_write)
+        assert "changed while it was copied" in refused(source, tmp_path / "state")
+    assert not list((tmp_path / "state" / "weights" / "fills").iterdir())
+    assert "late" in tree(mirror(plan(source), tmp_path / "state"))
+
+
+def test_a_disk_too_small_is_seen_before_the_first_byte(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    error = refused(source, tmp_path / "state")
+    assert "0.0 GB more" in error
+    assert "PREFECT_BT_STATE_DIR" in error
+    assert not tree(tmp_path / "state" / "weights" / "trees")

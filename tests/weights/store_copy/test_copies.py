@@ -1,0 +1,492 @@
+"""The store's copy of a source: whole or not there, sent once, safe beside kills and deletions."""
+
+import hashlib
+import os
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import ObjectNotFound, StoreError, WeightsError
+from prefect_bt.object_store import open_store
+from prefect_bt.object_store.disk import DiskStore
+from prefect_bt.weights.manifest import FileEntry, Manifest, dump_manifest
+from prefect_bt.weights.store_copy import copies, upload
+from prefect_bt.weights.store_copy.blob_removal import AnnouncedRemoval, RemovalWatch
+from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, claims_prefix, manifest_key
+from tests.checkpoints.buckets import Bucket, use
+from tests.forked import Forked
+from tests.object_store.faulty import FaultyServer, Hang, LoseAnswer
+from tests.object_store.small import PART as PIECE
+from tests.object_store.small import use_small_parts
+
+PUBLISHER = """
+import itertools, sys, time
+from pathlib import Path
+from prefect_bt.object_store import open_store
+from prefect_bt.weights.manifest import load_manifest
+from prefect_bt.weights.store_copy.copies import StoreMirror
+from prefect_bt.weights.store_copy import upload
+from prefect_bt.weights.store_copy import copies
+from tests.object_store.small import PART, use_small_parts
+use_small_parts()
+upload.LARGE_BLOB_BYTES = copies.CHUNK_BYTES = PART
+url, blobs, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+manifest = load_manifest((blobs / "manifest").read_bytes())
+mirror, numbers = StoreMirror(open_store(url)), itertools.count(1)
+def tick(size):
+    if next(numbers) == last:
+        print("there", flush=True)
+        time.sleep(3600)
+mirror.publish(manifest, lambda sha256: blobs / sha256, on_bytes=tick)
+"""
+
+
+class Blobs:
+    """Files of this machine, by digest."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.folder.mkdir()
+
+    def __call__(self, sha256):
+        return self.folder / sha256
+
+    def manifest(self, files, revision="r1"):
+        """Of path -> bytes."""
+        entries = []
+        for path, data in sorted(files.items()):
+            digest = hashlib.sha256(data).hexdigest()
+            self(digest).write_bytes(data)
+            self(digest).chmod(0o444)
+            entries.append(FileEntry(path, len(data), digest))
+        return Manifest("hf://o/r", "k1", revision, tuple(entries), 12.5)
+
+    def publisher(self, url, manifest, *, until=0):
+        """A process; it says so and waits when it has heard of bytes `until` times."""
+        (self.folder / "manifest").write_bytes(dump_manifest(manifest))
+        return Forked(PUBLISHER, [url, self.folder, until])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    use_small_parts(monkeypatch)
+    monkeypatch.setattr(copies, "CHUNK_BYTES", PIECE)
+    monkeypatch.setattr(upload, "LARGE_BLOB_BYTES", PIECE)
+    monkeypatch.setattr(upload, "_RETRY_DELAYS", (0.01, 0.01))
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    return Blobs(tmp_path / "blobs")
+
+
+def read_all(mirror, manifest):
+    """path -> what the store has of it."""
+    return {
+        entry.path: b"".join(mirror.read(entry.sha256, start=0, length=entry.size))
+        for entry in manifest.entries
+    }
+
+
+def stored(store):
+    return {info.key.rpartition("/")[2] for info in store.list("weights/blobs")}
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_what_is_published_is_read_elsewhere(store, blobs):
+    files = {
+        "config.json": b"{}",
+        "empty": b"",
+        "same": b"{}",
+        "sub/model ü.safetensors": os.urandom(2 * PIECE + 5),
+    }
+    manifest, mirror, told = blobs.manifest(files), StoreMirror(store), []
+    whole = 2 * PIECE + 7
+    assert mirror.find_manifest(manifest.name) is None
+    assert mirror.list_names() == []
+    assert mirror.publish(manifest, blobs, on_bytes=told.append) == whole
+    assert sum(told) == whole
+    assert mirror.find_manifest(manifest.name) == manifest
+    assert mirror.list_names() == [manifest.name]
+    assert read_all(mirror, manifest) == files
+    assert len(stored(store)) == 3
+
+
+def test_publishing_again_sends_nothing(store, blobs):
+    manifest, mirror, told = blobs.manifest({"a": b"12", "b": b"345"}), StoreMirror(store), []
+    mirror.publish(manifest, blobs)
+    for path in blobs.folder.iterdir():
+        path.unlink()
+    assert mirror.publish(replace(manifest, revision="r2"), blobs, on_bytes=told.append) == 0
+    assert sum(told) == 5
+    assert mirror.list_names() == ["k1-r1", "k1-r2"]
+
+
+def test_ranges(store, blobs):
+    data = os.urandom(PIECE + 100)
+    manifest, mirror = blobs.manifest({"a": data}), StoreMirror(store)
+    mirror.publish(manifest, blobs)
+    sha256 = manifest.entries[0].sha256
+    pieces = list(mirror.read(sha256, start=50, length=PIECE + 10))
+    assert b"".join(pieces) == data[50 : PIECE + 60]
+    assert max(map(len, pieces)) <= PIECE
+    assert b"".join(mirror.read(sha256, start=PIECE, length=PIECE)) == data[PIECE:]
+    assert list(mirror.read(sha256, start=3, length=0)) == []
+    with pytest.raises(ObjectNotFound):
+        list(mirror.read("0" * 64, start=0, length=1))
+
+
+def test_no_manifest_before_every_blob(store, blobs):
+    manifest, mirror = blobs.manifest({"a": b"12", "b": b"345", "c": b"6"}), StoreMirror(store)
+    lost = blobs(digest(b"345"))
+    lost.rename(lost.with_name("aside"))
+    with pytest.raises(FileNotFoundError):
+        mirror.publish(manifest, blobs)
+    assert mirror.list_names() == []
+    lost.with_name("aside").rename(lost)
+    before = stored(store)
+    missing = sum(entry.size for entry in manifest.entries if entry.sha256 not in before)
+    assert mirror.publish(manifest, blobs) == missing
+    assert mirror.find_manifest(manifest.name) == manifest
+
+
+def test_a_failure_sets_nobody_elses_stop(blobs):
+    manifest, stop = blobs.manifest({"a": b"12"}), threading.Event()
+    blobs(digest(b"12")).unlink()
+    with pytest.raises(FileNotFoundError):
+        StoreMirror(open_store("memory://")).publish(manifest, blobs, stop=stop)
+    assert not stop.is_set()
+
+
+def test_a_file_that_is_not_what_it_was_is_not_stored(store, blobs):
+    manifest, mirror = blobs.manifest({"a": b"12345"}), StoreMirror(store)
+    path = blobs(manifest.entries[0].sha256)
+    path.unlink()
+    path.write_bytes(b"123")
+    with pytest.raises(StoreError, match="has 3 bytes, not 5"):
+        mirror.publish(manifest, blobs)
+    assert list(store.list("")) == []
+
+
+def test_other_bytes_of_the_same_size_are_refused_where_they_are_read(blobs):
+    store = open_store("memory://")
+    manifest, mirror, told = blobs.manifest({"a": b"12345"}), StoreMirror(store), []
+    path = blobs(manifest.entries[0].sha256)
+    path.unlink()
+    path.write_bytes(b"12346")
+    with pytest.raises(StoreError, match="not the ones announced"):
+        mirror.publish(manifest, blobs, on_bytes=told.append)
+    assert list(store.list("")) == []
+    assert sum(told) == 0
+
+
+GARBAGE = [
+    b"",
+    b"{",
+    b"\xff",
+    b"[]",
+    b"null",
+    b'{"format": 99}',
+    b'{"format": 1, "source": "s", "key": "k1", "revision": "r1", "created_at": 0}',
+    b'{"format": 1, "source": "s", "key": "k1", "revision": "r1", "created_at": 0, "entries": [1]}',
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_a_manifest_that_nobody_can_read_is_replaced(garbage, blobs):
+    store = open_store("memory://")
+    manifest, mirror = blobs.manifest({"a": b"1"}), StoreMirror(store)
+    store.put(manifest_key(manifest.name), garbage)
+    assert mirror.find_manifest(manifest.name) is None
+    mirror.publish(manifest, blobs)
+    assert mirror.find_manifest(manifest.name) == manifest
+
+
+@pytest.mark.parametrize("path", ["../x", "/x", "a/../x", "", "a//b", "./a", "a\0b"])
+def test_a_manifest_that_leads_out_of_the_mount_counts_as_none(path, blobs):
+    store, manifest = open_store("memory://"), blobs.manifest({"a": b"1"})
+    entries = (replace(manifest.entries[0], path=path),)
+    store.put(manifest_key(manifest.name), dump_manifest(replace(manifest, entries=entries)))
+    assert StoreMirror(store).find_manifest(manifest.name) is None
+
+
+def test_a_manifest_under_anothers_name_or_with_odd_digests_counts_as_none(blobs):
+    store, manifest = open_store("memory://"), blobs.manifest({"a": b"1"})
+    store.put(manifest_key("k1-r2"), dump_manifest(manifest))
+    entries = (replace(manifest.entries[0], sha256="../../x"),)
+    store.put(manifest_key("k1-r1"), dump_manifest(replace(manifest, entries=entries)))
+    mirror = StoreMirror(store)
+    assert (mirror.find_manifest("k1-r1"), mirror.find_manifest("k1-r2")) == (None, None)
+
+
+def test_a_manifest_that_is_there_stays(store, blobs):
+    manifest, mirror = blobs.manifest({"a": b"1"}), StoreMirror(store)
+    mirror.publish(manifest, blobs)
+    mirror.publish(replace(manifest, created_at=99.0), blobs)
+    assert mirror.find_manifest(manifest.name) == manifest
+
+
+def test_blobs_that_were_damaged_are_sent_anew(store, blobs):
+    manifest, mirror = blobs.manifest({"a": b"12345", "b": b"678"}), StoreMirror(store)
+    mirror.publish(manifest, blobs)
+    store.put(blob_key(digest(b"12345")), b"1")
+    assert mirror.publish(manifest, blobs) == 5
+    store.put(blob_key(digest(b"12345")), b"12346")
+    mirror.delete_blob(digest(b"12345"))
+    assert mirror.publish(manifest, blobs) == 5
+    assert read_all(mirror, manifest) == {"a": b"12345", "b": b"678"}
+
+
+def test_told_to_stop(blobs):
+    store, stop = open_store("memory://"), threading.Event()
+    manifest = blobs.manifest({"a": b"1" * 100, "b": b"2" * (PIECE + 1)})
+    mirror = StoreMirror(store)
+    stop.set()
+    with pytest.raises(WeightsError, match=r"hf://o/r.*stopped"):
+        mirror.publish(manifest, blobs, stop=stop)
+    assert list(store.list("")) == []
+    stop.clear()
+    with pytest.raises(WeightsError, match=r"hf://o/r.*stopped"):
+        mirror.publish(manifest, blobs, stop=stop, on_bytes=lambda _: stop.set())
+    assert mirror.list_names() == []
+    mirror.publish(manifest, blobs)
+    assert mirror.find_manifest(manifest.name) == manifest
+
+
+# -- deleting -------------------------------------------------------------------------------------
+
+
+def test_deleting_keeps_what_others_name(store, blobs):
+    one = blobs.manifest({"a": b"shared", "b": b"only one", "c": b"only one"})
+    two = blobs.manifest({"a": b"shared", "b": b"only two"}, revision="r2")
+    mirror = StoreMirror(store)
+    mirror.publish(one, blobs)
+    mirror.publish(two, blobs)
+    store.put(f"{claims_prefix(one.name)}/3.json", b"{}")
+    assert mirror.delete(one.name) == len(b"only one")
+    assert mirror.list_names() == [two.name]
+    assert read_all(mirror, two) == {"a": b"shared", "b": b"only two"}
+    with pytest.raises(ObjectNotFound):
+        list(mirror.read(digest(b"only one"), start=0, length=1))
+    assert mirror.delete(one.name) == 0
+    assert mirror.delete(two.name) == len(b"shared") + len(b"only two")
+    left = [info.key for info in store.list("")]
+    assert [key for key in left if not key.startswith("weights/pruning/last-")] == []
+
+
+def test_sweeping_takes_what_nobody_names(store, blobs):
+    manifest, mirror = blobs.manifest({"a": b"named"}), StoreMirror(store)
+    mirror.publish(manifest, blobs)
+    store.put(blob_key(digest(b"left")), b"left")
+    assert mirror.delete_unreferenced() == 4
+    assert stored(store) == {digest(b"named")}
+    assert mirror.delete_unreferenced() == 0
+
+
+def test_a_blob_that_is_deleted_while_it_is_counted_on(store, blobs):
+    """The other mirror goes after we saw its blob, and before anybody can see our manifest."""
+    one = blobs.manifest({"a": b"shared"})
+    two = blobs.manifest({"a": b"shared", "b": b"only two!"}, revision="r2")
+    mirror, told = StoreMirror(store), []
+    mirror.publish(one, blobs)
+
+    def tick(size):
+        told.append(size)
+        if size == len(b"only two!"):
+            assert mirror.delete(one.name) == len(b"shared")
+
+    mirror.publish(two, blobs, on_bytes=tick)
+    assert read_all(mirror, two) == {"a": b"shared", "b": b"only two!"}
+    assert sum(told) == two.bytes
+
+
+def test_a_sweep_while_blobs_wait_for_their_manifest(store, blobs):
+    """Also one that begins and ends before the manifest is there."""
+    manifest = blobs.manifest({"a": b"first", "b": b"second!"})
+    mirror, told = StoreMirror(store), []
+
+    def tick(size):
+        told.append(size)
+        if sum(told) == manifest.bytes and len(told) == 2:
+            assert mirror.list_unreferenced(older_than=3600.0) == {}
+            assert mirror.delete_unreferenced() == manifest.bytes
+
+    mirror.publish(manifest, blobs, on_bytes=tick)
+    assert read_all(mirror, manifest) == {"a": b"first", "b": b"second!"}
+    assert sum(told) == manifest.bytes
+
+
+def test_a_removal_that_died_is_not_waited_for_long(store, blobs):
+    now, manifest = [0.0], blobs.manifest({"a": b"a"})
+    AnnouncedRemoval(store)
+    watch = RemovalWatch(store, clock=lambda: now[0])
+
+    class Passing(threading.Event):
+        def wait(self, timeout=None):
+            now[0] += 20.0
+            return False
+
+    assert watch.wait_for_removals(Passing())
+    assert now[0] <= 80.0
+    assert not watch.wait_for_removals(Passing())
+    assert StoreMirror(store).publish(manifest, blobs) == 1
+
+
+def test_a_removal_that_was_silent_reads_the_manifests_anew(store):
+    now = [0.0]
+    removal = AnnouncedRemoval(store, clock=lambda: now[0])
+    assert removal.renew()
+    now[0] += 10.0
+    assert removal.renew()
+    now[0] += 16.0
+    assert not removal.renew()
+    assert removal.renew()
+
+
+def test_the_last_use_is_by_the_stores_clock(store, blobs):
+    one, mirror = blobs.manifest({"a": b"a"}), StoreMirror(store)
+    mirror.publish(one, blobs)
+    (info,) = store.list("weights/manifests")
+    assert mirror.list_last_uses() == {one.name: info.modified}
+    mirror.record_use(one.name)
+    mirror.record_use("gone-r1")
+    (used,) = (i.modified for i in store.list("weights/used") if one.name in i.key)
+    assert mirror.list_last_uses() == {one.name: max(used, info.modified)}
+    mirror.delete(one.name)
+    assert mirror.list_last_uses() == {}
+
+
+# -- a folder on this machine ---------------------------------------------------------------------
+
+
+def test_a_folder_beside_us_costs_no_second_copy(tmp_path, blobs):
+    manifest = blobs.manifest({"a": b"12", "b": os.urandom(PIECE + 1)})
+    mirror = StoreMirror(open_store(str(tmp_path / "store")))
+    assert mirror.find_local_path(manifest.entries[0].sha256) is None
+    assert mirror.publish(manifest, blobs) == manifest.bytes
+    for entry in manifest.entries:
+        lent = mirror.find_local_path(entry.sha256)
+        assert lent is not None and lent.samefile(blobs(entry.sha256))
+
+
+def test_a_folder_on_another_disk_gets_copies(tmp_path, blobs):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        files = {"a": b"12", "b": os.urandom(PIECE + 1)}
+        manifest, mirror = blobs.manifest(files), StoreMirror(DiskStore(folder))
+        assert mirror.publish(manifest, blobs) == manifest.bytes
+        assert read_all(mirror, manifest) == files
+        assert blobs(manifest.entries[0].sha256).stat().st_nlink == 1
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_bucket_lends_nothing():
+    assert StoreMirror(open_store("memory://")).find_local_path("0" * 64) is None
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+LAST = 21
+
+
+@pytest.mark.parametrize(
+    "until",
+    [pytest.param(1, marks=pytest.mark.soak), 7, pytest.param(LAST, marks=pytest.mark.soak)],
+)
+def test_a_killed_publisher_leaves_nothing_half_published(url, blobs, until):
+    files = {str(n): os.urandom(3000 + n) for n in range(LAST - 1)} | {"big": os.urandom(PIECE)}
+    manifest, mirror = blobs.manifest(files), StoreMirror(open_store(url))
+    process = blobs.publisher(url, manifest, until=until)
+    try:
+        assert process.stdout.readline() == "there\n"
+        assert mirror.list_names() == []
+    finally:
+        process.kill()
+        process.communicate()
+    whole = {info.key.rpartition("/")[2] for info in open_store(url).list("weights/blobs")}
+    assert all(
+        digest(b"".join(mirror.read(one, start=0, length=2 * PIECE))) == one for one in whole
+    )
+    # A server may still be storing what the process had sent it.
+    missing = sum(entry.size for entry in manifest.entries if entry.sha256 not in whole)
+    assert mirror.publish(manifest, blobs) <= missing
+    assert read_all(mirror, manifest) == files
+
+
+def test_killed_while_it_sends_a_large_one(url, blobs):
+    files = {"big": os.urandom(5 * PIECE)}
+    manifest, mirror = blobs.manifest(files), StoreMirror(open_store(url))
+    process = blobs.publisher(url, manifest, until=1)
+    assert process.stdout.readline() == "there\n"
+    process.kill()
+    process.communicate()
+    assert mirror.list_names() == []
+    mirror.publish(manifest, blobs)
+    assert read_all(mirror, manifest) == files
+
+
+@pytest.mark.slow
+def test_two_hosts_publish_at_once(url, blobs):
+    files = {str(n): os.urandom(100 + n) for n in range(40)} | {"big": os.urandom(4 * PIECE)}
+    manifest = blobs.manifest(files)
+    processes = [blobs.publisher(url, manifest) for _ in range(2)]
+    for process in processes:
+        out, errors = process.communicate(timeout=400)
+        assert process.returncode == 0, (out, errors)
+    assert read_all(StoreMirror(open_store(url)), manifest) == files
+
+
+@pytest.mark.integration
+def test_small_blobs_travel_many_at_a_time(s3, blobs, monkeypatch):
+    manifest = blobs.manifest({str(n): str(n).encode() for n in range(40)})
+    with FaultyServer(s3) as server:
+        use(monkeypatch, server.url)
+        mirror = StoreMirror(open_store(Bucket(s3).url))
+        server.on(Hang(), method="PUT", times=None)
+        thread = threading.Thread(target=mirror.publish, args=(manifest, blobs), daemon=True)
+        thread.start()
+        _until(lambda: len(server.sent("PUT")) >= 16)
+        assert {one.status for one in server.sent("PUT")} == {0}
+        server.clear()
+        thread.join(120)
+        assert mirror.find_manifest(manifest.name) == manifest
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("path", ["blobs", "manifests"])
+def test_answers_that_are_lost(s3, blobs, monkeypatch, path):
+    manifest = blobs.manifest({"a": b"12", "b": b"345"})
+    with FaultyServer(s3) as server:
+        use(monkeypatch, server.url)
+        mirror = StoreMirror(open_store(Bucket(s3).url))
+        rule = server.on(LoseAnswer(), method="PUT", path=path)
+        mirror.publish(manifest, blobs)
+        assert rule.hits == 1
+        assert read_all(mirror, mirror.find_manifest(manifest.name)) == {"a": b"12", "b": b"345"}
+
+
+def _until(true):
+    end = time.monotonic() + 200
+    while not true():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.01)
+
+
+def test_names_are_those_of_manifests_alone(tmp_path):
+    store = open_store(str(Path(tmp_path) / "store"))
+    store.put("weights/manifests/k1-r1.json", b"{}")
+    store.put("weights/manifests/notes.txt", b"")
+    assert StoreMirror(store).list_names() == ["k1-r1"]
