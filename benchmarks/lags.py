@@ -18,7 +18,7 @@ from pathlib import Path
 from contenders import JOB, PROJECT, Site, plain_environment
 from figures import Goal, Row, alone
 
-from prefect_bt.contract import manifests_prefix, quote_name
+from prefect_bt.object_keys import manifests_prefix, quote_name
 
 MB = 1_000_000
 _SOON = Goal("<= 2 s", lambda seconds: seconds <= 2.0)

@@ -22,14 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect_bt import codec
-from prefect_bt.contract import (
-    attempt_prefix,
-    event_key,
-    job_index_key,
-    job_prefix,
-    project_index_key,
-    project_prefix,
-)
 from prefect_bt.definitions import Compute, Image, Runtime, TrainingJob, TrainingProject
 from prefect_bt.definitions import project_document as definition_of
 from prefect_bt.ledger.records import (
@@ -43,6 +35,14 @@ from prefect_bt.ledger.records import (
     ProjectRecord,
 )
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import (
+    attempt_prefix,
+    event_key,
+    job_index_key,
+    job_prefix,
+    project_index_key,
+    project_prefix,
+)
 
 PROJECT = "project"
 BEGAN = 1_700_000_000.0

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from figures import Goal, Row, alone, as_json, as_table, busy, paired
 
-from prefect_bt.contract import log_key
 from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.processes import find_marked_processes
@@ -30,6 +29,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.line_format import format_lines
+from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import (
     ImagePlan,

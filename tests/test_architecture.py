@@ -45,7 +45,7 @@ LEVELS: dict[int, str] = {
     # data
     1: "definitions ledger.pinned_weights ledger.records ledger.states planning.plan",
     # base: standard library only
-    0: "codec contract errors filesystem text",
+    0: "codec environment errors filesystem node_paths object_keys text",
 }
 LEVEL_OF: dict[str, int] = {
     name: level for level, names in LEVELS.items() for name in names.split()
@@ -69,7 +69,16 @@ ONLY_IN: dict[str, set[str]] = {
     "prompt_toolkit": {"cli"},
     "uvicorn": {"local_server"},
 }
-STDLIB_ONLY = {"errors", "contract", "codec", "planning.plan", "ledger.records"}
+STDLIB_ONLY = {
+    "codec",
+    "environment",
+    "errors",
+    "ledger.records",
+    "ledger.states",
+    "node_paths",
+    "object_keys",
+    "planning.plan",
+}
 # What a node's process must be able to start without, however many imports away.
 NOT_IN_A_NODE = {"prefect", "docker", "kubernetes"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import httpx
 from prefect.artifacts import create_markdown_artifact
@@ -12,11 +12,11 @@ from prefect.events import emit_event
 from prefect.exceptions import PrefectException
 
 from prefect_bt.attempts.job_context import JobContext
-from prefect_bt.contract import EVENT_PREFIX
 from prefect_bt.flows.tasks.job_card import render_card
 from prefect_bt.jobs.document import event_document, job_document
 from prefect_bt.ledger.states import JobState
 
+EVENT_PREFIX: Final = "prefect-bt.job."
 API_ERRORS = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
 """What Prefect's client raises when the API does not answer, or not as it should."""
 _logger = logging.getLogger(__name__)

@@ -21,7 +21,6 @@ from prefect_bt.attempts.retry_policy import RetryDecision, decide_retry
 from prefect_bt.checkpoints.committed.catalog import find_newest
 from prefect_bt.checkpoints.committed.load_references import resolve_loaded_checkpoints
 from prefect_bt.checkpoints.retention import holds
-from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.credentials.secrets import resolve_secrets
 from prefect_bt.errors import (
     AmbiguousError,
@@ -42,9 +41,11 @@ from prefect_bt.ledger.records import (
 )
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.log_archive import LogArchiver
+from prefect_bt.node_paths import WORKSPACE_DIR
+from prefect_bt.object_keys import job_prefix
+from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import GangPlan, ImagePlan, LoadedCheckpoint, WorkspacePlan
 from prefect_bt.planning.planner import (
-    PlanContext,
     list_image_secret_names,
     list_job_secret_names,
     plan_gang,

@@ -8,10 +8,10 @@ from __future__ import annotations
 from contextlib import suppress
 
 from prefect_bt import codec
-from prefect_bt.contract import attempt_prefix
 from prefect_bt.errors import ObjectExists, ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
+from prefect_bt.object_keys import attempt_prefix
 from prefect_bt.planning.plan import GangPlan
 
 

@@ -17,7 +17,8 @@ from urllib.parse import unquote
 
 from prefect_bt import codec
 from prefect_bt.checkpoints.layout import join_checkpoint_path
-from prefect_bt.contract import (
+from prefect_bt.errors import CheckpointError
+from prefect_bt.object_keys import (
     job_objects_prefix,
     job_prefix,
     logical_path,
@@ -25,7 +26,6 @@ from prefect_bt.contract import (
     objects_prefix,
     quote_name,
 )
-from prefect_bt.errors import CheckpointError
 
 FORMAT: Final = 1
 PERMISSION_MASK: Final = 0o777

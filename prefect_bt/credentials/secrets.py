@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prefect_bt.contract import SECRET_PREFIX
+from prefect_bt.environment import SECRET_PREFIX
 from prefect_bt.errors import SecretError
 
 

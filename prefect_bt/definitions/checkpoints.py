@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from prefect_bt.contract import LOADED_CHECKPOINTS_DIR
 from prefect_bt.definitions.base import StrictModel
 from prefect_bt.errors import DefinitionError
+from prefect_bt.node_paths import LOADED_CHECKPOINTS_DIR
 
 
 class CheckpointingConfig(StrictModel):

@@ -6,10 +6,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from prefect_bt.contract import CACHE_BASE
 from prefect_bt.definitions.base import StrictModel
 from prefect_bt.definitions.checkpoints import CheckpointingConfig, LoadCheckpointConfig
 from prefect_bt.definitions.variables import EnvironmentVariables
+from prefect_bt.node_paths import CACHE_BASE
 
 
 class CacheConfig(StrictModel):

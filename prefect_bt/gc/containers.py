@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect_bt.contract import LABEL_MARK
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.job_folders import find_handle, list_stores
 from prefect_bt.gc.liveness import JobStores
 from prefect_bt.host.job_lock import is_owned
 from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.host.state_folder import state_dir_id
+from prefect_bt.substrates.docker.container import LABEL_MARK
 from prefect_bt.substrates.docker.engine import DockerEngine
 
 _LABELLED = {"label": [LABEL_MARK]}

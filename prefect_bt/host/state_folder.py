@@ -33,7 +33,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_bt.contract import quote_name
+from prefect_bt.object_keys import quote_name
 from prefect_bt.planning.plan import NodePlan, Volume, VolumeKind
 
 

@@ -7,7 +7,7 @@ made from. Names, counts and equality decide, never the order of two times.
 
 A job that is over has been reopened if there is an event after the last one that was kept. A store
 in a folder is asked for that file. Any other is asked once for all jobs: who reopens a job writes
-`index/reopened/<job>/<number of the event>` before the event (contract.reopened_key).
+`index/reopened/<job>/<number of the event>` before the event (object_keys.reopened_key).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from prefect_bt.contract import (
+from prefect_bt.errors import NotFoundError, ObjectNotFound
+from prefect_bt.job_index.database import CatalogDatabase
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import (
     INDEX_JOBS,
     INDEX_REOPENED,
     event_key,
     job_index_key,
     job_prefix,
 )
-from prefect_bt.errors import NotFoundError, ObjectNotFound
-from prefect_bt.job_index.database import CatalogDatabase
-from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.states import JobState
 from prefect_bt.object_store.protocols import ObjectInfo, SupportsLinks
 from prefect_bt.settings import Settings
 

@@ -15,7 +15,15 @@ from pathlib import Path
 
 from prefect_bt.attempts.lifecycle import remove_nodes
 from prefect_bt.checkpoints.retention.holds import JOB, Hold, list_active_holds
-from prefect_bt.contract import (
+from prefect_bt.errors import NotFoundError, ObjectNotFound, StateError, SubstrateError
+from prefect_bt.filesystem.trees import remove_tree
+from prefect_bt.host.job_lock import JobLock, host_id
+from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.jobs.stop import open_job_context, reconcile_job
+from prefect_bt.ledger.fencing_epochs import DELETE, Superseded
+from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.object_keys import (
     INDEX_REOPENED,
     deleting_key,
     job_index_key,
@@ -27,14 +35,6 @@ from prefect_bt.contract import (
     quote_name,
     run_index_key,
 )
-from prefect_bt.errors import NotFoundError, ObjectNotFound, StateError, SubstrateError
-from prefect_bt.filesystem.trees import remove_tree
-from prefect_bt.host.job_lock import JobLock, host_id
-from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.jobs.stop import open_job_context, reconcile_job
-from prefect_bt.ledger.fencing_epochs import DELETE, Superseded
-from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.ledger.records import JobRecord
 from prefect_bt.settings import Settings
 
 _CACHES = ("bases", "projects", "huggingface")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_bt import codec
-from prefect_bt.contract import job_prefix
 from prefect_bt.errors import ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
+from prefect_bt.object_keys import job_prefix
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefect_bt.contract import make_id
+from prefect_bt.object_keys import make_id
 
 if TYPE_CHECKING:
     from prefect_bt.credentials.secrets import SecretSource

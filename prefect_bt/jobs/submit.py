@@ -16,7 +16,6 @@ from typing import Any
 
 from prefect_bt.attempts.lifecycle import plan_workspace
 from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
-from prefect_bt.contract import WORKSPACE_DIR, job_prefix
 from prefect_bt.credentials.secrets import SecretSource
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.definitions.truss_compat.conversion import to_training_project
@@ -30,8 +29,11 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import load_definition, open_ledger
 from prefect_bt.ledger.records import JobRecord, RetentionPolicy, RetryBudget, ServingRef
 from prefect_bt.ledger.states import JobState
+from prefect_bt.node_paths import WORKSPACE_DIR
+from prefect_bt.object_keys import job_prefix
+from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import GangPlan, WorkspacePlan
-from prefect_bt.planning.planner import PlanContext, plan_gang
+from prefect_bt.planning.planner import plan_gang
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
 from prefect_bt.text.durations import parse_duration

@@ -1,8 +1,8 @@
 """The record of projects and jobs: create-only files in the store, readable by any process.
 
 There is no second database. A job's facts are `job.json` (never changes), numbered events (the
-lifecycle), and one folder an attempt; contract.py draws the layout. Every write is create-only, so
-two processes cannot both be the one that ended a job: the loser of a sequence number reads again.
+lifecycle), and one folder an attempt; `object_keys` draws the layout. Every write is create-only,
+so two processes cannot both be the one that ended a job: the loser of a number reads again.
 """
 
 from __future__ import annotations
@@ -14,16 +14,6 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.contract import (
-    INDEX_JOBS,
-    attempt_prefix,
-    job_index_key,
-    job_prefix,
-    make_id,
-    project_prefix,
-    project_record_key,
-    run_index_key,
-)
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
 from prefect_bt.host.job_lock import normalize_host
 from prefect_bt.ledger.events import Lifecycle
@@ -39,6 +29,16 @@ from prefect_bt.ledger.records import (
     ProjectRecord,
 )
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import (
+    INDEX_JOBS,
+    attempt_prefix,
+    job_index_key,
+    job_prefix,
+    make_id,
+    project_prefix,
+    project_record_key,
+    run_index_key,
+)
 from prefect_bt.object_store.protocols import Store
 
 T = TypeVar("T")

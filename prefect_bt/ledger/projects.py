@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.contract import (
+from prefect_bt.errors import AmbiguousError, NotFoundError, ObjectExists, ObjectNotFound
+from prefect_bt.ledger.records import ProjectRecord
+from prefect_bt.object_keys import (
     PROJECTS_INDEX,
     TEAM_PROJECTS_INDEX,
     make_id,
@@ -24,8 +26,6 @@ from prefect_bt.contract import (
     team_project_index_key,
     team_projects_prefix,
 )
-from prefect_bt.errors import AmbiguousError, NotFoundError, ObjectExists, ObjectNotFound
-from prefect_bt.ledger.records import ProjectRecord
 from prefect_bt.object_store.protocols import Store
 
 DEFAULT_TEAM: Final = "default"

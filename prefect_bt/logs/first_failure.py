@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prefect_bt.contract import attempt_prefix, log_key
 from prefect_bt.errors import ObjectNotFound, PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
 from prefect_bt.logs.job_reader import read_archived_sizes
 from prefect_bt.logs.line_format import LogLine, parse_lines
+from prefect_bt.object_keys import attempt_prefix, log_key
 from prefect_bt.object_store.protocols import SupportsGet
 
 LINES: Final = 50

@@ -23,7 +23,6 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final, Protocol
 
-from prefect_bt.contract import attempt_prefix, log_key
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
@@ -35,6 +34,7 @@ from prefect_bt.logs.rank_reader import (
     LogCursor,
     filter_lines,
 )
+from prefect_bt.object_keys import attempt_prefix, log_key
 from prefect_bt.object_store.protocols import ObjectInfo, SupportsList
 
 MAX_READ_AHEAD_BYTES: Final = 8 << 20

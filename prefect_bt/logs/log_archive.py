@@ -19,7 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from prefect_bt.contract import attempt_prefix, log_key
 from prefect_bt.errors import SubstrateError
 from prefect_bt.filesystem.confined import open_file
 from prefect_bt.filesystem.directories import find_paths
@@ -27,6 +26,7 @@ from prefect_bt.filesystem.permissions import current_umask, ensure_private_fold
 from prefect_bt.ledger.records import ArchivedLog
 from prefect_bt.logs.job_reader import LiveLog, read_archived_sizes
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, format_line
+from prefect_bt.object_keys import attempt_prefix, log_key
 from prefect_bt.object_store.protocols import (
     SupportsGet,
     SupportsLinks,

@@ -22,6 +22,11 @@ from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
 from prefect_bt.ledger.records import Cause, NodePhase
 from prefect_bt.node_agent import staging
 from prefect_bt.node_agent.activity import ActivityMonitor
+from prefect_bt.node_agent.command_environment import (
+    HostEnvironment,
+    build_command_environment,
+    find_virtual_environment,
+)
 from prefect_bt.node_agent.commands.container_runner import (
     ContainerProtocolError,
     ContainerRunner,
@@ -35,11 +40,6 @@ from prefect_bt.node_agent.commands.loop import (
 )
 from prefect_bt.node_agent.commands.runner import Runner, ShellRunner
 from prefect_bt.node_agent.commands.stop_signal import StopMonitor
-from prefect_bt.node_agent.environment import (
-    HostEnvironment,
-    build_command_environment,
-    find_virtual_environment,
-)
 from prefect_bt.node_agent.log_writer import LogFile, OutputLog
 from prefect_bt.node_agent.paths import list_protected_folders, list_volume_mounts, map_volume_paths
 from prefect_bt.node_agent.upload_watchdog import DEFAULT_COMMAND, UploaderConfig, UploaderProcess

@@ -28,10 +28,10 @@ from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.upload_status import StatusPublisher
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
-from prefect_bt.contract import job_prefix
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.fencing_epochs import Epochs
 from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.object_keys import job_prefix
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import NodePlan
 

@@ -9,16 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from pathlib import PurePosixPath
+from dataclasses import astuple, replace
 
-from prefect_bt.contract import (
-    PROJECT_CACHE_NAME,
-    SCRATCH_DIR,
-    TEAM_CACHE_NAME,
-    WORKSPACE_DIR,
-    weights_tree_name,
-)
 from prefect_bt.definitions import (
     SecretReference,
     TrainingJob,
@@ -29,24 +21,24 @@ from prefect_bt.definitions import (
     training_project_from_json,
 )
 from prefect_bt.errors import PlanError
-from prefect_bt.ledger.records import RetentionPolicy
+from prefect_bt.node_paths import SCRATCH_DIR, WORKSPACE_DIR
+from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.planning.allocation import allocate_resources
+from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.ignored_fields import iter_ineffective_fields
+from prefect_bt.planning.node_variables import platform_variables
 from prefect_bt.planning.plan import (
     CheckpointPlan,
     GangPlan,
     ImagePlan,
-    LoadedCheckpoint,
     NodePlan,
     Volume,
     VolumeKind,
     WeightsAuthPlan,
     WeightsPlan,
-    WorkspacePlan,
 )
 from prefect_bt.planning.translation import (
     checkpoint_dir,
-    gpu_count,
     gpu_type,
     iter_cache_volumes,
     iter_checkpoint_volumes,
@@ -60,36 +52,6 @@ from prefect_bt.registries.credentials import list_login_secrets
 from prefect_bt.registries.pull_errors import PullError
 from prefect_bt.registries.reference import parse_reference
 from prefect_bt.substrates.protocol import Capacity
-
-
-@dataclass(frozen=True)
-class PlanContext:
-    """What planning must know besides the definition. Paths inside a node; times in seconds."""
-
-    job_id: str
-    job_name: str
-    project_id: str
-    store: str
-    capacity: Capacity
-    substrate: str = "local"
-    leader_address: str = "127.0.0.1"
-    attempt: int = 0
-    epoch: int = 0
-    retry_reason: str = ""
-    """Why the one before failed, as records.Cause spells it; "" for none, or one that did not."""
-    workspace: WorkspacePlan = field(default_factory=lambda: WorkspacePlan(WORKSPACE_DIR))
-    loaded_checkpoints: tuple[LoadedCheckpoint, ...] = ()
-    missing_references: tuple[str, ...] = ()
-    """Sentences about secrets and checkpoints that were looked for and are not there."""
-    grace: float = 30.0
-    settle: float = 1.5
-    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
-    supports_images: bool = False
-    """Whether nodes run in the definition's image (Substrate.images)."""
-    pinned_image: str = ""
-    """What the job pinned of it; "" before its first attempt."""
-    revisions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Key of a weights source -> the revision that the job mounts; filled once it is mirrored."""
 
 
 def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
@@ -204,7 +166,7 @@ def _plan_node(
         store=context.store,
         image=plan_image(job, context.pinned_image),
         commands=tuple(job.runtime.start_commands),
-        environment={**literal, **_platform_variables(project, context, rank)},
+        environment={**literal, **platform_variables(project, context, rank)},
         secret_environment={
             name: value.name
             for name, value in variables.items()
@@ -219,41 +181,6 @@ def _plan_node(
         grace=context.grace,
         epoch=context.epoch,
     )
-
-
-def _platform_variables(
-    project: TrainingProject, context: PlanContext, rank: int
-) -> dict[str, str]:
-    """Every row of §5.1 that applies."""
-    job = project.job
-    variables = {
-        "BT_TRAINING_JOB_ID": context.job_id,
-        "BT_TRAINING_PROJECT_ID": context.project_id,
-        "BT_TRAINING_JOB_NAME": to_directory_name(context.job_name),
-        "BT_TRAINING_PROJECT_NAME": project.name,
-        "BT_NUM_GPUS": str(gpu_count(job)),
-        "BT_SCRATCH_DIR": SCRATCH_DIR,
-        "BT_RETRY_COUNT": str(context.attempt),
-        "BT_GROUP_SIZE": str(job.compute.node_count),
-        "BT_LEADER_ADDR": context.leader_address,
-        "BT_NODE_RANK": str(rank),
-    }
-    if context.retry_reason:
-        variables["BT_RETRY_REASON"] = context.retry_reason
-    if job.enable_baseten_workdir:
-        variables["BT_WORKING_DIR"] = WORKSPACE_DIR
-    if job.runtime.checkpointing_config.enabled:
-        variables["BT_CHECKPOINT_DIR"] = checkpoint_dir(job)
-    load = job.runtime.load_checkpoint_config
-    if load and load.enabled:
-        variables["BT_LOAD_CHECKPOINT_DIR"] = load.download_folder
-    cache = job.runtime.cache_config
-    if cache and cache.enabled:
-        base = PurePosixPath(normalize_path(cache.mount_base_path))
-        variables["BT_RW_CACHE_DIR"] = str(base)
-        variables["BT_PROJECT_CACHE_DIR"] = str(base / PROJECT_CACHE_NAME)
-        variables["BT_TEAM_CACHE_DIR"] = str(base / TEAM_CACHE_NAME)
-    return variables
 
 
 def _plan_volumes(

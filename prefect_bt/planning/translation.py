@@ -8,15 +8,15 @@ from collections.abc import Container, Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
-from prefect_bt.contract import (
+from prefect_bt.definitions import TrainingJob
+from prefect_bt.node_paths import (
     CHECKPOINT_DIR,
     HF_CACHE_DIR,
     HF_CACHE_NAME,
     PROJECT_CACHE_NAME,
     TEAM_CACHE_NAME,
-    quote_name,
 )
-from prefect_bt.definitions import TrainingJob
+from prefect_bt.object_keys import quote_name
 from prefect_bt.planning.plan import Volume, VolumeKind
 
 MAX_NAME_BYTES: Final = 255

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
-from prefect_bt.contract import RESERVED_NAMES, RESERVED_PREFIX, SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.definitions import (
     InteractiveSessionTrigger,
     TrainingJob,
@@ -19,7 +18,9 @@ from prefect_bt.definitions import (
     definition_error,
     parse_memory,
 )
+from prefect_bt.environment import RESERVED_NAMES, RESERVED_PREFIX
 from prefect_bt.errors import DefinitionError
+from prefect_bt.node_paths import SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.planning.plan import VolumeKind
 from prefect_bt.planning.translation import (
     gpu_count,

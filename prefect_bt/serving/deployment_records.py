@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from prefect_bt import codec
-from prefect_bt.contract import quote_name
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_keys import quote_name
 from prefect_bt.serving.curl_example import CHAT
 
 T = TypeVar("T")

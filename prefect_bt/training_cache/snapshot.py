@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from prefect_bt import codec
-from prefect_bt.contract import project_prefix, quote_name
 from prefect_bt.errors import ObjectNotFound
+from prefect_bt.object_keys import project_prefix, quote_name
 from prefect_bt.object_store.protocols import SupportsGet, SupportsList, SupportsPut
 from prefect_bt.training_cache.usage import CacheSummary, ListingLimits, summarize_cache
 

@@ -25,8 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.contract import HF_CACHE_NAME, PROJECT_CACHE_NAME, TEAM_CACHE_NAME, quote_name
 from prefect_bt.filesystem.confined import open_folder_path
+from prefect_bt.node_paths import HF_CACHE_NAME, PROJECT_CACHE_NAME, TEAM_CACHE_NAME
+from prefect_bt.object_keys import quote_name
 
 DIRECTORY_TYPE: Final = "directory"
 _FILE_TYPES: Final = (

@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from prefect_bt.contract import weights_tree_name
 from prefect_bt.errors import PrefectBtError, StoreError, WeightsError
+from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id

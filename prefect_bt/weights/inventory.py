@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_bt.contract import weights_tree_name
+from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.manifest import ManifestSummary, summarize
 from prefect_bt.weights.store_copy.copies import StoreMirror

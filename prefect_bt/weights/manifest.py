@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect_bt import codec
-from prefect_bt.contract import weights_tree_name
+from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.weights.sources.file_listing import SHA256, is_mountable, quote
 
 FORMAT_VERSION = 1

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 
-from prefect_bt.contract import weights_tree_name
 from prefect_bt.errors import StoreError, WeightsError
+from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache

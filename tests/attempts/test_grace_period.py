@@ -16,9 +16,9 @@ from prefect_bt.attempts.grace_period import (
 )
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
 from prefect_bt.checkpoints.manifest import FORMAT, Manifest, ManifestEntry, dump_manifest
-from prefect_bt.contract import job_objects_prefix
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
+from prefect_bt.object_keys import job_objects_prefix
 from prefect_bt.object_store import open_store
 
 OBJECTS = job_objects_prefix("p", "j")

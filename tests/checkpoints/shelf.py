@@ -7,10 +7,10 @@ from prefect_bt.checkpoints.committed import catalog
 from prefect_bt.checkpoints.committed.verify_committed import verify
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.uploader import Uploader
-from prefect_bt.contract import objects_prefix, tombstones_prefix
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import objects_prefix, tombstones_prefix
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.planning.plan import LoadedCheckpoint
 

@@ -11,7 +11,6 @@ from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
 from prefect_bt.cli.app import main
-from prefect_bt.contract import uploads_prefix
 from prefect_bt.definitions import (
     CheckpointingConfig,
     Compute,
@@ -27,6 +26,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import uploads_prefix
 from tests.checkpoints import folders
 from tests.checkpoints.running import Counting
 

@@ -15,7 +15,6 @@ import pytest
 
 from prefect_bt.checkpoints.manifest import Manifest, ManifestEntry, dump_manifest
 from prefect_bt.cli.app import main
-from prefect_bt.contract import job_prefix, log_key, logical_path
 from prefect_bt.definitions import (
     Compute,
     Image,
@@ -28,6 +27,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Resources
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.line_format import format_line
+from prefect_bt.object_keys import job_prefix, log_key, logical_path
 from prefect_bt.object_store import open_store
 from tests.in_process import command
 from tests.weights.hub_server import Hub, Repo, serving_hub

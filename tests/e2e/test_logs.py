@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from prefect_bt.contract import log_key
+from prefect_bt.object_keys import log_key
 
 from .conftest import Machine
 

@@ -10,7 +10,7 @@ import pytest
 from prefect_bt.host import gpus
 from prefect_bt.host.cgroup import count_oom_kills, cpu_limit, memory_limit, process_limit
 from prefect_bt.host.gpus import Gpu, NotEnoughGpus, list_gpus, parse_gpu_model, reserve_gpus
-from prefect_bt.node_agent.environment import HostEnvironment, build_command_environment
+from prefect_bt.node_agent.command_environment import HostEnvironment, build_command_environment
 from prefect_bt.planning.plan import NodePlan, Resources
 from tests.node_agent.rig import Rig, make_plan, wait_over
 

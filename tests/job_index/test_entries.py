@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.contract import INDEX_REOPENED, job_prefix, manifests_prefix
 from prefect_bt.job_index.entries import JobCatalog, document_stamp, iter_document_sources
 from prefect_bt.jobs.delete import delete_job
 from prefect_bt.jobs.document import job_document
@@ -18,6 +17,7 @@ from prefect_bt.jobs.drill_result import DrillResult, save_drill
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import INDEX_REOPENED, job_prefix, manifests_prefix
 from prefect_bt.object_store.bucket import BucketStore
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.object_store.protocols import ObjectInfo, Store

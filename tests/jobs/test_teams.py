@@ -11,7 +11,6 @@ import pytest
 
 from prefect_bt.attempts.lifecycle import plan_attempt, resolve_job_secrets
 from prefect_bt.cli.app import main
-from prefect_bt.contract import make_id, project_index_key, project_record_key
 from prefect_bt.credentials.secrets import EnvironmentSecrets, InMemorySecrets, resolve_secrets
 from prefect_bt.definitions import (
     CacheConfig,
@@ -33,6 +32,7 @@ from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord, ProjectRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import make_id, project_index_key, project_record_key
 from prefect_bt.planning.plan import GangPlan, VolumeKind
 from prefect_bt.planning.planner import plan_weights_sources
 from prefect_bt.settings import Settings

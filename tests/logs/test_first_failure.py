@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.contract import log_key
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import FailureClass, JobRecord, Outcome
@@ -14,6 +13,7 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.logs import first_failure
 from prefect_bt.logs.first_failure import LINES, FirstFailure, read_first_failure, read_last_lines
 from prefect_bt.logs.line_format import format_line
+from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.contract import log_key
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, Outcome
@@ -25,6 +24,7 @@ from prefect_bt.logs.job_reader import (
     iter_lines,
 )
 from prefect_bt.logs.line_format import format_line
+from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
 
 

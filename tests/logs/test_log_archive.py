@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.contract import log_key
 from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.ledger.records import ArchivedLog
 from prefect_bt.logs import log_archive
 from prefect_bt.logs.line_format import format_line, parse_lines
 from prefect_bt.logs.log_archive import STALE_COPY_SECONDS, LogArchiver
+from prefect_bt.object_keys import log_key
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.protocols import Store
 from tests.altered import altered

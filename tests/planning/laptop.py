@@ -6,7 +6,8 @@ import pytest
 
 from prefect_bt.definitions import TrainingProject, training_project_from_json
 from prefect_bt.errors import PlanError
-from prefect_bt.planning.planner import PlanContext, plan_gang
+from prefect_bt.planning.context import PlanContext
+from prefect_bt.planning.planner import plan_gang
 from prefect_bt.substrates.protocol import Capacity
 
 GIB = 1024**3

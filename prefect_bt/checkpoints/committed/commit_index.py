@@ -17,8 +17,8 @@ from prefect_bt.checkpoints.manifest import (
     load_manifest,
     parse_manifest_key,
 )
-from prefect_bt.contract import manifests_prefix
 from prefect_bt.errors import CheckpointError, ObjectExists
+from prefect_bt.object_keys import manifests_prefix
 from prefect_bt.object_store.protocols import Store
 
 

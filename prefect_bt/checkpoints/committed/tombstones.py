@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from prefect_bt import codec
-from prefect_bt.contract import (
+from prefect_bt.errors import ObjectNotFound
+from prefect_bt.ledger.fencing_epochs import Epochs
+from prefect_bt.object_keys import (
     attempt_prefix,
     job_objects_prefix,
     job_prefix,
     manifests_prefix,
     tombstones_prefix,
 )
-from prefect_bt.errors import ObjectNotFound
-from prefect_bt.ledger.fencing_epochs import Epochs
 from prefect_bt.object_store.protocols import Store
 
 _DECODE_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)

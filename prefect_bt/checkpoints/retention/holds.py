@@ -15,9 +15,9 @@ from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.checkpoints.committed.tombstones import find_tombstoned_manifests
-from prefect_bt.contract import deleting_key, holds_prefix, manifests_prefix, quote_name
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_keys import deleting_key, holds_prefix, manifests_prefix, quote_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import LoadedCheckpoint
 

@@ -36,10 +36,10 @@ from prefect_bt.checkpoints.manifest import (
     load_manifest,
 )
 from prefect_bt.checkpoints.retention.holds import Hold, list_active_holds
-from prefect_bt.contract import job_objects_prefix
 from prefect_bt.errors import CheckpointError, ObjectNotFound
 from prefect_bt.ledger.fencing_epochs import Superseded
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.object_keys import job_objects_prefix
 from prefect_bt.object_store.protocols import Store
 
 

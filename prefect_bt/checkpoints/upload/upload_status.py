@@ -16,9 +16,9 @@ from typing import Final, Protocol
 
 from prefect_bt import codec
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.contract import uploads_prefix
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import UploadStatus
+from prefect_bt.object_keys import uploads_prefix
 from prefect_bt.object_store.protocols import SupportsGet, SupportsList, SupportsPut
 
 PUBLISH_INTERVAL: Final = 5.0

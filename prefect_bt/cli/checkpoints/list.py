@@ -91,7 +91,7 @@ def _can_explore(terminal: Terminal) -> bool:
 
 def _checkpoint_location(ledger: Ledger, record: JobRecord) -> str:
     """What can be opened: a folder of this machine as a path, anything else as its address."""
-    from prefect_bt.contract import job_prefix
+    from prefect_bt.object_keys import job_prefix
 
     url = f"{ledger.store.url.rstrip('/')}/{job_prefix(record.project_id, record.id)}"
     return url.removeprefix("file://")

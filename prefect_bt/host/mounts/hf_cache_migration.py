@@ -16,11 +16,12 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from prefect_bt.contract import HF_CACHE_NAME, quote_name
 from prefect_bt.filesystem.confined import open_folder
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.host.job_lock import try_lock
 from prefect_bt.host.nodes.files import read_record
+from prefect_bt.node_paths import HF_CACHE_NAME
+from prefect_bt.object_keys import quote_name
 from prefect_bt.planning.plan import NodePlan, VolumeKind
 
 MAX_MERGE_DEPTH: Final = 4

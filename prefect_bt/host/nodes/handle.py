@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from prefect_bt import codec
-from prefect_bt.contract import LEADER_PORT_VARIABLE
+from prefect_bt.environment import LEADER_PORT_VARIABLE
 from prefect_bt.errors import SubstrateError
 from prefect_bt.filesystem.confined import NotRegularFile, open_file, read_regular
 from prefect_bt.filesystem.directories import find_paths

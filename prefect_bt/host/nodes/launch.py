@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prefect_bt import codec
-from prefect_bt.contract import SECRET_PREFIX
+from prefect_bt.environment import SECRET_PREFIX
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import PRIVATE_MODE, ensure_private_folder
 from prefect_bt.host.nodes.files import write_text_atomic

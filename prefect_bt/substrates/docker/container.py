@@ -7,19 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from prefect_bt.contract import (
-    LABEL_ATTEMPT,
-    LABEL_JOB,
-    LABEL_MARK,
-    LABEL_RANK,
-    rendezvous_variables,
-)
+from prefect_bt.environment import rendezvous_variables
 from prefect_bt.host.container_privileges import DEFAULT_CAPABILITIES, Privileges
 from prefect_bt.host.mounts.namespace_plan import Bind
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT, MOUNTED_AT
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.planning.plan import NodePlan, Resources
 
+LABEL_JOB: Final = "prefect-bt/job-id"
+LABEL_ATTEMPT: Final = "prefect-bt/attempt"
+LABEL_RANK: Final = "prefect-bt/rank"
+LABEL_MARK: Final = "prefect-bt/mark"
+"""Which launch it was (host.state_folder), by which a state folder knows its own."""
 LEADER_PORT: Final = 29500
 """PyTorch's own default: every node has a network of its own, so nobody else can be there."""
 ULIMITS: Final = (("memlock", -1), ("stack", 64 * 1024**2), ("nofile", 1024**2))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from prefect_bt.contract import quote_name
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
+from prefect_bt.object_keys import quote_name
 from prefect_bt.substrates.docker.engine import DEFAULT_DOCKER_HOST, DockerEngine
 
 _DEFAULT: Final = "default"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from prefect_bt.contract import LEADER_PORT_VARIABLE, rendezvous_variables
+from prefect_bt.environment import LEADER_PORT_VARIABLE, rendezvous_variables
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.ports import reserve_port

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from prefect_bt import codec
-from prefect_bt.contract import weights_tree_name
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.writeback import sync_file_system
+from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
 from prefect_bt.weights.cache.node_cache import LINK_UNSUPPORTED_ERRNOS, CachedTree, NodeCache
 from prefect_bt.weights.cache.partial_file import boot_id

@@ -16,8 +16,8 @@ from prefect_bt.checkpoints.manifest import (
     load_manifest,
     parse_manifest_key,
 )
-from prefect_bt.contract import job_objects_prefix
 from prefect_bt.errors import CheckpointError
+from prefect_bt.object_keys import job_objects_prefix
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT
 

@@ -11,8 +11,8 @@ from prefect_bt.checkpoints.committed.tombstones import iter_tombstones
 from prefect_bt.checkpoints.committed.verify_committed import verify
 from prefect_bt.checkpoints.manifest import load_manifest
 from prefect_bt.checkpoints.retention.prune import delete_unreferenced, prune_job, prune_rank
-from prefect_bt.contract import job_prefix, tombstones_prefix
 from prefect_bt.errors import CheckpointError
+from prefect_bt.object_keys import job_prefix, tombstones_prefix
 from tests.checkpoints import folders
 from tests.checkpoints.folders import JOB, PROJECT, flush, origin
 from tests.checkpoints.shelf import commit

@@ -6,7 +6,6 @@ from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import plan_attempt, release_holds
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.checkpoints.retention.prune import prune_job
-from prefect_bt.contract import deleting_key, job_index_key
 from prefect_bt.definitions import (
     BasetenCheckpoint,
     Image,
@@ -21,6 +20,7 @@ from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import deleting_key, job_index_key
 from prefect_bt.settings import Settings
 from tests.checkpoints import shelf
 from tests.checkpoints.folders import JOB, PROJECT

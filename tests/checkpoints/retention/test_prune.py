@@ -15,10 +15,10 @@ from prefect_bt.checkpoints.retention.prune import (
     prune_job,
     prune_rank,
 )
-from prefect_bt.contract import attempt_prefix
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import attempt_prefix
 from prefect_bt.object_store.disk import DiskStore
 from tests.checkpoints.folders import JOB, PROJECT, flush, origin
 from tests.checkpoints.shelf import (

@@ -9,10 +9,10 @@ import pytest
 from prefect_bt.checkpoints.committed.tombstones import drop_outdated
 from prefect_bt.checkpoints.retention import prune
 from prefect_bt.checkpoints.retention.prune import prune_job, prune_rank
-from prefect_bt.contract import attempt_prefix, job_prefix, tombstones_prefix
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.fencing_epochs import PRUNE, RUN, Epochs
 from prefect_bt.ledger.records import RetentionPolicy
+from prefect_bt.object_keys import attempt_prefix, job_prefix, tombstones_prefix
 from prefect_bt.object_store.disk import DiskStore
 from tests.checkpoints.folders import FAST, JOB, PROJECT, flush, hf_full, origin, write
 from tests.checkpoints.shelf import Interrupted, check_whole, commit, listed, names, rest

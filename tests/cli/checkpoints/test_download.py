@@ -11,9 +11,9 @@ import pytest
 from prefect_bt.checkpoints.committed import download
 from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.manifest import Manifest, ManifestEntry, dump_manifest
-from prefect_bt.contract import job_prefix, logical_path
 from prefect_bt.errors import CheckpointError
 from prefect_bt.ledger.records import JobRecord
+from prefect_bt.object_keys import job_prefix, logical_path
 from tests.cli.conftest import DAY, Cli, Shop
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.checkpoints.retention import holds
-from prefect_bt.contract import job_index_key
 from prefect_bt.errors import NotFoundError, StoreError
 from prefect_bt.host.job_lock import lock_job
 from prefect_bt.jobs.delete import delete_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import job_index_key
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.disk import DiskStore
 from prefect_bt.settings import Settings

@@ -10,14 +10,15 @@ from dataclasses import replace
 import pytest
 
 from prefect_bt.attempts.resources import save_resources
-from prefect_bt.contract import job_prefix
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute
 from prefect_bt.definitions.compute import AvailabilityModel
 from prefect_bt.jobs.drill_result import DrillResult, save_drill
 from prefect_bt.ledger.opening import load_definition
 from prefect_bt.ledger.records import FailureClass, Outcome, Resources
 from prefect_bt.ledger.states import JobState
-from prefect_bt.planning.planner import PlanContext, plan_gang
+from prefect_bt.object_keys import job_prefix
+from prefect_bt.planning.context import PlanContext
+from prefect_bt.planning.planner import plan_gang
 from prefect_bt.substrates.protocol import Capacity
 from tests.cli.conftest import Cli, Shop
 

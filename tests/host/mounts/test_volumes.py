@@ -18,8 +18,9 @@ from prefect_bt.host.mounts.namespace_plan import Bind, VolumeFolderError
 from prefect_bt.host.mounts.nested_volumes import create_mount_points
 from prefect_bt.host.mounts.volumes import ensure_volumes
 from prefect_bt.host.state_folder import NodeFolder, volume_folder
+from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import NodePlan, Volume, VolumeKind
-from prefect_bt.planning.planner import PlanContext, plan_gang
+from prefect_bt.planning.planner import plan_gang
 from prefect_bt.substrates.protocol import Capacity
 from tests.altered import altered
 from tests.node_agent.rig import make_plan

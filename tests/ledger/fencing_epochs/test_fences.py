@@ -17,7 +17,6 @@ from prefect_bt.checkpoints.committed.tombstones import iter_tombstones
 from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.retention.prune import prune_job
 from prefect_bt.checkpoints.upload.uploader import Uploader, UploadOptions
-from prefect_bt.contract import job_prefix
 from prefect_bt.errors import StateError, StoreError
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.host.job_lock import host_id, is_owned, is_this_host, lock_path
@@ -30,6 +29,7 @@ from prefect_bt.ledger.fencing_epochs import ANY_HOST, NO_HOST, PRUNE, Supersede
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import job_prefix
 from prefect_bt.settings import Settings
 from tests.ledger.fencing_epochs.jobs import ELSEWHERE, FAILED, job_of
 

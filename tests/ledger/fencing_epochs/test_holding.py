@@ -10,7 +10,6 @@ import pytest
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.checkpoints.retention.prune import delete_unreferenced
-from prefect_bt.contract import job_objects_prefix
 from prefect_bt.errors import ServerError, StateError, StoreError
 from prefect_bt.flows.tasks.finish_job import finalize_job
 from prefect_bt.flows.tasks.request import JobRequest
@@ -22,6 +21,7 @@ from prefect_bt.jobs.stop import open_job_context, reconcile_job, stop_job
 from prefect_bt.ledger.fencing_epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState
+from prefect_bt.object_keys import job_objects_prefix
 from prefect_bt.settings import Settings
 from tests.ledger.fencing_epochs.jobs import ELSEWHERE, FAILED, job_of, leave_lock
 

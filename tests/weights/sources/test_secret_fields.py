@@ -9,8 +9,9 @@ import pytest
 
 from prefect_bt.definitions import TrainingProject
 from prefect_bt.errors import PlanError, WeightsError
+from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
-from prefect_bt.planning.planner import PlanContext, plan_gang, plan_weights
+from prefect_bt.planning.planner import plan_gang, plan_weights
 from prefect_bt.substrates.protocol import Capacity
 from prefect_bt.weights.sources.protocol import SourceRequest, open_source
 from prefect_bt.weights.sources.secret_fields import (

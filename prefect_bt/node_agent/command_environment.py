@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prefect_bt.contract import RESERVED_PREFIX
+from prefect_bt.environment import RESERVED_PREFIX
 from prefect_bt.host.mounts.namespace_plan import is_below
 from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.planning.plan import NodePlan

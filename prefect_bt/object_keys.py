@@ -1,8 +1,7 @@
-"""Spellings that others rely on: variables, paths inside a node, labels and object keys.
+"""Keys of objects in a store, and the ids and quoted names in them.
 
-A user's script, a stored job and a running node outlive any release of this package, so what is
-spelled here is never respelled, only added to. Paths and variables: Baseten Training §5; logical
-checkpoint paths: §8.2. What lies in a store:
+A stored job outlives any release of this package, so a key is never renamed, only added. Logical
+checkpoint paths: docs/compatibility.md. What a store holds:
 
     index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique;
                                               with "deleted" once the job is: an id comes only once
@@ -50,61 +49,15 @@ import hashlib
 from typing import Final
 from urllib.parse import quote
 
-WORKSPACE_DIR: Final = "/b10/workspace"
-CHECKPOINT_DIR: Final = "/mnt/ckpts"
-SCRATCH_DIR: Final = "/mnt/bt-scratch"
-LOADED_CHECKPOINTS_DIR: Final = "/tmp/loaded_checkpoints"  # noqa: S108
-CACHE_BASE: Final = "/root/.cache"
-PROJECT_CACHE_NAME: Final = "user_artifacts"
-TEAM_CACHE_NAME: Final = "team_artifacts"
-HF_CACHE_NAME: Final = "huggingface"
-HF_CACHE_DIR: Final = "/root/.cache/huggingface"
-
-RESERVED_PREFIX: Final = "BT_"
-RESERVED_NAMES: Final = ("PORT", "HOSTNAME")
-"""Variables that the platform may set besides (§5.1); a definition sets neither."""
-JOB_ID_VARIABLE: Final = "BT_TRAINING_JOB_ID"
-LEADER_PORT_VARIABLE: Final = "BT_LEADER_PORT"
-SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
-
 JOB_ID_LENGTH: Final = 7
 INDEX_JOBS: Final = "index/jobs"
 INDEX_REOPENED: Final = "index/reopened"
 
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
-
-LABEL_JOB: Final = "prefect-bt/job-id"
-LABEL_ATTEMPT: Final = "prefect-bt/attempt"
-LABEL_RANK: Final = "prefect-bt/rank"
-LABEL_MARK: Final = "prefect-bt/mark"
-"""Which launch it was (host.state_folder.new_mark), by which a state folder knows its own."""
-
 PROJECTS_INDEX: Final = "index/projects"
 TEAM_PROJECTS_INDEX: Final = "index/team-projects"
 _MAX_TEAM_BYTES: Final = 200
 """Bytes of a quoted team name that a key takes; a longer one stands there as its SHA-256."""
-
-EVENT_PREFIX: Final = "prefect-bt.job."
-
-
-def rendezvous_variables(gang: str, *, address: str, port: int, group_size: int) -> dict[str, str]:
-    """What launchers take as their defaults on every node of a gang; their flags always win.
-
-    `gang` names the attempt. A node alone gets nothing but the port: torchrun then finds one of its
-    own, so that two of them run beside each other.
-    """
-    ours = {LEADER_PORT_VARIABLE: str(port)}
-    if group_size == 1:
-        return ours
-    return {
-        **ours,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "PET_MASTER_ADDR": address,
-        "PET_MASTER_PORT": str(port),
-        # Two gangs that name the same endpoint do not take each other's nodes for their own.
-        "PET_RDZV_ID": gang,
-    }
 
 
 def make_id() -> str:

@@ -1,0 +1,32 @@
+"""Environment variables of a node that users' scripts rely on; never renamed, only added to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RESERVED_PREFIX: Final = "BT_"
+RESERVED_NAMES: Final = ("PORT", "HOSTNAME")
+"""Variables that the platform may set besides (§5.1); a definition sets neither."""
+JOB_ID_VARIABLE: Final = "BT_TRAINING_JOB_ID"
+LEADER_PORT_VARIABLE: Final = "BT_LEADER_PORT"
+SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
+
+
+def rendezvous_variables(gang: str, *, address: str, port: int, group_size: int) -> dict[str, str]:
+    """What launchers take as their defaults on every node of a gang; their flags always win.
+
+    `gang` names the attempt. A node alone gets nothing but the port: torchrun then finds one of its
+    own, so that two of them run beside each other.
+    """
+    ours = {LEADER_PORT_VARIABLE: str(port)}
+    if group_size == 1:
+        return ours
+    return {
+        **ours,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": str(port),
+        # Two gangs that name the same endpoint do not take each other's nodes for their own.
+        "PET_RDZV_ID": gang,
+    }

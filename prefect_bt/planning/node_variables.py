@@ -1,0 +1,50 @@
+"""The `BT_*` variables of a node, from the definition and the place of the node in its gang."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from prefect_bt.definitions import (
+    TrainingProject,
+)
+from prefect_bt.node_paths import PROJECT_CACHE_NAME, SCRATCH_DIR, TEAM_CACHE_NAME, WORKSPACE_DIR
+from prefect_bt.planning.context import PlanContext
+from prefect_bt.planning.translation import (
+    checkpoint_dir,
+    gpu_count,
+    normalize_path,
+    to_directory_name,
+)
+
+
+def platform_variables(project: TrainingProject, context: PlanContext, rank: int) -> dict[str, str]:
+    """Every row of §5.1 that applies."""
+    job = project.job
+    variables = {
+        "BT_TRAINING_JOB_ID": context.job_id,
+        "BT_TRAINING_PROJECT_ID": context.project_id,
+        "BT_TRAINING_JOB_NAME": to_directory_name(context.job_name),
+        "BT_TRAINING_PROJECT_NAME": project.name,
+        "BT_NUM_GPUS": str(gpu_count(job)),
+        "BT_SCRATCH_DIR": SCRATCH_DIR,
+        "BT_RETRY_COUNT": str(context.attempt),
+        "BT_GROUP_SIZE": str(job.compute.node_count),
+        "BT_LEADER_ADDR": context.leader_address,
+        "BT_NODE_RANK": str(rank),
+    }
+    if context.retry_reason:
+        variables["BT_RETRY_REASON"] = context.retry_reason
+    if job.enable_baseten_workdir:
+        variables["BT_WORKING_DIR"] = WORKSPACE_DIR
+    if job.runtime.checkpointing_config.enabled:
+        variables["BT_CHECKPOINT_DIR"] = checkpoint_dir(job)
+    load = job.runtime.load_checkpoint_config
+    if load and load.enabled:
+        variables["BT_LOAD_CHECKPOINT_DIR"] = load.download_folder
+    cache = job.runtime.cache_config
+    if cache and cache.enabled:
+        base = PurePosixPath(normalize_path(cache.mount_base_path))
+        variables["BT_RW_CACHE_DIR"] = str(base)
+        variables["BT_PROJECT_CACHE_DIR"] = str(base / PROJECT_CACHE_NAME)
+        variables["BT_TEAM_CACHE_DIR"] = str(base / TEAM_CACHE_NAME)
+    return variables
