@@ -33,6 +33,7 @@ from prefect_bt.flows.tasks.console_output import ignore_broken_pipe
 from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
 from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.jobs.options import SubmitOptions
 
 ignore_broken_pipe()  # before the run begins: Prefect's own first lines count, too
 
@@ -100,16 +101,18 @@ def train(
         job_id=job_id,
         source_dir=source_dir,
         job_name=job_name,
-        retries=retries,
-        keep_last=keep_last,
-        keep_every=keep_every,
-        max_run_time=max_run_time,
         image=image,
         compute=compute,
         secrets=secrets,
         store=store,
         substrate=substrate,
-        retry_policy=retry_policy,
+        options=SubmitOptions(
+            retries=retries,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            max_run_time=max_run_time,
+            retry_policy=retry_policy.build() if retry_policy else None,
+        ),
     )
     result = run_job_to_completion(request)
     if deploy is None or not isinstance(result, dict):

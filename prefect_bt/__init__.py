@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prefect_bt.jobs.submit import SubmitOptions, push, recreate, submit
+    from prefect_bt.jobs.options import SubmitOptions
+    from prefect_bt.jobs.submit import push, recreate, submit
 
 __version__ = "0.1.0"
 __all__ = ["SubmitOptions", "push", "recreate", "submit"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,6 @@ from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.blocks import (
     DockerSubstrate,
     LocalSubstrate,
-    RetryPolicy,
     TrainingCompute,
     TrainingImage,
     TrainingSecrets,
@@ -33,7 +32,8 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
 from prefect_bt.host.container_privileges import Privileges
 from prefect_bt.host.job_lock import JobLock, host_id
-from prefect_bt.jobs.submit import SubmitOptions, create_job
+from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.submit import create_job
 from prefect_bt.jobs.superseded import shut_down_stale_nodes
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
@@ -55,16 +55,13 @@ class JobRequest:
     job_id: str | None = None
     source_dir: str | None = None
     job_name: str | None = None
-    retries: int | None = None
-    keep_last: int | None = None
-    keep_every: int | None = None
-    max_run_time: float | str | None = None
     image: TrainingImage | None = None
     compute: TrainingCompute | None = None
     secrets: TrainingSecrets | None = None
     store: TrainingStore | None = None
     substrate: LocalSubstrate | DockerSubstrate | None = None
-    retry_policy: RetryPolicy | None = None
+    options: SubmitOptions | None = None
+    """Options of a new job; its substrate and secrets come from the blocks above."""
 
     def open(self, flow_run_id: str) -> JobContext:
         """The job of this run, accepted now unless that was done before.
@@ -108,13 +105,9 @@ class JobRequest:
     def _accept(self, ledger: Ledger, claim: JobLock) -> tuple[JobRecord, tuple[str, ...]]:
         """Return the new job, and the notes of its plan."""
         project, folder = self._project()
-        options = SubmitOptions(
+        options = replace(
+            self.options or SubmitOptions(),
             substrate=self.settings().substrate,
-            retries=self.retries,
-            retry_policy=self.retry_policy.build() if self.retry_policy else None,
-            keep_last=self.keep_last,
-            keep_every=self.keep_every,
-            max_run_time=self.max_run_time,
             secret_sources=self._secret_sources(),
         )
         record, plan = create_job(ledger, project, source_dir=folder, options=options, lock=claim)

@@ -10,24 +10,23 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from prefect_bt.attempts.lifecycle import plan_workspace
 from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
-from prefect_bt.credentials.secrets import SecretSource
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.definitions.truss_compat.conversion import to_training_project
-from prefect_bt.errors import DefinitionError
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.document import current_user, job_document
+from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance
 from prefect_bt.jobs.start import JobLauncher, open_launcher, start_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import load_definition, open_ledger
-from prefect_bt.ledger.records import JobRecord, RetentionPolicy, RetryBudget, ServingRef
+from prefect_bt.ledger.records import JobRecord, RetryBudget
 from prefect_bt.ledger.states import JobState
 from prefect_bt.node_paths import WORKSPACE_DIR
 from prefect_bt.object_keys import job_prefix
@@ -36,37 +35,11 @@ from prefect_bt.planning.plan import GangPlan, WorkspacePlan
 from prefect_bt.planning.planner import plan_gang
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import open_substrate
-from prefect_bt.text.durations import parse_duration
 from prefect_bt.workspace.archive import PackedWorkspace, pack_workspace, packed_folder
 from prefect_bt.workspace.pack_summary import WorkspaceContents, workspace_document
 from prefect_bt.workspace.roots import plan_layout
 
 DRY_RUN_ID = "dry-run"
-
-
-@dataclass(frozen=True)
-class SubmitOptions:
-    """What our engine adds and truss does not know; never a field of a definition.
-
-    `substrate` is a name in substrates.SUBSTRATES. `retries` allows that many failures of the
-    user's own code; None keeps the policy's number. `retry_policy` replaces the default policy, or
-    that of the job that is repeated, and `retry_choices` single numbers of it. `deployment` is
-    `flow/deployment` of Prefect; None takes the setting. `keep_last` and `keep_every` are the
-    retention policy (records.Retention). `serving`: the revision that the job is. `max_run_time`:
-    how long the commands may run, all attempts together, in seconds or as `12h`.
-    """
-
-    substrate: str = field(default_factory=lambda: Settings().substrate)
-    retries: int | None = None
-    deployment: str | None = None
-    store: str | None = None
-    keep_last: int | None = None
-    keep_every: int | None = None
-    retry_policy: RetryBudget | None = None
-    retry_choices: RetryOverrides = NO_OVERRIDES
-    secret_sources: tuple[SecretSource, ...] | None = None
-    serving: ServingRef | None = None
-    max_run_time: float | str | None = None
 
 
 @dataclass(frozen=True)
@@ -249,7 +222,7 @@ def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, 
 
 def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOptions) -> GangPlan:
     """The plan as it looks before the job has an id; PlanError with every problem."""
-    _resolve_retry_budget(options, None)
+    options.build_retry_budget(None)
     project, settings = assign_team(ledger, project), Settings()
     substrate = open_substrate(options.substrate, **settings.substrate_options(options.substrate))
     context = PlanContext(
@@ -266,9 +239,9 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
         ),
         grace=settings.grace,
         settle=settings.settle,
-        retention=_resolve_retention(options, None),
+        retention=options.build_retention(None),
     )
-    return replace(plan_gang(project, context), max_run_time=_resolve_max_run_time(options, None))
+    return replace(plan_gang(project, context), max_run_time=options.find_max_run_time(None))
 
 
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
@@ -301,8 +274,8 @@ def write_job(
             created_at=ledger.now(),
             definition=project_document(project),
             substrate=options.substrate,
-            retries=_resolve_retry_budget(options, old),
-            retention=_resolve_retention(options, old),
+            retries=options.build_retry_budget(old),
+            retention=options.build_retention(old),
             workspace_sha256=workspace.sha256 if workspace else "",
             workspace_size=workspace.size_bytes if workspace else 0,
             user=current_user(),
@@ -310,7 +283,7 @@ def write_job(
             recreated_from=old.id if old else "",
             serving=options.serving,
             resources=origin.plan.nodes[0].resources if origin.plan else None,
-            max_run_time=_resolve_max_run_time(options, old),
+            max_run_time=options.find_max_run_time(old),
         )
         if workspace:
             ledger.store.upload(f"{job_prefix(known.id, job_id)}/workspace.tar", workspace.path)
@@ -335,34 +308,3 @@ def _pack_workspace(project: TrainingProject, source_dir: Path) -> Generator[Pac
     )
     with tempfile.TemporaryDirectory(prefix="prefect-bt-") as folder:
         yield pack_workspace(layout, Path(folder) / "workspace.tar")
-
-
-def _resolve_retry_budget(options: SubmitOptions, old: JobRecord | None) -> RetryBudget:
-    """DefinitionError for a number that makes no sense."""
-    base = options.retry_policy or (old.retries if old else RetryBudget())
-    choices = options.retry_choices
-    if options.retries is not None:
-        choices = replace(choices, user=options.retries)
-    return choices.apply_to(base)
-
-
-def _resolve_max_run_time(options: SubmitOptions, old: JobRecord | None) -> float | None:
-    """DefinitionError for what is no span of time. A server has no limit."""
-    if options.max_run_time is not None:
-        return parse_duration(options.max_run_time, field="max_run_time")
-    if options.serving is not None:
-        return None
-    return old.max_run_time if old else Settings().max_run_time
-
-
-def _resolve_retention(options: SubmitOptions, old: JobRecord | None) -> RetentionPolicy:
-    given = {"keep_last": options.keep_last, "keep_every": options.keep_every}
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise DefinitionError(f"{name} is {value}.", next_step="Give 1 or more.", field=name)
-    if any(value is not None for value in given.values()):
-        return RetentionPolicy(**given)
-    if old is not None:
-        return old.retention
-    settings = Settings()
-    return RetentionPolicy(settings.keep_last, settings.keep_every)

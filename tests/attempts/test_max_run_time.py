@@ -24,8 +24,9 @@ from prefect_bt.definitions import Compute, Image, Runtime, TrainingJob, Trainin
 from prefect_bt.errors import DefinitionError, MaxRunTimeError
 from prefect_bt.jobs import resubmit
 from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.stop import open_job_context
-from prefect_bt.jobs.submit import JobOrigin, SubmitOptions, write_job
+from prefect_bt.jobs.submit import JobOrigin, write_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import (

@@ -21,7 +21,8 @@ from prefect_bt.errors import DefinitionError
 from prefect_bt.flows.tasks.job_card import render_card
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.jobs.document import job_document
-from prefect_bt.jobs.submit import JobOrigin, SubmitOptions, write_job
+from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.submit import JobOrigin, write_job
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import Cause, FailureClass, JobRecord, Outcome, RetryBudget
 from prefect_bt.ledger.states import JobState
@@ -57,8 +58,10 @@ def test_a_runs_block_becomes_its_jobs_policy(tmp_path: Path) -> None:
     request = JobRequest(
         definition=project_document(PROJECT),
         source_dir=str(tmp_path / "work"),
-        retries=2,
-        retry_policy=RetryPolicy(user=0, infrastructure=20, without_progress=4),
+        options=SubmitOptions(
+            retries=2,
+            retry_policy=RetryPolicy(user=0, infrastructure=20, without_progress=4).build(),
+        ),
         store=TrainingStore(url=str(tmp_path / "store")),
         substrate=LocalSubstrate(state_dir=str(tmp_path / "state")),
     )

@@ -21,7 +21,8 @@ from prefect_bt.definitions import (
 )
 from prefect_bt.errors import StoreError
 from prefect_bt.jobs.document import job_document
-from prefect_bt.jobs.submit import SubmitOptions, write_job
+from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.submit import write_job
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus

@@ -26,8 +26,9 @@ from prefect_bt.host.job_lock import JobLock
 from prefect_bt.jobs import submit
 from prefect_bt.jobs.delete import delete_project
 from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.stop import open_job_context
-from prefect_bt.jobs.submit import JobOrigin, SubmitOptions
+from prefect_bt.jobs.submit import JobOrigin
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord, ProjectRecord

@@ -43,8 +43,9 @@ def drill(
     from prefect_bt.errors import DrillError
     from prefect_bt.jobs import stop
     from prefect_bt.jobs.drill import DrillOptions, check_drillable, run_drill
+    from prefect_bt.jobs.options import SubmitOptions
     from prefect_bt.jobs.start import open_launcher
-    from prefect_bt.jobs.submit import SubmitOptions, submit
+    from prefect_bt.jobs.submit import submit
     from prefect_bt.ledger.opening import open_ledger
 
     beside = terminal.for_output(output)

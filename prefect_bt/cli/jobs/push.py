@@ -15,8 +15,8 @@ from prefect_bt.cli.ui.terminal import OK, Terminal
 
 if TYPE_CHECKING:
     from prefect_bt.definitions import Overrides, TrainingProject
+    from prefect_bt.jobs.options import SubmitOptions
     from prefect_bt.jobs.start import JobLauncher
-    from prefect_bt.jobs.submit import SubmitOptions
 
 Trigger = Literal["on_startup", "on_failure", "on_demand"]
 
@@ -86,7 +86,8 @@ def push(
         deployment, dry_run=dry_run
     ) as starter:  # first: it gets ready while we plan
         from prefect_bt.definitions import Overrides
-        from prefect_bt.jobs.submit import SubmitOptions, submit
+        from prefect_bt.jobs.options import SubmitOptions
+        from prefect_bt.jobs.submit import submit
         from prefect_bt.settings import Settings
 
         overrides = Overrides(

@@ -44,7 +44,7 @@ def recreate(
 
     `prefect-bt recreate --job-id abc1234 --tail`
     """
-    from prefect_bt.jobs.submit import SubmitOptions
+    from prefect_bt.jobs.options import SubmitOptions
     from prefect_bt.jobs.submit import recreate as submit_again
     from prefect_bt.ledger.opening import open_ledger
 

@@ -20,9 +20,10 @@ from prefect_bt.checkpoints.retention import holds
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import Compute
 from prefect_bt.errors import CheckpointError, DefinitionError, ServingError
+from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import JobLauncher, default_secret_sources
 from prefect_bt.jobs.stop import reconcile_job
-from prefect_bt.jobs.submit import SubmitOptions, plan_submission, submit
+from prefect_bt.jobs.submit import plan_submission, submit
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord, RetryBudget, ServingRef
