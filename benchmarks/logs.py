@@ -39,7 +39,7 @@ from prefect_bt.planning.plan import (
     VolumeKind,
     WorkspacePlan,
 )
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 
 TEXT = "step 123456 loss 0.1234 lr 1e-4 tokens/s 12345"
 FASTEST = """
@@ -282,7 +282,7 @@ def in_a_node(root: Path, code: str, count: int, seen: Seen) -> float:
         workspace=workspace,
         grace=10.0,
     )
-    substrate = LocalSubstrate(root / "state", orphan_deadline=None)
+    substrate = LocalProcessSubstrate(root / "state", orphan_deadline=None)
     handle = substrate.launch(plan, secrets={"token": SECRET})
     cpu = peak = 0.0
     while not handle.observe().is_over:

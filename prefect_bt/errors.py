@@ -80,8 +80,8 @@ class PlanError(PrefectBtError):
 class SecretError(PrefectBtError):
     """`names` are references, never values; `looked_in` says where each was looked for."""
 
-    def __init__(self, names: Sequence[str], looked_in: Sequence[str]) -> None:
-        self.names, self.looked_in = tuple(names), tuple(looked_in)
+    def __init__(self, names: Sequence[str], sources: Sequence[str]) -> None:
+        self.names, self.looked_in = tuple(names), tuple(sources)
         listed = ", ".join(repr(name) for name in self.names)
         noun = "Secret" if len(self.names) == 1 else "Secrets"
         env = f"PREFECT_BT_SECRET_{_as_variable(self.names[0])}" if self.names else ""

@@ -30,9 +30,9 @@ def render_card(document: dict[str, Any], definition: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _provenance(known: dict[str, Any]) -> list[str]:
+def _provenance(provenance: dict[str, Any]) -> list[str]:
     """Which code the job was made from, and by which client."""
-    told = {"Git": format_git(known), "Pushed from": format_client(known)}
+    told = {"Git": format_git(provenance), "Pushed from": format_client(provenance)}
     lines = [f"{label}: {_escape_cell(text)}  " for label, text in told.items() if text]
     return [*lines, ""] if lines else []
 

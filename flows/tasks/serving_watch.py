@@ -127,7 +127,7 @@ class RevisionController:
             return
         with suppress(StoreError):
             self._record_verdict(
-                ready=False, sentence=self._explain("The server ended before it answered")
+                ready=False, message=self._explain("The server ended before it answered")
             )
 
     # -- whether it answers -----------------------------------------------------------------
@@ -159,25 +159,25 @@ class RevisionController:
                 return False
             sentence = f"{sentence} {result.message}"
         self._endpoint = detect_endpoint(address, self._revision.models[0], key=self._key)
-        self._record_verdict(ready=True, sentence=sentence)
+        self._record_verdict(ready=True, message=sentence)
         return True
 
-    def _reject_revision(self, what: str, why: str) -> None:
-        sentence = f"{what}: {why}"
+    def _reject_revision(self, message: str, why: str) -> None:
+        sentence = f"{message}: {why}"
         self._has_failed = True
-        self._record_verdict(ready=False, sentence=sentence)
+        self._record_verdict(ready=False, message=sentence)
         self._site.ledger.request_stop(self._site.job_id, by=f"its readiness check. {sentence}")
 
-    def _explain(self, what: str) -> str:
+    def _explain(self, message: str) -> str:
         tail = read_log_tail(self._gang.handles[0])
         explained = explain_log_tail(tail)
         said = explained or (f"its last words: {tail[-1]}" if tail else "it said nothing")
-        return f"{what}: {said}"
+        return f"{message}: {said}"
 
-    def _record_verdict(self, *, ready: bool, sentence: str) -> None:
+    def _record_verdict(self, *, ready: bool, message: str) -> None:
         ref, attempt = self._ref, self._gang.attempt
         now = self._site.ledger.now()
-        verdict = ReadinessVerdict(ref.revision, attempt, ready, sentence, now, self._endpoint)
+        verdict = ReadinessVerdict(ref.revision, attempt, ready, message, now, self._endpoint)
         told = self._deployments.record_verdict(ref.deployment, verdict)
         if not told.ready:
             self._restore_serving_revision()
@@ -290,7 +290,7 @@ class RevisionController:
             self._address, self._revision.models[0], has_key=has_key, endpoint=self._endpoint
         )
 
-    def _log_once(self, sentence: str) -> None:
-        if sentence != self._last_logged:
-            self._last_logged = sentence
-            self._log.info("%s", escape_controls(sentence))
+    def _log_once(self, message: str) -> None:
+        if message != self._last_logged:
+            self._last_logged = message
+            self._log.info("%s", escape_controls(message))

@@ -40,12 +40,16 @@ def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -
     return find_signal(status) in _OUR_SIGNALS  # its clock is behind
 
 
-def format_moment(at: float | None, began: float | None) -> str:
+def format_moment(at: float | None, started_at: float | None) -> str:
     """`at 14:02:07 UTC, 03:12 after the start`; what is not known is left out."""
     if at is None:
         return ""
     clock = f"at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
-    return clock if began is None else f"{clock}, {_format_elapsed(at - began)} after the start"
+    return (
+        clock
+        if started_at is None
+        else f"{clock}, {_format_elapsed(at - started_at)} after the start"
+    )
 
 
 def summarize_other_ranks(
@@ -80,14 +84,14 @@ _NOT_SET_UP: Final = "could not be set up"
 _CLAUSE_ORDER: Final = (_SUCCEEDED, _LOST, _NOT_SET_UP, _ORPHANED, _STOPPED, _KILLED)
 
 
-def _end_clause(status: NodeStatus, asked_at: float | None) -> str:
+def _end_clause(status: NodeStatus, requested_at: float | None) -> str:
     if status.phase is NodePhase.LOST or is_agent_lost(status):
         return _LOST
     if _failed_setup(status):
         return _NOT_SET_UP
     if status.reason == ORPHANED:
         return _ORPHANED
-    asked = ended_on_request(status, requested_at=asked_at)
+    asked = ended_on_request(status, requested_at=requested_at)
     if asked or status.exit_code is None:
         return _KILLED if find_signal(status) == signal.SIGKILL else _STOPPED
     return f"{_EXITED_PREFIX}{status.exit_code}" if status.exit_code else _SUCCEEDED

@@ -42,7 +42,7 @@ def decide_retry(
         deploy = last.failure is FailureClass.DEPLOY
         why = "a bad configuration is never retried" if deploy else "its run time is used up"
         return RetryDecision(False, why)
-    progress = _made_progress(outcomes)
+    progress = _has_progressed(outcomes)
     word = last.failure.value.replace("_", " ")
     if last.failure is FailureClass.INFRASTRUCTURE and progress[-1]:
         return RetryDecision(True, f"there was progress, so this {word} failure does not count")
@@ -60,7 +60,7 @@ def decide_retry(
 
 def list_attempts_without_progress(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The attempts at the end that failed, one after the other, with no newer checkpoint."""
-    judged = zip(reversed(outcomes), reversed(_made_progress(outcomes)), strict=True)
+    judged = zip(reversed(outcomes), reversed(_has_progressed(outcomes)), strict=True)
     died = takewhile(lambda pair: pair[0].failure is not None and not pair[1], judged)
     return [outcome for outcome, _ in died][::-1]
 
@@ -105,7 +105,7 @@ def _count_failures(
     return sum(one.failure is failure and not (refunds and newer) for one, newer in pairs)
 
 
-def _made_progress(outcomes: Sequence[Outcome]) -> list[bool]:
+def _has_progressed(outcomes: Sequence[Outcome]) -> list[bool]:
     """Of every attempt, whether it committed what none before it had.
 
     A name that tells a step must tell a higher one than its siblings did before: a job that begins

@@ -143,11 +143,11 @@ def parse_step(name: str) -> int | None:
     return None
 
 
-def _validate_step(told: object) -> int | None:
+def _validate_step(step: object) -> int | None:
     """Return a step that a job names; None for what is none, or exceeds 64 bits."""
-    if not isinstance(told, int) or isinstance(told, bool):
+    if not isinstance(step, int) or isinstance(step, bool):
         return None
-    return told if 0 <= told < 2**63 else None
+    return step if 0 <= step < 2**63 else None
 
 
 def series_of(name: str) -> str:

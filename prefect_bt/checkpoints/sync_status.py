@@ -83,32 +83,42 @@ def _read_uploads(ledger: Ledger, record: JobRecord, attempt: int) -> dict[int, 
     return {one.rank: one.status for one in found}
 
 
-def _running_status(said: _UploadsByRank) -> SyncStatus:
-    failed = [f"{_with_rank(rank, one.error)}" for rank, one in said.items() if one.error]
-    uploads = tuple(said.values())
+def _running_status(statuses: _UploadsByRank) -> SyncStatus:
+    failed = [f"{_with_rank(rank, one.error)}" for rank, one in statuses.items() if one.error]
+    uploads = tuple(statuses.values())
     return SyncStatus(None if failed else SYNCING, _summarize(failed), uploads)
 
 
-def _ended_status(nodes: tuple[NodeStatus, ...], said: _UploadsByRank) -> SyncStatus:
+def _ended_status(nodes: tuple[NodeStatus, ...], statuses: _UploadsByRank) -> SyncStatus:
     known = {node.rank: node for node in nodes}
-    ranks = sorted({*known, *said})
+    ranks = sorted({*known, *statuses})
     missing = [
-        why for rank in ranks for why in _iter_uncommitted(rank, known.get(rank), said.get(rank))
+        why
+        for rank in ranks
+        for why in _iter_uncommitted(rank, known.get(rank), statuses.get(rank))
     ]
     return SyncStatus(error=_summarize(missing)) if missing else SyncStatus(JOB_COMPLETED)
 
 
 def _iter_uncommitted(
-    rank: int, node: NodeStatus | None, said: UploadStatus | None
+    rank: int, node: NodeStatus | None, statuses: UploadStatus | None
 ) -> Iterator[str]:
     """Yield what of the rank is not committed, a phrase each."""
     if node is not None and node.phase is NodePhase.DONE:
         error, uncommitted = node.upload_error, node.uncommitted
-    elif said is not None and said.flushed:
-        error, uncommitted = said.error, said.uncommitted
-    elif said is not None or (node is not None and node.started_at is not None):
-        during = f" while it uploaded {said.current}" if said is not None and said.current else ""
-        last = f" (its last one is {said.committed[-1]})" if said and said.committed else ""
+    elif statuses is not None and statuses.flushed:
+        error, uncommitted = statuses.error, statuses.uncommitted
+    elif statuses is not None or (node is not None and node.started_at is not None):
+        during = (
+            f" while it uploaded {statuses.current}"
+            if statuses is not None and statuses.current
+            else ""
+        )
+        last = (
+            f" (its last one is {statuses.committed[-1]})"
+            if statuses and statuses.committed
+            else ""
+        )
         yield f"rank {rank} was lost before its final upload{during}{last}"
         return
     else:

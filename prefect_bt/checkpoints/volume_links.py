@@ -112,7 +112,7 @@ class Volumes:
     @contextmanager
     def open_file(self, relative: str) -> Generator[OpenFile]:
         """Open a regular file below the directory, through links; never blocks. Raises OSError."""
-        with self.resolve(relative) as reached, _opened(reached, relative) as file:
+        with self.resolve(relative) as reached, _open_relative(reached, relative) as file:
             yield file
 
     def follow(self, name: str, *, within: OpenFolder) -> ResolvedPath:
@@ -149,7 +149,7 @@ class RecentFolders:
             with self._volumes.open_file(relative) as file:
                 yield file
             return
-        with _opened(ResolvedPath(folder, name, facts), relative) as file:
+        with _open_relative(ResolvedPath(folder, name, facts), relative) as file:
             yield file
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class RecentFolders:
 
 
 @contextmanager
-def _opened(reached: ResolvedPath, relative: str) -> Generator[OpenFile]:
+def _open_relative(reached: ResolvedPath, relative: str) -> Generator[OpenFile]:
     if not reached.name:
         raise confined.NotRegularFile(errno.EISDIR, "not a regular file", relative)
     within = reached.folder.descriptor
@@ -284,7 +284,7 @@ def _split_reversed(path: str) -> list[str]:
     return [name for name in reversed(path.split("/")) if name not in {"", "."}]
 
 
-def _parents(place: str) -> Iterator[str]:
-    while place != "/":
-        place = dirname(place)
-        yield place
+def _parents(path: str) -> Iterator[str]:
+    while path != "/":
+        path = dirname(path)
+        yield path

@@ -41,7 +41,7 @@ def init(
     wanted = [name.strip() for name in (examples or "").split(",") if name.strip()]
     if not wanted:
         _write_template(terminal, target_directory or Path(TEMPLATE_FOLDER))
-    _check_known(wanted, known)
+    _validate_names(wanted, known)
     targets = {name: (target_directory or Path.cwd()) / name for name in wanted}
     for target in targets.values():
         _check_absent(target)
@@ -56,11 +56,11 @@ def find_examples() -> dict[str, Path]:
     return {config.parent.name: config.parent for config in sorted(folder.glob("*/config.py"))}
 
 
-def _list(terminal: Terminal, known: dict[str, Path]) -> None:
+def _list(terminal: Terminal, examples: dict[str, Path]) -> None:
     terminal.echo("Available training examples:", style="bold")
-    for name, folder in known.items():
+    for name, folder in examples.items():
         terminal.echo(f"- {name}: {_summary(folder)}; needs {', '.join(_libraries(folder))}")
-    if known:
+    if examples:
         terminal.echo("To get them: prefect-bt init --examples <example1,example2>")
     else:
         terminal.echo("- none in this installation; `prefect-bt init` alone writes a template")
@@ -78,17 +78,17 @@ def _libraries(folder: Path) -> list[str]:
     return re.findall(r"^[a-z_]+", text, re.MULTILINE)
 
 
-def _check_known(wanted: list[str], known: dict[str, Path]) -> None:
-    unknown = [name for name in wanted if name not in known]
+def _validate_names(names: list[str], examples: dict[str, Path]) -> None:
+    unknown = [name for name in names if name not in examples]
     if unknown:
         raise WorkspaceError(
             f"There is no example {', '.join(map(repr, unknown))}.",
-            next_step=f"Choose from: {', '.join(known) or 'none in this installation'}.",
+            next_step=f"Choose from: {', '.join(examples) or 'none in this installation'}.",
         )
 
 
 def _write_template(terminal: Terminal, target: Path) -> None:
-    _make(target)
+    _create_project(target)
     (target / "config.py").write_text(CONFIG)
     script = target / "run.sh"
     script.write_text(RUN_SCRIPT)
@@ -98,7 +98,7 @@ def _write_template(terminal: Terminal, target: Path) -> None:
 
 
 def _copy(terminal: Terminal, source: Path, target: Path) -> None:
-    _make(target)
+    _create_project(target)
     shutil.copytree(
         source,
         target,
@@ -121,7 +121,7 @@ def _check_absent(target: Path) -> None:
         )
 
 
-def _make(target: Path) -> None:
+def _create_project(target: Path) -> None:
     _check_absent(target)
     try:
         target.mkdir(parents=True)

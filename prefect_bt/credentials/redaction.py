@@ -30,7 +30,7 @@ class Redactor:
 
     def __init__(self, values: Iterable[str]) -> None:
         self._spellings = sorted({s for value in values for s in _encodings(value)})
-        self._samples = _samples(self._spellings)
+        self._samples = _build_samples(self._spellings)
         self._beginnings = {s[:MIN_MASKED_LENGTH] for s in self._spellings}
         self._longest = max(map(len, self._spellings), default=0)
 
@@ -109,29 +109,29 @@ _SIZES: Final = ((8, 8), (4, 4), (MIN_MASKED_LENGTH - 1, 2))
 """Size and step of samples, for long spellings first; the last is for the shortest there are."""
 
 
-def _samples(spellings: Iterable[str]) -> list[_Sample]:
+def _build_samples(spellings: Iterable[str]) -> list[_Sample]:
     parts = {sizes: defaultdict[str, list[tuple[int, str]]](list) for sizes in _SIZES}
     for spelling in spellings:
         size, step = next(each for each in _SIZES if sum(each) - 1 <= len(spelling))
-        found, seen = parts[size, step], _rarest(spelling, size, step, parts[size, step])
+        found, seen = parts[size, step], _rarest_position(spelling, size, step, parts[size, step])
         for offset in range(seen, seen + step):
             found[spelling[offset : offset + size]].append((offset, spelling))
     return [_Sample(size, step, dict(found)) for (size, step), found in parts.items() if found]
 
 
-_PLACES: Final = (4, 3, 5, 2, 6, 1, 7, 0, 8)
+_POSITIONS: Final = (4, 3, 5, 2, 6, 1, 7, 0, 8)
 """Eighths of a spelling where samples of it may be; the middle first: the beginnings are alike."""
 
 
-def _rarest(spelling: str, size: int, step: int, taken: Mapping[str, Sequence[Any]]) -> int:
+def _rarest_position(spelling: str, size: int, step: int, used: Mapping[str, Sequence[Any]]) -> int:
     """Return the place of the samples that fewest others share, those of `spelling` among them."""
 
     def shared(place: int) -> int:
         samples = [spelling[at : at + size] for at in range(place, place + step)]
-        return sum(len(taken.get(sample, ())) for sample in samples) - len(set(samples))
+        return sum(len(used.get(sample, ())) for sample in samples) - len(set(samples))
 
     last = len(spelling) - size - step + 1
-    return min((last * eighths // 8 for eighths in _PLACES), key=shared)
+    return min((last * eighths // 8 for eighths in _POSITIONS), key=shared)
 
 
 def _encodings(value: str) -> set[str]:

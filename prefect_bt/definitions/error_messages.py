@@ -89,7 +89,7 @@ def _format_value(value: object) -> str | None:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
 
 
-def _format_message(details: ErrorDetails, place: FieldLocation, given: str) -> str:
+def _format_message(details: ErrorDetails, place: FieldLocation, value: str) -> str:
     kind = details["type"]
     if kind == "missing":
         return "is required"
@@ -98,8 +98,8 @@ def _format_message(details: ErrorDetails, place: FieldLocation, given: str) -> 
     if kind == "extra_forbidden":
         return _unknown_field(str(details["loc"][-1]), place.model)
     if place.enum is not None and kind in {"is_instance_of", "enum"}:
-        return f"{given} was given; {_expected_member(details, place.enum)}"
-    return f"{given} was given; {_expected(details)}"
+        return f"{value} was given; {_expected_member(details, place.enum)}"
+    return f"{value} was given; {_expected(details)}"
 
 
 def _unknown_field(name: str, owner: type[BaseModel] | None) -> str:

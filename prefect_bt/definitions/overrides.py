@@ -147,5 +147,5 @@ def _parse_accelerator_option(text: str) -> AcceleratorSpec | None:
     return AcceleratorSpec(accelerator=kind, count=count)
 
 
-def _warning(what: str, old: object, *, flag: str, new: object) -> str:
-    return f"The config file's {what} {old!r} is ignored: {flag} {new!r} was given."
+def _warning(option: str, old: object, *, flag: str, new: object) -> str:
+    return f"The config file's {option} {old!r} is ignored: {flag} {new!r} was given."

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.file_server.app import FileServer, serve
-from prefect_bt.file_server.connection_limits import Limits
+from prefect_bt.file_server.connection_limits import ConnectionLimits
 from prefect_bt.file_server.process import LOOPBACK, create_listener, register_server
 from prefect_bt.file_server.server_folder import FileServerFolder
 from prefect_bt.file_server.signed_urls import URL_LIFETIME_SECONDS
@@ -24,8 +24,12 @@ def main() -> None:
     options.add_argument(
         "--idle", type=float, default=URL_LIFETIME_SECONDS, help="seconds without use"
     )
-    options.add_argument("--head", type=float, default=Limits.head, help="seconds for a head")
-    options.add_argument("--stall", type=float, default=Limits.stall, help="without progress")
+    options.add_argument(
+        "--head", type=float, default=ConnectionLimits.head, help="seconds for a head"
+    )
+    options.add_argument(
+        "--stall", type=float, default=ConnectionLimits.stall, help="without progress"
+    )
     given = options.parse_args()
     _bound_log()
     place = FileServerFolder(given.root, given.folder)
@@ -33,7 +37,9 @@ def main() -> None:
     listening = create_listener(LOOPBACK, None, preferred=known.port if known else 0)
     register_server(place, listening, host=LOOPBACK, base="", foreground=False)
     files = FileServer(place.root, place.ensure_signing_key(), place.store_id)
-    serve(files, listening, idle_timeout=given.idle, limits=Limits(given.head, given.stall))
+    serve(
+        files, listening, idle_timeout=given.idle, limits=ConnectionLimits(given.head, given.stall)
+    )
 
 
 def _bound_log() -> None:

@@ -24,23 +24,23 @@ from urllib.parse import parse_qsl, unquote
 
 from aiohttp import web
 
-from prefect_bt.file_server.connection_limits import FileConnections, Limits
+from prefect_bt.file_server.connection_limits import ConnectionLimits, FileConnections
 from prefect_bt.file_server.signed_urls import is_servable, is_signature_valid
 
 _LOGGER: Final = logging.getLogger(__name__)
 _CHUNK: Final = 1024 * 1024
 _METHODS: Final = ("GET", "HEAD")
 _RANGE: Final = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
-_GONE: Final = frozenset(
+_MISSING_ERRNOS: Final = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EISDIR}
 )
 _MAX_POLL_INTERVAL: Final = 60.0
 _SHUTDOWN_TIMEOUT: Final = 3.0
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+class _RejectedRequest(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -74,7 +74,7 @@ class FileServer:
         try:
             self._check(key, dict(parse_qsl(request.rel_url.raw_query_string)))
             descriptor = await asyncio.to_thread(self._open, key)
-        except _Refused as refused:
+        except _RejectedRequest as refused:
             return web.Response(status=refused.status, text=str(refused))
         try:
             return await _send(request, descriptor, etag=f'"{key.rpartition("/")[2]}"')
@@ -87,10 +87,10 @@ class FileServer:
         if not is_signature_valid(
             self.secret, key, expires=expires, signature=given, now=time.time()
         ):
-            raise _Refused(403, "This address was not signed here, or it has expired.")
+            raise _RejectedRequest(403, "This address was not signed here, or it has expired.")
 
     def _open(self, key: str) -> int:
-        missing = _Refused(404, "There is no such checkpoint file.")
+        missing = _RejectedRequest(404, "There is no such checkpoint file.")
         if not is_servable(key):
             raise missing
         try:
@@ -99,8 +99,8 @@ class FileServer:
                 raise missing
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, RuntimeError) as error:
-            if isinstance(error, OSError) and error.errno not in _GONE:
-                raise _Refused(503, "The file cannot be read now. Try again.") from error
+            if isinstance(error, OSError) and error.errno not in _MISSING_ERRNOS:
+                raise _RejectedRequest(503, "The file cannot be read now. Try again.") from error
             raise missing from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -122,7 +122,7 @@ async def _send(request: web.BaseRequest, descriptor: int, *, etag: str) -> web.
     )
     start, end = 0, found.st_size
     if request.headers.get("If-Range", etag) in (etag, modified):
-        wanted = _wanted(request.headers.get("Range", ""), end)
+        wanted = _parse_range(request.headers.get("Range", ""), end)
         if wanted is not None and wanted[0] >= wanted[1]:
             return web.Response(status=416, headers={"Content-Range": f"bytes */{end}"})
         if wanted is not None:
@@ -141,7 +141,7 @@ async def _send(request: web.BaseRequest, descriptor: int, *, etag: str) -> web.
     return response
 
 
-def _wanted(header: str, size: int) -> tuple[int, int] | None:
+def _parse_range(header: str, size: int) -> tuple[int, int] | None:
     """Return begin and end of the part, end first where there is none; None for all bytes.
 
     >>> _wanted("bytes=2-5", 9), _wanted("bytes=-3", 9), _wanted("bytes=9-", 9), _wanted("", 9)
@@ -161,13 +161,15 @@ def serve(
     listening: socket.socket,
     *,
     idle_timeout: float,
-    limits: Limits | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve on a listening socket until SIGTERM, Ctrl-C or `idle_timeout` seconds without use."""
-    asyncio.run(_serve(files, listening, idle_timeout, limits or Limits()))
+    asyncio.run(_serve(files, listening, idle_timeout, limits or ConnectionLimits()))
 
 
-async def _serve(files: FileServer, listening: socket.socket, idle: float, limits: Limits) -> None:
+async def _serve(
+    files: FileServer, listening: socket.socket, idle: float, limits: ConnectionLimits
+) -> None:
     stopping = asyncio.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sign, stopping.set)
@@ -183,5 +185,5 @@ async def _serve(files: FileServer, listening: socket.socket, idle: float, limit
 
 
 async def _unused(files: FileServer, server: FileConnections, idle: float) -> None:
-    while (left := files.last_used + idle - time.monotonic()) > 0 or server.answering:
+    while (left := files.last_used + idle - time.monotonic()) > 0 or server.responding:
         await asyncio.sleep(min(max(left, idle / 4), _MAX_POLL_INTERVAL))

@@ -17,19 +17,19 @@ import termios
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from prefect_bt.serving.router.connection_limits import Connection, Handler, LimitedServer
+from prefect_bt.serving.router.connection_limits import Handler, LimitedConnection, LimitedServer
 
-MOST_CONNECTIONS: Final = 256
+MAX_CONNECTIONS: Final = 256
 _SPARE_DESCRIPTORS: Final = 32
-_BETWEEN_TRIES: Final = 0.1
+_RETRY_INTERVAL: Final = 0.1
 """Seconds until the next accept after one that failed, for lack of descriptors most likely."""
 
-_LINGERING: Final = 1.0
+_LINGER_TIMEOUT: Final = 1.0
 """Seconds that the body of a request is read for; no request needs one."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """Limits of a file server's connections. Times in seconds."""
 
     head: float = 30.0
@@ -41,19 +41,19 @@ class Limits:
     def connections(self) -> int:
         """Return the number of connections: each one has a socket, and a file that it is sent."""
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return max(1, min(MOST_CONNECTIONS, (descriptors - _SPARE_DESCRIPTORS) // 2))
+        return max(1, min(MAX_CONNECTIONS, (descriptors - _SPARE_DESCRIPTORS) // 2))
 
 
 class FileConnections(LimitedServer):
     """The connections of a file server."""
 
-    def __init__(self, answer: Handler, limits: Limits) -> None:
+    def __init__(self, answer: Handler, limits: ConnectionLimits) -> None:
         quiet = logging.getLogger("prefect_bt.file_server.http")
         quiet.disabled = True  # it would quote malformed requests, with the signatures in them
         super().__init__(
             answer,
             keepalive_timeout=limits.head,
-            lingering_time=_LINGERING,
+            lingering_time=_LINGER_TIMEOUT,
             access_log=None,
             logger=quiet,
         )
@@ -64,7 +64,7 @@ class FileConnections(LimitedServer):
         self.changed = asyncio.Event()
 
     @property
-    def answering(self) -> int:
+    def responding(self) -> int:
         """Return the number of connections with a request that is being answered."""
         return len(self.open) - len(self.waiting)
 
@@ -76,12 +76,12 @@ class FileConnections(LimitedServer):
         while True:
             try:
                 accepted, _ = await loop.sock_accept(listening)
-                await self._make_room()
+                await self._close_longest_waiting()
                 await loop.connect_accepted_socket(self, accepted)
             except OSError:
-                await asyncio.sleep(_BETWEEN_TRIES)
+                await asyncio.sleep(_RETRY_INTERVAL)
 
-    async def _make_room(self) -> None:
+    async def _close_longest_waiting(self) -> None:
         while len(self.open) >= self.limits.connections:
             self.changed.clear()
             for longest in self.waiting:
@@ -90,7 +90,7 @@ class FileConnections(LimitedServer):
             await self.changed.wait()
 
 
-class FileConnection(Connection):
+class FileConnection(LimitedConnection):
     """A connection that ends when its client takes nothing of an answer."""
 
     __slots__ = ("_files", "_stalled", "_writing")
@@ -116,12 +116,12 @@ class FileConnection(Connection):
         self._files.waiting.pop(self, None)
         self._files.changed.set()
 
-    def head_came(self) -> None:
-        super().head_came()
+    def mark_head_complete(self) -> None:
+        super().mark_head_complete()
         self._files.waiting.pop(self, None)
 
-    def next_head(self) -> None:
-        super().next_head()
+    def expect_head(self) -> None:
+        super().expect_head()
         if self in self._files.open:
             self._files.waiting[self] = None
             self._files.changed.set()
@@ -139,7 +139,7 @@ class FileConnection(Connection):
         if self._writing is not None:
             self._writing.abort()
 
-    def untaken(self) -> int:
+    def unsent_bytes(self) -> int:
         """Return how many bytes the client has yet to take of what was sent to it."""
         assert self._writing is not None
         kernel = fcntl.ioctl(self._writing.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
@@ -148,7 +148,7 @@ class FileConnection(Connection):
 
     def watch_progress(self, *, before: int | None) -> None:
         """Close where no less is untaken than `before`, else look again later."""
-        left = self.untaken()
+        left = self.unsent_bytes()
         if left == before:
             self.abort()
             return

@@ -126,19 +126,19 @@ def is_loopback(host: str) -> bool:
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
-def is_responding(known: ServerRecord, place: FileServerFolder) -> bool:
+def is_responding(record: ServerRecord, place: FileServerFolder) -> bool:
     """Whether the server serves this store."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     host = (
         LOOPBACK
-        if known.host in {"", "0.0.0.0"}  # noqa: S104
+        if record.host in {"", "0.0.0.0"}  # noqa: S104
         else "::1"
-        if known.host == "::"
-        else known.host
+        if record.host == "::"
+        else record.host
     )
     try:
         with direct.open(
-            f"http://{_format_host(host)}:{known.port}/", timeout=_STATUS_TIMEOUT
+            f"http://{_format_host(host)}:{record.port}/", timeout=_STATUS_TIMEOUT
         ) as answer:
             return json.load(answer) == {"prefect-bt": place.store_id}
     except (OSError, ValueError):

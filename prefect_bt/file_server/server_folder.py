@@ -86,9 +86,9 @@ class FileServerFolder:
         """What the last server wrote; it may be gone by now."""
         return _read_record(self.path / "server.json")
 
-    def write_record(self, known: ServerRecord) -> None:
+    def write_record(self, record: ServerRecord) -> None:
         staged = self.path / "server.json.new"
-        staged.write_text(json.dumps(asdict(known), indent=2) + "\n")
+        staged.write_text(json.dumps(asdict(record), indent=2) + "\n")
         staged.replace(self.path / "server.json")
 
     def ensure_signing_key(self) -> bytes:

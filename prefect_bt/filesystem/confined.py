@@ -86,10 +86,10 @@ def open_file(root: Path, relative: str) -> int:
         return open_regular(name, within=within)
 
 
-def read_regular(path: Path, *, most: int = -1) -> bytes:
-    """Return the first `most` bytes of the regular file `path`, or all; as `open_regular`."""
+def read_regular(path: Path, *, max_bytes: int = -1) -> bytes:
+    """Return the first `max_bytes` bytes of the regular file `path`, or all; as `open_regular`."""
     with os.fdopen(open_regular(str(path)), "rb") as file:
-        return file.read(most)
+        return file.read(max_bytes)
 
 
 class TreeEntry(NamedTuple):

@@ -84,9 +84,9 @@ def find_exposed(state_dir: Path, store: Path | None) -> list[str]:
     return found
 
 
-def _exposure_warning(what: str, folder: Path, cure: str) -> str:
+def _exposure_warning(path: str, folder: Path, cure: str) -> str:
     mode = stat.S_IMODE(folder.stat().st_mode)
     return (
-        f"Other users of this machine can enter the {what} {folder} (mode {mode:04o}), and read "
+        f"Other users of this machine can enter the {path} {folder} (mode {mode:04o}), and read "
         f"logs, checkpoints and workspaces there. Close it: {cure}."
     )

@@ -15,12 +15,12 @@ from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.trees import find_files
 from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.liveness import JobStores, Liveness
-from prefect_bt.host.job_lock import is_owned, lock_job, noted_store, remove_job_lock
+from prefect_bt.host.job_lock import is_owned, lock_job, read_store_url, remove_job_lock
 from prefect_bt.host.nodes.files import read_record
 from prefect_bt.host.nodes.handle import HostHandle, delete_tree
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.planning.plan import NodePlan
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 
 _MARK: Final = re.compile(r"([0-9A-Za-z]{1,64})\.([0-9]{1,9})\.([0-9]{1,9})\.[0-9a-f]+")
 UNSAVED_REASON = "may be the only copy: --include-unsaved removes it"
@@ -49,7 +49,7 @@ class JobScanner:
         return self.stores.check_liveness(job.job_id, list_stores(job) or [self.stores.default_url])
 
     def _iter_orphans(self, job: JobFolder, verdict: Liveness) -> Iterator[Orphan]:
-        handles = LocalSubstrate(self.state_dir).list_nodes(job.job_id)
+        handles = LocalProcessSubstrate(self.state_dir).list_nodes(job.job_id)
         for handle in handles:
             yield self._create_orphan(
                 OrphanKind.NODE, handle.folder.path, job, verdict, remove=handle.remove
@@ -76,7 +76,7 @@ class JobScanner:
             job,
             verdict,
             remove=lambda: delete_tree(rank, OSError),
-            kept="" if self.include_unsaved else UNSAVED_REASON,
+            kept_reason="" if self.include_unsaved else UNSAVED_REASON,
         )
 
     def _create_orphan(  # noqa: PLR0913 (what it is, whose, why, and how it goes)
@@ -87,7 +87,7 @@ class JobScanner:
         verdict: Liveness,
         *,
         remove: Callable[[], object],
-        kept: str = "",
+        kept_reason: str = "",
     ) -> Orphan:
         return Orphan(
             kind,
@@ -97,7 +97,7 @@ class JobScanner:
             job=job.job_id,
             bytes=_bytes(path) if kind is not OrphanKind.FOLDER else _bytes(path, below=False),
             since=verdict.since,
-            kept_reason=kept,
+            kept_reason=kept_reason,
         )
 
     def _run_as_owner(self, job: JobFolder, remove: Callable[[], object]) -> None:
@@ -117,7 +117,7 @@ def list_stores(job: JobFolder) -> list[str]:
     """The stores that its owner or its nodes name; empty when none is told."""
     found: dict[str, None] = {}
     with suppress(OSError):
-        found[noted_store(job.state_dir, job.job_id)] = None
+        found[read_store_url(job.state_dir, job.job_id)] = None
     for path in find_paths(job.path, "attempt-*/rank-0/plan.json"):
         plan = read_record(NodePlan, path)
         if plan is not None:
@@ -135,7 +135,7 @@ def find_handle(state_dir: Path, mark: str) -> HostHandle | None:
 
 def _delete_job_folder(job: JobFolder, jobs: JobScanner) -> None:
     """The rest of the folder, if nothing in it may be the only copy, or in use."""
-    if LocalSubstrate(job.state_dir).list_nodes(job.job_id):
+    if LocalProcessSubstrate(job.state_dir).list_nodes(job.job_id):
         raise OSError(f"{job.path} still holds nodes")
     if not jobs.include_unsaved and any(_bytes(rank) for rank in find_paths(job.path, "rank-*")):
         raise OSError(f"{job.path} holds checkpoints that may be their only copy")

@@ -26,10 +26,10 @@ from prefect_bt.host.processes import (
     MARK_VARIABLE,
     ProcessIdentity,
     kill_until_gone,
-    processes_of,
+    list_user_processes,
     read_command_line,
     read_environment,
-    values_of,
+    read_variable_values,
 )
 from prefect_bt.host.state_folder import JobFolder, state_dir_id
 from prefect_bt.settings import resolve_state_dir
@@ -61,7 +61,7 @@ class ProcessScanner:
     def _scan_node_processes(self) -> Iterator[Orphan]:
         place = state_dir_id(self.state_dir)
         # A node's folder is there before its first process and after its last: so, in this order.
-        for mark, found in self._by(_mark_of).items():
+        for mark, found in self._group_processes(_mark_of).items():
             handle = find_handle(self.state_dir, mark)
             ours = mark.rpartition(".")[2].startswith(place)
             if ours and handle is not None and self._is_orphan(handle):
@@ -78,11 +78,11 @@ class ProcessScanner:
 
     def _end_node(self, mark: str, handle: HostHandle) -> None:
         if not self._is_orphan(handle):
-            raise _taken_up(handle.job.job_id)
-        _kill_all(lambda: self._by(_mark_of).get(mark, []))
+            raise _recovered_error(handle.job.job_id)
+        _kill_all(lambda: self._group_processes(_mark_of).get(mark, []))
 
     def _scan_flow_processes(self) -> Iterator[Orphan]:
-        for job_id, found in self._by(self._flow_of).items():
+        for job_id, found in self._group_processes(self._flow_of).items():
             urls = list_stores(JobFolder(self.state_dir, job_id))
             verdict = self._check_liveness(job_id, urls)
             if verdict.ended:
@@ -99,8 +99,8 @@ class ProcessScanner:
         """`urls`: the stores noted when it was found; the notes may have gone with the folder."""
         urls = [*urls, *list_stores(JobFolder(self.state_dir, job_id))]
         if not self._check_liveness(job_id, urls).ended:
-            raise _taken_up(job_id)
-        _kill_all(lambda: self._by(self._flow_of).get(job_id, []))
+            raise _recovered_error(job_id)
+        _kill_all(lambda: self._group_processes(self._flow_of).get(job_id, []))
 
     def _check_liveness(self, job_id: str, urls: list[str]) -> Liveness:
         """Not over, too, while somebody owns the job or its processes may still be leaving."""
@@ -108,17 +108,17 @@ class ProcessScanner:
         quiet = verdict.since is not None and self.clock() - verdict.since > EXIT_GRACE
         return verdict if quiet and not is_owned(self.state_dir, job_id) else ALIVE
 
-    def _by(self, named: Callable[[int], str]) -> dict[str, list[ProcessIdentity]]:
+    def _group_processes(self, named: Callable[[int], str]) -> dict[str, list[ProcessIdentity]]:
         """Processes that may be ours, by what they are named; "" is no name."""
         found: dict[str, list[ProcessIdentity]] = {}
-        for process in processes_of({self.state_dir.stat().st_uid, os.geteuid()}):
+        for process in list_user_processes({self.state_dir.stat().st_uid, os.geteuid()}):
             if name := named(process.pid):
                 found.setdefault(name, []).append(process)
         return found
 
     def _flow_of(self, pid: int) -> str:
         """The job whose keeper or flow it is, or was started by; "" for none, or for several."""
-        told = set(values_of(pid, FLOW_VARIABLE))
+        told = set(read_variable_values(pid, FLOW_VARIABLE))
         words = read_command_line(pid)
         if len(words) > 3 and words[1] == "-m" and words[2] in _MODULES:
             told.add(words[3])
@@ -132,7 +132,7 @@ class ProcessScanner:
 
 
 def _mark_of(pid: int) -> str:
-    told = set(values_of(pid, MARK_VARIABLE))
+    told = set(read_variable_values(pid, MARK_VARIABLE))
     return told.pop() if len(told) == 1 else ""
 
 
@@ -140,7 +140,7 @@ def _format_pids(found: list[ProcessIdentity]) -> str:
     return f"pid {', '.join(map(str, sorted(process.pid for process in found)))}"
 
 
-def _taken_up(job_id: str) -> OSError:
+def _recovered_error(job_id: str) -> OSError:
     return OSError(f"job {job_id} was taken up again")
 
 

@@ -30,9 +30,9 @@ OWNER_FD_VARIABLE: Final = "PREFECT_BT_OWNER_FD"
 LOCK_TIMEOUT: Final = 0.5
 """Seconds in which those who only look (they hold the lock for microseconds) must be out of it."""
 
-LOOK: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+OPEN_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Opens a lock's file to look at the lock. A pipe in its place does not block."""
-_LONGEST: Final = 65536
+_MAX_BYTES: Final = 65536
 """Bytes that are read of a note."""
 
 _OWNER_FILES: Final = ("flow.log", "store.new", "store", "owner.lock")
@@ -59,12 +59,12 @@ def is_this_host(state_dir: Path, host: str) -> bool:
 
 
 def normalize_host(host: str) -> str:
-    """Return a host with its folder's id, where a record of an older release has this machine's
-    path."""
+    """Return a host with its folder's id, also for a record of an older release with its path."""
     machine, _, told = host.partition(":")
     if machine == os.uname().nodename and told.startswith("/"):
         with suppress(OSError, UnicodeDecodeError):
-            return f"{machine}:{read_regular(Path(told) / 'id', most=_LONGEST).decode().strip()}"
+            folder_id = read_regular(Path(told) / "id", max_bytes=_MAX_BYTES).decode().strip()
+            return f"{machine}:{folder_id}"
     return host
 
 
@@ -169,7 +169,7 @@ class JobLock:
 def is_owned(state_dir: Path, job_id: str) -> bool:
     """Whether a living process on this machine runs the job. Never blocks, creates nothing."""
     try:
-        descriptor = os.open(lock_path(state_dir, job_id), LOOK)
+        descriptor = os.open(lock_path(state_dir, job_id), OPEN_FLAGS)
     except OSError:
         return False
     try:
@@ -194,10 +194,10 @@ def iter_abandoned_jobs(state_dir: Path) -> Iterator[tuple[str, str]]:
         job_id = path.parent.name
         if not is_owned(state_dir, job_id):
             with suppress(OSError):
-                yield job_id, noted_store(state_dir, job_id)
+                yield job_id, read_store_url(state_dir, job_id)
 
 
-def noted_store(state_dir: Path, job_id: str) -> str:
+def read_store_url(state_dir: Path, job_id: str) -> str:
     """Return the URL of the store that the job's owner noted; "" where none was.
 
     Raises OSError, also where the note is a link or a pipe.
@@ -207,7 +207,7 @@ def noted_store(state_dir: Path, job_id: str) -> str:
     except FileNotFoundError:
         return ""
     with os.fdopen(descriptor, "rb") as file:
-        return file.read(_LONGEST).decode(errors="replace").strip()
+        return file.read(_MAX_BYTES).decode(errors="replace").strip()
 
 
 def remove_job_lock(state_dir: Path, job_id: str, descriptor: int) -> None:
@@ -263,8 +263,8 @@ def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def _acquire(path: Path, job_id: str, patience: float) -> int:
-    deadline = time.monotonic() + patience
+def _acquire(path: Path, job_id: str, timeout: float) -> int:
+    deadline = time.monotonic() + timeout
     while True:
         descriptor = _open_lock(path)
         locked = try_lock(descriptor)

@@ -95,7 +95,7 @@ def find_marked_processes(mark: str, root: Path, *, exclude_uploader: bool = Fal
     """Pids that carry the node's mark, or whose root folder is `root`; never our own."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     uploader = f"{UPLOADER_VARIABLE}={mark}".encode()
-    own_root = _identity(str(root))
+    own_root = _file_identity(str(root))
     found: list[int] = []
     for pid in _iter_pids():
         if pid == os.getpid() or _is_zombie(pid):
@@ -103,7 +103,7 @@ def find_marked_processes(mark: str, root: Path, *, exclude_uploader: bool = Fal
         variables = _read_environ(pid)
         if exclude_uploader and uploader in variables and _is_in_our_pid_namespace(pid):
             continue
-        inside = own_root is not None and _identity(f"{_PROC}/{pid}/root") == own_root
+        inside = own_root is not None and _file_identity(f"{_PROC}/{pid}/root") == own_root
         if (mark and wanted in variables) or inside:
             found.append(pid)
     return found
@@ -122,7 +122,7 @@ def find_uploader_processes(mark: str) -> list[int]:
     ]
 
 
-def processes_of(users: Collection[int]) -> Iterator[ProcessIdentity]:
+def list_user_processes(users: Collection[int]) -> Iterator[ProcessIdentity]:
     """Yield the living processes of these user ids in our pid namespace, but not our own.
 
     Nothing of another user's process, or of a container's, is read that it could delay: neither its
@@ -130,11 +130,16 @@ def processes_of(users: Collection[int]) -> Iterator[ProcessIdentity]:
     """
     for pid in _iter_pids():
         process = ProcessIdentity(pid, read_start_time(pid))
-        if pid != os.getpid() and process.began and _is_of(pid, users) and _is_beside_us(pid):
+        if (
+            pid != os.getpid()
+            and process.began
+            and _belongs_to_users(pid, users)
+            and _shares_pid_namespace(pid)
+        ):
             yield process
 
 
-def values_of(pid: int, variable: str) -> list[str]:
+def read_variable_values(pid: int, variable: str) -> list[str]:
     """Return what the variable says in the process's environment, which may have it repeatedly."""
     name = f"{variable}=".encode()
     found = [entry for entry in _read_environ(pid) if entry.startswith(name)]
@@ -267,7 +272,7 @@ def _read(path: str) -> bytes:
         return b""
 
 
-def _is_of(pid: int, users: Collection[int]) -> bool:
+def _belongs_to_users(pid: int, users: Collection[int]) -> bool:
     """Return whether real, effective, saved and file system user are one, and one of `users`."""
     for line in _read(f"{_PROC}/{pid}/status").splitlines():
         if line.startswith(b"Uid:"):
@@ -276,19 +281,19 @@ def _is_of(pid: int, users: Collection[int]) -> bool:
     return False
 
 
-def _is_beside_us(pid: int) -> bool:
+def _shares_pid_namespace(pid: int) -> bool:
     """Return whether it is in our pid namespace; False where that cannot be read."""
-    theirs = _identity(f"{_PROC}/{pid}/ns/pid")
-    return theirs is not None and theirs == _identity(f"{_PROC}/self/ns/pid")
+    theirs = _file_identity(f"{_PROC}/{pid}/ns/pid")
+    return theirs is not None and theirs == _file_identity(f"{_PROC}/self/ns/pid")
 
 
 def _is_in_our_pid_namespace(pid: int) -> bool:
     """Return whether it is in our pid namespace; True too if it is gone, or without namespaces."""
-    theirs = _identity(f"{_PROC}/{pid}/ns/pid")
-    return theirs is None or theirs == _identity(f"{_PROC}/self/ns/pid")
+    theirs = _file_identity(f"{_PROC}/{pid}/ns/pid")
+    return theirs is None or theirs == _file_identity(f"{_PROC}/self/ns/pid")
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _file_identity(path: str) -> tuple[int, int] | None:
     try:
         facts = os.stat(path)  # noqa: PTH116 (see _PROC)
     except OSError:

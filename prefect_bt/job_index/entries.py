@@ -248,11 +248,13 @@ class JobCatalog:
         counts = self._each(lambda entry: len(self.ledger.list_event_keys(entry.id)), over)
         self._update_event_counts({one.id: count for one, count in zip(over, counts, strict=True)})
 
-    def _store_documents(self, made: Mapping[str, Document], signatures: Mapping[str, str]) -> None:
+    def _store_documents(
+        self, documents: Mapping[str, Document], signatures: Mapping[str, str]
+    ) -> None:
         """Keep the documents of jobs that are over, with what was listed before they were made."""
         over = {
             key: document
-            for key, document in made.items()
+            for key, document in documents.items()
             if JobState(document["current_status"]).terminal
         }
         bodies = {key: json.dumps([signatures[key], body]) for key, body in over.items()}
@@ -286,9 +288,9 @@ def _read_or_none(read: Callable[[str], Document], job_id: str) -> Document | No
 
 
 def _valid(
-    kept: Mapping[str, str], signatures: Mapping[str, str]
+    stored: Mapping[str, str], signatures: Mapping[str, str]
 ) -> Iterator[tuple[str, Document]]:
-    for job_id, body in kept.items():
+    for job_id, body in stored.items():
         signature, document = json.loads(body)
         if signature == signatures[job_id]:
             yield job_id, document

@@ -263,7 +263,7 @@ def write_job(
     old = origin.source_job
     known = ledger.ensure_project(project.name, team_name=project.team_name)
     project = project.model_copy(update={"team_name": known.team_name or None})
-    job_id = ledger.reserve_job_id(known.id, wanted=origin.preferred_id)
+    job_id = ledger.reserve_job_id(known.id, preferred=origin.preferred_id)
     try:
         origin.acquire_lock(job_id)
         record = JobRecord(

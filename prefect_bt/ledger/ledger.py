@@ -99,10 +99,10 @@ class Ledger:
 
     # -- jobs -------------------------------------------------------------------------------
 
-    def reserve_job_id(self, project_id: str, *, wanted: str = "") -> str:
-        """An id that is unique in the store, bound to the project; `wanted` if it is free."""
+    def reserve_job_id(self, project_id: str, *, preferred: str = "") -> str:
+        """An id that is unique in the store, bound to the project; `preferred` if it is free."""
         while True:
-            candidate, wanted = wanted or make_id(), ""
+            candidate, preferred = preferred or make_id(), ""
             try:
                 self._create(job_index_key(candidate), {"project_id": project_id})
             except ObjectExists:

@@ -64,17 +64,17 @@ def up(*, port: int | None = None, worker: bool = True, echo: Echo = print) -> d
     shells use this server. Raises ServerError; then nothing is left running that was not before.
     """
     settings = Settings()
-    with _server_lock(settings.state_dir, say=echo):
+    with _server_lock(settings.state_dir, log=echo):
         for sentence in list_exposure_warnings(settings):
             echo(f"Warning: {sentence}")
         known = read_server(settings.state_dir)
         if known is not None and get_daemon(known, "server").is_alive:
-            if not _should_replace(known, say=echo):
-                return _report_already_up(settings.state_dir, known, worker=worker, say=echo)
+            if not _should_replace(known, log=echo):
+                return _report_already_up(settings.state_dir, known, worker=worker, log=echo)
             port = port or urlsplit(str(known["api_url"])).port
         _stop_processes(settings.state_dir, known)
-        document = _start(settings, port or settings.server_port, worker=worker, say=echo)
-    return _report_server(settings.state_dir, document, already_up=False, say=echo)
+        document = _start(settings, port or settings.server_port, worker=worker, log=echo)
+    return _report_server(settings.state_dir, document, already_up=False, log=echo)
 
 
 def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
     they report to.
     """
     state_dir = Settings().state_dir
-    with _server_lock(state_dir, say=echo):
+    with _server_lock(state_dir, log=echo):
         known = read_server(state_dir)
         alive = [role for role in _ROLES if known and get_daemon(known, role).is_alive]
         if known is None or not alive:
@@ -101,17 +101,17 @@ def down(*, force: bool = False, echo: Echo = print) -> dict[str, Any]:
     return known
 
 
-def _start(settings: Settings, port: int, *, worker: bool, say: Echo) -> dict[str, Any]:
+def _start(settings: Settings, port: int, *, worker: bool, log: Echo) -> dict[str, Any]:
     ui_url, state_dir = f"http://{HOST}:{port}", settings.state_dir
     document: dict[str, Any] = {"api_url": f"{ui_url}/api", "ui_url": ui_url}
     with open_listening_socket(port) as listening:
-        say(f"Starting a Prefect server at {ui_url} (about ten seconds the first time)")
+        log(f"Starting a Prefect server at {ui_url} (about ten seconds the first time)")
         try:
             _start_server(state_dir, document, listening)
-            say("Registering the blocks and the deployment train/train")
+            log("Registering the blocks and the deployment train/train")
             _prepare(document)
             if worker:
-                _start_worker(state_dir, document, say=say)
+                _start_worker(state_dir, document, log=log)
             _start_watchdog(state_dir, document, listening)
         except BaseException:
             _stop_processes(state_dir, document)
@@ -120,43 +120,43 @@ def _start(settings: Settings, port: int, *, worker: bool, say: Echo) -> dict[st
 
 
 def _report_already_up(
-    state_dir: Path, known: dict[str, Any], *, worker: bool, say: Echo
+    state_dir: Path, document: dict[str, Any], *, worker: bool, log: Echo
 ) -> dict[str, Any]:
-    say(f"Already up: {known['ui_url']}")
-    _repair_auth_file(state_dir, known, say=say)
-    if worker and not get_daemon(known, "worker").is_alive:
-        _start_worker(state_dir, known, say=say)
-    if not get_daemon(known, "caretaker").is_alive:
-        _start_watchdog(state_dir, known)  # without the socket, which only the server has now
-    return _report_server(state_dir, known, already_up=True, say=say)
+    log(f"Already up: {document['ui_url']}")
+    _repair_auth_file(state_dir, document, log=log)
+    if worker and not get_daemon(document, "worker").is_alive:
+        _start_worker(state_dir, document, log=log)
+    if not get_daemon(document, "caretaker").is_alive:
+        _start_watchdog(state_dir, document)  # without the socket, which only the server has now
+    return _report_server(state_dir, document, already_up=True, log=log)
 
 
-def _should_replace(known: dict[str, Any], *, say: Echo) -> bool:
+def _should_replace(document: dict[str, Any], *, log: Echo) -> bool:
     """Return whether the running server asks for no password, and can be replaced."""
-    if not accepts_anonymous(known["api_url"]):
+    if not accepts_anonymous(document["api_url"]):
         return False
     try:
-        _check_no_active_runs(known)
+        _check_no_active_runs(document)
     except ServerError as error:
-        say(
+        log(
             f"WARNING: every user and web page of this machine has access to this server: an older "
             f"release started it without a password. {error} Afterwards: prefect-bt up"
         )
         return False
-    say("The server that runs asks for no password; replacing it")
+    log("The server that runs asks for no password; replacing it")
     return True
 
 
-def _repair_auth_file(state_dir: Path, known: dict[str, Any], *, say: Echo) -> None:
+def _repair_auth_file(state_dir: Path, document: dict[str, Any], *, log: Echo) -> None:
     """Make the file hold the running server's auth string. Raises ServerError."""
-    if not rejects_auth(known["api_url"], read_auth(state_dir)):
+    if not rejects_auth(document["api_url"], read_auth(state_dir)):
         return
-    if not restore_auth(state_dir, known["server_pid"]):
+    if not restore_auth(state_dir, document["server_pid"]):
         raise ServerError(
             f"{auth_file(state_dir)} is not the password of the server that runs.",
             next_step="Start the server with a new one: prefect-bt down --force; prefect-bt up.",
         )
-    say(f"{auth_file(state_dir)} was missing or damaged; written again")
+    log(f"{auth_file(state_dir)} was missing or damaged; written again")
 
 
 def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo) -> bool:
@@ -166,7 +166,7 @@ def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo
     """
     settings = Settings()
     state_dir = settings.state_dir
-    with _server_lock(state_dir, say=echo):
+    with _server_lock(state_dir, log=echo):
         known = read_server(state_dir)
         if known is None:
             return False
@@ -178,25 +178,25 @@ def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo
             if read_auth(state_dir) != os.environ.get(CLIENT_VARIABLE):
                 get_daemon(known, "worker").stop(timeout=_STOP_TIMEOUT)  # it has another one
         if known.get("worker_pid") and not get_daemon(known, "worker").is_alive:
-            _start_worker(state_dir, known, say=echo)
+            _start_worker(state_dir, known, log=echo)
     return True
 
 
 def _report_server(
-    state_dir: Path, document: dict[str, Any], *, already_up: bool, say: Echo
+    state_dir: Path, document: dict[str, Any], *, already_up: bool, log: Echo
 ) -> dict[str, Any]:
     # The string itself is in no terminal, and in no shell's history.
     show = f"cat {shlex.quote(str(auth_file(state_dir.absolute())))}"
     export = f'export PREFECT_API_URL={document["api_url"]} {CLIENT_VARIABLE}="$({show})"'
     elsewhere = os.environ.get("PREFECT_API_URL", "")
-    say(f"UI: {document['ui_url']}    Stop: prefect-bt down")
+    log(f"UI: {document['ui_url']}    Stop: prefect-bt down")
     if not read_auth(state_dir):  # a server of an older release, which runs go on at
         return {**document, "already_up": already_up, "export": "", "auth_file": ""}
-    say(f"The UI asks for a password once: {show}")
+    log(f"The UI asks for a password once: {show}")
     if elsewhere and not is_same_server(elsewhere, document["api_url"]):
-        say(f"This shell's PREFECT_API_URL is {elsewhere}; to use this server: {export}")
+        log(f"This shell's PREFECT_API_URL is {elsewhere}; to use this server: {export}")
     else:
-        say(f"For Prefect's own commands in other shells: {export}")
+        log(f"For Prefect's own commands in other shells: {export}")
     told = {"already_up": already_up, "export": export, "auth_file": str(auth_file(state_dir))}
     return {**document, **told}
 
@@ -240,11 +240,11 @@ def _start_server(
         time.sleep(0.2)
 
 
-def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Echo) -> None:
+def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> None:
     from prefect_bt.local_server.setup import POOL, wait_for_worker
 
-    say("Starting a worker")
-    name, log = f"{socket.gethostname()}-{time.time_ns() // 1_000_000}", state_dir / "worker.log"
+    log("Starting a worker")
+    name = f"{socket.gethostname()}-{time.time_ns() // 1_000_000}"
     environment = {
         **_environment(document["api_url"], read_auth(state_dir)),
         "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -252,7 +252,9 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Echo) -> No
     }
     command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process"]
     daemon, _ = start_daemon(
-        [*command, "--pool", POOL, "--name", name], log=log, environment=environment
+        [*command, "--pool", POOL, "--name", name],
+        log=state_dir / "worker.log",
+        environment=environment,
     )
     _record_process(state_dir, document, "worker", daemon)
     for _ in range(int(_WORKER_TIMEOUT)):
@@ -261,7 +263,7 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, say: Echo) -> No
         if not daemon.is_alive:
             break
     daemon.stop(timeout=_STOP_TIMEOUT)
-    raise _start_error("worker", log)
+    raise _start_error("worker", state_dir / "worker.log")
 
 
 def _start_watchdog(
@@ -305,13 +307,13 @@ def _stop_processes(state_dir: Path, document: dict[str, Any] | None) -> None:
     server_file(state_dir).unlink(missing_ok=True)
 
 
-def _check_no_active_runs(known: dict[str, Any]) -> None:
-    if not get_daemon(known, "server").is_alive:
+def _check_no_active_runs(document: dict[str, Any]) -> None:
+    if not get_daemon(document, "server").is_alive:
         return
     from prefect_bt.local_server.setup import list_active_runs
 
     try:
-        going = list_active_runs(known["api_url"])
+        going = list_active_runs(document["api_url"])
     except httpx.HTTPStatusError as error:
         if error.response.status_code != HTTPStatus.UNAUTHORIZED:
             return
@@ -343,19 +345,19 @@ def _environment(api_url: str, auth: str) -> dict[str, str]:
     return {**inherited, **_NO_TELEMETRY, "PREFECT_API_URL": api_url, CLIENT_VARIABLE: auth}
 
 
-def _start_error(what: str, log: Path) -> ServerError:
+def _start_error(process: str, log: Path) -> ServerError:
     last = " | ".join(log.read_text(errors="replace").split("\n")[-6:]).strip(" |")
-    return ServerError(f"The Prefect {what} did not start: {last}", next_step=f"See {log}.")
+    return ServerError(f"The Prefect {process} did not start: {last}", next_step=f"See {log}.")
 
 
 @contextmanager
-def _server_lock(state_dir: Path, *, say: Echo) -> Generator[None]:
+def _server_lock(state_dir: Path, *, log: Echo) -> Generator[None]:
     """Allow one `up`, `down` or restart of a state folder at a time; another waits and says so."""
     ensure_private_folder(state_dir)
     with (state_dir / "server.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("Waiting: the server is being started or stopped (a few minutes at most)")
+            log("Waiting: the server is being started or stopped (a few minutes at most)")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

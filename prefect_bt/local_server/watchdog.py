@@ -107,8 +107,8 @@ def _handle_sigterm(number: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-def _log(what: str) -> None:
-    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {what}\n")
+def _log(message: str) -> None:
+    sys.stdout.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {message}\n")
     sys.stdout.flush()
 
 

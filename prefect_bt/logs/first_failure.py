@@ -86,8 +86,8 @@ def _select_outcome(ledger: Ledger, record: JobRecord, attempt: int | None) -> O
     return outcome
 
 
-def _not_found_error(what: str, record: JobRecord, failed: Sequence[Outcome]) -> PrefectBtError:
+def _not_found_error(subject: str, record: JobRecord, failed: Sequence[Outcome]) -> PrefectBtError:
     numbers = ", ".join(str(one.attempt) for one in failed)
     hint = f"Attempts that failed: {numbers}." if failed else ""
     hint = hint or f"All lines: prefect-bt logs --job-id {record.id}"
-    return PrefectBtError(what, next_step=hint)
+    return PrefectBtError(subject, next_step=hint)

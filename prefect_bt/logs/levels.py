@@ -21,7 +21,7 @@ class LogLevel(IntEnum):
     ERROR = 40
 
 
-LEVEL_WORDS: Final[dict[str, LogLevel]] = {
+LEVEL_NAMES: Final[dict[str, LogLevel]] = {
     "TRACE": LogLevel.DEBUG,
     "DEBUG": LogLevel.DEBUG,
     "INFO": LogLevel.INFO,
@@ -49,7 +49,7 @@ LEVEL_WORDS: Final[dict[str, LogLevel]] = {
 
 _JSON_LEVEL_FIELDS: Final = ("level", "levelname", "log_level", "loglevel", "severity", "lvl")
 """Of JSON lines, in the order in which they are looked for."""
-_WORD: Final = r"TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|CRITICAL|FATAL|SEVERE"
+_LEVEL_NAME: Final = r"TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERR(?:OR)?|CRITICAL|FATAL|SEVERE"
 _NUMBER: Final = r"\s*[-+]?\d[\d.]*(?:e[-+]?\d+)?\s*(?:[,|;%)]|$)"
 """What follows the name of a metric."""
 _MAX_PREFIX: Final = 400
@@ -63,16 +63,16 @@ _RULES: Final[tuple[re.Pattern[str], ...]] = tuple(
         # logfmt: level=info msg="..."
         r"(?:^|\s)(?:level|lvl|levelname|severity)=[\"']?(?P<word>[A-Za-z]+)\b",
         # WARNING:root:text   INFO 11-20 10:00:00 [file.py:1] text   ERROR    text
-        rf"^[\s*!#>]*(?P<word>{_WORD})(?=[\s:|\])>-]|$)(?!:{_NUMBER})",
+        rf"^[\s*!#>]*(?P<word>{_LEVEL_NAME})(?=[\s:|\])>-]|$)(?!:{_NUMBER})",
         # [INFO|trainer.py:2345]   [ERROR]   <WARN>   structlog's [info     ]
-        rf"[\[<(](?P<word>(?i:{_WORD}))\s*[\]>)|:]",
+        rf"[\[<(](?P<word>(?i:{_LEVEL_NAME}))\s*[\]>)|:]",
         # ... - INFO - text   ... | INFO     | text   (pid=1) INFO text   NCCL WARN text
-        rf"(?:[\])>|*]\s*|\s-\s|\sNCCL\s)(?P<word>{_WORD})(?=[\s:|]\s*\S)",
+        rf"(?:[\])>|*]\s*|\s-\s|\sNCCL\s)(?P<word>{_LEVEL_NAME})(?=[\s:|]\s*\S)",
         # 2026-11-20 10:00:00,123 INFO text   10:00:00Z WARN text
-        rf"\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\s+(?P<word>{_WORD})(?=[\s:|]|$)",
+        rf"\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\s+(?P<word>{_LEVEL_NAME})(?=[\s:|]|$)",
         # wandb: ERROR text   CUDA ERROR: text
-        rf"(?:^[\w.-]+:\s+(?P<word>{_WORD})\s+\S)",
-        rf"(?:\s(?P<word>{_WORD}):(?=\s)(?!{_NUMBER}))",
+        rf"(?:^[\w.-]+:\s+(?P<word>{_LEVEL_NAME})\s+\S)",
+        rf"(?:\s(?P<word>{_LEVEL_NAME}):(?=\s)(?!{_NUMBER}))",
         # I1120 10:00:00.123456 1 file.py:1] text   [rank0]:[W1120 10:00:00.123456789 file.cpp:1]
         r"^(?:\[\w+\]:)?\[?(?P<word>[VDIWEF])\d{3,4} \d\d:\d\d:\d\d",
         # 2026-11-20 10:00:00.123456: W tensorflow/core/...
@@ -142,14 +142,14 @@ def detect_level(message: str) -> LogLevel | None:
         return None
     for rule in _RULES:
         found = rule.search(head)
-        if found and (level := LEVEL_WORDS.get(found["word"].upper())) is not None:
+        if found and (level := LEVEL_NAMES.get(found["word"].upper())) is not None:
             return level
     return next((level for level, form in _FORMS if form.search(head)), None)
 
 
 def parse_level(text: str) -> LogLevel:
     """Return the level named `text` in any case, `warn` and `critical` too. Raises ValueError."""
-    level = LEVEL_WORDS.get(text.strip().upper()) if len(text.strip()) > 1 else None
+    level = LEVEL_NAMES.get(text.strip().upper()) if len(text.strip()) > 1 else None
     if level is None:
         raise ValueError(f"{text!r} is no level: write debug, info, warning or error")
     return level
@@ -188,4 +188,4 @@ def _detect_json_level(message: str) -> LogLevel | None:
         return None
     named = (document.get(name) for name in _JSON_LEVEL_FIELDS)
     word = next((one for one in named if isinstance(one, str)), "")
-    return LEVEL_WORDS.get(word.upper()) if len(word) > 1 else None
+    return LEVEL_NAMES.get(word.upper()) if len(word) > 1 else None

@@ -79,32 +79,32 @@ class LogArchiver:
             done[rank] = self._read_archived(rank, there[rank])
         return tuple(done[rank] for rank in sorted(done))
 
-    def _archive_one(self, log: LiveLog, there: int) -> ArchivedLog:
-        """`there` is the length of the store's copy, -1 without one."""
+    def _archive_one(self, log: LiveLog, existing: int) -> ArchivedLog:
+        """`existing` is the length of the store's copy, -1 without one."""
         if isinstance(log, FileLog):
             with suppress(OSError):
-                return self._archive_file(log.rank, log.log_file, there)
+                return self._archive_file(log.rank, log.log_file, existing)
         folder = _ensure_scratch(self._scratch)
         _remove_stale_copies(folder)
         name = f"{COPY_PREFIX}{self._job_id}-"
         with tempfile.NamedTemporaryFile(prefix=name, dir=folder, buffering=0) as copy:
             counted = _LogDigest(log.rank)
-            for chunk in _iter_log(log, there):
+            for chunk in _iter_log(log, existing):
                 try:
                     _write_all(copy.fileno(), chunk)
                 except OSError as error:
                     counted = _truncate_to_fit(copy.fileno(), counted, error)
                     break
                 counted.add(chunk)
-            if there > counted.bytes:
-                return self._read_archived(log.rank, there)
+            if existing > counted.bytes:
+                return self._read_archived(log.rank, existing)
             sealed = counted.to_record()
-            if there == sealed.bytes and self._read_archived(log.rank, there) == sealed:
+            if existing == sealed.bytes and self._read_archived(log.rank, existing) == sealed:
                 return sealed
             self._store.upload_verified(self._key(log.rank), Path(copy.name), sha256=sealed.sha256)
             return sealed
 
-    def _archive_file(self, rank: int, file: Path, there: int) -> ArchivedLog:
+    def _archive_file(self, rank: int, file: Path, existing: int) -> ArchivedLog:
         """OSError where the file cannot be read."""
         counted, key = _LogDigest(rank), self._key(rank)
         opened = open_file(file.parent, file.name)  # no link, no pipe
@@ -112,13 +112,13 @@ class LogArchiver:
             while chunk := stream.read(READ_BYTES):
                 counted.add(chunk)
             os.fsync(stream.fileno())
-        if there > counted.bytes:
-            return self._read_archived(rank, there)
+        if existing > counted.bytes:
+            return self._read_archived(rank, existing)
         sealed = counted.to_record()
         # Sealed before: it is not sent again, least of all to the disk that it filled.
-        if there == sealed.bytes and self._read_archived(rank, there) == sealed:
+        if existing == sealed.bytes and self._read_archived(rank, existing) == sealed:
             return sealed
-        if there < 0 and isinstance(self._store, SupportsLinks):
+        if existing < 0 and isinstance(self._store, SupportsLinks):
             if not file.is_symlink():
                 file.chmod(FILE_MODE & ~current_umask())  # as what is copied there
             if self._store.link_file(key, file):
@@ -160,7 +160,7 @@ class _LogDigest:
         return ArchivedLog(self.rank, self.bytes, lines, self._digest.hexdigest())
 
 
-def _iter_log(log: LiveLog, there: int) -> Iterator[bytes]:
+def _iter_log(log: LiveLog, existing: int) -> Iterator[bytes]:
     """The log; where it cannot be read to its end, and the store has no more, a line says why."""
     offset, last = 0, b"\n"
     try:
@@ -168,7 +168,7 @@ def _iter_log(log: LiveLog, there: int) -> Iterator[bytes]:
             offset, last = offset + len(chunk), chunk[-1:]
             yield chunk
     except (SubstrateError, OSError) as error:
-        if there <= offset:
+        if existing <= offset:
             said = f"{PLATFORM_PREFIX}the rest of this log could not be read: {error}"
             line = format_line(time.time_ns(), said.replace("\n", " "))
             yield line if last == b"\n" else b"\n" + line

@@ -76,7 +76,7 @@ class JobHistory:
             level = LogLevel.WARNING if retried else _LEVELS.get(event.state, LogLevel.INFO)
             yield event.at, said, level
 
-    def _format_event(self, event: JobEvent, told: set[str]) -> str:
+    def _format_event(self, event: JobEvent, shown: set[str]) -> str:
         match event.state:
             case JobState.PENDING:
                 return "Job accepted; a Prefect run is to start it."
@@ -90,7 +90,7 @@ class JobHistory:
             case JobState.RUNNING:
                 return f"Attempt {event.attempt or 0} runs."
             case end:
-                why = "" if event.message in told else event.message
+                why = "" if event.message in shown else event.message
                 return f"{_END_MESSAGES[end]}: {why}" if why else f"{_END_MESSAGES[end]}."
 
     def _iter_weights_entries(self) -> Iterator[_HistoryEntry]:
@@ -178,9 +178,9 @@ _PAST_TENSE: Final = {
 }
 
 
-def _to_job_line(at: float, said: str, level: LogLevel, begun: list[AttemptRecord]) -> JobLine:
-    attempt = max((one.attempt for one in begun if one.at <= at), default=None)
-    line = LogLine(int(at * 1e9), said.replace("\n", " "), PLATFORM_RANK)
+def _to_job_line(at: float, message: str, level: LogLevel, started: list[AttemptRecord]) -> JobLine:
+    attempt = max((one.attempt for one in started if one.at <= at), default=None)
+    line = LogLine(int(at * 1e9), message.replace("\n", " "), PLATFORM_RANK)
     return JobLine(attempt, line, level)
 
 

@@ -85,11 +85,11 @@ def _enter_virtual_environment(host: dict[str, str], prefix: str) -> None:
         host["VIRTUAL_ENV"] = prefix
 
 
-def _visible_gpus(claimed: Sequence[str], wanted: str | None) -> str:
+def _visible_gpus(claimed: Sequence[str], count: str | None) -> str:
     """The devices of this node; the user's own choice counts within them."""
-    if wanted is None:
+    if count is None:
         return ",".join(claimed)
-    chosen = [token.strip() for token in wanted.split(",") if token.strip()]
+    chosen = [token.strip() for token in count.split(",") if token.strip()]
     return ",".join(
         claimed[int(token)] if token.isdigit() and int(token) < len(claimed) else token
         for token in chosen

@@ -82,7 +82,7 @@ def _stage_workspace(plan: NodePlan, store: Store, folders: StagingFolders) -> N
 
 
 def _restore(
-    plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
+    plan: NodePlan, store: Store, folders: StagingFolders, log: Callable[[str], None]
 ) -> None:
     from prefect_bt.checkpoints.committed.restore import restore_directory
 
@@ -101,11 +101,11 @@ def _restore(
         (f"not whole or not committed, moved to {folders.aside_dir}", prepared.moved_aside),
     ):
         if names:
-            say(f"checkpoints {what}: {', '.join(map(str, names))}")
+            log(f"checkpoints {what}: {', '.join(map(str, names))}")
 
 
 def _load(
-    plan: NodePlan, store: Store, folders: StagingFolders, say: Callable[[str], None]
+    plan: NodePlan, store: Store, folders: StagingFolders, log: Callable[[str], None]
 ) -> None:
     from prefect_bt.checkpoints.committed.restore import load_checkpoints
 
@@ -114,7 +114,7 @@ def _load(
         raise PrefectBtError("The plan loads checkpoints but has no volume for them.")
     load_checkpoints(store, plan.load, directory=directory, group_size=plan.group_size)
     names = ", ".join(f"{item.name} of job {item.job_id}" for item in plan.load)
-    say(f"checkpoints loaded: {names}")
+    log(f"checkpoints loaded: {names}")
 
 
 def _sha256(path: Path) -> str:

@@ -37,7 +37,7 @@ from prefect_bt.planning.plan import NodePlan
 
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE: Final = 3 << 13
-_WHO_PROCESS: Final = 1
+_PRIO_PROCESS: Final = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -156,7 +156,7 @@ def _lower_priority() -> None:
     call = _IOPRIO_SET.get(platform.machine()) if sys.platform == "linux" else None
     if call is not None:
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None, use_errno=True).syscall(call, _WHO_PROCESS, 0, _IOPRIO_IDLE)
+            ctypes.CDLL(None, use_errno=True).syscall(call, _PRIO_PROCESS, 0, _IOPRIO_IDLE)
 
 
 if __name__ == "__main__":

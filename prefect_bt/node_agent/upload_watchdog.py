@@ -174,8 +174,8 @@ class UploaderProcess:
         elif now - self._moved_at >= self._job.stall_timeout:
             self._kill(pid, said)
 
-    def _kill(self, pid: int, said: UploadStatus | None) -> None:
-        doing = (said.file or said.current) if said is not None else ""
+    def _kill(self, pid: int, reason: UploadStatus | None) -> None:
+        doing = (reason.file or reason.current) if reason is not None else ""
         self._stuck.append(f"{doing or 'the checkpoint folder'} (rank {self._job.rank})")
         self._killed_at = time.monotonic()
         with suppress(ProcessLookupError):

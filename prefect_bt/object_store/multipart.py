@@ -354,32 +354,32 @@ def _cut(size: int, length: int) -> Iterator[_Part]:
         yield _Part(number, start, min(length, size - start))
 
 
-def _read(stream: BinaryIO, part: _Part, whole: Any) -> _Body:
-    """Feeds the part to `whole`. Mismatch where the file has become shorter."""
+def _read(stream: BinaryIO, part: _Part, exact: Any) -> _Body:
+    """Feeds the part to `exact`. Mismatch where the file has become shorter."""
     if part.length <= _IN_MEMORY:
         stream.seek(part.start)
         data = stream.read(part.length) or b""
-        whole.update(data)
+        exact.update(data)
         if len(data) != part.length:
             raise DigestMismatch
         return _Body(stream, part, data)
     body, left = _Body(stream, part, None), part.length
     reader = body.open_payload()
     while chunk := reader.read(_READ_BYTES):
-        whole.update(chunk)
+        exact.update(chunk)
         left -= len(chunk)
     if left:
         raise DigestMismatch
     return body
 
 
-def _is_intact(there: _StoredPart, part: _Part, body: _Body, digest: str) -> bool:
+def _is_intact(stored: _StoredPart, part: _Part, body: _Body, digest: str) -> bool:
     """Whether the store has the part's bytes, by what it tells: its SHA-256, else its MD5."""
-    if there.size != part.length:
+    if stored.size != part.length:
         return False
-    if there.sha256 and digest:
-        return there.sha256 == digest
-    return there.etag == body.digest("md5").hex()
+    if stored.sha256 and digest:
+        return stored.sha256 == digest
+    return stored.etag == body.digest("md5").hex()
 
 
 def _ignore_bytes(_: int) -> None:

@@ -200,9 +200,9 @@ def _is_single_line(text: str) -> bool:
     return bool(text) and text.isprintable()
 
 
-def _malformed_secret_error(reference: SecretReference, what: str, says: str) -> PullError:
+def _malformed_secret_error(reference: SecretReference, secret: str, problem: str) -> PullError:
     return PullError(
         PullErrorKind.CREDENTIALS,
-        f"the secret {reference.name!r} {what}",
-        next_step=f"It is to hold {says}.",
+        f"the secret {reference.name!r} {secret}",
+        next_step=f"It is to hold {problem}.",
     )

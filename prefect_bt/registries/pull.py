@@ -141,15 +141,17 @@ class _ImagePull:
         scene = PullErrorContext(self._text, host, self._login.identity if self._login else "")
         return scene.to_image_error(error, message=self._redact(error.message))
 
-    def _redact(self, said: str) -> str:
+    def _redact(self, message: str) -> str:
         """On one line, without a secret's value."""
         hidden = (*self._secrets.values(), *(self._login.secrets if self._login else ()))
-        line = " ".join(Redactor(hidden)(said).split())
+        line = " ".join(Redactor(hidden)(message).split())
         return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]}…"
 
-    def _is_built_locally(self, asked: ImageReference, here: Mapping[str, Any]) -> bool:
+    def _is_built_locally(self, reference: ImageReference, local: Mapping[str, Any]) -> bool:
         """A registry that nobody named is not asked: strangers may hold that name there."""
-        alone = not here.get("RepoDigests") and not asked.has_explicit_host and self._auth is None
+        alone = (
+            not local.get("RepoDigests") and not reference.has_explicit_host and self._auth is None
+        )
         if alone:
             self._notes.append(
                 f"{self._text} was built on this Docker Engine; no registry is asked for it."
@@ -157,65 +159,69 @@ class _ImagePull:
         return alone
 
     def _inspect_distribution(
-        self, asked: ImageReference, here: Mapping[str, Any] | None
+        self, reference: ImageReference, local: Mapping[str, Any] | None
     ) -> Mapping[str, Any]:
         """What the registry says of the tag or digest."""
-        self._log_in(asked)
+        self._log_in(reference)
         header = self._login.header if self._login else ""
-        seconds = self._stall if here is None else min(self._stall, DIGEST_TIMEOUT)
-        for left in reversed(range(MAX_ATTEMPTS if here is None else 1)):
+        seconds = self._stall if local is None else min(self._stall, DIGEST_TIMEOUT)
+        for left in reversed(range(MAX_ATTEMPTS if local is None else 1)):
             try:
-                return self._calls.inspect_distribution(asked.pull_name, header, seconds=seconds)
+                return self._calls.inspect_distribution(
+                    reference.pull_name, header, seconds=seconds
+                )
             except PullError as trouble:
                 if trouble.kind is not PullErrorKind.STALLED or not left:
-                    raise self._stalled_error(trouble, f"{asked.host} did not answer") from None
+                    raise self._stalled_error(trouble, f"{reference.host} did not answer") from None
         raise AssertionError("unreachable")
 
-    def _log_in(self, asked: ImageReference) -> None:
+    def _log_in(self, reference: ImageReference) -> None:
         auth, secrets = self._auth, self._secrets
         if auth is not None:
-            self._login = self._calls.run_interruptibly(lambda: resolve_login(asked, auth, secrets))
+            self._login = self._calls.run_interruptibly(
+                lambda: resolve_login(reference, auth, secrets)
+            )
         else:
             self._login = self._calls.run_interruptibly(
-                lambda: find_docker_login(self._calls.engine, asked.host)
+                lambda: find_docker_login(self._calls.engine, reference.host)
             )
 
     def _use_local_image(
-        self, asked: ImageReference, here: Mapping[str, Any] | None, trouble: PullError
+        self, reference: ImageReference, local: Mapping[str, Any] | None, error: PullError
     ) -> PulledImage:
         """With what is here, if the registry's answer allows for it."""
-        unknown = trouble.kind in _REFUSED_KINDS
-        if here is not None and (
-            trouble.kind in _UNREACHABLE_KINDS or (unknown and self._auth is None)
+        unknown = error.kind in _REFUSED_KINDS
+        if local is not None and (
+            error.kind in _UNREACHABLE_KINDS or (unknown and self._auth is None)
         ):
-            why = _REFUSAL_REASONS.get(trouble.kind, f"could not be asked ({trouble.kind.value})")
+            why = _REFUSAL_REASONS.get(error.kind, f"could not be asked ({error.kind.value})")
             self._notes.append(
-                f"The registry {asked.host} {why}: the {self._text} that is on this Docker Engine "
-                "is used."
+                f"The registry {reference.host} {why}: "
+                f"the {self._text} that is on this Docker Engine is used."
             )
-            return self._result(asked, here)
-        if here is not None and trouble.kind is PullErrorKind.NOT_FOUND:
-            digest = _digest_of(asked, here)
-            step = f"Push it, or name the image that is here: {asked.pinned(digest)}."
+            return self._result(reference, local)
+        if local is not None and error.kind is PullErrorKind.NOT_FOUND:
+            digest = _digest_of(reference, local)
+            step = f"Push it, or name the image that is here: {reference.pinned(digest)}."
             raise PullError(
-                PullErrorKind.NOT_FOUND, trouble.message, next_step=step if digest else ""
+                PullErrorKind.NOT_FOUND, error.message, next_step=step if digest else ""
             )
-        raise trouble
+        raise error
 
-    def _ensure_pulled(self, asked: ImageReference, told: Mapping[str, Any]) -> PulledImage:
+    def _ensure_pulled(self, reference: ImageReference, told: Mapping[str, Any]) -> PulledImage:
         digest = str(told.get("Descriptor", {}).get("digest") or "")
         if not digest:
             raise PullError(PullErrorKind.REGISTRY_BROKEN, "it told no digest")
-        name = asked.pinned(digest)
+        name = reference.pinned(digest)
         found = self._calls.find_image(name)
         if found is None:
             platforms = told.get("Platforms") or ()
             self._check_platform({_platform_of(p) for p in platforms})
             found = self._pull_with_retries(name)
         known_as = found.get("RepoTags") or ()
-        if not asked.digest and f"{asked.name}:{asked.tag}" not in known_as:
-            self._calls.tag(str(found["Id"]), asked.name, asked.tag)
-        return self._result(asked, found, digest)
+        if not reference.digest and f"{reference.name}:{reference.tag}" not in known_as:
+            self._calls.tag(str(found["Id"]), reference.name, reference.tag)
+        return self._result(reference, found, digest)
 
     def _pull_with_retries(self, name: str) -> Mapping[str, Any]:
         header = self._login.header if self._login else ""
@@ -236,22 +242,22 @@ class _ImagePull:
             raise PullError(PullErrorKind.UNKNOWN, "it is not there after the pull")
         return found
 
-    def _stalled_error(self, trouble: PullError, what: str) -> PullError:
-        if trouble.kind is not PullErrorKind.STALLED:
-            return trouble
+    def _stalled_error(self, error: PullError, image: str) -> PullError:
+        if error.kind is not PullErrorKind.STALLED:
+            return error
         return PullError(
-            PullErrorKind.STALLED, f"{what} for {self._stall:g} s, {MAX_ATTEMPTS} times"
+            PullErrorKind.STALLED, f"{image} for {self._stall:g} s, {MAX_ATTEMPTS} times"
         )
 
-    def _check_platform(self, made_for: set[tuple[str, str]]) -> None:
-        made_for = {one for one in made_for if all(one) and "unknown" not in one}
-        if not made_for:
+    def _check_platform(self, image_platform: set[tuple[str, str]]) -> None:
+        image_platform = {one for one in image_platform if all(one) and "unknown" not in one}
+        if not image_platform:
             return
         own = self._calls.platform()
-        if own in made_for or not all(own):
+        if own in image_platform or not all(own):
             return
-        theirs = ", ".join(sorted("/".join(one) for one in made_for))
-        if any((own, one) in _EMULATED_PLATFORMS for one in made_for):
+        theirs = ", ".join(sorted("/".join(one) for one in image_platform))
+        if any((own, one) in _EMULATED_PLATFORMS for one in image_platform):
             self._notes.append(
                 f"{self._text} is for {theirs}; this Docker Engine ({'/'.join(own)}) emulates it, "
                 "slowly, if it can."
@@ -262,24 +268,24 @@ class _ImagePull:
         )
 
     def _result(
-        self, asked: ImageReference, found: Mapping[str, Any], digest: str = ""
+        self, reference: ImageReference, found: Mapping[str, Any], digest: str = ""
     ) -> PulledImage:
         self._check_platform({(str(found.get("Os") or ""), str(found.get("Architecture") or ""))})
-        digest = digest or _digest_of(asked, found)
+        digest = digest or _digest_of(reference, found)
         image = str(found["Id"])
-        name = asked.pinned(digest) if digest else image
+        name = reference.pinned(digest) if digest else image
         return PulledImage(name, digest, image, tuple(dict.fromkeys(self._notes)))
 
 
-def _platform_of(told: Mapping[str, Any]) -> tuple[str, str]:
-    return str(told.get("os") or ""), str(told.get("architecture") or "")
+def _platform_of(inspected: Mapping[str, Any]) -> tuple[str, str]:
+    return str(inspected.get("os") or ""), str(inspected.get("architecture") or "")
 
 
-def _digest_of(asked: ImageReference, found: Mapping[str, Any]) -> str:
+def _digest_of(reference: ImageReference, found: Mapping[str, Any]) -> str:
     """By which its repository knows an image that is here; empty when it does not."""
-    if asked.is_id:
+    if reference.is_id:
         return ""
-    if asked.digest:
-        return asked.digest
+    if reference.digest:
+        return reference.digest
     known = [str(one).rpartition("@") for one in found.get("RepoDigests") or ()]
-    return next((digest for name, _, digest in known if name == asked.name), "")
+    return next((digest for name, _, digest in known if name == reference.name), "")

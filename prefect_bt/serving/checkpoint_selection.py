@@ -141,9 +141,9 @@ def _validate_download_folder(download_folder: str) -> str:
 
 
 def _select_checkpoint(
-    shelf: ServableCheckpoints, item: Candidate, wish: CheckpointRequest
+    shelf: ServableCheckpoints, item: Candidate, request: CheckpointRequest
 ) -> SelectedCheckpoint:
-    stated = wish.configured
+    stated = request.configured
     format_ = stated.model_weight_format if stated else None
     if error := not_servable_error(shelf, item, format_):
         raise error
@@ -244,21 +244,21 @@ def _notes(models: Sequence[SelectedCheckpoint]) -> Iterator[str]:
 def _resolve_base(
     ledger: Ledger,
     models: Sequence[SelectedCheckpoint],
-    told: str,
+    configured: str,
     shelves: Mapping[str, ServableCheckpoints],
 ) -> BaseModel | None:
     """What an adapter stands on; of a whole model, the tokenizer that it was saved without."""
     if models[0].format is ModelWeightsFormat.LORA:
         return (
-            _resolve_stated_base(ledger, told)
-            if told
+            _resolve_stated_base(ledger, configured)
+            if configured
             else _resolve_common_base(ledger, models, shelves)
         )
     if models[0].contents.has_tokenizer:
         return None
     found = (
-        _resolve_stated_base(ledger, told)
-        if told
+        _resolve_stated_base(ledger, configured)
+        if configured
         else _find_trained_base(ledger, models[0], shelves)
     )
     if found is None:
@@ -271,8 +271,8 @@ def _resolve_base(
     return without_weights(found)
 
 
-def _resolve_stated_base(ledger: Ledger, told: str) -> BaseModel:
-    return resolve_checkpoint_base(ledger, parse_base_model(told))
+def _resolve_stated_base(ledger: Ledger, configured: str) -> BaseModel:
+    return resolve_checkpoint_base(ledger, parse_base_model(configured))
 
 
 def _resolve_common_base(

@@ -127,11 +127,11 @@ class DeploymentLedger:
 
     # -- revisions --------------------------------------------------------------------------
 
-    def add_revision(self, name: str, make: Callable[[int], Revision]) -> Revision:
-        """The next revision; `make` gets its number."""
+    def add_revision(self, name: str, create: Callable[[int], Revision]) -> Revision:
+        """The next revision; `create` gets its number."""
         while True:
             taken = self.list_revisions(name)
-            revision = make(taken[-1].number + 1 if taken else 1)
+            revision = create(taken[-1].number + 1 if taken else 1)
             if self._create_once(f"{_revision(name, revision.number)}/revision.json", revision):
                 return revision
 

@@ -90,25 +90,23 @@ def get_newest_servable(ledger: Ledger, project: str = "") -> ServableCheckpoint
     )
 
 
-def get_candidate(ledger: Ledger, shelf: ServableCheckpoints, wanted: str) -> Candidate:
+def get_candidate(ledger: Ledger, shelf: ServableCheckpoints, name: str) -> Candidate:
     """By name, id or "latest", the last in list order. NotFoundError says what is there instead.
 
     A name comes before the word: a checkpoint may be called "latest".
     """
     for item in shelf.candidates:
-        if wanted in {item.name, item.checkpoint.id}:
+        if name in {item.name, item.checkpoint.id}:
             return item
-    if wanted == LATEST and shelf.servable:
+    if name == LATEST and shelf.servable:
         return shelf.servable[-1]
-    why = "" if wanted == LATEST else _explain_uncommitted(ledger, shelf.job, wanted)
+    why = "" if name == LATEST else _explain_uncommitted(ledger, shelf.job, name)
     if why:
         raise CheckpointError(
-            f"The checkpoint {wanted} of job {shelf.job.id} is not committed: {why}.",
+            f"The checkpoint {name} of job {shelf.job.id} is not committed: {why}.",
             next_step=shelf.alternatives,
         )
-    raise NotFoundError(
-        "checkpoint", f"{wanted} of job {shelf.job.id}", next_step=shelf.alternatives
-    )
+    raise NotFoundError("checkpoint", f"{name} of job {shelf.job.id}", next_step=shelf.alternatives)
 
 
 def not_servable_error(

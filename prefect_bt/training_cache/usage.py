@@ -47,7 +47,7 @@ _MOUNT_POINTS: Final = frozenset({PROJECT_CACHE_NAME, TEAM_CACHE_NAME, HF_CACHE_
 """Of the base folder: what a job sees there lies elsewhere."""
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROGRESS_INTERVAL: Final = 1000
-_LONGEST_PATH: Final = 4096
+_MAX_PATH_BYTES: Final = 4096
 """Bytes of a path on this machine, with the zero at its end."""
 
 
@@ -136,7 +136,7 @@ class _Folder:
 
     def open(self) -> int:
         """Return a descriptor to list it. Raises OSError, also for a link anywhere below `root`."""
-        if len(os.fsencode(self.root)) + 1 + len(os.fsencode(self.path)) >= _LONGEST_PATH:
+        if len(os.fsencode(self.root)) + 1 + len(os.fsencode(self.path)) >= _MAX_PATH_BYTES:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), self.path)
         above, _, name = self.path.rpartition("/")
         place = open_folder_path(self.root, above)

@@ -17,7 +17,7 @@ _WITHOUT_SHA256 = frozenset({"tag:", "git:"})
 
 
 @dataclass(frozen=True)
-class WantedFile:
+class DesiredFile:
     """A file of the mirror.
 
     `sha256` and `identity` (weights.cache.digest_index) are empty where unknown.
@@ -34,7 +34,7 @@ class CurrentState:
     """What a mirror would have. `seen_before`: this machine knows contents of it from before."""
 
     revision: str
-    files: Sequence[WantedFile]
+    files: Sequence[DesiredFile]
     seen_before: bool
     in_store: bool
 
@@ -63,9 +63,9 @@ def explain_refetch(plan: WeightsPlan, now: CurrentState, cache: NodeCache) -> s
     return f"Here it is under another key ({spelled}): {changes}."
 
 
-def has_indexed_digests(wanted: Sequence[WantedFile]) -> bool:
+def has_indexed_digests(desired: Sequence[DesiredFile]) -> bool:
     """Whether a digest is known that the source did not tell: from an earlier mirror, then."""
-    return any(file.sha256 and file.identity[:4] in _WITHOUT_SHA256 for file in wanted)
+    return any(file.sha256 and file.identity[:4] in _WITHOUT_SHA256 for file in desired)
 
 
 def _without_tree(now: CurrentState) -> str:
@@ -74,10 +74,10 @@ def _without_tree(now: CurrentState) -> str:
     return "The store has it, from another machine or from before." if now.in_store else ""
 
 
-def _changes(before: Mapping[str, str], wanted: Sequence[WantedFile]) -> str:
-    new = [file for file in wanted if file.path not in before]
-    changed = [file for file in wanted if file.path in before and before[file.path] != file.sha256]
-    gone = len(before) - (len(wanted) - len(new))
+def _changes(before: Mapping[str, str], desired: Sequence[DesiredFile]) -> str:
+    new = [file for file in desired if file.path not in before]
+    changed = [file for file in desired if file.path in before and before[file.path] != file.sha256]
+    gone = len(before) - (len(desired) - len(new))
     counts = [f"{format_file_count(len(changed))} changed"] if changed else []
     counts += [f"{len(new)} new"] if new else []
     counts += [f"{gone} gone"] if gone else []

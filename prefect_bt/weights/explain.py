@@ -23,7 +23,7 @@ from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.cache.partial_file import partial_file_id
 from prefect_bt.weights.changes import (
     CurrentState,
-    WantedFile,
+    DesiredFile,
     explain_refetch,
     has_indexed_digests,
 )
@@ -31,7 +31,7 @@ from prefect_bt.weights.download.disk_space import select_evictions
 from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.file_selection import select_files
 from prefect_bt.weights.inventory import allocated_bytes, reclaimable_bytes_of
-from prefect_bt.weights.manifest import Manifest
+from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.sources.bucket_auth import list_access_methods, parse_location
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT, Source, SourceRequest, open_source
@@ -178,7 +178,7 @@ class _Explainer:
     def explain(self, secret: str | None, stall_timeout: float) -> Explanation:
         plan = self._plan
         source = open_source(SourceRequest(plan, secret, self._store, stall_timeout))
-        revision, told = self._list_wanted(source)
+        revision, told = self._list_desired(source)
         name = weights_tree_name(plan.key, revision)
         tree = self._cache.find_tree(name)
         copy = self._mirror.find_manifest(name) if self._mirror else None
@@ -188,7 +188,7 @@ class _Explainer:
         here = [file for file in wanted if tree or self._is_cached(file, name)]
         paths = {file.path for file in here}
         rest = [file for file in wanted if file.path not in paths]
-        stored, upstream = (rest, []) if in_store else (list[WantedFile](), rest)
+        stored, upstream = (rest, []) if in_store else (list[DesiredFile](), rest)
         partial = sum(self._partial_bytes(file) for file in rest)
         needed = 0 if self._is_local_store(stored) else sum(file.size for file in rest) - partial
         disk, evicts = self._plan_disk_space(needed)
@@ -214,7 +214,7 @@ class _Explainer:
 
     # -- which files --------------------------------------------------------------------------
 
-    def _list_wanted(self, source: Source) -> tuple[str, list[WantedFile]]:
+    def _list_desired(self, source: Source) -> tuple[str, list[DesiredFile]]:
         """Upstream is asked only where a job would ask it."""
         known = (
             self._find_manifest(weights_tree_name(self._plan.key, source.pinned_revision))
@@ -225,24 +225,24 @@ class _Explainer:
             return known.revision, _entries(known)
         listing = call_with_retries(source.list_files, LISTING_RETRY_DELAYS, threading.Event())
         return listing.revision, [
-            self._to_wanted_file(file) for file in select_files(self._plan, listing)
+            self._to_desired_file(file) for file in select_files(self._plan, listing)
         ]
 
-    def _find_manifest(self, name: str) -> Manifest | None:
+    def _find_manifest(self, name: str) -> WeightsManifest | None:
         tree = self._cache.find_tree(name)
         if tree is not None:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 return tree.read_manifest()
         return self._mirror.find_manifest(name) if self._mirror else None
 
-    def _to_wanted_file(self, file: ListedFile) -> WantedFile:
+    def _to_desired_file(self, file: ListedFile) -> DesiredFile:
         known = file_identity(self._plan.source, file)
         sha256 = file.sha256 or (self._index.get(known) if known else "")
-        return WantedFile(file.path, file.size or 0, sha256, known)
+        return DesiredFile(file.path, file.size or 0, sha256, known)
 
     # -- how much is here ---------------------------------------------------------------------
 
-    def _is_cached(self, file: WantedFile, name: str) -> bool:
+    def _is_cached(self, file: DesiredFile, name: str) -> bool:
         if file.sha256 and self._cache.has_blob(file.sha256, file.size):
             return True
         try:
@@ -251,13 +251,13 @@ class _Explainer:
         except OSError:
             return False
 
-    def _partial_bytes(self, file: WantedFile) -> int:
+    def _partial_bytes(self, file: DesiredFile) -> int:
         if not file.identity:
             return 0
         part = self._cache.partial_path(partial_file_id(file.identity))
         return min(file.size, allocated_bytes(part / "data"))
 
-    def _is_local_store(self, stored: Sequence[WantedFile]) -> bool:
+    def _is_local_store(self, stored: Sequence[DesiredFile]) -> bool:
         """Whether the store's files lie on the cache's disk: they are linked, nothing is copied."""
         file = self._mirror.find_local_path(stored[0].sha256) if self._mirror and stored else None
         disk = _existing(self._cache.root).stat().st_dev
@@ -275,14 +275,14 @@ class _Explainer:
         return DiskSpace(free, needed, needed <= free + freed), names
 
 
-def _status(staged: bool, whole: bool, in_store: bool, begun: bool) -> SourceStatus:
+def _status(staged: bool, complete: bool, in_store: bool, partial: bool) -> SourceStatus:
     if staged:
         return SourceStatus.STAGED
-    if whole:
+    if complete:
         return SourceStatus.CACHED
     if in_store:
         return SourceStatus.IN_STORE
-    return SourceStatus.PARTIAL if begun else SourceStatus.UPSTREAM
+    return SourceStatus.PARTIAL if partial else SourceStatus.UPSTREAM
 
 
 def _disk_full_fields(answer: Explanation) -> dict[str, object]:
@@ -312,15 +312,15 @@ def _describe_pin(text: str, source: Source, revision: str) -> str:
             return "names, sizes and ETags of its objects"
 
 
-def _entries(manifest: Manifest) -> list[WantedFile]:
-    return [WantedFile(entry.path, entry.size, entry.sha256) for entry in manifest.entries]
+def _entries(manifest: WeightsManifest) -> list[DesiredFile]:
+    return [DesiredFile(entry.path, entry.size, entry.sha256) for entry in manifest.entries]
 
 
-def _share(files: Sequence[WantedFile]) -> FileTotals:
+def _share(files: Sequence[DesiredFile]) -> FileTotals:
     return FileTotals(len(files), sum(file.size for file in files))
 
 
-def _largest(files: Sequence[WantedFile]) -> tuple[tuple[str, int], ...]:
+def _largest(files: Sequence[DesiredFile]) -> tuple[tuple[str, int], ...]:
     ordered = sorted(files, key=lambda file: (-file.size, file.path))
     return tuple((file.path, file.size) for file in ordered[:_LARGEST])
 

@@ -66,11 +66,13 @@ def _iter_store_entries(mirror: StoreMirror, names: Sequence[str]) -> Iterator[W
             yield WeightsEntry(summarize(manifest), None, True)
 
 
-def match_entries(kept: Sequence[WeightsEntry], wanted: str) -> list[WeightsEntry]:
+def match_entries(protected: Sequence[WeightsEntry], patterns: str) -> list[WeightsEntry]:
     """Those of that name, source or beginning of a name."""
-    named = {wanted, redact_url(wanted)}
-    exact = [one for one in kept if named & {one.name, one.summary.source, one.summary.key}]
-    return exact or [one for one in kept if len(wanted) >= 6 and one.name.startswith(wanted)]
+    named = {patterns, redact_url(patterns)}
+    exact = [one for one in protected if named & {one.name, one.summary.source, one.summary.key}]
+    return exact or [
+        one for one in protected if len(patterns) >= 6 and one.name.startswith(patterns)
+    ]
 
 
 def list_unfinished_downloads(cache: NodeCache) -> list[UnfinishedDownload]:

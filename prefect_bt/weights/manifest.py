@@ -24,7 +24,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class WeightsManifest:
     """`entries` are sorted by path."""
 
     source: str
@@ -61,7 +61,7 @@ class ManifestSummary:
     created_at: float
 
 
-def summarize(manifest: Manifest) -> ManifestSummary:
+def summarize(manifest: WeightsManifest) -> ManifestSummary:
     return ManifestSummary(
         source=manifest.source,
         key=manifest.key,
@@ -73,7 +73,7 @@ def summarize(manifest: Manifest) -> ManifestSummary:
     )
 
 
-def dump_manifest(manifest: Manifest) -> bytes:
+def dump_manifest(manifest: WeightsManifest) -> bytes:
     """Compact: an entry is a row of three."""
     document: dict[str, Any] = {
         "format": FORMAT_VERSION,
@@ -86,7 +86,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
     return json.dumps(document, ensure_ascii=False).encode()
 
 
-def load_manifest(data: bytes) -> Manifest:
+def load_manifest(data: bytes) -> WeightsManifest:
     """Read a manifest; its contents are not trusted.
 
     Raises ValueError, KeyError or TypeError for what is no manifest of a format that we know, and
@@ -98,13 +98,13 @@ def load_manifest(data: bytes) -> Manifest:
         raise ValueError("not a manifest") from None
 
 
-def _decode(document: Any) -> Manifest:
+def _decode(document: Any) -> WeightsManifest:
     if document["format"] != FORMAT_VERSION:
         raise ValueError(f"a manifest of format {document['format']}")
     entries = tuple(_entry(*row) for row in document["entries"])
     if len({entry.path for entry in entries}) < len(entries):
         raise ValueError("a manifest that names a file twice")
-    return Manifest(
+    return WeightsManifest(
         source=str(document["source"]),
         key=str(document["key"]),
         revision=str(document["revision"]),

@@ -25,7 +25,7 @@ from prefect_bt.weights.download.download import download_files, link_from_store
 from prefect_bt.weights.download.origins import FallbackReader
 from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.file_selection import select_files
-from prefect_bt.weights.manifest import Manifest
+from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.progress import MirrorPhase, ProgressCallback, ProgressMeter
 from prefect_bt.weights.result import MirrorResult
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
@@ -130,16 +130,16 @@ class _MirrorRun:
             cache_hit=False,
         )
 
-    def _cache_hit(self, tree: CachedTree, began: float) -> MirrorResult:
+    def _cache_hit(self, tree: CachedTree, started_at: float) -> MirrorResult:
         with self.cache.try_lock_staging(tree.name) as alone:
             if alone:  # else whoever filled it is about to
                 self._ensure_in_store(tree)
-        return self._finish(tree, began)
+        return self._finish(tree, started_at)
 
     def _cached_tree(self, name: str) -> CachedTree | None:
         return self.cache.acquire_tree(name, holder=self.lease_holder)
 
-    def _finish(self, tree: CachedTree, began: float) -> MirrorResult:
+    def _finish(self, tree: CachedTree, started_at: float) -> MirrorResult:
         facts = tree.summary
         self.meter.set_totals(files=facts.files, size=facts.bytes)
         self.meter.add_present(facts.bytes, files=facts.files)
@@ -153,7 +153,7 @@ class _MirrorRun:
             bytes=facts.bytes,
             fetched_bytes=0,
             store_bytes=0,
-            seconds=time.monotonic() - began,
+            seconds=time.monotonic() - started_at,
             cache_hit=True,
         )
 
@@ -210,7 +210,7 @@ class _MirrorRun:
             raise stopped_error(self.plan.source)
         return found
 
-    def _find_store_manifest(self, name: str) -> Manifest | None:
+    def _find_store_manifest(self, name: str) -> WeightsManifest | None:
         if self.mirror is None:
             return None
         try:
@@ -262,7 +262,7 @@ class _MirrorRun:
             self._ensure_in_store(tree)
             return tree
 
-    def _hold_claim(self, name: str) -> AbstractContextManager[Manifest | None]:
+    def _hold_claim(self, name: str) -> AbstractContextManager[WeightsManifest | None]:
         """One host at a time."""
         assert self.mirror is not None
         asked = self.mirror.find_manifest
@@ -369,6 +369,6 @@ def _pin_source(plan: WeightsPlan, revision: str) -> WeightsPlan:
     return replace(plan, source=f"{plan.source.partition('@')[0]}@{revision}")
 
 
-def _listing_from_manifest(manifest: Manifest) -> Listing:
+def _listing_from_manifest(manifest: WeightsManifest) -> Listing:
     files = (ListedFile(e.path, e.size, sha256=e.sha256) for e in manifest.entries)
     return Listing(manifest.source, manifest.revision, tuple(files))

@@ -85,9 +85,9 @@ class ProgressMeter:
             self._phase = phase
         self._report()
 
-    def set_note(self, sentence: str) -> None:
+    def set_note(self, note: str) -> None:
         with self._lock:
-            self._note = sentence
+            self._note = note
         self._report()
 
     def add_present(self, size: int, *, files: int = 0) -> None:

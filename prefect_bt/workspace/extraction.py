@@ -21,7 +21,7 @@ from prefect_bt.workspace.tar_stream import CHUNK_BYTES, refused, spelled
 
 _Parts = tuple[str, ...]
 _PERMISSIONS: Final = 0o777
-_MOST_KNOWN: Final = 10_000
+_MAX_REMEMBERED: Final = 10_000
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -70,10 +70,10 @@ class ExtractionRoot:
         for part in source[:-1]:
             way = f"{way}/{part}"
             if not stat.S_ISDIR(_mode_of(way)):
-                raise _no_earlier_file(member)
+                raise _no_earlier_file_error(member)
         path = "/".join((self._root, *source))
         if not stat.S_ISREG(_mode_of(path)):
-            raise _no_earlier_file(member)
+            raise _no_earlier_file_error(member)
         if source != parse_member_name(member.name):
             os.link(path, self._prepare_path(member.name))
 
@@ -107,7 +107,7 @@ class ExtractionRoot:
                 self.folders_made += 1
             elif not stat.S_ISDIR(mode):
                 raise refused(name, "would be written through a link or a file placed earlier")
-        if len(self._folders) >= _MOST_KNOWN:
+        if len(self._folders) >= _MAX_REMEMBERED:
             self._folders.clear()
         self._folders.add(parts)
         return path
@@ -135,5 +135,5 @@ def _mode_of(path: str) -> int:
         return 0
 
 
-def _no_earlier_file(member: tarfile.TarInfo) -> WorkspaceError:
+def _no_earlier_file_error(member: tarfile.TarInfo) -> WorkspaceError:
     return refused(member.name, f"is a hard link to {spelled(member.linkname)}, no earlier file")

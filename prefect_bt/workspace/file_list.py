@@ -71,9 +71,9 @@ def collect_entries(layout: WorkspaceLayout, *, exclude: Path | None = None) -> 
 
 class _Collector:
     def __init__(
-        self, layout: WorkspaceLayout, rules: IgnoreRules, leave_out: _Identity | None
+        self, layout: WorkspaceLayout, rules: IgnoreRules, excluded: _Identity | None
     ) -> None:
-        self._layout, self._rules, self._leave_out = layout, rules, leave_out
+        self._layout, self._rules, self._leave_out = layout, rules, excluded
         self._pending: list[_Folder] = []
         self.entries: list[PackEntry] = []
         self.skipped: list[str] = []

@@ -43,12 +43,12 @@ class LinkTable:
         if link in self._resolved:
             return self._resolved[link]
         if depth > MAX_LINKS_FOLLOWED:
-            raise _too_many(member)
+            raise _too_many_links_error(member)
         self._resolved[link] = link, 0
         path, followed = posixpath.dirname(link), 1
         for part in self._targets[link].split("/"):
             if part == ".." and not path:
-                raise _outside(member, self._targets[member])
+                raise _outside_error(member, self._targets[member])
             if part == "..":
                 path = posixpath.dirname(path)
             elif part not in ("", "."):
@@ -57,7 +57,7 @@ class LinkTable:
                     path, more = self._resolve(path, member=member, depth=depth + 1)
                     followed += more
         if followed > MAX_LINKS_FOLLOWED:
-            raise _too_many(member)
+            raise _too_many_links_error(member)
         self._count(member, path)
         self._resolved[link] = path, followed
         return path, followed
@@ -75,12 +75,12 @@ def check_target(folder: str, member: str, target: str) -> None:
     reached = posixpath.normpath(posixpath.join(folder, target))
     climbs = reached == ".." or reached.startswith(("/", "../"))
     if climbs or not target or "\0" in target:
-        raise _outside(member, target)
+        raise _outside_error(member, target)
 
 
-def _outside(member: str, target: str) -> WorkspaceError:
+def _outside_error(member: str, target: str) -> WorkspaceError:
     return refused(member, f"is a link that leads outside the workspace (to {spelled(target)})")
 
 
-def _too_many(member: str) -> WorkspaceError:
+def _too_many_links_error(member: str) -> WorkspaceError:
     return refused(member, f"is a link that goes through more than {MAX_LINKS_FOLLOWED} links")

@@ -133,10 +133,10 @@ def _resolve_externals(
     return tuple(chosen)
 
 
-def _check_external(item: str, path: Path, taken: set[str]) -> None:
+def _check_external(item: str, path: Path, used_names: set[str]) -> None:
     if not path.name:
         what = "is the root of the file system and has no name to be packed under."
-    elif path.name in taken:
+    elif path.name in used_names:
         what = f"collides with another top-level entry of the workspace named {path.name!r}."
     elif not path.exists():
         what = "does not exist."

@@ -31,11 +31,11 @@ MALFORMED: Final = (
 )
 _EXTENDED: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _RECORD: Final = re.compile(rb"(\d+) ([^=]+)=")
-_LONGEST_NUMBER: Final = 255
+_MAX_NUMBER_DIGITS: Final = 255
 """Digits; no name has more. tarfile searches a header once from each digit of a number."""
 
 
-def read_members(
+def iter_members(
     reader: BoundedReader, name: str
 ) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """Yield each member; its content is read before the next. Raises WorkspaceError."""
@@ -86,7 +86,7 @@ class _CheckedMember(tarfile.TarInfo):
 
 
 def _check_records(header: bytes) -> None:
-    if any(len(number) > _LONGEST_NUMBER for number in re.findall(rb"\d+", header)):
+    if any(len(number) > _MAX_NUMBER_DIGITS for number in re.findall(rb"\d+", header)):
         raise tarfile.ReadError("an extended header has an impossible number")
     position = 0
     while record := _RECORD.match(header, position):

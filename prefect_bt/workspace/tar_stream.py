@@ -35,7 +35,7 @@ _OPENERS: Final[dict[bytes, Callable[[IO[bytes]], object]]] = {
 }
 _ZSTANDARD: Final = b"\x28\xb5\x2f\xfd"
 _MAX_MAGIC_BYTES: Final = 6
-_LONGEST_SPELLED: Final = 300
+_MAX_SHOWN_LENGTH: Final = 300
 
 
 class BoundedReader:
@@ -152,7 +152,7 @@ def too_large_error(name: str, max_bytes: int) -> WorkspaceError:
 
 def spelled(name: str) -> str:
     """Return a member's name for a message: quoted, escaped, and of a bounded length."""
-    return repr(name if len(name) <= _LONGEST_SPELLED else f"{name[:_LONGEST_SPELLED]}…")
+    return repr(name if len(name) <= _MAX_SHOWN_LENGTH else f"{name[:_MAX_SHOWN_LENGTH]}…")
 
 
 def refused(name: str, why: str, next_step: str = "") -> WorkspaceError:

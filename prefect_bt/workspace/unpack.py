@@ -30,7 +30,7 @@ from prefect_bt.workspace.limits import (
     MAX_WORKSPACE_ENTRIES,
     UNPACK_SLACK_BYTES,
 )
-from prefect_bt.workspace.tar_members import MALFORMED, read_members
+from prefect_bt.workspace.tar_members import MALFORMED, iter_members
 from prefect_bt.workspace.tar_stream import (
     BoundedReader,
     corrupt_archive_error,
@@ -114,13 +114,13 @@ def _staging_folder(target: Path) -> Generator[Path, None, None]:
 
 def _extract_all(tree: ExtractionRoot, reader: BoundedReader, name: str, max_bytes: int) -> None:
     unpacked = 0
-    for count, (tar, member) in enumerate(read_members(reader, name)):
+    for count, (tar, member) in enumerate(iter_members(reader, name)):
         unpacked += member.size if member.isreg() else 0
         # A sparse member is larger than what is stored for it, so the reader alone cannot tell.
         if unpacked > max_bytes:
             raise too_large_error(name, max_bytes)
         if count + tree.folders_made >= MAX_WORKSPACE_ENTRIES:
-            raise _too_many(name)
+            raise _too_many_members_error(name)
         try:
             _extract_member(tree, tar, member)
         except OSError as error:
@@ -167,7 +167,7 @@ def _move_children(tree: Path, target: Path) -> None:
         raise
 
 
-def _too_many(name: str) -> WorkspaceError:
+def _too_many_members_error(name: str) -> WorkspaceError:
     return WorkspaceError(
         f"The workspace archive {name!r} has more than {MAX_WORKSPACE_ENTRIES} files and folders.",
         next_step="Leave some out (.truss_ignore, exclude_dirs), or pack them into one file.",

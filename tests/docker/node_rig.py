@@ -33,7 +33,7 @@ from prefect_bt.node_agent.commands.runner import ExitStatus
 from prefect_bt.planning.plan import ImagePlan, NodePlan
 from prefect_bt.substrates.docker.container import container_name
 from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
-from prefect_bt.substrates.docker.substrate import DockerSubstrate
+from prefect_bt.substrates.docker.substrate import DockerContainerSubstrate
 from tests.node_agent.rig import make_plan, mark_of, own_lines, wait_over, wait_until
 
 from .conftest import BASE
@@ -55,10 +55,10 @@ class DockerRig:
     def __post_init__(self) -> None:
         self.substrate = self.reopen()
 
-    def reopen(self, **given: Any) -> DockerSubstrate:
+    def reopen(self, **given: Any) -> DockerContainerSubstrate:
         """Open the substrate again with these options."""
         environment = {**os.environ, **({"DOCKER_HOST": self.host} if self.host else {})}
-        return DockerSubstrate(self.state, environment=environment, **given)
+        return DockerContainerSubstrate(self.state, environment=environment, **given)
 
     def plan(self, *commands: str, **changes: Any) -> NodePlan:
         image = ImagePlan(changes.pop("image", self.image))

@@ -21,7 +21,7 @@ from prefect_bt.host.processes import find_marked_processes
 from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
 from prefect_bt.planning.plan import Resources, Volume, VolumeKind
 from prefect_bt.substrates.docker.container import container_name
-from prefect_bt.substrates.docker.substrate import DockerSubstrate
+from prefect_bt.substrates.docker.substrate import DockerContainerSubstrate
 from tests.conftest import Soak
 from tests.node_agent.rig import (
     agent_pids,
@@ -251,7 +251,7 @@ def test_a_folder_that_the_engine_does_not_see(rig: DockerRig) -> None:
 def test_engines_that_are_elsewhere_or_nowhere(
     tmp_path: Path, host: str, cause: Cause, said: str
 ) -> None:
-    substrate = DockerSubstrate(tmp_path, environment={**os.environ, "DOCKER_HOST": host})
+    substrate = DockerContainerSubstrate(tmp_path, environment={**os.environ, "DOCKER_HOST": host})
     for call in (
         substrate.capacity,
         lambda: substrate.launch(make_plan(tmp_path, ("true",)), secrets={}),

@@ -17,7 +17,7 @@ from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from tests.node_agent.rig import make_plan
 
 DAY = 86400.0
@@ -62,7 +62,7 @@ class Site:
     def node(self, job_id: str, command: str = "true", **changes: object) -> HostHandle:
         plan = make_plan(self.state, (command,), job_id=job_id, **changes)
         plan = replace(plan, store=str(self.root / "store"))
-        return LocalSubstrate(self.state, orphan_deadline=None).launch(plan, secrets={})
+        return LocalProcessSubstrate(self.state, orphan_deadline=None).launch(plan, secrets={})
 
     def look(self, **options: object) -> Findings:
         return scan_for_orphans(self.settings, **options)
@@ -81,7 +81,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path, settings, open_ledger(settings.store))
     yield site
     for folder in (site.state / "jobs").glob("*"):
-        for handle in LocalSubstrate(site.state).list_nodes(folder.name):
+        for handle in LocalProcessSubstrate(site.state).list_nodes(folder.name):
             handle.remove()
 
 

@@ -149,10 +149,10 @@ print(int(again) not in {one.number for one in held})
 """
 
 JOB_RUNS = """
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from tests.node_agent.rig import make_plan, own_lines, wait_over
 state = Path(sys.argv[1], "state")
-substrate = LocalSubstrate(state, orphan_deadline=None)
+substrate = LocalProcessSubstrate(state, orphan_deadline=None)
 commands = ("echo port $BT_LEADER_PORT",)
 nodes = [
     substrate.launch(make_plan(state, commands, rank=rank, group_size=2), secrets={})

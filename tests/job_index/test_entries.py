@@ -212,7 +212,7 @@ def test_a_job_that_another_machine_runs_and_ends(shop: Shop, look: Look, store:
 
 def test_an_id_without_a_job_becomes_one(shop: Shop, look: Look) -> None:
     project = shop.ledger.ensure_project("tiny")
-    shop.ledger.reserve_job_id(project.id, wanted="abc1234")
+    shop.ledger.reserve_job_id(project.id, preferred="abc1234")
     assert look().ids == look().ids == []
     record = ended(shop)
     assert look().ids == [record.id]
@@ -279,13 +279,13 @@ def copied(shop: Shop, folder: Path) -> Path:
 def test_another_store_at_the_same_address(shop: Shop, look: Look, tmp_path: Path) -> None:
     """The same ids name other jobs there."""
     project = shop.ledger.ensure_project("tiny")
-    shop.ledger.reserve_job_id(project.id, wanted="abc1234")
+    shop.ledger.reserve_job_id(project.id, preferred="abc1234")
     old = ended(shop)
     look()
     shutil.rmtree(tmp_path / "store")
     other = Shop(str(tmp_path / "store"))
     made = other.ledger.ensure_project("tiny")
-    other.ledger.reserve_job_id(made.id, wanted=old.id)
+    other.ledger.reserve_job_id(made.id, preferred=old.id)
     new = ended(other, end=JobState.FAILED)
     assert look().ids == [new.id]
 

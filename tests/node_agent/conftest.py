@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from tests.node_agent.rig import Rig
 
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     state = tmp_path / "state"
-    made = Rig(state, LocalSubstrate(state, orphan_deadline=None))
+    made = Rig(state, LocalProcessSubstrate(state, orphan_deadline=None))
     yield made
     made.close()
 
@@ -22,6 +22,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 @pytest.fixture
 def mapped_rig(tmp_path: Path) -> Iterator[Rig]:
     state = tmp_path / "state"
-    made = Rig(state, LocalSubstrate(state, orphan_deadline=None, map_paths=True))
+    made = Rig(state, LocalProcessSubstrate(state, orphan_deadline=None, map_paths=True))
     yield made
     made.close()

@@ -22,7 +22,7 @@ from prefect_bt.planning.plan import (
     VolumeKind,
     WorkspacePlan,
 )
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 
 PATIENCE = 180.0
 JOB = "abc1234"
@@ -74,7 +74,7 @@ class Rig:
     """`nodes` are all that were launched; `close` removes them and looks for what is left."""
 
     state: Path
-    substrate: LocalSubstrate
+    substrate: LocalProcessSubstrate
     nodes: list[tuple[HostHandle, str]] = field(default_factory=list)
 
     def launch(

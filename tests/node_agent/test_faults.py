@@ -21,7 +21,7 @@ from prefect_bt.host.processes import (
     list_descendants,
 )
 from prefect_bt.ledger.records import NodePhase
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from tests.node_agent.rig import (
     JOB,
     Rig,
@@ -182,7 +182,7 @@ def test_a_polite_signal_before_the_agent_is_set_up_is_a_stop(
 @pytest.mark.slow
 def test_a_node_that_nobody_owns_stops_itself(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    rig = Rig(state, LocalSubstrate(state, orphan_deadline=0.5))
+    rig = Rig(state, LocalProcessSubstrate(state, orphan_deadline=0.5))
     with lock_job(state, JOB):
         handle = rig.launch("sleep 300")
         wait_running(handle)
@@ -198,10 +198,10 @@ import sys, time
 from pathlib import Path
 from prefect_bt.host.job_lock import lock_job
 from tests.node_agent.rig import Rig, JOB, wait_line
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 state = Path(sys.argv[1])
 with lock_job(state, JOB):
-    rig = Rig(state, LocalSubstrate(state, orphan_deadline=1.0))
+    rig = Rig(state, LocalProcessSubstrate(state, orphan_deadline=1.0))
     deaf = rig.launch("trap '' TERM; echo deaf; while :; do sleep 0.1; done", grace=1.0)
     wait_line(deaf, "deaf")
     print("up", flush=True)
@@ -224,7 +224,7 @@ def test_launcher_killed_the_node_is_found_and_ends_as_an_orphan(tmp_path: Path)
     launcher.wait()
     launcher.stdout.close()
     assert not is_owned(state, JOB)
-    (handle,) = LocalSubstrate(state).list_nodes(JOB)
+    (handle,) = LocalProcessSubstrate(state).list_nodes(JOB)
     status = wait_over(handle)
     assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "orphaned", 137)
     handle.remove()

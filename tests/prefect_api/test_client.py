@@ -85,7 +85,7 @@ def test_cancel_run(prefect_api):
     with get_client(sync_client=True) as direct:
         later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
         states = [later, Pending(), Running(), Completed()]
-        runs = [str(client.create_flow_run(empty, state=state).id) for state in states]
+        runs = [str(direct.create_flow_run(empty, state=state).id) for state in states]
         assert [client.cancel_run(run) for run in runs] == [True, True, True, False]
         after = [direct.read_flow_run(UUID(run)).state for run in runs]
     assert [state.type.value for state in after if state] == [

@@ -10,7 +10,7 @@ import pytest
 
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.ledger.records import NodeStatus
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 
 from .test_kept_checkpoints import LOST, WELL, JobFolder, attempt, checkpoint
 
@@ -22,7 +22,7 @@ def remove_all(state: Path) -> None:
     """As the owner of a job that is over does (attempts.clear_nodes, then Claim.drop)."""
     claim = JobLock(state)
     claim.acquire(JOB)
-    for handle in LocalSubstrate(state).list_nodes(JOB):
+    for handle in LocalProcessSubstrate(state).list_nodes(JOB):
         handle.remove()
     claim.release_and_remove()
 

@@ -11,7 +11,7 @@ import pytest
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host import ports
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from tests.node_agent.rig import Rig, make_plan, own_lines, wait_line, wait_over, wait_running
 
 TELL = "env | grep -E '^(BT_LEADER_PORT|MASTER_|PET_)' | sort; echo told"
@@ -137,7 +137,7 @@ def test_a_gang_that_could_not_be_launched_holds_none(rig: Rig) -> None:
 @pytest.mark.slow
 def test_another_process_that_launches_a_rank_tells_it_the_same(rig: Rig) -> None:
     number = port_of(rig, group_size=2)
-    rig.substrate = LocalSubstrate(rig.state, orphan_deadline=None)
+    rig.substrate = LocalProcessSubstrate(rig.state, orphan_deadline=None)
     assert port_of(rig, group_size=2, rank=1) == number
 
 

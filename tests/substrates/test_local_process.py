@@ -23,7 +23,7 @@ from prefect_bt.host.processes import MARK_VARIABLE
 from prefect_bt.ledger.records import NodePhase
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WorkspacePlan
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from tests.node_agent.rig import (
     JOB,
     Rig,
@@ -173,13 +173,13 @@ AS_USER = """
 import json, os, sys
 from pathlib import Path
 from prefect_bt.planning.plan import Volume, VolumeKind
-from prefect_bt.substrates.local.substrate import LocalSubstrate
+from prefect_bt.substrates.local.substrate import LocalProcessSubstrate
 from tests.node_agent.rig import Rig, all_lines, make_plan, own_lines, wait_over
 state = Path(sys.argv[1]) / "state"
 weights = state / "weights" / "trees" / "k" / "files"
 weights.mkdir(parents=True)
 (weights / "w").touch()
-rig = Rig(state, LocalSubstrate(state, orphan_deadline=None))
+rig = Rig(state, LocalProcessSubstrate(state, orphan_deadline=None))
 capacity = rig.substrate.capacity()
 volumes = (
     Volume(VolumeKind.WORKSPACE, "/b10/workspace"),
@@ -206,7 +206,7 @@ rig.close()
 def nobodys_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="prefect-bt-user-"))
     folder.chmod(0o755)
-    for name in ("prefect_bt", "tests/node"):
+    for name in ("prefect_bt", "tests/node_agent"):
         shutil.copytree(
             REPOSITORY / name, folder / "code" / name, ignore=shutil.ignore_patterns("__pycache__")
         )
@@ -311,7 +311,7 @@ def test_reopening_reads_the_status_only(rig: Rig) -> None:
 
     sys.addaudithook(count)
     try:
-        LocalSubstrate(rig.state).list_nodes(JOB)[0].observe()
+        LocalProcessSubstrate(rig.state).list_nodes(JOB)[0].observe()
     finally:
         counting = False  # a hook stays for as long as the process lives
     assert opened == ["status.json"]

@@ -21,7 +21,7 @@ from prefect_bt.weights.explain import (
     explain_source,
 )
 from prefect_bt.weights.inventory import list_entries
-from prefect_bt.weights.manifest import FileEntry, Manifest, dump_manifest, summarize
+from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.store_copy.copies import StoreMirror, manifest_key
 from tests.weights.kept import LARGE, Shelf
 
@@ -238,7 +238,9 @@ def test_where_a_source_is_kept(shelf: Shelf) -> None:
 def test_a_tree_that_somebody_broke_is_asked_for_elsewhere(shelf: Shelf) -> None:
     commit = "c" * 40
     plan = shelf.plan(f"hf://o/r@{commit}")
-    manifest = Manifest(plan.source, plan.key, commit, (FileEntry("a.bin", 5, "d" * 64),), 0.0)
+    manifest = WeightsManifest(
+        plan.source, plan.key, commit, (FileEntry("a.bin", 5, "d" * 64),), 0.0
+    )
     shelf.store.create(manifest_key(manifest.name), dump_manifest(manifest))
     broken = shelf.cache.tree_path(manifest.name)
     broken.mkdir(parents=True)

@@ -111,11 +111,11 @@ def find_newest(store: Store, project_id: str, job_id: str) -> CommittedCheckpoi
     return (models or found or [None])[-1]
 
 
-def resolve_names(job_id: str, available: Collection[str], wanted: Collection[str]) -> list[str]:
-    """The names meant by `wanted`, names or ids; NotFoundError lists those that are `available`."""
+def resolve_names(job_id: str, available: Collection[str], names: Collection[str]) -> list[str]:
+    """The names meant by `names`, names or ids; NotFoundError lists those that are `available`."""
     ids = {short_id(job_id, name): name for name in available}
-    found = [one if one in available else ids.get(one, "") for one in wanted]
-    for one, name in zip(wanted, found, strict=True):
+    found = [one if one in available else ids.get(one, "") for one in names]
+    for one, name in zip(names, found, strict=True):
         if not name:
             listed = ", ".join(sorted(available)) or "none"
             raise NotFoundError("checkpoint", one, next_step=f"Job {job_id} has: {listed}.")

@@ -167,7 +167,7 @@ def download_files(
         raise _write_error(root, error) from error
 
 
-def _download_files(store: Store, wanted: DesiredFiles, root: Path, tick: ByteCallback) -> None:
+def _download_files(store: Store, desired: DesiredFiles, root: Path, tick: ByteCallback) -> None:
     root.mkdir(parents=True, exist_ok=True)
     clear_staging(root)
     with confined.folder_fd(root) as top:
@@ -175,7 +175,7 @@ def _download_files(store: Store, wanted: DesiredFiles, root: Path, tick: ByteCa
     try:
         # By its descriptor from here on: a job that puts a link in its place gains nothing.
         with confined.folder_fd(root, STAGING) as descriptor:
-            _download_all(_DownloadContext(store, root, descriptor), wanted, tick)
+            _download_all(_DownloadContext(store, root, descriptor), desired, tick)
     finally:
         clear_staging(root)
 
@@ -189,11 +189,11 @@ class _DownloadContext:
     staging: int
 
 
-def _download_all(site: _DownloadContext, wanted: DesiredFiles, tick: ByteCallback) -> None:
+def _download_all(site: _DownloadContext, desired: DesiredFiles, tick: ByteCallback) -> None:
     with ThreadPoolExecutor(_WORKERS) as pool, cancellable(tick) as told:
         jobs = [
             pool.submit(_download_one, site, path, entry, str(number), told)
-            for number, (path, entry) in enumerate(wanted.items())
+            for number, (path, entry) in enumerate(desired.items())
         ]
         try:
             for job in jobs:
@@ -215,10 +215,10 @@ def apply_metadata(descriptor: int, entry: ManifestEntry) -> None:
     os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def set_folder_times(root: Path, wanted: DesiredFiles) -> None:
+def set_folder_times(root: Path, desired: DesiredFiles) -> None:
     """Folders as old as their newest file, so that the newest checkpoint looks newest."""
     newest: dict[str, int] = {}
-    for path, entry in wanted.items():
+    for path, entry in desired.items():
         for folder in PurePosixPath(path).parents[:-1]:
             newest[str(folder)] = max(newest.get(str(folder), 0), entry.mtime_ns)
     for folder, modified in newest.items():

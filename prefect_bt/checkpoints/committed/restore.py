@@ -133,8 +133,8 @@ def load_checkpoints(
             _link_leader_files(directory, name)
 
 
-def _add_entry(wanted: dict[str, ManifestEntry], path: str, entry: ManifestEntry) -> None:
-    before = wanted.setdefault(path, entry)
+def _add_entry(desired: dict[str, ManifestEntry], path: str, entry: ManifestEntry) -> None:
+    before = desired.setdefault(path, entry)
     if before.sha256 != entry.sha256:
         raise CheckpointError(
             f"Two checkpoints to load both have {path}: {before.logical} and {entry.logical}.",
@@ -195,11 +195,11 @@ def _list_links(directory: Path) -> list[str]:
 
 
 def _find_wrong_links(
-    volumes: Volumes, links: Sequence[str], wanted: Mapping[str, ManifestEntry]
+    volumes: Volumes, links: Sequence[str], desired: Mapping[str, ManifestEntry]
 ) -> list[str]:
     """Links through which not every wanted byte is seen, or that nothing is wanted of."""
     seen: dict[str, dict[str, ManifestEntry]] = {link: {} for link in links}
-    for path, entry in wanted.items():
+    for path, entry in desired.items():
         for place in (path, *_ancestors(path)):
             if place in seen:
                 seen[place][path] = entry
@@ -218,11 +218,11 @@ def _apply_metadata(directory: Path, path: str, entry: ManifestEntry) -> None:
         os.close(descriptor)
 
 
-def _move_aside(paths: Sequence[str], directory: Path, aside: Path) -> None:
+def _move_aside(paths: Sequence[str], directory: Path, aside_dir: Path) -> None:
     for path in paths:
         parent, _, name = path.rpartition("/")
-        aside.mkdir(parents=True, exist_ok=True)
-        with folder_fd(directory, parent) as source, _open_or_create(aside, parent) as target:
+        aside_dir.mkdir(parents=True, exist_ok=True)
+        with folder_fd(directory, parent) as source, _open_or_create(aside_dir, parent) as target:
             _rename(name, source, target)
     _remove_empty_folders(directory)
 

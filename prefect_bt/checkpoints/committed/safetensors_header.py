@@ -94,27 +94,27 @@ def _parse(data: bytes) -> TensorTable:
     return TensorTable(tuple(tensor for _, tensor in placed), _parse_metadata(noted))
 
 
-def _parse_tensor(name: str, told: Any) -> tuple[tuple[int, int], Tensor]:
+def _parse_tensor(name: str, fields: Any) -> tuple[tuple[int, int], Tensor]:
     """Where the tensor begins and ends, and the tensor."""
-    begin, end = _parse_counts(told["data_offsets"])
+    begin, end = _parse_counts(fields["data_offsets"])
     if end < begin:
         raise ValueError(f"{name} ends before it begins")
-    if not isinstance(told["dtype"], str):
+    if not isinstance(fields["dtype"], str):
         raise TypeError(f"{name} has no type")
-    return (begin, end), Tensor(name, told["dtype"], _parse_counts(told["shape"]), end - begin)
+    return (begin, end), Tensor(name, fields["dtype"], _parse_counts(fields["shape"]), end - begin)
 
 
-def _parse_counts(told: Any) -> tuple[int, ...]:
-    if not isinstance(told, list):
+def _parse_counts(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
         raise TypeError("no list of numbers")
-    numbers = cast("list[Any]", told)
+    numbers = cast("list[Any]", value)
     if any(type(number) is not int or number < 0 for number in numbers):
         raise ValueError("not a whole number of 0 or more")
     return tuple(numbers)
 
 
-def _parse_metadata(told: Any) -> dict[str, str]:
-    if not isinstance(told, dict):
+def _parse_metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
         return {}
-    pairs = cast("dict[str, Any]", told).items()
+    pairs = cast("dict[str, Any]", value).items()
     return {name: text for name, text in pairs if isinstance(text, str)}

@@ -7,7 +7,7 @@ its withdrawal, then looks for holds; a holder writes its hold, then looks for w
 Whichever comes second sees the first, so no manifest goes that somebody was promised, and nobody
 needs a lock or a clock. A withdrawal is lifted by the process that wrote it. One that a kill left
 is taken over under a new one, so that the old one can go once its manifests have; but if no
-manifest has gone and the job was started again since, it is dropped (`drop_outdated`).
+manifest has gone and the job was started again since, it is dropped (`discard_outdated`).
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def create_tombstone(store: Store, project_id: str, job_id: str, tombstone: Tomb
     return key
 
 
-def keep(store: Store, key: str, withdrawal: Tombstone) -> None:
+def replace_tombstone(store: Store, key: str, tombstone: Tombstone) -> None:
     """Write a withdrawal at its key again, if another process dropped it."""
     try:
         store.get_range(key, start=0, length=1)
     except ObjectNotFound:
-        store.put(key, _dump(withdrawal))
+        store.put(key, _dump(tombstone))
 
 
-def _dump(withdrawal: Tombstone) -> bytes:
-    return codec.dumps(withdrawal).encode("utf-8", "surrogatepass")
+def _dump(tombstone: Tombstone) -> bytes:
+    return codec.dumps(tombstone).encode("utf-8", "surrogatepass")
 
 
 def iter_tombstones(store: Store, project_id: str, job_id: str) -> Iterator[tuple[str, Tombstone]]:
@@ -150,7 +150,7 @@ class Generation:
         return withdrawal.epoch < self.epoch or withdrawal.attempt < self.attempt
 
 
-def outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]:
+def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]:
     """Return withdrawals, by key, of which nothing is carried out and after which the job was
     started again. Raises StoreError."""
     begun = dict(iter_tombstones(store, project_id, job_id))
@@ -165,13 +165,13 @@ def outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombstone]
     }
 
 
-def drop_outdated(store: Store, project_id: str, job_id: str) -> None:
+def discard_outdated(store: Store, project_id: str, job_id: str) -> None:
     """Delete them: the job may go on from their checkpoints. Raises StoreError."""
-    for key, withdrawal in outdated(store, project_id, job_id).items():
+    for key, withdrawal in list_outdated(store, project_id, job_id).items():
         store.delete(key)
         # Its prune may have begun to delete just now; it looks for the withdrawal after that.
         if not _manifests(store, project_id, job_id).issuperset(withdrawal.manifests):
-            keep(store, key, withdrawal)
+            replace_tombstone(store, key, withdrawal)
 
 
 def _manifests(store: Store, project_id: str, job_id: str) -> set[str]:

@@ -123,10 +123,10 @@ class ExpectedObjects:
             failures=tuple(self._faults),
         )
 
-    def _failures_of(self, promise: _ExpectedObject, what: str) -> Iterator[VerificationFailure]:
+    def _failures_of(self, promise: _ExpectedObject, problem: str) -> Iterator[VerificationFailure]:
         for ref, path in self._places[promise]:
             if self._exists(ref):
-                yield VerificationFailure(ref.key, what, path, promise.key, ref.name, ref.rank)
+                yield VerificationFailure(ref.key, problem, path, promise.key, ref.name, ref.rank)
 
     def _exists(self, ref: ManifestRef) -> bool:
         """A checkpoint that was pruned while we read promises nothing any more."""
@@ -146,21 +146,21 @@ def _expected_object(entry: ManifestEntry) -> _ExpectedObject:
     return _ExpectedObject(entry.key, entry.sha256, entry.size)
 
 
-def _verify_object(store: Store, promise: _ExpectedObject, tick: ByteCallback) -> str:
+def _verify_object(store: Store, expected: _ExpectedObject, on_bytes: ByteCallback) -> str:
     digest, size = hashlib.sha256(), 0
     try:
-        for data in iter_chunks(store, promise.key, size=promise.size):
+        for data in iter_chunks(store, expected.key, size=expected.size):
             digest.update(data)
             size += len(data)
-            tick(len(data))
-        if size == promise.size:
-            while more := store.get_range(promise.key, start=size, length=_CHUNK):
+            on_bytes(len(data))
+        if size == expected.size:
+            while more := store.get_range(expected.key, start=size, length=_CHUNK):
                 size += len(more)
-                tick(0)
+                on_bytes(0)
     except ObjectNotFound:
         return "is missing"
     except StoreError as error:
         return f"cannot be read: {error.what.rstrip('.')}"
-    if size != promise.size:
-        return f"has {size} bytes, committed were {promise.size}"
-    return "" if digest.hexdigest() == promise.sha256 else "has other bytes than were committed"
+    if size != expected.size:
+        return f"has {size} bytes, committed were {expected.size}"
+    return "" if digest.hexdigest() == expected.sha256 else "has other bytes than were committed"

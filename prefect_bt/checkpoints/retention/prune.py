@@ -24,9 +24,9 @@ from prefect_bt.checkpoints.committed.tombstones import (
     Generation,
     Tombstone,
     create_tombstone,
-    drop_outdated,
+    discard_outdated,
     iter_tombstones,
-    keep,
+    replace_tombstone,
 )
 from prefect_bt.checkpoints.manifest import (
     Manifest,
@@ -140,7 +140,7 @@ def prune_rank(
     it goes on.
     """
     place = origin.project_id, origin.job_id
-    drop_outdated(store, *place)
+    discard_outdated(store, *place)
     begun = dict(iter_tombstones(store, *place))
     if not (names or begun):
         return PruneResult()
@@ -193,7 +193,7 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     """
     # Read first: what is taken over below must not count as announced after a later start.
     now = Generation.of(store, project_id, job_id)
-    drop_outdated(store, project_id, job_id)
+    discard_outdated(store, project_id, job_id)
     inventory = Inventory(store, project_id, job_id)
     wanted = set(inventory.names).intersection(names)
     protected = _find_protected(store, inventory, wanted) if is_running else set[str]()
@@ -245,11 +245,11 @@ class _Prune:
         self,
         store: Store,
         inventory: Inventory,
-        begun: dict[str, Tombstone],
+        resumed: dict[str, Tombstone],
         fence: Fence,
         now: Generation,
     ) -> None:
-        self._store, self._inventory, self._begun = store, inventory, begun
+        self._store, self._inventory, self._begun = store, inventory, resumed
         self._fence, self._now = fence, now
         self._own: dict[str, Tombstone] = {}
         self.outdated: set[str] = set()
@@ -298,7 +298,7 @@ class _Prune:
                     gone.add(withdrawal.name)
                     # An attempt that began in this moment may have dropped it; half of a
                     # checkpoint must not look like a whole one.
-                    keep(self._store, own, withdrawal)
+                    replace_tombstone(self._store, own, withdrawal)
         return tuple(sorted(gone))
 
     def _is_outdated(self, key: str, withdrawal: Tombstone) -> bool:
@@ -342,29 +342,29 @@ class _Prune:
         self._own[create_tombstone(self._store, *self._place, withdrawal)] = withdrawal
         self._check_fence()
 
-    def _check_fence(self, begun: Collection[str] = ()) -> None:
-        """Call the fence. Take back the withdrawals of names not in `begun` when another machine
+    def _check_fence(self, started: Collection[str] = ()) -> None:
+        """Call the fence. Take back the withdrawals of names not in `started` when another machine
         has the job: its uploaders would finish them. Raises Superseded."""
         try:
             self._fence()
         except Superseded:
             for key, withdrawal in list(self._own.items()):
-                if withdrawal.name not in begun:
+                if withdrawal.name not in started:
                     self._store.delete(key)
                     del self._own[key]
             raise
 
 
-def _find_protected(store: Store, inventory: Inventory, wanted: Collection[str]) -> set[str]:
-    """Of `wanted`, what a retry of the running job would go on from."""
-    if not wanted:
+def _find_protected(store: Store, inventory: Inventory, names: Collection[str]) -> set[str]:
+    """Of `names`, what a retry of the running job would go on from."""
+    if not names:
         return set()
     try:
         best = find_newest(store, inventory.project_id, inventory.job_id)
     except CheckpointError:
         # A manifest that does not parse may be the newest one's.
-        return set(wanted)
-    return {best.checkpoint_id}.intersection(wanted) if best else set(wanted)
+        return set(names)
+    return {best.checkpoint_id}.intersection(names) if best else set(names)
 
 
 def _delete_objects(store: Store, keys: Iterable[str], fence: Fence) -> None:

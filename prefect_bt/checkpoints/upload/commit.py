@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.checkpoints.committed.commit_index import CommitIndex
-from prefect_bt.checkpoints.committed.tombstones import drop_outdated
+from prefect_bt.checkpoints.committed.tombstones import discard_outdated
 from prefect_bt.checkpoints.layout import CheckpointMetadata, LocalCheckpoint
 from prefect_bt.checkpoints.manifest import (
     FORMAT,
@@ -139,7 +139,7 @@ class CheckpointCommitter:
             # What a kill left half let go.
             prune_rank(self._store, self._origin, (), fence=self._fence)
         else:
-            drop_outdated(self._store, self._origin.project_id, self._origin.job_id)
+            discard_outdated(self._store, self._origin.project_id, self._origin.job_id)
         # Read last: no object that went just now is counted on.
         return CommitIndex(self._store, self._origin, own_objects_only=lets_go)
 

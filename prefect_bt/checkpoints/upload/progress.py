@@ -84,10 +84,10 @@ class UploadProgress:
             self.update(**news)
 
 
-def _summarize(sentences: list[str]) -> str:
+def _summarize(messages: list[str]) -> str:
     """One stands for all: a store that is down is down for every checkpoint."""
-    more = f" (and {len(sentences) - 1} more like it)" if len(sentences) > 1 else ""
-    return f"{sentences[0]}{more}" if sentences else ""
+    more = f" (and {len(messages) - 1} more like it)" if len(messages) > 1 else ""
+    return f"{messages[0]}{more}" if messages else ""
 
 
 def _escape_surrogates(value: Any) -> Any:

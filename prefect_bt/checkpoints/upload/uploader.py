@@ -152,10 +152,10 @@ class Uploader:
             return False
         return now >= self._not_before.get(one.name, 0.0) or has_new_state(one, since=done)
 
-    def _is_handled(self, taken: LocalCheckpoint, *, part: bool) -> bool:
+    def _is_handled(self, stable: LocalCheckpoint, *, part: bool) -> bool:
         """A part, without its logs, is never the same object."""
-        done = self._done.get(taken.name)
-        return part and done is not None and done.files == taken.files
+        done = self._done.get(stable.name)
+        return part and done is not None and done.files == stable.files
 
     def _forget_removed(self, found: Mapping[str, LocalCheckpoint]) -> None:
         self._retries.retain(found)
@@ -228,14 +228,16 @@ class Uploader:
         except OSError as error:
             return {}, {".": self._unreadable(error)}
 
-    def _commit_all(self, wanted: Mapping[str, LocalCheckpoint]) -> tuple[_Uncommitted, _Failures]:
+    def _commit_all(
+        self, checkpoints: Mapping[str, LocalCheckpoint]
+    ) -> tuple[_Uncommitted, _Failures]:
         """Returns name -> why it is not committed, and name -> what went wrong."""
         left: _Uncommitted = {}
         failures: _Failures = {}
-        if wanted and self._directory.has_removed_files():
+        if checkpoints and self._directory.has_removed_files():
             self._taker.retain(self._directory.files)
         refused, spared = 0, None
-        for name, found in sorted(wanted.items(), key=self._commit_order):
+        for name, found in sorted(checkpoints.items(), key=self._commit_order):
             if spared is not None:
                 failures[name] = spared
                 self._retries.record_failure(name, spared, now=time.monotonic(), counted=False)

@@ -182,9 +182,9 @@ def _reference(manifest: Manifest) -> ReferenceCheckpoint:
     return ReferenceCheckpoint(manifest.name, files)
 
 
-def _escape_unprintable(fault: str) -> str:
+def _escape_unprintable(error: str) -> str:
     """File names are bytes: what no terminal takes is escaped."""
-    text = fault.encode("utf-8", "backslashreplace").decode()
+    text = error.encode("utf-8", "backslashreplace").decode()
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )

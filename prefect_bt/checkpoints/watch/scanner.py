@@ -283,8 +283,8 @@ def _resolve_link(
     return to_file_stat(reached.stat, link=link) if stat.S_ISREG(reached.stat.st_mode) else None
 
 
-def _error_stat(seen: os.stat_result, fault: str, *, link: str = "") -> FileStat:
-    return FileStat(0, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, link=link, error=fault)
+def _error_stat(seen: os.stat_result, error: str, *, link: str = "") -> FileStat:
+    return FileStat(0, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, link=link, error=error)
 
 
 def _outside_error(volumes: Volumes, place: str) -> str:

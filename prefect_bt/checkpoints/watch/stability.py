@@ -90,24 +90,24 @@ class StabilityTracker:
         seen = self._seen.get(name)
         if seen is None:
             return None
-        taken = self._stable_part(seen, now=now, ask=probe)
+        taken = self._stable_part(seen, now=now, probe=probe)
         if taken is not None:
             seen.pending_since = float("inf")
         return taken
 
     def _stable_part(
-        self, seen: _Observation, *, now: float, ask: CompletionProbe
+        self, seen: _Observation, *, now: float, probe: CompletionProbe
     ) -> LocalCheckpoint | None:
         needed = self._required_quiet(seen, now)
         quiet = now - seen.stable_since
-        if quiet >= self._quick and ask.is_finished():
+        if quiet >= self._quick and probe.is_finished():
             return seen.checkpoint
-        if quiet >= needed and (quiet >= _UNFINISHED_WAIT or not ask.has_unfinished_sign()):
+        if quiet >= needed and (quiet >= _UNFINISHED_WAIT or not probe.has_unfinished_sign()):
             return seen.checkpoint
         core_quiet = now - seen.core_stable_since
         if quiet < core_quiet >= max(2 * needed, 3 * self._settle):
             core = {path: fact for path, fact in seen.checkpoint.files.items() if not is_log(path)}
-            if core and (core_quiet >= _UNFINISHED_WAIT or not ask.has_unfinished_sign()):
+            if core and (core_quiet >= _UNFINISHED_WAIT or not probe.has_unfinished_sign()):
                 return replace(seen.checkpoint, files=core)
         return None
 

@@ -119,13 +119,13 @@ def _ignore_interrupts() -> Generator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def find_pager(wanted: str) -> list[str]:
+def find_pager(command: str) -> list[str]:
     """The command line: $PAGER as it is, else less or more, whichever is there; [] for none."""
-    if wanted.strip():
+    if command.strip():
         try:
-            return shlex.split(wanted)
+            return shlex.split(command)
         except ValueError:  # a quote that nobody closed
-            return wanted.split()
+            return command.split()
     if less := shutil.which("less"):
         # -F, which many have in $LESS, would end it at once where the text fits.
         return [less, "-R", "-+F"]

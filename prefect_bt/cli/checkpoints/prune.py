@@ -71,7 +71,7 @@ def prune_checkpoints(
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.ledger.records import RetentionPolicy
 
-    if which.job_id is None and which.wanted_project is None:
+    if which.job_id is None and which.selected_project is None:
         raise PrefectBtError("Nothing to prune was named.", next_step="Give --job-id or --project.")
     ledger, beside = open_ledger(), terminal.for_output(output)
     records = select_jobs(ledger, which, beside)
@@ -105,7 +105,7 @@ def _plan(
     terminal: Terminal,
 ) -> _PrunePlan:
     from prefect_bt.checkpoints.committed.catalog import short_id
-    from prefect_bt.checkpoints.committed.tombstones import iter_tombstones, outdated
+    from prefect_bt.checkpoints.committed.tombstones import iter_tombstones, list_outdated
     from prefect_bt.checkpoints.retention.policy import select_prunable
     from prefect_bt.checkpoints.retention.prune import Inventory
 
@@ -113,7 +113,7 @@ def _plan(
     inventory = Inventory(ledger.store, record.project_id, record.id)
     # What an earlier prune had begun with when it was killed is finished by this one.
     place = record.project_id, record.id
-    dropped = outdated(ledger.store, *place)
+    dropped = list_outdated(ledger.store, *place)
     begun = {one.name for key, one in iter_tombstones(ledger.store, *place) if key not in dropped}
     asked = {name for name in inventory.names if {name, short_id(record.id, name)} & {*named}}
     wanted = {*asked, *begun, *select_prunable(inventory.names, policy)}

@@ -47,15 +47,15 @@ def verify_checkpoints(
     return FAILED if report.failures else OK
 
 
-def _resolve_names(ledger: Ledger, record: JobRecord, wanted: tuple[str, ...]) -> set[str]:
+def _resolve_names(ledger: Ledger, record: JobRecord, names: tuple[str, ...]) -> set[str]:
     """Names of the wanted, which may be given by id; from keys, so that a broken one is found."""
-    if not wanted:
+    if not names:
         return set()
     from prefect_bt.checkpoints.committed.catalog import resolve_names
     from prefect_bt.checkpoints.committed.commit_index import iter_manifest_refs
 
     refs = iter_manifest_refs(ledger.store, record.project_id, record.id)
-    return set(resolve_names(record.id, {ref.name for ref in refs}, wanted))
+    return set(resolve_names(record.id, {ref.name for ref in refs}, names))
 
 
 def _print_report(terminal: Terminal, job_id: str, report: VerificationReport) -> None:

@@ -31,8 +31,8 @@ def delete(
     ledger, beside = open_ledger(), terminal.for_output(output)
     if which.job_id is not None:
         done = _delete_job(beside, ledger, which, yes)
-    elif which.wanted_project:
-        done = _delete_project(beside, ledger, which.wanted_project, yes)
+    elif which.selected_project:
+        done = _delete_project(beside, ledger, which.selected_project, yes)
     else:
         raise PrefectBtError(
             "Nothing to delete was named.", next_step="Give --job-id or --project."
@@ -53,8 +53,8 @@ def _delete_job(
 
     job_id = which.job_id or ""
     project_id = get_project_id(ledger, job_id)
-    if which.wanted_project and ledger.get_project(which.wanted_project).id != project_id:
-        step = f"It belongs to project {project_id}, not {which.wanted_project!r}."
+    if which.selected_project and ledger.get_project(which.selected_project).id != project_id:
+        step = f"It belongs to project {project_id}, not {which.selected_project!r}."
         raise NotFoundError("job", job_id, next_step=step)
     check_deletable(ledger, project_id, job_id)
     question = f"Delete job {job_id} with its checkpoints and logs, for good?"

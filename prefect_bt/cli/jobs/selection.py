@@ -20,7 +20,7 @@ def select_project(ledger: Ledger, which: JobFilter, terminal: Terminal) -> Proj
     """The project of the filter, None when it names none; NotFoundError lists those there are."""
     if which.project and which.project_id:
         terminal.warn("Both --project and --project-id were given; --project is used.")
-    wanted = which.wanted_project
+    wanted = which.selected_project
     return ledger.get_project(wanted) if wanted else None
 
 
@@ -70,7 +70,7 @@ def list_unfinished_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -
 
 
 def no_jobs_error(ledger: Ledger, which: JobFilter) -> PrefectBtError:
-    where = f"project {which.wanted_project!r}" if which.wanted_project else ledger.store.url
+    where = f"project {which.selected_project!r}" if which.selected_project else ledger.store.url
     return PrefectBtError(
         f"There is no training job in {where} yet.",
         next_step="Start one: prefect-bt push config.py",

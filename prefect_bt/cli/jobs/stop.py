@@ -58,17 +58,17 @@ def stop(
     return _stop_each(terminal, ledger, going)
 
 
-def _check_single_job(terminal: Terminal, ledger: Ledger, going: list[JobRecord]) -> None:
-    if not going:
+def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord]) -> None:
+    if not active:
         raise PrefectBtError("No queued or active training jobs.")
-    if len(going) > 1:
+    if len(active) > 1:
         from prefect_bt.cli.jobs import render
         from prefect_bt.jobs.document import job_document
 
-        documents = [job_document(ledger, record) for record in going]
+        documents = [job_document(ledger, record) for record in active]
         render.show_jobs(terminal, documents, title="Active Training Jobs")
         raise PrefectBtError(
-            f"{len(going)} training jobs are queued or active.",
+            f"{len(active)} training jobs are queued or active.",
             next_step="Say which one with --job-id, or --all.",
         )
 

@@ -82,11 +82,11 @@ def _has_cache(document: dict[str, Any]) -> bool:
 
 
 def _print_run_url(
-    terminal: Terminal, ledger: Ledger, record: JobRecord, *, known: str | None
+    terminal: Terminal, ledger: Ledger, record: JobRecord, *, document: str | None
 ) -> None:
     """The run's page, if it could not be told when the job was created."""
     runs = ledger.list_runs(record.id)
-    if not known and runs and runs[-1].url:
+    if not document and runs and runs[-1].url:
         terminal.info(f"  UI:      {runs[-1].url}")
 
 
@@ -109,7 +109,7 @@ def _follow_job(terminal: Terminal, document: dict[str, Any], staying: FollowOpt
     stay = _tail_job if staying.tail else wait_for_job
     try:
         state = stay(terminal, ledger, record)
-        _print_run_url(terminal, ledger, record, known=document.get("flow_run_url"))
+        _print_run_url(terminal, ledger, record, document=document.get("flow_run_url"))
     finally:
         # Also when Ctrl-C ended the staying: the job exists, and its id is in the document.
         if terminal.machine_readable:

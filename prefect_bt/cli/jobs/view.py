@@ -63,7 +63,7 @@ def view(
     ledger, beside = open_ledger(), terminal.for_output(output)
     if which.job_id:
         _show_one(beside, ledger, which)
-    elif which.wanted_project or all or limit is not None:
+    elif which.selected_project or all or limit is not None:
         _show_newest(beside, ledger, which, None if all else limit or DEFAULT_LIMIT)
     else:
         _show_overview(beside, ledger)

@@ -216,9 +216,9 @@ class _CompletionClient:
     def _post(self, path: str, body: JsonBody) -> Any:
         return self.client.stream("POST", f"{self.address}{path}", json=body)
 
-    def _rejection_error(self, sentence: str) -> ServingError:
+    def _rejection_error(self, message: str) -> ServingError:
         return ServingError(
-            f"{self.name} refuses: {sentence.rstrip('.')}.",
+            f"{self.name} refuses: {message.rstrip('.')}.",
             next_step=f"See: prefect-bt deployments logs {self.name}",
             deployment=self.name,
         )

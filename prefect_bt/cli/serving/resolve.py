@@ -144,7 +144,7 @@ def _resolve_requests(desk: DeployInputs) -> Sequence[CheckpointRequest]:
 
     which, names = desk.which, desk.options.checkpoint
     told = requests_from_config(desk.config.checkpoint_details)
-    if told and not (names or which.job_id or which.wanted_project):
+    if told and not (names or which.job_id or which.selected_project):
         return told
     shelf = _load_servable(desk)
     if not names and not shelf.servable:  # the newest one says why
@@ -167,7 +167,7 @@ def _load_servable(desk: DeployInputs) -> ServableCheckpoints:
             select_jobs(desk.ledger, which, desk.terminal)  # it is of the project that was named
             return shelf
         jobs = select_jobs(desk.ledger, which, desk.terminal)
-        shelf = get_newest_servable(desk.ledger, which.wanted_project or "")
+        shelf = get_newest_servable(desk.ledger, which.selected_project or "")
     if len(jobs) > 1:
         desk.terminal.warn(
             f"{len(jobs)} jobs match; this is the newest with something to serve: {shelf.job.id}."

@@ -95,9 +95,9 @@ def _find_current_verdict(
     return verdicts[-1] if is_its and (state is JobState.RUNNING or state.terminal) else None
 
 
-def _superseded_error(awaited: AwaitedRevision, wanted: int) -> StateError:
+def _superseded_error(awaited: AwaitedRevision, revision: int) -> StateError:
     """Whoever named another one meanwhile has the last word."""
-    now = f"revision {wanted} is" if wanted else "nothing is"
+    now = f"revision {revision} is" if revision else "nothing is"
     return StateError(
         f"{awaited.label} does not serve: by now {now} to serve.",
         state="",
@@ -109,13 +109,13 @@ def _superseded_error(awaited: AwaitedRevision, wanted: int) -> StateError:
 
 
 @contextmanager
-def progress_status(terminal: Terminal, what: str) -> Generator[ProgressCallback]:
+def progress_status(terminal: Terminal, phase: str) -> Generator[ProgressCallback]:
     """A spinner on a terminal, a line a phrase elsewhere: a log shows how far it came."""
     if not sys.stderr.isatty():
-        yield lambda phrase: terminal.info(f"{what}: {phrase}")
+        yield lambda phrase: terminal.info(f"{phase}: {phrase}")
         return
-    with terminal.err.status(status_text(what)) as status:
-        yield lambda phrase: status.update(status_text(f"{what}: {phrase}"))
+    with terminal.err.status(status_text(phase)) as status:
+        yield lambda phrase: status.update(status_text(f"{phase}: {phrase}"))
 
 
 @contextmanager

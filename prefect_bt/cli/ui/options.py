@@ -49,7 +49,7 @@ class JobFilter:
     remote: Remote = None
 
     @property
-    def wanted_project(self) -> str | None:
+    def selected_project(self) -> str | None:
         return self.project or self.project_id
 
 

@@ -135,10 +135,10 @@ def _is_safe_url(url: str) -> bool:
 
 
 def _choose(
-    columns: Sequence[Column], cells: dict[str, list[Text]], spare: Sequence[str], width: int
+    columns: Sequence[Column], cells: dict[str, list[Text]], optional: Sequence[str], width: int
 ) -> tuple[list[Column], list[str]]:
     shown, dropped = list(columns), list[str]()
-    for name in spare:
+    for name in optional:
         if sum(_min_width(c, cells) + _COLUMN_OVERHEAD for c in shown) + 1 <= width:
             break
         shown = [column for column in shown if column.name != name]

@@ -50,14 +50,14 @@ def list_all_entries(
         return list_entries(cache, None)
 
 
-def _document(cache: NodeCache, kept: list[WeightsEntry]) -> dict[str, Any]:
+def _document(cache: NodeCache, protected: list[WeightsEntry]) -> dict[str, Any]:
     from prefect_bt.jobs.document import format_iso
     from prefect_bt.weights.inventory import list_unfinished_downloads
 
     unfinished = list_unfinished_downloads(cache)
     return {
         "folder": str(cache.root),
-        "trees": [_row(one) for one in kept],
+        "trees": [_row(one) for one in protected],
         "unfinished": [
             {"path": str(one.path), "bytes": one.bytes, "last_written": format_iso(one.modified_at)}
             for one in unfinished

@@ -158,22 +158,24 @@ def _choose(place: PruneTarget, policy: _PrunePolicy) -> _PruneSelection:
     return choice
 
 
-def _select_names(place: PruneTarget, kept: list[WeightsEntry], policy: _PrunePolicy) -> set[str]:
+def _select_names(
+    place: PruneTarget, protected: list[WeightsEntry], policy: _PrunePolicy
+) -> set[str]:
     from prefect_bt.cli.weights.verify import unknown_source_error
     from prefect_bt.weights.inventory import match_entries
 
     if policy.everything:
-        return {one.name for one in kept}
+        return {one.name for one in protected}
     if policy.keep_bytes is not None:
         return set(place.select_evictions(policy.keep_bytes))
     if policy.older_than is not None:
         before = time.time() - policy.older_than
-        return {one.name for one in kept if place.last_used(one) < before}
+        return {one.name for one in protected if place.last_used(one) < before}
     found: set[str] = set()
     for name in policy.names:
-        meant = match_entries(kept, name)
+        meant = match_entries(protected, name)
         if not meant:
-            raise unknown_source_error(name, kept, place.title)
+            raise unknown_source_error(name, protected, place.title)
         found |= {one.name for one in meant}
     return found
 

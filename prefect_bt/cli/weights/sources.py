@@ -102,14 +102,14 @@ def _plans_from_options(given: SourceOptions) -> tuple[WeightsPlan, ...]:
     return plan_weights_sources(documents)
 
 
-def _document(source: str, given: SourceOptions) -> dict[str, object]:
+def _document(source: str, sources: SourceOptions) -> dict[str, object]:
     document: dict[str, object] = {"source": source}
-    if given.allow:
-        document["allow_patterns"] = list(given.allow)
-    if given.ignore:
-        document["ignore_patterns"] = list(given.ignore)
-    if given.auth_secret_name:
-        document["auth_secret_name"] = given.auth_secret_name
+    if sources.allow:
+        document["allow_patterns"] = list(sources.allow)
+    if sources.ignore:
+        document["ignore_patterns"] = list(sources.ignore)
+    if sources.auth_secret_name:
+        document["auth_secret_name"] = sources.auth_secret_name
     return document
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from prefect_bt.settings import Settings
     from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
     from prefect_bt.weights.cache.verify_cache import (
+        CacheFailure,
+        CacheReport,
         RepairResult,
-        VerificationFailure,
-        VerificationReport,
     )
     from prefect_bt.weights.inventory import WeightsEntry
     from prefect_bt.weights.store_copy.verify_copies import StoreVerificationReport
@@ -68,7 +68,7 @@ def verify_weights(
 
 
 def _repair(
-    terminal: Terminal, settings: Settings, cache: NodeCache, report: VerificationReport
+    terminal: Terminal, settings: Settings, cache: NodeCache, report: CacheReport
 ) -> RepairResult:
     from prefect_bt.weights.cache.verify_cache import repair
     from prefect_bt.weights.store_copy.verify_copies import repair_shared
@@ -95,11 +95,13 @@ def _select_trees(cache: NodeCache, names: tuple[str, ...]) -> list[CachedTree]:
     return list(chosen.values())
 
 
-def unknown_source_error(name: str, kept: Sequence[WeightsEntry], place: str) -> PrefectBtError:
+def unknown_source_error(
+    name: str, protected: Sequence[WeightsEntry], place: str
+) -> PrefectBtError:
     """`place`: where it was looked for."""
     from prefect_bt.weights.url_redaction import redact_url
 
-    sources = list(dict.fromkeys(redact_url(one.summary.source) for one in kept))
+    sources = list(dict.fromkeys(redact_url(one.summary.source) for one in protected))
     more = f" and {len(sources) - _MAX_NAMED} more" if len(sources) > _MAX_NAMED else ""
     listed = f"{', '.join(sources[:_MAX_NAMED])}{more}" if sources else "none"
     return PrefectBtError(
@@ -122,7 +124,7 @@ def _verify_store(
 
 
 def _print_report(
-    terminal: Terminal, report: VerificationReport, mended: RepairResult, dry_run: bool
+    terminal: Terminal, report: CacheReport, mended: RepairResult, dry_run: bool
 ) -> None:
     from prefect_bt.text.quantities import format_size
 
@@ -169,7 +171,7 @@ def _print_store_report(terminal: Terminal, report: StoreVerificationReport, dry
 
 
 def _document(
-    report: VerificationReport,
+    report: CacheReport,
     mended: RepairResult,
     stored: StoreVerificationReport | None,
     dry_run: bool,
@@ -181,7 +183,7 @@ def _document(
         "blobs": report.blobs,
         "bytes": report.size,
         "unlinked": report.unlinked,
-        "faults": [_fault(fault) for fault in report.failures],
+        "faults": [_format_failure(fault) for fault in report.failures],
         "withdrawn": list(mended.unpublished),
         "in_use": {name: list(holders) for name, holders in mended.still_leased.items()},
         "store": None
@@ -189,17 +191,17 @@ def _document(
         else {
             "copies": stored.copies,
             "bytes": stored.size,
-            "faults": [_fault(fault) for fault in stored.failures],
+            "faults": [_format_failure(fault) for fault in stored.failures],
             "withdrawn": [] if dry_run else stored.corrupt_copies,
         },
     }
 
 
-def _fault(fault: VerificationFailure) -> dict[str, str]:
+def _format_failure(failure: CacheFailure) -> dict[str, str]:
     return {
-        "tree": fault.tree,
-        "source": fault.source,
-        "path": fault.path,
-        "place": fault.location,
-        "what": fault.problem,
+        "tree": failure.tree,
+        "source": failure.source,
+        "path": failure.path,
+        "place": failure.location,
+        "what": failure.problem,
     }

@@ -71,13 +71,13 @@ def why_weights(
 
 
 def _explain_source(
-    asked: RequestedSource, cache: NodeCache, store: Store, settings: Settings
+    source: RequestedSource, cache: NodeCache, store: Store, settings: Settings
 ) -> Explanation:
     from prefect_bt.weights.explain import explain_source, refused_explanation
 
-    plan = asked.plan
-    if asked.problems:
-        return refused_explanation(plan, PrefectBtError(" ".join(asked.problems)))
+    plan = source.plan
+    if source.problems:
+        return refused_explanation(plan, PrefectBtError(" ".join(source.problems)))
     try:
         secret = resolve_secret(plan)
     except PrefectBtError as error:

@@ -23,7 +23,7 @@ from prefect_bt.filesystem.confined import NotRegularFile, open_file, read_regul
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.trees import find_files, remove_tree
 from prefect_bt.host import processes
-from prefect_bt.host.job_lock import LOOK, remove_unowned_lock, try_lock
+from prefect_bt.host.job_lock import OPEN_FLAGS, remove_unowned_lock, try_lock
 from prefect_bt.host.mounts.namespace import list_mount_points
 from prefect_bt.host.nodes.files import (
     AGENT_UNRESPONSIVE,
@@ -40,8 +40,8 @@ SUBSTRATE_NAME: Final = "local"
 NODE_GONE = "the node's process is gone"
 KILL_TIMEOUT = 15.0
 LOOPBACK: Final = "127.0.0.1"
-NODE_MODULE: Final = "prefect_bt.node"
-"""In the command line of guard and agent only; it also matches those of the release before."""
+_NODE_MODULES: Final = {"prefect_bt.node_agent", "prefect_bt.node"}
+"""In the command lines of guard and agent only: of this release, and of the one before."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ class HostHandle:
         marked = processes.find_marked_processes(
             self._read_mark(), self.folder.root, exclude_uploader=True
         )
-        return [pid for pid in marked if NODE_MODULE in processes.read_command_line(pid)]
+        return [pid for pid in marked if _is_node_process(pid)]
 
     def kill_commands(self) -> bool:
         marked = processes.find_marked_processes(
             self._read_mark(), self.folder.root, exclude_uploader=True
         )
-        found = [pid for pid in marked if NODE_MODULE not in processes.read_command_line(pid)]
+        found = [pid for pid in marked if not _is_node_process(pid)]
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -157,7 +157,7 @@ class HostHandle:
 
     def _open_lock(self) -> int | None:
         try:
-            return os.open(self.folder.lock, LOOK)
+            return os.open(self.folder.lock, OPEN_FLAGS)
         except OSError:
             return None
 
@@ -272,9 +272,9 @@ class HostHandle:
                 folder.rmdir()  # only if empty
         remove_unowned_lock(self.job.state_dir, self.job.job_id)
 
-    def _error(self, what: str) -> SubstrateError:
+    def _error(self, operation: str) -> SubstrateError:
         return SubstrateError(
-            f"Node {self.rank} of job {self.job.job_id} (attempt {self.attempt}) {what}.",
+            f"Node {self.rank} of job {self.job.job_id} (attempt {self.attempt}) {operation}.",
             substrate=self.substrate,
             rank=self.rank,
             next_step=f"Look at {self.folder.path}.",
@@ -307,3 +307,7 @@ def _remove_mount_points(root: Path) -> None:
 
     with suppress(OSError), ThreadPoolExecutor(8) as threads, os.scandir(root) as found:
         list(threads.map(drop, [entry.path for entry in found]))
+
+
+def _is_node_process(pid: int) -> bool:
+    return not _NODE_MODULES.isdisjoint(processes.read_command_line(pid))

@@ -70,11 +70,11 @@ class ReportReader:
         if not self.broken:
             self._words.append(word.decode())
 
-    def _fail(self, what: str, line: bytes) -> None:
+    def _fail(self, problem: str, line: bytes) -> None:
         shown = repr(line[:_MAX_QUOTED_BYTES])[1:]
         more = "..." if len(line) > _MAX_QUOTED_BYTES else ""
         self.broken = (
-            f"its container broke the protocol with its agent: {what} in {MOUNTED_AT}/reports "
+            f"its container broke the protocol with its agent: {problem} in {MOUNTED_AT}/reports "
             f"({shown}{more})"
         )
         self._rest = b""

@@ -290,8 +290,8 @@ def _is_alive(descriptor: int | None, record: ContainerRecord) -> bool:
     return record.process.is_alive
 
 
-def _parse_exit_code(word: str) -> ExitStatus:
+def _parse_exit_code(text: str) -> ExitStatus:
     """`$?` of the container's shell: above 128 it is mostly a signal's number."""
-    code = int(word)
+    code = int(text)
     number = code - 128
     return ExitStatus(code, number if number in set(signal.Signals) else None)

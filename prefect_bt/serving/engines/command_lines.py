@@ -84,7 +84,7 @@ Build = Callable[
 
 
 @dataclass(frozen=True)
-class Engine:
+class InferenceEngine:
     """`to_served_name` says what a request calls a model; ValueError for what it cannot call one.
 
     `uses_served_file`: whether it is told by served.json what to serve.
@@ -101,7 +101,7 @@ def default_engine(compute: Compute) -> str:
     return VLLM if count_accelerators(compute) else TRANSFORMERS
 
 
-def get_engine(name: str) -> Engine:
+def get_engine(name: str) -> InferenceEngine:
     """DefinitionError lists those there are."""
     if name not in ENGINES:
         raise DefinitionError(
@@ -113,7 +113,9 @@ def get_engine(name: str) -> Engine:
     return ENGINES[name]
 
 
-def served_model_names(engine: Engine, models: Sequence[SelectedCheckpoint]) -> tuple[str, ...]:
+def served_model_names(
+    engine: InferenceEngine, models: Sequence[SelectedCheckpoint]
+) -> tuple[str, ...]:
     """What a request's `model` says for each; DefinitionError where the engine has no way to."""
     answered: dict[str, SelectedCheckpoint] = {}
     for one in models:
@@ -322,7 +324,9 @@ def _transformers(
     )
 
 
-ENGINES: Final[dict[str, Engine]] = {
-    VLLM: Engine(VLLM, _vllm, _vllm_name),
-    TRANSFORMERS: Engine(TRANSFORMERS, _transformers, encode_model_id, uses_served_file=True),
+ENGINES: Final[dict[str, InferenceEngine]] = {
+    VLLM: InferenceEngine(VLLM, _vllm, _vllm_name),
+    TRANSFORMERS: InferenceEngine(
+        TRANSFORMERS, _transformers, encode_model_id, uses_served_file=True
+    ),
 }

@@ -74,7 +74,7 @@ class Model(NamedTuple):
     kind: str
 
 
-class ServedModels(NamedTuple):
+class ServingConfig(NamedTuple):
     models: list[Model]
     base: Path | None
 
@@ -120,7 +120,7 @@ def restrict_model_names(ids: Mapping[str, str]) -> None:
     manager.get_gen_models = staticmethod(named)
 
 
-def read_served(path: Path) -> ServedModels:
+def read_served(path: Path) -> ServingConfig:
     """The models of a served.json, every one of them checked."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -139,7 +139,7 @@ def read_served(path: Path) -> ServedModels:
     ids = [encode_model_id(model.name) for model in models]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise UnservableError(f"Two models would answer as {twice[0]!r}.")
-    return ServedModels(models, base)
+    return ServingConfig(models, base)
 
 
 def check_model(model: Model, base: Path | None) -> None:
@@ -239,7 +239,7 @@ def model_files(model: Model, base: Path | None) -> dict[str, Path]:
     return {path.name: path for path in (*files, *tokenizer_files(model.path, base))}
 
 
-def link_models(served: ServedModels, folder: Path) -> None:
+def link_models(served: ServingConfig, folder: Path) -> None:
     """Links below `folder`, for the server to list and to load."""
     for model in served.models:
         name = encode_model_id(model.name)
@@ -356,7 +356,7 @@ def log(sentence: str) -> None:
 
 
 def serve(
-    served: ServedModels, options: argparse.Namespace, extra_args: Sequence[str], folder: Path
+    served: ServingConfig, options: argparse.Namespace, extra_args: Sequence[str], folder: Path
 ) -> None:
     """Returns when the server ends."""
     names = [model.name for model in served.models]

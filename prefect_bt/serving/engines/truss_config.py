@@ -184,6 +184,6 @@ def _scalar(value: Any) -> str:
     return "".join(sign if sign.isprintable() else _escaped(sign) for sign in text)
 
 
-def _escaped(sign: str) -> str:
-    code = ord(sign)
+def _escaped(character: str) -> str:
+    code = ord(character)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

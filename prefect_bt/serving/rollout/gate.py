@@ -166,14 +166,14 @@ def _positive(value: Any, field: str, default: float) -> float:
     return float(value)
 
 
-def _reject_unknown_keys(found: Mapping[str, Any], known: set[str], what: str) -> None:
-    if unknown := sorted({*found} - known):
-        raise _gate_error(f"{what} has no {', '.join(unknown)}.", unknown[0], found[unknown[0]])
+def _reject_unknown_keys(found: Mapping[str, Any], allowed: set[str], section: str) -> None:
+    if unknown := sorted({*found} - allowed):
+        raise _gate_error(f"{section} has no {', '.join(unknown)}.", unknown[0], found[unknown[0]])
 
 
-def _gate_error(what: str, field: str, value: object) -> DefinitionError:
+def _gate_error(message: str, field: str, value: object) -> DefinitionError:
     return DefinitionError(
-        f"{what} It is {value!r}.",
+        f"{message} It is {value!r}.",
         next_step='Write {"prompts": [{"prompt": "…", "contains": "…"}]} or {"command": "…"}.',
         field=field,
         value=value,

@@ -118,12 +118,12 @@ class _ServerProbe:
     def _get(self, path: str) -> httpx.Response:
         return self._client.get(f"{self._address}{path}")
 
-    def _request(self, what: str, call: Callable[[], httpx.Response]) -> dict[str, Any]:
+    def _request(self, body: str, call: Callable[[], httpx.Response]) -> dict[str, Any]:
         """The answer's object. _NotYet while nobody answers, _Refused for an error status."""
         try:
             answer = call()
         except httpx.TimeoutException:
-            raise _NotReady(f"{what}: no answer in {self._seconds:g} s.") from None
+            raise _NotReady(f"{body}: no answer in {self._seconds:g} s.") from None
         except httpx.HTTPError as error:
             raise _NotReady(f"Nothing answers at {self._address} yet ({error}).") from None
         if answer.is_success:
@@ -152,8 +152,8 @@ def error_message(answer: httpx.Response) -> str:
     return words if len(words) <= _MAX_MESSAGE_LENGTH else f"{words[:_MAX_MESSAGE_LENGTH]}…"
 
 
-def is_unknown_model(words: str) -> bool:
-    return re.search(r"[Mm]odel .* does not exist", words) is not None
+def is_unknown_model(message: str) -> bool:
+    return re.search(r"[Mm]odel .* does not exist", message) is not None
 
 
 def render_silence(seconds: float = 1.0, rate: int = 16000) -> bytes:

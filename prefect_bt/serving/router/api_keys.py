@@ -27,13 +27,13 @@ def hash_key(key: str) -> KeyHash:
     return KeyHash(salt.hex(), _digest(salt, key).hex())
 
 
-def verify_key(known: KeyHash, given: str) -> bool:
-    """Whether `given` is the key, in constant time."""
+def verify_key(expected: KeyHash, presented: str) -> bool:
+    """Whether `presented` is the key, in constant time."""
     try:
-        salt, digest = bytes.fromhex(known.salt), bytes.fromhex(known.hash)
+        salt, digest = bytes.fromhex(expected.salt), bytes.fromhex(expected.hash)
     except ValueError:
         return False
-    return hmac.compare_digest(digest, _digest(salt, given))
+    return hmac.compare_digest(digest, _digest(salt, presented))
 
 
 def parse_bearer(header: str) -> str:

@@ -85,7 +85,9 @@ class Router:
         try:
             return await self._forward(request, body)
         except BodyRejected as refused:
-            return error_responses.body_rejected(refused.reason, most=self._body_budget.max_bytes)
+            return error_responses.body_rejected(
+                refused.reason, max_bytes=self._body_budget.max_bytes
+            )
         except Exception as error:
             # Where, not what: messages quote what the client sent, its key perhaps.
             where = "".join(traceback.format_tb(error.__traceback__)[-3:])
@@ -124,7 +126,7 @@ class Router:
             return error_responses.key_unreadable()
         given = parse_bearer(request.headers.get("Authorization", ""))
         if key is not None and not verify_key(key, given):
-            return error_responses.invalid_api_key(self._place.name, given=bool(given))
+            return error_responses.invalid_api_key(self._place.name, has_key=bool(given))
         if not request.rel_url.raw_path.startswith("/"):
             return error_responses.not_supported(400, f"{request.path!r} is no path. Send one.")
         if request.path.rstrip("/") in _DENIED_PATHS:

@@ -36,16 +36,16 @@ class RejectionReason(Enum):
 class BodyRejected(Exception):
     """Error: the body is refused, and no more of it is sent on."""
 
-    def __init__(self, fault: RejectionReason) -> None:
-        super().__init__(fault.value)
-        self.reason = fault
+    def __init__(self, reason: RejectionReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
 
 
 class BodyBudget:
     """Memory held by the bodies of all requests. `max_bytes`: limit of one body, in bytes."""
 
-    def __init__(self, most: int = MAX_BODY_BYTES, *, idle: float = IDLE_TIMEOUT) -> None:
-        self.max_bytes, self.idle_timeout = most, idle
+    def __init__(self, max_bytes: int = MAX_BODY_BYTES, *, idle: float = IDLE_TIMEOUT) -> None:
+        self.max_bytes, self.idle_timeout = max_bytes, idle
         self._reserved = 0
 
     def reserve(self, size: int) -> None:

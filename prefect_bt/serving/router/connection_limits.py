@@ -31,13 +31,13 @@ _SERVER_ONLY_OPTIONS: Final = frozenset({"handler_cancellation"})
 class LimitedServer(web.Server):
     """An aiohttp server that counts its clients and bounds their heads."""
 
-    connection_class: ClassVar[type[Connection]]
+    connection_class: ClassVar[type[LimitedConnection]]
 
     def __init__(self, answer: Handler, **options: Any) -> None:
         async def answered(request: web.BaseRequest) -> web.StreamResponse:
             response = await answer(request)
             if request.content.is_eof():
-                cast("Connection", request.protocol).next_head()
+                cast("LimitedConnection", request.protocol).expect_head()
             else:  # the bytes of the next head could not be told from the rest of this body
                 response.force_close()
             return response
@@ -50,7 +50,7 @@ class LimitedServer(web.Server):
         return self._make_connection(loop=asyncio.get_running_loop())
 
 
-class Connection(web.RequestHandler):
+class LimitedConnection(web.RequestHandler):
     """A connection that counts the bytes it receives until a head is complete."""
 
     __slots__ = ("_counted", "_server")
@@ -73,18 +73,18 @@ class Connection(web.RequestHandler):
                 return
         super().data_received(data)
 
-    def head_came(self) -> None:
+    def mark_head_complete(self) -> None:
         self._counted = None
 
-    def next_head(self) -> None:
+    def expect_head(self) -> None:
         self._counted = 0
 
 
-LimitedServer.connection_class = Connection
+LimitedServer.connection_class = LimitedConnection
 
 
 def _make_request(message: Any, payload: Any, protocol: Any, *rest: Any) -> web.BaseRequest:
     """Return aiohttp's own request, without a limit of its size."""
-    cast("Connection", protocol).head_came()
+    cast("LimitedConnection", protocol).mark_head_complete()
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, *rest, loop=loop, client_max_size=0)

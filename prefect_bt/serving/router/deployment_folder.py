@@ -19,7 +19,7 @@ from prefect_bt.errors import ServerError
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.host.daemon import Daemon
-from prefect_bt.host.job_lock import LOOK, try_lock
+from prefect_bt.host.job_lock import OPEN_FLAGS, try_lock
 from prefect_bt.host.nodes.files import read_record, write_text_atomic
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.serving.router.api_keys import hash_key
@@ -73,7 +73,7 @@ class Route:
     key: str = field(default="", repr=False)
 
     @property
-    def is_server_gone(self) -> bool:
+    def is_server_dead(self) -> bool:
         """Whether the server is gone for certain, and the address is perhaps another's."""
         return self.process is not None and not self.process.is_alive
 
@@ -176,7 +176,7 @@ class RouterFolder:
     def is_running(self) -> bool:
         """Whether a living process is the router. Never blocks."""
         try:
-            descriptor = os.open(self.path / "router.lock", LOOK)
+            descriptor = os.open(self.path / "router.lock", OPEN_FLAGS)
         except OSError:
             return False
         try:
@@ -283,20 +283,20 @@ def parse_route(text: bytes) -> Route:
     return Route(revision, target.rstrip("/"), names, aliases, process, key)
 
 
-def _parse_aliases(told: Any, models: tuple[str, ...]) -> dict[str, str]:
-    if not isinstance(told, dict):
-        raise ValueError(f"its aliases are {told!r}, no names of models")  # noqa: TRY004 (as above)
-    aliases = cast("dict[str, Any]", told)
+def _parse_aliases(document: Any, models: tuple[str, ...]) -> dict[str, str]:
+    if not isinstance(document, dict):
+        raise ValueError(f"its aliases are {document!r}, no names of models")  # noqa: TRY004 (as above)
+    aliases = cast("dict[str, Any]", document)
     if strangers := [name for name in aliases.values() if name not in models]:
         raise ValueError(f"its aliases mean {strangers}, which it does not serve")
     return aliases
 
 
-def _parse_process(told: Any) -> ProcessIdentity | None:
+def _parse_process(document: Any) -> ProcessIdentity | None:
     try:
-        return None if told is None else codec.decode(ProcessIdentity, told)
+        return None if document is None else codec.decode(ProcessIdentity, document)
     except (TypeError, KeyError) as error:
-        raise ValueError(f"its process is {told!r}, no pid and when it began") from error
+        raise ValueError(f"its process is {document!r}, no pid and when it began") from error
 
 
 def _is_target(target: str) -> bool:

@@ -20,8 +20,8 @@ def error_response(
     return web.json_response({"error": error}, status=status, headers=headers)
 
 
-def invalid_api_key(name: str, *, given: bool) -> web.Response:
-    what = "That is not the API key" if given else "No API key was sent"
+def invalid_api_key(name: str, *, has_key: bool) -> web.Response:
+    what = "That is not the API key" if has_key else "No API key was sent"
     return error_response(
         401,
         f"{what} of deployment {name!r}. Send it as `Authorization: Bearer KEY`.",
@@ -62,22 +62,22 @@ def _unavailable(message: str, *, code: str) -> web.Response:
     return error_response(503, message, kind="server_error", code=code, headers=headers)
 
 
-def body_rejected(fault: RejectionReason, *, most: int) -> web.Response:
+def body_rejected(reason: RejectionReason, *, max_bytes: int) -> web.Response:
     """Return a refusal that ends the connection: the rest of the body is not read."""
-    refused = _of_body(fault, most)
+    refused = _of_body(reason, max_bytes)
     refused.force_close()
     return refused
 
 
-def _of_body(fault: RejectionReason, most: int) -> web.Response:
-    if fault is RejectionReason.MEMORY:
+def _of_body(reason: RejectionReason, max_bytes: int) -> web.Response:
+    if reason is RejectionReason.MEMORY:
         return _unavailable(
             "The router holds as many large requests as it may. Try again later.", code="busy"
         )
     status, what, code = {
         RejectionReason.TOO_LARGE: (
             413,
-            f"The body of the request is larger than {most} bytes. Send less, or have the "
+            f"The body of the request is larger than {max_bytes} bytes. Send less, or have the "
             "deployment take more (PREFECT_BT_REQUEST_BYTES).",
             "request_too_large",
         ),
@@ -86,7 +86,7 @@ def _of_body(fault: RejectionReason, most: int) -> web.Response:
             "The body of the request did not come in time.",
             "request_timeout",
         ),
-    }.get(fault, (400, "The body of the request is not as HTTP has it.", "malformed_body"))
+    }.get(reason, (400, "The body of the request is not as HTTP has it.", "malformed_body"))
     return error_response(status, what, kind="invalid_request_error", code=code)
 
 

@@ -93,9 +93,9 @@ def _string_end(body: bytes, start: int) -> int:
             return end + 1
 
 
-def _follows(body: bytes, position: int, sign: bytes) -> bool:
+def _follows(body: bytes, position: int, character: bytes) -> bool:
     blank = _BLANK.match(body, position)
-    return blank is not None and body[blank.end() : blank.end() + 1] == sign
+    return blank is not None and body[blank.end() : blank.end() + 1] == character
 
 
 def _decode_string(body: bytes, text: _StringToken) -> str:

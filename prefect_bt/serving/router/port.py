@@ -46,26 +46,26 @@ def open_listening_socket(place: RouterFolder, host: str) -> socket.socket:
     )
 
 
-def _bind_known_address(place: RouterFolder, wanted: ListenAddress) -> socket.socket:
+def _bind_known_address(place: RouterFolder, address: ListenAddress) -> socket.socket:
     try:
-        return _socket(wanted)
+        return _socket(address)
     except (OSError, OverflowError) as error:
-        raise _bind_error(place, wanted, error) from error
+        raise _bind_error(place, address, error) from error
 
 
-def _bind_error(place: RouterFolder, wanted: ListenAddress, error: Exception) -> ServerError:
+def _bind_error(place: RouterFolder, address: ListenAddress, error: Exception) -> ServerError:
     # create_server adds to an error's text what is said here already.
     number = error.errno if isinstance(error, OSError) else None
     reason = os.strerror(number) if number is not None and number > 0 else error
     return ServerError(
-        f"Deployment {place.name!r} cannot listen at {wanted.host}:{wanted.port}: {reason}.",
+        f"Deployment {place.name!r} cannot listen at {address.host}:{address.port}: {reason}.",
         next_step="End what listens there, or choose another port (or host) for it.",
     )
 
 
-def _socket(wanted: ListenAddress) -> socket.socket:
-    family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET
-    return socket.create_server((wanted.host, wanted.port), family=family, backlog=BACKLOG)
+def _socket(address: ListenAddress) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    return socket.create_server((address.host, address.port), family=family, backlog=BACKLOG)
 
 
 def _candidates(place: RouterFolder) -> Iterator[int]:

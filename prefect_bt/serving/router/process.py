@@ -137,9 +137,9 @@ def _resolve_listen_address(
     return ListenAddress(host or (before.host if before else HOST), port)
 
 
-def _check_address_unchanged(place: RouterFolder, wanted: ListenAddress | None) -> str:
+def _check_address_unchanged(place: RouterFolder, requested: ListenAddress | None) -> str:
     listen = place.read_listen_address()
-    if listen is None or (wanted is not None and wanted != listen):
+    if listen is None or (requested is not None and requested != listen):
         raise ServerError(
             f"The router of deployment {place.name!r} runs at another address already"
             f"{f', {listen.address}' if listen else ''}.",

@@ -77,7 +77,7 @@ class _RouteConnector(aiohttp.TCPConnector):
         self, req: aiohttp.ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
     ) -> Connection:
         connection = await super().connect(req, traces, timeout)
-        if _current_route.get().is_server_gone:
+        if _current_route.get().is_server_dead:
             connection.close()
             raise UpstreamUnavailable
         return connection
@@ -105,7 +105,7 @@ async def forward_request(
 
     Raises BodyRefused: the client must be told what is wrong with its body.
     """
-    if route.is_server_gone:
+    if route.is_server_dead:
         raise UpstreamUnavailable
     _current_route.set(route)
     data, headers = await _data(request, body, route), _upstream_headers(request.headers, route)

@@ -25,8 +25,8 @@ class ReloadedFile(Generic[T]):
     What cannot be read or makes no sense changes nothing, and is told once.
     """
 
-    def __init__(self, path: Path, parse: Callable[[bytes], T], say: LogFunction) -> None:
-        self._path, self._parse, self._log = path, parse, say
+    def __init__(self, path: Path, parse: Callable[[bytes], T], log: LogFunction) -> None:
+        self._path, self._parse, self._log = path, parse, log
         self._text: bytes | None = None
         self._value: T | None = None
         self._fault = ""
@@ -38,7 +38,7 @@ class ReloadedFile(Generic[T]):
             self._text, self._value, self._fault = None, None, ""
             return None
         except OSError as error:
-            self._log_fault(f"cannot be read: {error.strerror or error}")
+            self._log_error(f"cannot be read: {error.strerror or error}")
             return self._value
         if text != self._text:
             self._parse_text(text)
@@ -54,23 +54,23 @@ class ReloadedFile(Generic[T]):
         try:
             self._value = self._parse(text)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            self._log_fault(f"makes no sense: {error}")
+            self._log_error(f"makes no sense: {error}")
             return
         self._fault = ""
 
-    def _log_fault(self, fault: str) -> None:
-        if fault != self._fault:
+    def _log_error(self, error: str) -> None:
+        if error != self._fault:
             kept = "; the last one stays" if self._value is not None else ""
-            self._log(f"{self._path.name} {fault}{kept}")
-        self._fault = fault
+            self._log(f"{self._path.name} {error}{kept}")
+        self._fault = error
 
 
 class ReloadedRoute:
     """The route of a deployment; tells when it changes."""
 
-    def __init__(self, place: RouterFolder, say: LogFunction) -> None:
-        self._file = ReloadedFile(place.route_file, parse_route, say)
-        self._log = say
+    def __init__(self, place: RouterFolder, log: LogFunction) -> None:
+        self._file = ReloadedFile(place.route_file, parse_route, log)
+        self._log = log
         self._logged_route: Route | None = None
 
     def read(self) -> Route | None:
@@ -81,8 +81,8 @@ class ReloadedRoute:
         return route
 
 
-def reloaded_key_file(place: RouterFolder, say: LogFunction) -> ReloadedFile[KeyHash]:
-    return ReloadedFile(place.key_file, _parse_key, say)
+def reloaded_key_file(place: RouterFolder, log: LogFunction) -> ReloadedFile[KeyHash]:
+    return ReloadedFile(place.key_file, _parse_key, log)
 
 
 def _parse_key(text: bytes) -> KeyHash:

@@ -57,7 +57,7 @@ class UpstreamWaiter:
 
 
 async def _accepts_connections(route: Route) -> bool:
-    if route.is_server_gone:
+    if route.is_server_dead:
         return False
     parts = urlsplit(route.target)
     port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -200,11 +200,11 @@ def engine_error(message: str, *, action: str, rank: int | None = None) -> Subst
     )
 
 
-def _unreachable_error(said: str, rank: int | None) -> SubstrateError:
+def _unreachable_error(message: str, rank: int | None) -> SubstrateError:
     return SubstrateError(
-        f"The Docker Engine does not answer: {said.strip().rstrip('.')}.",
+        f"The Docker Engine does not answer: {message.strip().rstrip('.')}.",
         substrate=SUBSTRATE_NAME,
         rank=rank,
-        next_step=_GROUP_HINT if "permission denied" in said.lower() else _START_HINT,
+        next_step=_GROUP_HINT if "permission denied" in message.lower() else _START_HINT,
         cause=Cause.CAPACITY_MISSING,
     )

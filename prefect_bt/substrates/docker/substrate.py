@@ -49,7 +49,7 @@ from prefect_bt.substrates.docker.node_handle import (
 from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 
-class DockerSubstrate:
+class DockerContainerSubstrate:
     """Runs nodes in containers. The arguments are those of NodeLauncher.
 
     `environment` names the Engine by DOCKER_HOST, as the `docker` command has it.
@@ -300,10 +300,10 @@ def create_substrate(
     docker_host: str = "",
     enforce_limits: bool = False,
     privileges: Privileges | None = None,
-) -> DockerSubstrate:
+) -> DockerContainerSubstrate:
     """For the table of substrates; see DockerSubstrate."""
     told = {"DOCKER_HOST": docker_host} if docker_host else {}
-    return DockerSubstrate(
+    return DockerContainerSubstrate(
         state_dir,
         orphan_deadline=orphan_deadline,
         environment={**os.environ, **told},

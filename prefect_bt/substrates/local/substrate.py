@@ -25,7 +25,7 @@ from prefect_bt.substrates.protocol import Capacity, PreparedImage
 LEADER_ADDRESS: Final = LOOPBACK
 
 
-class LocalSubstrate:
+class LocalProcessSubstrate:
     """Runs nodes beside us. `state_dir` is on a local disk (Settings.state_dir).
 
     `orphan_deadline`: seconds a node goes on while nobody holds its job (ownership.hold_job); None
@@ -114,9 +114,9 @@ class LocalSubstrate:
 
 def create_substrate(
     state_dir: Path, *, orphan_deadline: float | None, map_paths: bool = False
-) -> LocalSubstrate:
+) -> LocalProcessSubstrate:
     """For the table of substrates; see LocalSubstrate."""
-    return LocalSubstrate(state_dir, orphan_deadline=orphan_deadline, map_paths=map_paths)
+    return LocalProcessSubstrate(state_dir, orphan_deadline=orphan_deadline, map_paths=map_paths)
 
 
 def _launch_error(node: NodePlan, error: Exception) -> SubstrateError:

@@ -35,7 +35,7 @@ from typing import Final
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.filesystem.trees import remove_tree
-from prefect_bt.host.job_lock import LOOK, is_owned, try_lock
+from prefect_bt.host.job_lock import OPEN_FLAGS, is_owned, try_lock
 from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.weights.cache.disk_usage import (
     allocated_bytes,
@@ -43,7 +43,12 @@ from prefect_bt.weights.cache.disk_usage import (
     last_modified,
     reclaimable_bytes,
 )
-from prefect_bt.weights.manifest import Manifest, ManifestSummary, load_manifest, load_summary
+from prefect_bt.weights.manifest import (
+    ManifestSummary,
+    WeightsManifest,
+    load_manifest,
+    load_summary,
+)
 from prefect_bt.weights.sources.file_listing import SHA256, quote
 
 LINK_UNSUPPORTED_ERRNOS: Final = frozenset(
@@ -84,7 +89,7 @@ class CachedTree:
         """No store has a copy any more, as far as is known."""
         (self.path / "stored").unlink(missing_ok=True)
 
-    def read_manifest(self) -> Manifest:
+    def read_manifest(self) -> WeightsManifest:
         """ValueError, KeyError, TypeError or OSError when it cannot be read."""
         return load_manifest((self.path / "manifest.json").read_bytes())
 
@@ -350,7 +355,7 @@ def _is_free(lock: Path) -> bool:
 def _try_lock_file(lock: Path, *, shared: bool = False) -> Generator[bool]:
     """Whether nobody has it; then it is ours meanwhile, if there is such a file."""
     try:
-        descriptor = os.open(lock, LOOK)
+        descriptor = os.open(lock, OPEN_FLAGS)
     except FileNotFoundError:
         yield True
         return

@@ -62,11 +62,11 @@ def iter_stale_items(cache: NodeCache, *, older_than: float) -> Iterator[StaleIt
                 yield StaleItem(path, reclaimable_bytes(path), at)
 
 
-def delete_stale_item(cache: NodeCache, left: StaleItem, *, older_than: float) -> None:
+def delete_stale_item(cache: NodeCache, item: StaleItem, *, older_than: float) -> None:
     """Unless somebody went on with it. OSError when it cannot be removed."""
-    if left.path.parent.name == "trash":
-        remove_tree(left.path)
+    if item.path.parent.name == "trash":
+        remove_tree(item.path)
     else:
-        cache.delete_abandoned(left.path, older_than=older_than)
-    if left.path.exists():
-        raise OSError(f"{left.path} is in use, or cannot be deleted")
+        cache.delete_abandoned(item.path, older_than=older_than)
+    if item.path.exists():
+        raise OSError(f"{item.path} is in use, or cannot be deleted")

@@ -23,7 +23,7 @@ from typing import Final
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.filesystem.trees import remove_tree
-from prefect_bt.host.job_lock import LOOK, try_lock
+from prefect_bt.host.job_lock import OPEN_FLAGS, try_lock
 from prefect_bt.host.writeback import start_writeback
 from prefect_bt.weights.threads import ClosableGate
 
@@ -72,7 +72,7 @@ class PartialFolder:
     def is_locked(self) -> bool:
         """Whether a living process works on it."""
         try:
-            descriptor = os.open(self.lock_file, LOOK)
+            descriptor = os.open(self.lock_file, OPEN_FLAGS)
         except FileNotFoundError:
             return False
         try:

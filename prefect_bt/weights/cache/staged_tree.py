@@ -29,7 +29,7 @@ from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
 from prefect_bt.weights.cache.node_cache import LINK_UNSUPPORTED_ERRNOS, CachedTree, NodeCache
 from prefect_bt.weights.cache.partial_file import boot_id
-from prefect_bt.weights.manifest import FileEntry, Manifest, dump_manifest, summarize
+from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.threads import ClosableGate
 from prefect_bt.weights.url_redaction import redact_url
@@ -142,21 +142,21 @@ class StagingTree:
 
     # -- publishing ---------------------------------------------------------------------------
 
-    def publish(self, wanted: Sequence[ListedFile], *, holder: str = "") -> CachedTree:
+    def publish(self, desired: Sequence[ListedFile], *, holder: str = "") -> CachedTree:
         """The tree, whole, on the disk, and under its name."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             sync_file_system(descriptor)
-            for file in wanted:
+            for file in desired:
                 self._ensure_blob(self.files / file.path, self._done[file.path][0])
-            self.record_digests({file.path: self._done[file.path] for file in wanted})
-            self._write_manifest(wanted)
+            self.record_digests({file.path: self._done[file.path] for file in desired})
+            self._write_manifest(desired)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         (self.path / "journal").unlink(missing_ok=True)
         tree = self.cache.publish(self.path, self.name, holder=holder)
-        for file in wanted:
+        for file in desired:
             with suppress(OSError):  # evicted in this moment
                 self._relink_to_blob(tree, file.path)
         return tree
@@ -182,10 +182,10 @@ class StagingTree:
             os.link(blob, fresh)
             fresh.replace(file)
 
-    def _write_manifest(self, wanted: Sequence[ListedFile]) -> None:
-        rows = ((file.path, *self._done[file.path]) for file in wanted)
+    def _write_manifest(self, desired: Sequence[ListedFile]) -> None:
+        rows = ((file.path, *self._done[file.path]) for file in desired)
         entries = (FileEntry(path, size, sha256) for path, sha256, size in rows)
-        manifest = Manifest(
+        manifest = WeightsManifest(
             source=redact_url(self.source),  # a signature is nobody else's
             key=self.key,
             revision=self.listing.revision,

@@ -28,7 +28,7 @@ _MAX_WORKERS: Final = 8
 
 
 @dataclass(frozen=True)
-class VerificationFailure:
+class CacheFailure:
     """`location` is a file of this machine or a key of the store; `path` as a node sees it.
 
     `tree` and `path` are empty for a content that no tree names.
@@ -47,7 +47,7 @@ class VerificationFailure:
 
 
 @dataclass
-class VerificationReport:
+class CacheReport:
     """`files` are names in trees, `blobs` contents that were read, `size` their bytes.
 
     `unlinked` counts files that are right, but share no bytes with the blob of their digest.
@@ -58,7 +58,7 @@ class VerificationReport:
     blobs: int = 0
     size: int = 0
     unlinked: int = 0
-    failures: list[VerificationFailure] = field(default_factory=list[VerificationFailure])
+    failures: list[CacheFailure] = field(default_factory=list[CacheFailure])
     corrupt_blobs: set[str] = field(default_factory=set[str])
     """Digests whose file has other bytes."""
 
@@ -83,7 +83,7 @@ class ExpectedFiles:
     ) -> None:
         """`include_unreferenced`: contents that no tree names are read too."""
         self._cache = cache
-        self._report = VerificationReport(trees=len(trees))
+        self._report = CacheReport(trees=len(trees))
         self._places: dict[tuple[int, int], Path] = {}
         self._sizes: dict[tuple[int, int], int] = {}
         self._files: list[tuple[CachedTree, FileEntry, tuple[int, int]]] = []
@@ -99,7 +99,7 @@ class ExpectedFiles:
         """Bytes to be read."""
         return sum(self._sizes.values())
 
-    def verify(self, *, on_bytes: ByteCallback | None = None) -> VerificationReport:
+    def verify(self, *, on_bytes: ByteCallback | None = None) -> CacheReport:
         """Hash each file on the disk once, several at a time.
 
         `on_bytes` hears of the bytes read.
@@ -115,9 +115,7 @@ class ExpectedFiles:
             if what:
                 report.corrupt_blobs.add(sha256)
                 if sha256 not in self._named:
-                    report.failures.append(
-                        VerificationFailure(str(self._cache.blob_path(sha256)), what)
-                    )
+                    report.failures.append(CacheFailure(str(self._cache.blob_path(sha256)), what))
         # A tree that was evicted while we read promises nothing any more.
         report.failures = [
             one for one in report.failures if not one.tree or self._tree_exists(one.tree)
@@ -135,7 +133,7 @@ class ExpectedFiles:
         except (OSError, ValueError, KeyError, TypeError):
             place = str(tree.path / "manifest.json")
             self._report.failures.append(
-                VerificationFailure(
+                CacheFailure(
                     place, "cannot be read", tree.name, tree.summary.source, "its manifest"
                 )
             )
@@ -198,14 +196,14 @@ class ExpectedFiles:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _add_failure(self, tree: CachedTree, path: str, what: str) -> None:
+    def _add_failure(self, tree: CachedTree, path: str, problem: str) -> None:
         place = str(tree.files_folder / path)
         self._report.failures.append(
-            VerificationFailure(place, what, tree.name, tree.summary.source, path)
+            CacheFailure(place, problem, tree.name, tree.summary.source, path)
         )
 
 
-def repair(cache: NodeCache, report: VerificationReport) -> RepairResult:
+def repair(cache: NodeCache, report: CacheReport) -> RepairResult:
     """Take damaged trees and contents out of use; what a living job has mounted stays."""
     leased: dict[str, tuple[str, ...]] = {}
     withdrawn: list[str] = []
@@ -221,14 +219,14 @@ def repair(cache: NodeCache, report: VerificationReport) -> RepairResult:
     return RepairResult(tuple(withdrawn), leased)
 
 
-def _hash(path: Path, tick: ByteCallback) -> str:
+def _hash(path: Path, on_bytes: ByteCallback) -> str:
     """The sha256; a sentence that begins with a blank where the file cannot be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as reader:
             while chunk := reader.read(_CHUNK):
                 digest.update(chunk)
-                tick(len(chunk))
+                on_bytes(len(chunk))
     except OSError as error:
         return f" cannot be read ({error.strerror or type(error).__name__})"
     return digest.hexdigest()

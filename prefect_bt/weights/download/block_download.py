@@ -234,9 +234,9 @@ class BlockDownloader:
         part.close()
 
 
-def _blocks_per_request(blocks: int, most: int) -> int:
-    """Blocks a request, so that as few as `most` allows are of about the same size."""
-    requests = max(1, -(-blocks // most))
+def _blocks_per_request(blocks: int, maximum: int) -> int:
+    """Blocks a request, so that as few as `maximum` allows are of about the same size."""
+    requests = max(1, -(-blocks // maximum))
     return -(-blocks // requests)
 
 

@@ -47,9 +47,9 @@ def stopped_error(source: str) -> WeightsError:
     )
 
 
-def corrupt_twice_error(source: str, file: ListedFile, fault: str) -> WeightsError:
+def corrupt_twice_error(source: str, file: ListedFile, mismatch: str) -> WeightsError:
     return WeightsError(
-        f"{source}: {file.path} arrived damaged twice: {fault}.",
+        f"{source}: {file.path} arrived damaged twice: {mismatch}.",
         source=source,
         next_step="Push again; if it stays so, a proxy or mirror on the way changes the bytes.",
     )

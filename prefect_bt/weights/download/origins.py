@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from prefect_bt.errors import ObjectNotFound, StoreError
-from prefect_bt.weights.manifest import Manifest
+from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
 from prefect_bt.weights.sources.protocol import (
     Source,
@@ -31,7 +31,7 @@ class FallbackReader:
 
     source: Source
     mirror: StoreMirror | None = None
-    manifest: Manifest | None = None
+    manifest: WeightsManifest | None = None
     """Of the store's copy."""
     list_upstream: Callable[[], Listing] | None = None
     """What upstream lists; asked when a pinned source's copy turns out not to be whole."""

@@ -88,8 +88,8 @@ class BucketSource:
                 tried.append(way.name)
         raise self._access_denied_error(tried) from None
 
-    def _list_with(self, way: AccessMethod) -> Listing:
-        store = self._open(way)
+    def _list_with(self, method: AccessMethod) -> Listing:
+        store = self._open(method)
         with self._translate_errors():
             files, base = self._list_prefix(store)
         self._store, self._base = store, base
@@ -105,13 +105,13 @@ class BucketSource:
         revision = compute_revision(file for file in files if file.path in chosen)
         return Listing(plan.source, revision, tuple(files))
 
-    def _open(self, way: AccessMethod) -> Any:
+    def _open(self, method: AccessMethod) -> Any:
         try:
-            return way.open()
+            return method.open()
         except (self._faults.BaseError, ValueError, TypeError):
             # Its text may hold a part of what could not be read.
             raise WeightsError(
-                f"{self._plan.source} cannot be opened with {way.name}.",
+                f"{self._plan.source} cannot be opened with {method.name}.",
                 source=self._plan.source,
                 next_step="Check the form of the secret and of the address.",
             ) from None
@@ -254,9 +254,9 @@ class BucketSource:
             step = "Give auth: CUSTOM_SECRET with auth_secret_name reads any bucket."
         return self._error(what, step)
 
-    def _error(self, what: str, next_step: str) -> WeightsError:
+    def _error(self, message: str, next_step: str) -> WeightsError:
         source = self._plan.source
-        return WeightsError(f"{source} {what}.", source=source, next_step=next_step)
+        return WeightsError(f"{source} {message}.", source=source, next_step=next_step)
 
 
 def _listed_file(path: str, item: Any) -> ListedFile:

@@ -129,9 +129,9 @@ class CheckpointSource:
         listed = ", ".join(f"{job.id} ({job.name})" for job in jobs[-8:]) or "none"
         raise NotFoundError("job", name, next_step=f"That project has: {listed}.")
 
-    def _error(self, what: str, next_step: str) -> WeightsError:
+    def _error(self, message: str, next_step: str) -> WeightsError:
         return WeightsError(
-            f"{self._source}: {what}",
+            f"{self._source}: {message}",
             source=self._source,
             next_step=next_step or "Check the project, the job and the checkpoint.",
         )

@@ -19,9 +19,9 @@ _REPR: Final = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 80
 _MAX_NAME_BYTES: Final = 255
 """Bytes, on the file systems that there are."""
-_LONGEST_PATH: Final = 2048
+_MAX_PATH_BYTES: Final = 2048
 """Bytes; half of what Linux takes, so that the folders above it have room."""
-_DEEPEST: Final = 200
+_MAX_DEPTH: Final = 200
 """Folders of a path; some programs that walk through folders need a call of a function for each."""
 
 
@@ -81,7 +81,7 @@ def is_mountable(path: str) -> bool:
         longest, whole = max(len(part.encode()) for part in parts), len(path.encode())
     except UnicodeEncodeError:
         return False
-    fits = longest <= _MAX_NAME_BYTES and whole <= _LONGEST_PATH and len(parts) <= _DEEPEST
+    fits = longest <= _MAX_NAME_BYTES and whole <= _MAX_PATH_BYTES and len(parts) <= _MAX_DEPTH
     return fits and "\0" not in path and not {"", ".", ".."}.intersection(parts)
 
 

@@ -138,8 +138,8 @@ class WebSource:
             case _:
                 raise self._error(f"could not be read: the server answered {status}", "Check it.")
 
-    def _error(self, what: str, next_step: str) -> WeightsError:
-        return WeightsError(f"{self._shown} {what}.", source=self._source, next_step=next_step)
+    def _error(self, message: str, next_step: str) -> WeightsError:
+        return WeightsError(f"{self._shown} {message}.", source=self._source, next_step=next_step)
 
 
 def _tag(answer: Response) -> str:

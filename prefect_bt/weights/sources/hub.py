@@ -26,7 +26,7 @@ from prefect_bt.weights.sources.http_client import (
 )
 from prefect_bt.weights.sources.hub_responses import (
     COMMIT,
-    Malformed,
+    MalformedResponse,
     iter_files,
     parse_commit,
     read_document,
@@ -206,11 +206,11 @@ def _ignore_bytes(_: int) -> None:
     """Nobody wants to know."""
 
 
-def _code(answer: Response) -> str:
+def _code(response: Response) -> str:
     """A 401 without a code is how the Hub hides that a repository is private."""
-    told = answer.headers.get("X-Error-Code", "")
-    wrong_token = "Invalid credentials" in answer.headers.get("X-Error-Message", "")
-    return told or ("RepoNotFound" if answer.status == 401 and not wrong_token else "")
+    told = response.headers.get("X-Error-Code", "")
+    wrong_token = "Invalid credentials" in response.headers.get("X-Error-Message", "")
+    return told or ("RepoNotFound" if response.status == 401 and not wrong_token else "")
 
 
 class _ErrorResponse(Exception):
@@ -281,7 +281,7 @@ class _ErrorTranslator:
                 "Set SSL_CERT_FILE if its certificate is of your own authority.",
             ),
             (
-                Malformed,
+                MalformedResponse,
                 f"cannot be used: the answer of {hub} {error}",
                 "Nothing was fetched. Check that HF_ENDPOINT is a Hub that you trust.",
             ),

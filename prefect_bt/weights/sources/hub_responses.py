@@ -16,17 +16,17 @@ from prefect_bt.weights.sources.http_client import ConnectionLost, Response
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 """A commit, and the id of git's blob object."""
-PAGE_BYTES: Final = 8 << 20
+MAX_PAGE_BYTES: Final = 8 << 20
 """A page of 1000 files, as the Hub sends them, has half a megabyte."""
-MOST_ENTRIES: Final = 200_000
+MAX_ENTRIES: Final = 200_000
 """Twice what the Hub takes into one repository."""
-MOST_PAGES: Final = 2_000
-_LONGEST_PATH: Final = 4096
+MAX_PAGES: Final = 2_000
+_MAX_PATH_BYTES: Final = 4096
 """Characters. Longer ones are not even compared with patterns."""
-_NEXT: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
+_NEXT_LINK: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
 
 
-class Malformed(Exception):
+class MalformedResponse(Exception):
     """An answer that no Hub gives; `why` is a part of a sentence, without controls, and short."""
 
     def __init__(self, why: str) -> None:
@@ -37,85 +37,85 @@ class Malformed(Exception):
 def parse_commit(document: object) -> str:
     """Return the commit that the Hub's answer about a revision names. Malformed."""
     if not isinstance(document, dict):
-        raise Malformed(f"is {quote(document)}, which is no repository")
+        raise MalformedResponse(f"is {quote(document)}, which is no repository")
     found = cast("dict[str, object]", document)
-    return _matched(COMMIT, found.get("sha"), "names as the commit")
+    return _match(COMMIT, found.get("sha"), "names as the commit")
 
 
-def read_document(answer: Response) -> Any:
+def read_document(response: Response) -> Any:
     """Return the JSON of an answer, and close that. Malformed; Lost for what is no JSON."""
     body = bytearray()
     try:
-        for piece in answer.iter_chunks():
+        for piece in response.iter_chunks():
             body += piece
-            if len(body) > PAGE_BYTES:
-                raise Malformed(f"has more than {PAGE_BYTES >> 20} MiB")
+            if len(body) > MAX_PAGE_BYTES:
+                raise MalformedResponse(f"has more than {MAX_PAGE_BYTES >> 20} MiB")
         return json.loads(body)
     except RecursionError:
-        raise Malformed("is nested too deeply") from None
+        raise MalformedResponse("is nested too deeply") from None
     except ValueError:  # an error page of a proxy, most often
         raise ConnectionLost("the answer is no JSON") from None
     finally:
-        answer.close()
+        response.close()
 
 
-def iter_files(ask: Callable[[str], Response], url: str) -> Iterator[ListedFile]:
+def iter_files(request: Callable[[str], Response], url: str) -> Iterator[ListedFile]:
     """Yield the files of a listing whose first page is at `url`, page by page. Malformed, Lost."""
     asked: set[str] = set()
     entries = 0
     while url:
         asked.add(url)
-        answer = ask(url)
+        answer = request(url)
         page = read_document(answer)
         if not isinstance(page, list):
-            raise Malformed(f"is {quote(page)}, not a list of files")
+            raise MalformedResponse(f"is {quote(page)}, not a list of files")
         entries += len(cast("list[object]", page))
-        if entries > MOST_ENTRIES or len(asked) > MOST_PAGES:
-            raise Malformed(f"has more than {MOST_ENTRIES:,} files, or {MOST_PAGES:,} pages")
+        if entries > MAX_ENTRIES or len(asked) > MAX_PAGES:
+            raise MalformedResponse(f"has more than {MAX_ENTRIES:,} files, or {MAX_PAGES:,} pages")
         yield from filter(None, map(_parse_entry, cast("list[object]", page)))
         url = _next_page(answer, url)
         if url in asked:
-            raise Malformed("names a page as the next one that it sent before")
+            raise MalformedResponse("names a page as the next one that it sent before")
 
 
-def _next_page(answer: Response, url: str) -> str:
+def _next_page(response: Response, url: str) -> str:
     """Return the URL of the page after that of `url`; "" for none. ValueError for what is no URL.
 
     It is asked for where `url` was, which may get the token: of the server's link only the query
     counts. A mirror's link may name the Hub itself.
     """
-    following = _NEXT.search(answer.headers.get("Link", ""))
+    following = _NEXT_LINK.search(response.headers.get("Link", ""))
     return urlsplit(url)._replace(query=urlsplit(following[1]).query).geturl() if following else ""
 
 
 def _parse_entry(entry: object) -> ListedFile | None:
     """Return the file of a listing's entry; None for a folder. Malformed."""
     if not isinstance(entry, dict):
-        raise Malformed(f"lists {quote(entry)}, which is no file")
+        raise MalformedResponse(f"lists {quote(entry)}, which is no file")
     found = cast("dict[str, object]", entry)
     if found.get("type") != "file":
         return None
     path, lfs, xet = found.get("path"), found.get("lfs"), found.get("xetHash")
-    if not isinstance(path, str) or len(path) > _LONGEST_PATH:
-        raise Malformed(f"gives as a path {quote(path)}")
+    if not isinstance(path, str) or len(path) > _MAX_PATH_BYTES:
+        raise MalformedResponse(f"gives as a path {quote(path)}")
     of = f"of {quote(path)}"
     if lfs is None:
         size, sha256 = found.get("size"), ""
-        git_sha1 = _matched(COMMIT, found.get("oid"), f"gives as git id {of}")
+        git_sha1 = _match(COMMIT, found.get("oid"), f"gives as git id {of}")
     elif isinstance(lfs, dict):
         pointer = cast("dict[str, object]", lfs)
         size, git_sha1 = pointer.get("size", found.get("size")), ""
-        sha256 = _matched(SHA256, pointer.get("oid"), f"gives as SHA-256 {of}")
+        sha256 = _match(SHA256, pointer.get("oid"), f"gives as SHA-256 {of}")
     else:
-        raise Malformed(f"gives as LFS pointer {of} {quote(lfs)}")
+        raise MalformedResponse(f"gives as LFS pointer {of} {quote(lfs)}")
     if type(size) is not int or not 0 <= size < 2**63:
-        raise Malformed(f"gives as size {of} {quote(size)}, which is no number of bytes")
-    xet = "" if xet is None else _matched(SHA256, xet, f"gives as Xet hash {of}")
+        raise MalformedResponse(f"gives as size {of} {quote(size)}, which is no number of bytes")
+    xet = "" if xet is None else _match(SHA256, xet, f"gives as Xet hash {of}")
     return ListedFile(path, size, sha256=sha256, git_sha1=git_sha1, xet_hash=xet)
 
 
-def _matched(form: re.Pattern[str], found: object, what: str) -> str:
+def _match(form: re.Pattern[str], found: object, description: str) -> str:
     if isinstance(found, str) and form.fullmatch(found):
         return found
     digits = 64 if form is SHA256 else 40
-    raise Malformed(f"{what} {quote(found)}, not {digits} hexadecimal digits")
+    raise MalformedResponse(f"{description} {quote(found)}, not {digits} hexadecimal digits")

@@ -58,12 +58,12 @@ def _to_obstore_credentials(found: cloud_identity.AwsKeys) -> dict[str, Any]:
     }
 
 
-def _caching_provider(plan: WeightsPlan, ask: CredentialProvider) -> CredentialProvider:
+def _caching_provider(plan: WeightsPlan, request: CredentialProvider) -> CredentialProvider:
     """The first credential now, the next one when it is about to expire."""
 
     def asked() -> dict[str, Any]:
         try:
-            return ask()
+            return request()
         except IdentityError as error:
             what = error.what[0].lower() + error.what[1:] if error.what[:2] in ("Th", "To") else ""
             raise WeightsError(

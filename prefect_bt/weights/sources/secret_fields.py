@@ -114,9 +114,9 @@ def _is_nonempty_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _secret_error(plan: WeightsPlan, what: str, says: str) -> WeightsError:
+def _secret_error(plan: WeightsPlan, secret: str, problem: str) -> WeightsError:
     return WeightsError(
-        f"The secret {plan.secret!r} of {plan.source} {what}.",
+        f"The secret {plan.secret!r} of {plan.source} {secret}.",
         source=plan.source,
-        next_step=f"It is to hold {says}.",
+        next_step=f"It is to hold {problem}.",
     )

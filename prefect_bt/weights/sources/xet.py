@@ -197,21 +197,21 @@ def main() -> int:
     return 0
 
 
-def _fetch(asked: dict[str, Any]) -> None:
+def _fetch(request: dict[str, Any]) -> None:
     sdk: Any = import_module("hf_xet")
     _write_message(received=0)
-    target, size = Path(asked["target"]), int(asked["size"])
+    target, size = Path(request["target"]), int(request["size"])
     with target.open("ab") as writer:
         fcntl.flock(writer, fcntl.LOCK_EX)  # one of a process that was killed may not be gone yet
         if writer.seek(0, os.SEEK_END) > size:
             writer.truncate(0)
         group = sdk.XetSession().new_download_stream_group(
-            token_refresh_url=asked["url"], token_refresh_headers=asked["headers"]
+            token_refresh_url=request["url"], token_refresh_headers=request["headers"]
         )
         with group:
             start = target.stat().st_size
             if start < size:
-                info = sdk.XetFileInfo(asked["file"], size)
+                info = sdk.XetFileInfo(request["file"], size)
                 stream = group.download_stream(info, start=start)
                 threading.Thread(target=_report_received, daemon=True).start()
                 for piece in stream:

@@ -21,7 +21,7 @@ from typing import Final
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, WeightsError
 from prefect_bt.object_store.protocols import Store, SupportsLinks
-from prefect_bt.weights.manifest import Manifest, dump_manifest, load_manifest
+from prefect_bt.weights.manifest import WeightsManifest, dump_manifest, load_manifest
 from prefect_bt.weights.store_copy.blob_removal import RemovalWatch, announce_removal
 from prefect_bt.weights.store_copy.upload import BlobUploader, ByteCallback, UploadStopped
 from prefect_bt.weights.url_redaction import redact_url
@@ -85,7 +85,7 @@ class StoreMirror:
             if key.endswith(".json") and key.count("/") == _MANIFESTS.count("/") + 1
         ]
 
-    def find_manifest(self, name: str) -> Manifest | None:
+    def find_manifest(self, name: str) -> WeightsManifest | None:
         """None when there is none that can be used."""
         try:
             found = load_manifest(self._store.get(manifest_key(name)))
@@ -124,7 +124,7 @@ class StoreMirror:
 
     def publish(
         self,
-        manifest: Manifest,
+        manifest: WeightsManifest,
         blob_path: Callable[[str], Path],
         *,
         on_bytes: ByteCallback | None = None,
@@ -150,7 +150,7 @@ class StoreMirror:
                 next_step="What is there already is kept for the next time.",
             ) from None
 
-    def _publish(self, manifest: Manifest, sending: BlobUploader) -> int:
+    def _publish(self, manifest: WeightsManifest, sending: BlobUploader) -> int:
         whole = sizes = {entry.sha256: entry.size for entry in manifest.entries}
         watch = RemovalWatch(self._store)
         there, sent = self._sizes(sizes), 0
@@ -177,7 +177,7 @@ class StoreMirror:
             sending.subtract(sizes.values())
         return sent
 
-    def _create(self, manifest: Manifest) -> None:
+    def _create(self, manifest: WeightsManifest) -> None:
         key, data = manifest_key(manifest.name), dump_manifest(manifest)
         try:
             self._store.create(key, data)

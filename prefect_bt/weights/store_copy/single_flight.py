@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 from prefect_bt.errors import StoreError
 from prefect_bt.object_store.protocols import Store
-from prefect_bt.weights.manifest import Manifest
+from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.progress import MirrorPhase, ProgressMeter
 from prefect_bt.weights.store_copy.claims import (
     DEFAULT_TIMINGS,
@@ -25,11 +25,11 @@ def single_flight(  # noqa: PLR0913 (times and stop are seldom given)
     store: Store,
     name: str,
     meter: ProgressMeter,
-    find_manifest: Callable[[], Manifest | None],
+    find_manifest: Callable[[], WeightsManifest | None],
     *,
     timings: ClaimTimings = DEFAULT_TIMINGS,
     stop: threading.Event | None = None,
-) -> Generator[Manifest | None]:
+) -> Generator[WeightsManifest | None]:
     """Yields None once we hold the claim, and shall fetch and publish; it is given back at the end.
 
     Yields the manifest when somebody published it meanwhile: then nothing is held. `find_manifest`
@@ -60,8 +60,8 @@ def single_flight(  # noqa: PLR0913 (times and stop are seldom given)
 
 
 def _try_acquire(
-    claims: Claimant, manifest: Callable[[], Manifest | None], held: ExitStack
-) -> tuple[bool, Manifest | None]:
+    claims: Claimant, manifest: Callable[[], WeightsManifest | None], held: ExitStack
+) -> tuple[bool, WeightsManifest | None]:
     """Whether the claim is ours now, and what is published."""
     claim = claims.try_acquire()
     if claim is not None:

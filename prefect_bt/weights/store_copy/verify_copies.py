@@ -14,9 +14,9 @@ from prefect_bt.checkpoints.committed.download import cancellable, ignore_progre
 from prefect_bt.errors import ObjectNotFound, StoreError
 from prefect_bt.object_store.protocols import ByteCallback, Store
 from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.cache.verify_cache import VerificationFailure
+from prefect_bt.weights.cache.verify_cache import CacheFailure
 from prefect_bt.weights.inventory import WeightsEntry, match_entries, unmark_stored
-from prefect_bt.weights.manifest import FileEntry, Manifest, summarize
+from prefect_bt.weights.manifest import FileEntry, WeightsManifest, summarize
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, manifest_key
 
 _WORKERS: Final = 8
@@ -28,7 +28,7 @@ class StoreVerificationReport:
 
     copies: int = 0
     size: int = 0
-    failures: list[VerificationFailure] = field(default_factory=list[VerificationFailure])
+    failures: list[CacheFailure] = field(default_factory=list[CacheFailure])
     corrupt_blobs: set[str] = field(default_factory=set[str])
 
     @property
@@ -43,7 +43,7 @@ class ExpectedBlobs:
         """Reads the manifests, of all copies or of those meant by `names`. StoreError."""
         self._store, self._mirror = store, StoreMirror(store)
         self._unread: list[str] = []
-        self._manifests: list[Manifest] = []
+        self._manifests: list[WeightsManifest] = []
         for name in self._mirror.list_names():
             manifest = self._mirror.find_manifest(name)
             if manifest is not None:
@@ -67,7 +67,7 @@ class ExpectedBlobs:
             copies=len(self._manifests) + len(self._unread), size=self.size
         )
         for name in self._unread:
-            report.failures.append(VerificationFailure(manifest_key(name), "is no manifest", name))
+            report.failures.append(CacheFailure(manifest_key(name), "is no manifest", name))
         found = self._hash_all(on_bytes or ignore_progress)
         report.corrupt_blobs |= {digest for digest, what in found.items() if what}
         for manifest in self._manifests:
@@ -138,7 +138,5 @@ def _has_digest(path: Path, sha256: str) -> bool:
         return False
 
 
-def _failure_of(manifest: Manifest, entry: FileEntry, what: str) -> VerificationFailure:
-    return VerificationFailure(
-        blob_key(entry.sha256), what, manifest.name, manifest.source, entry.path
-    )
+def _failure_of(manifest: WeightsManifest, entry: FileEntry, problem: str) -> CacheFailure:
+    return CacheFailure(blob_key(entry.sha256), problem, manifest.name, manifest.source, entry.path)

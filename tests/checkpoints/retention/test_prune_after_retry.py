@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prefect_bt.checkpoints.committed.tombstones import drop_outdated
+from prefect_bt.checkpoints.committed.tombstones import discard_outdated
 from prefect_bt.checkpoints.retention import prune
 from prefect_bt.checkpoints.retention.prune import prune_job, prune_rank
 from prefect_bt.errors import StoreError
@@ -109,13 +109,13 @@ def test_a_retry_without_an_attempt_counts_for_a_later_prune_too(two):
 
 def test_a_retry_that_begins_after_the_look_for_outdated_ones_counts(two, monkeypatch):
     killed_prune(two, 20)
-    look = prune.drop_outdated
+    look = prune.discard_outdated
 
     def look_and_begin(*place):
         look(*place)
         begin(two, 2)
 
-    monkeypatch.setattr(prune, "drop_outdated", look_and_begin)
+    monkeypatch.setattr(prune, "discard_outdated", look_and_begin)
     prune_job(two, PROJECT, JOB, (), is_running=True)
     assert set(listed(two)) == {*names(10, 20)}
 
@@ -134,7 +134,7 @@ def test_what_begins_to_be_deleted_while_it_is_dropped_stays_withdrawn(store, ck
                 super().delete(first)
             super().delete(key)
 
-    drop_outdated(Late(store._root), PROJECT, JOB)
+    discard_outdated(Late(store._root), PROJECT, JOB)
     assert set(listed(store)) == {*names(20)}
     assert len(withdrawals(store)) == 1
 

@@ -61,7 +61,7 @@ def test_a_job_goes_with_all_it_has(cli: Cli, shop: Shop, job, ended):
     assert (again.code, again.out) == (1, "")
     assert f"No job '{job.id}' in this store." in again.err
     # Its id is never given again.
-    assert shop.ledger.reserve_job_id(job.project_id, wanted=job.id) != job.id
+    assert shop.ledger.reserve_job_id(job.project_id, preferred=job.id) != job.id
 
 
 def test_a_running_job_is_refused(cli: Cli, shop: Shop, running, tmp_path):
@@ -108,7 +108,7 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
         for name in (job.project_id, kept.project_id):
             (caches / kind / name).mkdir(parents=True)
     # A push that died before its job was written.
-    shop.ledger.reserve_job_id(job.project_id, wanted="unwrit1")
+    shop.ledger.reserve_job_id(job.project_id, preferred="unwrit1")
     shop.ledger.store.put(f"training_projects/{job.project_id}/jobs/unwrit1/workspace.tar", b"")
     done = cli("delete", "--project", "tiny", "-o", "json")
     assert (done.code, done.json) == (0, {"id": job.project_id, "deleted": True})
@@ -122,7 +122,7 @@ def test_a_project_goes_with_its_jobs_and_caches(cli: Cli, shop: Shop, job, ende
         f"teams/{kept.project_id}",
     }
     for job_id in (job.id, second.id):
-        assert shop.ledger.reserve_job_id(kept.project_id, wanted=job_id) != job_id
+        assert shop.ledger.reserve_job_id(kept.project_id, preferred=job_id) != job_id
     assert cli("delete", "--project", "tiny").code == 1
 
 

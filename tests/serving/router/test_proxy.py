@@ -207,7 +207,7 @@ class GivenUpMeanwhile(Route):
     looks = iter((False, True))
 
     @property
-    def is_server_gone(self) -> bool:
+    def is_server_dead(self) -> bool:
         return next(self.looks)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.weights import MirrorResult
-from prefect_bt.weights.cache.verify_cache import ExpectedFiles, VerificationReport, repair
+from prefect_bt.weights.cache.verify_cache import CacheReport, ExpectedFiles, repair
 from prefect_bt.weights.inventory import unmark_stored
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
 from prefect_bt.weights.store_copy.verify_copies import ExpectedBlobs, repair_shared
@@ -26,7 +26,7 @@ def source(shelf: Shelf) -> str:
     return shelf.folder("model", large_bin=LARGE, small_txt=100, config_json=b"{}")
 
 
-def check(shelf: Shelf, *, loose: bool = True) -> VerificationReport:
+def check(shelf: Shelf, *, loose: bool = True) -> CacheReport:
     return ExpectedFiles(shelf.cache, shelf.cache.list_trees(), include_unreferenced=loose).verify()
 
 

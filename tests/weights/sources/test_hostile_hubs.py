@@ -15,7 +15,7 @@ from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache
 from prefect_bt.weights.cache.digest_index import DigestIndex
 from prefect_bt.weights.explain import SourceStatus, explain_source
-from prefect_bt.weights.manifest import FileEntry, Manifest, dump_manifest, load_manifest
+from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, load_manifest
 from prefect_bt.weights.sources import hub_responses
 from prefect_bt.weights.sources.http_client import ConnectionLost, HttpClient
 from prefect_bt.weights.sources.hub import HubSource
@@ -121,7 +121,7 @@ def test_a_damaged_index_names_no_digest(tmp_path: Path) -> None:
     ],
 )
 def test_a_forged_manifest(row: Any) -> None:
-    right = dump_manifest(Manifest("s", "k", "r", (FileEntry("a", 1, DIGEST),), 0.0))
+    right = dump_manifest(WeightsManifest("s", "k", "r", (FileEntry("a", 1, DIGEST),), 0.0))
     assert load_manifest(right).entries
     data = right.replace(b'["a", 1, "%s"]' % DIGEST.encode(), json.dumps(row).encode())
     assert data != right
@@ -208,11 +208,11 @@ def test_answers_that_name_no_commit(listing: Hub, info: Any) -> None:
 
 
 def test_pages_without_end(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_responses, "MOST_PAGES", 5)
+    monkeypatch.setattr(hub_responses, "MAX_PAGES", 5)
     listing.bad.link = '</next?cursor={n}>; rel="next"'.replace("/next", _tree_path(listing))
     listed(listing, "has more than", "5 pages")
     assert listing.pages == 5 + 1
-    monkeypatch.setattr(hub_responses, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(hub_responses, "MAX_ENTRIES", 5)
     listing.bad.listing = json.dumps([{"type": "directory"}] * 6).encode()
     listed(listing, "has more than 5 files")
     assert listing.pages == 5 + 2
@@ -226,7 +226,7 @@ def test_pages_that_come_round_again(listing: Hub, cursor: str) -> None:
 
 
 def test_a_page_without_end(listing: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_responses, "PAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(hub_responses, "MAX_PAGE_BYTES", 1 << 20)
     listing.bad.listing = b"[" + b" " * (64 << 20) + b"]"
     listed(listing, "has more than 1 MiB")
     listing.bad.info = {"sha": "a" * (64 << 20)}

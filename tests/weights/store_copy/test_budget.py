@@ -29,7 +29,7 @@ from prefect_bt.planning.planner import plan_weights, plan_weights_sources
 from prefect_bt.serving.deployment_records import NO_REVISION, DeploymentLedger, Revision
 from prefect_bt.weights import mirror_source
 from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.manifest import FileEntry, Manifest
+from prefect_bt.weights.manifest import FileEntry, WeightsManifest
 from prefect_bt.weights.progress import ProgressMeter
 from prefect_bt.weights.store_copy.claims import Claimant
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
@@ -53,7 +53,9 @@ class StoreOfWeights:
         (plan,) = plan_weights_sources([source])
         data = os.urandom(1_000_000)
         self.blobs(digest(data)).write_bytes(data)
-        made = Manifest(source, plan.key, "r1", (FileEntry("a", len(data), digest(data)),), 12.5)
+        made = WeightsManifest(
+            source, plan.key, "r1", (FileEntry("a", len(data), digest(data)),), 12.5
+        )
         self.mirror.publish(made, self.blobs)
         at = time.time() - days * DAY
         os.utime(Path(self.url, "weights", "manifests", f"{made.name}.json"), (at, at))

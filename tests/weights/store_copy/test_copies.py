@@ -13,7 +13,7 @@ import pytest
 from prefect_bt.errors import ObjectNotFound, StoreError, WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.disk import DiskStore
-from prefect_bt.weights.manifest import FileEntry, Manifest, dump_manifest
+from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest
 from prefect_bt.weights.store_copy import copies, upload
 from prefect_bt.weights.store_copy.blob_removal import AnnouncedRemoval, RemovalWatch
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, claims_prefix, manifest_key
@@ -63,7 +63,7 @@ class Blobs:
             self(digest).write_bytes(data)
             self(digest).chmod(0o444)
             entries.append(FileEntry(path, len(data), digest))
-        return Manifest("hf://o/r", "k1", revision, tuple(entries), 12.5)
+        return WeightsManifest("hf://o/r", "k1", revision, tuple(entries), 12.5)
 
     def publisher(self, url, manifest, *, until=0):
         """A process; it says so and waits when it has heard of bytes `until` times."""

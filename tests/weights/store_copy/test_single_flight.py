@@ -10,7 +10,7 @@ import pytest
 from prefect_bt.errors import ObjectExists, StoreError
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.disk import DiskStore
-from prefect_bt.weights.manifest import Manifest, dump_manifest
+from prefect_bt.weights.manifest import WeightsManifest, dump_manifest
 from prefect_bt.weights.progress import MirrorPhase
 from prefect_bt.weights.store_copy.claims import ClaimTimings
 from prefect_bt.weights.store_copy.copies import StoreMirror, manifest_key
@@ -19,7 +19,7 @@ from tests.weights.claiming import HOLDER, NAME, PATIENT, Interposed, claims, me
 
 pytestmark = pytest.mark.usefixtures("given_back")
 
-MANIFEST = Manifest("hf://o/r", "k1", "r1", (), 0.0)
+MANIFEST = WeightsManifest("hf://o/r", "k1", "r1", (), 0.0)
 
 FLIER = """
 import os, sys, time
@@ -27,7 +27,7 @@ from pathlib import Path
 from prefect_bt.object_store import open_store
 from prefect_bt.weights.store_copy.single_flight import (single_flight)
 from prefect_bt.weights.store_copy.claims import (ClaimTimings)
-from prefect_bt.weights.manifest import Manifest, dump_manifest
+from prefect_bt.weights.manifest import WeightsManifest, dump_manifest
 from prefect_bt.weights.progress import ProgressMeter
 from prefect_bt.weights.store_copy.copies import StoreMirror, manifest_key
 url, flights, last = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
@@ -46,7 +46,7 @@ with single_flight(store, "k1-r1", ProgressMeter("s", None), ask, timings=times)
             raise SystemExit("failed")
         if last == "hangs":
             time.sleep(3600)
-        manifest = Manifest("s", "k1", "r1", (), 0.0)
+        manifest = WeightsManifest("s", "k1", "r1", (), 0.0)
         store.create(manifest_key(manifest.name), dump_manifest(manifest))
 """
 
