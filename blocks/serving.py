@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Engine(StrEnum):
-    """Its name and members are part of the block's stored schema (engines.command_lines)."""
+    """Its name and members are part of the block's stored schema (serving.engines)."""
 
     AUTO = "auto"
     VLLM = "vllm"

@@ -119,7 +119,7 @@ def get_checkpoint_urls(
     *,
     job_id: Annotated[str | None, Parameter(help="The job; the newest when left out.")] = None,
     unsigned: Annotated[
-        bool, Parameter(help="FileUrls as the store has them (file://, s3://).")
+        bool, Parameter(help="Addresses as the store has them (file://, s3://).")
     ] = False,
     remote: Remote = None,
     terminal: InjectedTerminal,
