@@ -6,7 +6,7 @@ from typing import Final
 
 RESERVED_PREFIX: Final = "BT_"
 RESERVED_NAMES: Final = ("PORT", "HOSTNAME")
-"""Variables that the platform may set besides (§5.1); a definition sets neither."""
+"""Further variables that the platform reserves. A definition must not set them."""
 JOB_ID_VARIABLE: Final = "BT_TRAINING_JOB_ID"
 LEADER_PORT_VARIABLE: Final = "BT_LEADER_PORT"
 SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"

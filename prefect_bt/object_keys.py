@@ -1,7 +1,7 @@
 """Keys of objects in a store, and the ids and quoted names in them.
 
 A stored job outlives any release of this package, so a key is never renamed, only added. Logical
-checkpoint paths: docs/compatibility.md. What a store holds:
+checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
 
     index/jobs/<job id>                       -> {"project_id"}; create-only, so ids are unique;
                                               with "deleted" once the job is: an id comes only once
@@ -61,7 +61,7 @@ _MAX_TEAM_BYTES: Final = 200
 
 
 def make_id() -> str:
-    """Seven lower-case alphanumerics (§5.1), not yet checked against a store."""
+    """Return a new id of seven lower-case letters and digits. It may be taken in a store."""
     import secrets  # 5 ms, of which a node has no use
 
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(JOB_ID_LENGTH))
@@ -166,5 +166,5 @@ def deleting_key(project_id: str, job_id: str) -> str:
 
 
 def logical_path(project_id: str, job_id: str, rank: int, relative: str) -> str:
-    """Where Baseten's layout (§8.2) shows a checkpoint's file; never a physical key."""
+    """Return the logical path of a checkpoint file. It is not the key of an object."""
     return f"{job_prefix(project_id, job_id)}/rank-{rank}/{relative}"

@@ -1,6 +1,6 @@
 """What a user writes: the classes of `truss_train.definitions` under their own names.
 
-One file a subject; which class is strict and which is open is §2.1. `loader` reads config files,
+One file a subject; each class is strict or open (base.py). `loader` reads config files,
 `jsonio` JSON documents, `overrides` applies what a push changes. Names that truss does not have:
 the checkpoint reference classes, `CheckpointReferenceError`, and everything from the last three.
 """

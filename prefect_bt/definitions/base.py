@@ -1,4 +1,4 @@
-"""The two behaviours every definition has one of: strict and closed, or lax and open (§2.1)."""
+"""Base classes of all definitions: strict and closed, or lax and open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving checkpoints, and naming earlier ones to start from (§2.6)."""
+"""Definitions for saving checkpoints and for references to earlier checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many nodes and what is in each: `Compute`, `AcceleratorSpec`, the memory grammar (§2.5)."""
+"""Definitions of nodes and their resources: `Compute`, `AcceleratorSpec`, memory sizes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Accelerator(StrEnum):
 
 
 def parse_accelerator(text: str) -> tuple[Accelerator, int]:
-    """`"H100:2"` -> `(Accelerator.H100, 2)`; surrounding blanks are ignored.
+    """Parse `"H100:2"` to `(Accelerator.H100, 2)`. Surrounding blanks are ignored.
 
-    `"H100:2:3"` is one H100, as in truss (§2.5). Raises ValueError.
+    `"H100:2:3"` is parsed as one H100, as in truss. Raises ValueError.
     """
     kind, *rest = text.strip().split(":")
     if not kind:
@@ -99,7 +99,7 @@ class Compute(StrictModel):
     availability_model: AvailabilityModel = AvailabilityModel.DEDICATED
 
     def model_dump(self, **kwargs: Any) -> dict[str, Any]:
-        """As pydantic, but `accelerator` is an object and `availability_model` text (§2.5)."""
+        """Dump as pydantic does, but `accelerator` as an object, `availability_model` as text."""
         data = super().model_dump(**kwargs)
         spec = self.accelerator
         if "accelerator" in data and spec is not None and spec.accelerator is not None:

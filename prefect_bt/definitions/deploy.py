@@ -1,4 +1,4 @@
-"""Serving checkpoints that a job left behind (§2.10)."""
+"""Definitions for serving the checkpoints of a job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrainingArtifactReference(OpenModel):
 
 
 class LoRADetails(OpenModel):
-    """`rank`: any integer; serving rounds it up to one that vLLM knows (§22 row 6)."""
+    """LoRA details. `rank` is any integer; serving rounds it up to a rank that vLLM accepts."""
 
     rank: int = DEFAULT_LORA_RANK
 
@@ -141,7 +141,7 @@ class DeployCheckpointsRuntime(StrictModel):
 
 
 class DeployCheckpointsConfig(StrictModel):
-    """Whatever is left out is asked for, or chosen, when it is deployed (§11)."""
+    """A deployment of checkpoints. Missing values are asked for or chosen at deployment."""
 
     checkpoint_details: CheckpointList | None = None
     model_name: str | None = None

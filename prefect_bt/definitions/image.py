@@ -1,4 +1,4 @@
-"""The container image and how its registry is authenticated (§2.4, the six-variant form)."""
+"""Definitions of the container image and of the authentication to its registry."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _AUTH_FIELDS: Final = {
 
 
 class DockerAuth(StrictModel):
-    """`auth_method` and exactly the one field that goes with it (§22 row 25)."""
+    """Registry authentication: `auth_method` and exactly the one field that belongs to it."""
 
     auth_method: DockerAuthType
     registry: str

@@ -1,4 +1,4 @@
-"""The two objects a config file is about: a project and the job to run in it (§2.2, §2.3)."""
+"""Definitions of a project and of the job to run in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from prefect_bt.definitions.workspace import Workspace
 class TrainingJob(StrictModel):
     """One execution. Without `name` it is called `job-<n>`; `priority=None` counts as 0.
 
-    All four weights auth methods are accepted (§22 row 7). With `enable_baseten_workdir` the
-    commands start in `/b10/workspace`, else in the image's own working directory.
+    All four authentication methods of weights are accepted. With `enable_baseten_workdir` the
+    commands start in `/b10/workspace`, else in the working directory of the image.
     """
 
     image: Image
@@ -33,7 +33,7 @@ class TrainingJob(StrictModel):
     enable_baseten_workdir: bool = True
 
     def model_dump(self, **kwargs: Any) -> dict[str, Any]:
-        """As pydantic, but `compute` is dumped by its own `model_dump` (§2.5)."""
+        """Dump as pydantic does, but `compute` by its own `model_dump`."""
         data = super().model_dump(**kwargs)
         if "compute" in data:
             data["compute"] = self.compute.model_dump()

@@ -1,13 +1,13 @@
-"""Definitions as JSON documents and back: what is stored with a job, and what a UI or REST sends.
+"""Convert definitions to JSON documents and back.
 
     {"name": "...", "team_name": null,
      "job": {"image": {...}, "compute": {..., "accelerator": {"accelerator": "H100", "count": 8}},
              "runtime": {...}, "interactive_session": null, "name": null, "priority": null,
              "workspace": null, "weights": [...], "enable_baseten_workdir": true}}
 
-JSON is not strict (§2.1): enums are plain strings and `"accelerator": "H100:8"` will do. Unknown
-fields are refused as they are in code. Fields that are left out take the defaults of the classes.
-A document says the same as the object it was made of: reading it gives an equal one.
+A document is stored with a job, and a UI sends one. Reading JSON is not strict: enums are plain
+strings and `"accelerator": "H100:8"` is accepted. Unknown fields are refused as in code. Missing
+fields take the defaults of the classes. Reading the document of an object gives an equal object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a push may change without editing the config file (§3.5).
+"""Apply the options of push that override values of the config file.
 
-None means not given; a value is never taken for absent because it equals a default. The warnings
-say which value of the config file gave way, in the cases of §3.5's table.
+None means that an option was not given; a value that equals a default still counts as given. A
+warning names each value of the config file that an option replaces. Which replacements warn:
+docs/compatibility.md, Validation at push.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What runs on every node, and with what around it (§2.6)."""
+"""Definitions of the start commands, the environment and the cache of every node."""
 
 from __future__ import annotations
 

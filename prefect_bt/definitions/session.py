@@ -1,4 +1,4 @@
-"""Opening a node to a person (§2.7)."""
+"""Definition of interactive sessions on a node."""
 
 from __future__ import annotations
 

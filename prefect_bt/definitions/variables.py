@@ -1,4 +1,4 @@
-"""Environment variables, and secrets, which are only names here (§2.6)."""
+"""Definitions of environment variables and of secret references."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Weights that a job finds mounted read-only, and how their source is authenticated (§2.9, §6.1).
+"""Definitions of weights, which are mounted read-only, and of the authentication to their sources.
 
-Two schemes are ours in addition to truss, which rejects them (decision 9): `file:///absolute/path`
-for a folder of this machine or a shared disk, and `bt://project[@job][/checkpoint]` for a
-checkpoint of an earlier job. `gcs://` and `http://` stay rejected.
+prefect_bt accepts two schemes that truss rejects: `file:///absolute/path` for a folder of this
+machine or a shared disk, and `bt://project[@job][/checkpoint]` for a checkpoint of an earlier job.
+`gcs://` and `http://` are rejected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which folders travel with a job (§2.8, rules in §3.2)."""
+"""Definition of the folders that are packed with a job (docs/compatibility.md, Workspace)."""
 
 from __future__ import annotations
 

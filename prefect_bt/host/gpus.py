@@ -37,7 +37,7 @@ _MODEL_PATTERNS: Final[tuple[tuple[str, str], ...]] = (
     (r"\bV100\b", "V100"),
     (r"\bRTX PRO 6000\b", "RTX_PRO_6000"),
 )
-"""First match wins; spellings of Baseten's Accelerator (§2.5)."""
+"""Patterns of device names and the Accelerator value of each. The first match wins."""
 
 
 class Gpu(NamedTuple):

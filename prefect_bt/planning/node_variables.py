@@ -18,7 +18,7 @@ from prefect_bt.planning.translation import (
 
 
 def platform_variables(project: TrainingProject, context: PlanContext, rank: int) -> dict[str, str]:
-    """Every row of §5.1 that applies."""
+    """Return the variables (docs/compatibility.md, Environment variables of a node)."""
     job = project.job
     variables = {
         "BT_TRAINING_JOB_ID": context.job_id,

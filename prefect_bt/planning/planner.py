@@ -215,7 +215,7 @@ def _plan_checkpoints(job: TrainingJob, context: PlanContext) -> CheckpointPlan 
 def _plan_weights_source(source: WeightsSource) -> WeightsPlan:
     allow, ignore = source.allow_patterns, source.ignore_patterns
     auth, secret = _plan_auth(source), source.secret_name or ""
-    # Everything that decides which bytes may be seen (§6.4); where they are mounted does not.
+    # The key covers all that decides which bytes a job may read; the mount location does not.
     identity = json.dumps([source.source, allow, ignore, astuple(auth), secret])
     return WeightsPlan(
         source=source.source,

@@ -1,10 +1,11 @@
-"""One uncompressed tar of a workspace, the same bytes for the same files (baseten-training §3.3).
+"""Write a workspace as one uncompressed tar, with the same bytes for the same files.
 
     <target>                  published by rename once it is complete and within the limit
     .<target>.<random>.tmp    beside it while it is written; removed on any failure
 
-Members are files and links only, sorted by name, owned by nobody, dated 1970; mode bits are kept.
-The content is streamed from the user's folder: no gathered copy exists.
+Members are files and links only, sorted by name, without an owner, dated 1970; mode bits are kept.
+The content is streamed from the user's folder without an intermediate copy. Rules:
+docs/compatibility.md, Workspace.
 """
 
 from __future__ import annotations

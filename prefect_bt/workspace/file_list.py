@@ -1,17 +1,15 @@
-"""From a layout to the exact list of files to pack, with nothing copied and nothing written.
-
-What becomes of each kind of entry (baseten-training §3.2, §3.3; "ours" where it is silent):
+"""List the files to pack for a layout. Nothing is copied or written.
 
     entry                direct layout                      gathered layout
     file                 packed                             packed
-    empty folder         vanishes                           vanishes
-    link to a file       kept as a link (see links)   its content is packed
-    link to a folder     dropped, noted as skipped          its content is packed
+    empty folder         left out                           left out
+    link to a file       kept as a link (links.py)          its content is packed
+    link to a folder     left out, noted as skipped         its content is packed
     broken link          error                              error
-    socket, fifo, device skipped with a note (ours)         skipped with a note (ours)
-    hard link            packed as a file (ours)            packed as a file
+    socket, fifo, device skipped with a note                skipped with a note
+    hard link            packed as a file                   packed as a file
 
-Ignored entries are left out before any of this, so a broken link in an ignored folder is no error.
+Ignored entries are left out first, so a broken link in an ignored folder is not an error.
 """
 
 from __future__ import annotations

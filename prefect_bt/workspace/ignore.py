@@ -1,8 +1,8 @@
-"""What is left out of a workspace: the built-in list, or the user's `.truss_ignore` in its place.
+"""Decide which entries of a workspace are ignored: by the built-in list or `.truss_ignore`.
 
-Both are in gitignore syntax. The built-in patterns are compatibility data (baseten-training §3.3):
-they drop user folders with ordinary names such as `lib/`, `build/` or `target/`, so whoever prints
-what was skipped should name the list.
+Both are in gitignore syntax; `.truss_ignore` replaces the built-in list. The built-in patterns are
+those of truss and must not change. They ignore folders with common names such as `lib/`, `build/`
+or `target/`, so messages about skipped entries should name the list.
 """
 
 from __future__ import annotations

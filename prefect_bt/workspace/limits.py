@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 MAX_WORKSPACE_BYTES: Final = 5 * 1024**3
-"""Of the archive, in bytes (baseten-training §3.3)."""
+"""Maximum size of the archive in bytes, as on Baseten."""
 
 MAX_WORKSPACE_ENTRIES: Final = 1_000_000
 """Ours: a small archive of empty files could otherwise use up every inode of a node's disk."""

@@ -1,7 +1,7 @@
-"""What a link in a packed folder becomes, so that it works in a node as it does here.
+"""Rewrite the links of a packed folder so that they work in a node.
 
-Truss keeps the text of every link to a file (baseten-training §3.3), also where the target stays
-behind; unpacking refuses links that lead outside, so here such a link carries its content instead.
+Truss keeps the text of every link to a file, even if its target is not packed. Unpacking refuses
+links that lead outside, so such a link is replaced by the content of its target.
 """
 
 from __future__ import annotations

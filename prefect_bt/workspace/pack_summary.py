@@ -16,7 +16,7 @@ from prefect_bt.workspace.pack_entry import IgnoredEntry, PackEntry
 from prefect_bt.workspace.roots import WorkspaceLayout
 
 LARGE_BYTES: Final = 10**9
-"""A workspace above this names its largest files (baseten-training §3.3: use an object store)."""
+"""Size from which push lists the largest files: data of that size belongs in an object store."""
 LARGEST_SHOWN: Final = 10
 _MAX_SCANNED: Final = 2_000
 """Entries of one ignored folder that are looked at for source files."""

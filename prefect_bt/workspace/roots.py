@@ -1,10 +1,10 @@
-"""Which folders a workspace is made of, decided before anything is read or written.
+"""Choose the folders of a workspace, before any file is read or written.
 
-Two kinds, with different rules for links (baseten-training §3.2, §3.3):
+There are two layouts, with different rules for links (docs/compatibility.md, Workspace):
 
     direct     no workspace fields set: the source folder itself is packed
     gathered   <root>/*  minus the excluded top-level names, then each external folder as a sibling
-               of them under its own name; links are followed, as a copy of the tree would
+               of them under its own name; links are followed, as in a copy of the tree
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def plan_layout(
     external_dirs: Sequence[str] = (),
     exclude_dirs: Sequence[str] = (),
 ) -> WorkspaceLayout:
-    """The layout for a config that lives in `source_dir`; reads folder listings, writes nothing.
+    """Return the layout for a config in `source_dir`. Reads folder listings, writes nothing.
 
-    Relative paths start at `source_dir`. Raises WorkspaceError for the cases of
-    baseten-training §3.2: the root does not contain `source_dir`, an exclude is not a direct child
-    of the root, an external folder is missing, no folder, or takes a name that is in use.
+    Relative paths start at `source_dir`. Raises WorkspaceError if the root does not contain
+    `source_dir`, if an exclude is not a direct child of the root, or if an external folder is
+    missing, is not a folder, or has a name that is in use.
     """
     config_dir = _resolve_source_dir(source_dir)
     if not workspace_root and not external_dirs and not exclude_dirs:

@@ -1,4 +1,4 @@
-"""What is refused before a byte of the archive is written (baseten-training §3.2, §3.3)."""
+"""Validate a workspace before the archive is written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Reads a config file: a Python file with exactly one definition of the wanted class (§3.1).
+"""Load a config file: a Python file with exactly one definition of the requested class.
 
-As in truss, but truss need not be installed (truss_names), modules beside the file can be imported
-(siblings), and every error is a DefinitionError that names file and line. Where truss raises
-ImportError or ValueError, the error is that as well.
+The rules are those of truss (docs/compatibility.md, Config files), with three differences: truss
+need not be installed (truss_compat), modules beside the file can be imported (sibling_imports), and
+every error is a DefinitionError that names file and line. An error that truss raises as ImportError
+or ValueError is also an instance of that class.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Imports of a config file's own folder, without a trace of them afterwards (decision 12).
+"""Import modules from the folder of a config file, and remove them afterwards.
 
-truss does not find a module that lies beside the config file; here it is found. A name is looked
-for in this order, and only the second and fourth are ours:
+truss does not find modules beside the config file; prefect_bt does. A name is looked up in this
+order; steps 2 and 4 are added by prefect_bt:
 
-    1. the standard library, truss (see truss_names), prefect_bt and what it stands on
+    1. the standard library, truss (see truss_compat), prefect_bt and its dependencies
     2. files and packages of the folder
-    3. everything installed
-    4. folders without `__init__.py`, which are often data and must not hide anything
+    3. all installed packages
+    4. folders without `__init__.py`, which often hold data and must not hide a package
 
-Modules of the folder are read afresh for each config file and forgotten when it is loaded, so two
-folders each have their own `helper.py`. `sys.path` is not touched and no `.pyc` is read or written:
-one is matched by size and whole seconds, which an edited digit can keep.
+Modules of the folder are read for each config file and removed when it is loaded, so two folders
+each have their own `helper.py`. `sys.path` is not changed and no `.pyc` is read or written: Python
+matches one by size and whole seconds, and an edit can leave both unchanged.
 """
 
 from __future__ import annotations

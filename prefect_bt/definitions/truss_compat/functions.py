@@ -1,4 +1,4 @@
-"""The functions of truss_train that a program calls, as prefect_bt does them (§3.6).
+"""Implement the functions of truss_train that programs call.
 
     truss_train.push, truss_train.public_api.push
     truss_train.loader         import_target, import_training_project,
@@ -7,7 +7,7 @@
     truss                      login
     truss.remote.remote_factory   RemoteFactory
 
-What only a hosted service can do raises HostedServiceError with one sentence.
+Functions that need the hosted service raise HostedServiceError with one sentence.
 """
 
 from __future__ import annotations

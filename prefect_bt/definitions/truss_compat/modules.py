@@ -1,4 +1,4 @@
-"""Modules that stand in for truss while a config file is imported (§2.11, decision 12).
+"""Provide modules that replace truss while a config file is imported.
 
     truss_train               the classes, `push`, and the four below as attributes
     truss_train.definitions   every class, `InteractiveSession` and its enums too
@@ -10,8 +10,8 @@
     truss.base.truss_config   AcceleratorSpec, Accelerator, DockerAuthType, the weights classes
     truss.remote.remote_factory   RemoteFactory
 
-They are made afresh for each config file, so none can spoil them for the next. For programs that
-are not config files: prefect_bt.compat.
+New modules are created for each config file, so that no config file can change them for the next
+one. Programs that are not config files use prefect_bt.compat (docs/truss.md).
 """
 
 from __future__ import annotations
