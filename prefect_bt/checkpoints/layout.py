@@ -1,14 +1,15 @@
-"""What is a checkpoint under the checkpoint directory. Pure: names and facts in, names out.
+"""Group the files of a checkpoint directory into checkpoints. Pure.
 
     <dir>/file                        part of the checkpoint `.`
     <dir>/checkpoint-10/...           `checkpoint-10`: a folder named after a step
     <dir>/v0-2025/checkpoint-10/...   `v0-2025/checkpoint-10`, at any depth (ms-swift)
-    <dir>/exp/merged/config.json ...  `exp/merged`: recognised by its files (Baseten Training §8.4)
-    <dir>/runs/...                    `runs`: any other top-level folder, with what is left in it
-    <dir>/tmp-checkpoint-10/...       nothing yet: a temporary name (HF Trainer)
+    <dir>/exp/merged/config.json ...  `exp/merged`: a folder whose files mark it as a model
+    <dir>/runs/...                    `runs`: any other top-level folder, with its remaining files
+    <dir>/tmp-checkpoint-10/...       no checkpoint yet: a temporary name (HF Trainer)
 
-The outermost folder named after a step wins, then the outermost recognised one: a pipeline's
-parts (`unet/config.json`) stay with it, and a final model saved above `checkpoint-N` moves nothing.
+The outermost folder named after a step wins, then the outermost model folder. So the parts of a
+pipeline (`unet/config.json`) stay with the pipeline, and a final model saved above `checkpoint-N`
+does not change the other checkpoints. Recognised types: docs/compatibility.md, Checkpoints.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class LocalCheckpoint:
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """What §8.3 records of a checkpoint. `type` is empty where nothing is recognised."""
+    """Type, base model and step of a checkpoint. `type` is empty if no type is recognised."""
 
     type: str = ""
     base_model: str | None = None
@@ -163,14 +164,14 @@ def is_marker_file(path: str) -> bool:
 
 
 def is_model_folder(paths: Collection[str]) -> bool:
-    """Whether files directly in a folder mark it as a model or adapter (§8.4)."""
+    """Return whether the files directly in a folder mark it as a model or adapter."""
     if not _MODEL_MARKERS.isdisjoint(paths):
         return True
     return "config.json" in paths and any(_is_weights(path) for path in paths)
 
 
 def read_metadata(name: str, paths: Collection[str], read_json: ReadJson) -> CheckpointMetadata:
-    """§8.4's table, and the step: `trainer_state.json` first, then the name."""
+    """Return the type, base model and step. `trainer_state.json` takes precedence for the step."""
     state = _as_dict(read_json("trainer_state.json")) if "trainer_state.json" in paths else {}
     told = _validate_step(state.get("global_step"))
     step = parse_step(name) if told is None else told

@@ -1,8 +1,9 @@
-"""Whether what a job wrote into its checkpoint directory is committed: the sync status of §8.1.
+"""Compute the checkpoint sync status of a job: whether its checkpoint directory is committed.
 
-It is read from what nodes and uploaders left in the store, so any machine that sees the store gets
-the same answer. The last attempt that began to run decides: it started from what was committed
-before it. A failed or incomplete upload has no status, but an error that says what is missing.
+The status is computed from records of nodes and uploaders in the store, so every machine with
+access to the store gets the same status. The last attempt that started to run determines it,
+because that attempt started from the checkpoints committed before it. After a failed or incomplete
+upload the status is None and an error names the missing part.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from prefect_bt.text.ranks import format_ranks
 SYNCING: Final = "SYNCING"
 JOB_COMPLETED: Final = "COMPLETED"
 CHECKPOINT_COMPLETE: Final = "COMPLETE"
-"""Status of a checkpoint; the API spells that of a job differently (§22, row 10)."""
+"""Status of a committed checkpoint. The status of a job is spelled COMPLETED."""
 _MAX_LISTED: Final = 3
 _UploadsByRank = Mapping[int, UploadStatus]
 

@@ -1,4 +1,4 @@
-"""Append to the events of one job: a numbered list of create-only objects (decision 004).
+"""Append to the events of one job: numbered create-only objects (docs/decisions/004).
 
 Each event names the epoch of its writer and a nonce. A writer that loses a number reads the list
 again; one that finds its own nonce there had won, and only the answer was lost.

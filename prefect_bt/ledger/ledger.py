@@ -110,7 +110,7 @@ class Ledger:
             return candidate
 
     def reserve_job_name(self, project_id: str) -> str:
-        """`job-<n>`, a counter a project that two pushes never share (decision 3)."""
+        """Reserve the next name `job-<n>` of the project and return it. No two pushes share one."""
         taken = sum(1 for _ in self.store.list(f"{project_prefix(project_id)}/names"))
         while True:
             taken += 1

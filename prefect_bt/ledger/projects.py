@@ -1,9 +1,9 @@
-"""The records of projects in the store: by id, by name, and by name within a team (§18).
+"""Read and write the records of projects: by id, by name, and by name within a team.
 
-A project belongs to one team for as long as it exists; the empty name is the default team. A name
-is unique within a team, so two teams can each own a project of the same name. The first team that
-uses a name has the plain key of the index, which is the layout of releases without teams; every
-further team has a key of its own. All keys are create-only, so two pushes share one project.
+A project belongs to one team permanently; the empty name is the default team. A name is unique
+within a team, so two teams can each own a project of the same name. The first team that uses a name
+has the plain key of the index, which is the layout of releases without teams; every further team
+has its own key. All keys are create-only, so two concurrent pushes share one project.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Projects:
     def find(self, name: str, *, team: str | None) -> ProjectRecord | None:
         """Return the project that a push goes to; None if the push is to create it.
 
-        Without a team, that is the only project of the name (§12, "Team resolution at push").
-        AmbiguousError if several teams have one.
+        Without a team, return the only project of that name. Raises AmbiguousError if several
+        teams have one.
         """
         named = self._find_by_name(name)
         if team is not None:
@@ -74,7 +74,8 @@ class Projects:
     def get(self, name_or_id: str, *, prefer: str | None = None) -> ProjectRecord:
         """Return a project by id first, then by name; of several teams, that of team `prefer`.
 
-        NotFoundError lists every valid id and name (§12), AmbiguousError the projects that match.
+        Raises NotFoundError, which lists all ids and names, or AmbiguousError, which lists the
+        projects that match.
         """
         by_id = self._read(name_or_id) if name_or_id.isalnum() else None
         if by_id is not None:

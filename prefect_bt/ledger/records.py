@@ -1,7 +1,6 @@
-"""What happened: states, attempts, outcomes. Spelled once, with the legal transitions.
+"""Stored records of jobs: events, attempts, outcomes, nodes and uploads.
 
-States and their meaning: Baseten Training §4.1. A retry of the same Prefect run reopens a job that
-did not complete (decision 7), which is why some terminal states may lead back to CREATED.
+The states of a job and their transitions are in states.py.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from prefect_bt.ledger.states import JobState
 
 
 class FailureClass(StrEnum):
-    """Which retry budget a failure draws on (decision 7)."""
+    """Class of a failure. Each class has its own retry budget."""
 
     USER = "user"
     INFRASTRUCTURE = "infrastructure"

@@ -1,4 +1,8 @@
-"""States of a job, and the legal transitions between them (Baseten Training §4.1)."""
+"""States of a job and the legal transitions between them.
+
+A retry reopens a job that did not complete, so FAILED, DEPLOY_FAILED and STOPPED can lead to
+CREATED. What each state means: docs/compatibility.md, Job states and transitions.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Levels of log lines, detected from their text (§14): DEBUG, INFO, WARNING, ERROR, or none.
+"""Detect the level of a log line from its text: DEBUG, INFO, WARNING, ERROR, or none.
 
-A level is a fact of the line's own form: a logger's prefix, a JSON field, a traceback. A level
-word inside a sentence, a counter or a progress bar is none: `0 errors` has no level.
+The form of the line decides: the prefix of a logger, a JSON field, a traceback. A level word inside
+a sentence, a counter or a progress bar does not count: `0 errors` has no level.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def parse_lines(data: bytes, *, rank: int = 0) -> Iterator[LogLine]:
 
 
 def render_line(line: LogLine, *, replica: str = "") -> str:
-    """As `truss train logs` prints it (§14): `[YYYY-mm-dd HH:MM:SS]: (replica) message`."""
+    """Render as `truss train logs` does: `[YYYY-mm-dd HH:MM:SS]: (replica) message`."""
     at = _format_local_time(line.timestamp // 10**9)
     return f"[{at}]: ({replica or line.replica}) {line.message}"
 

@@ -1,9 +1,10 @@
-"""Snapshots of a project's training cache in the store, for machines that do not have it (§7.1).
+"""Store snapshots of a project's training cache, for machines that do not have the cache.
 
     training_projects/<project id>/cache/<id of the state folder>.json    replaced as a whole
 
-One a machine that ran a job of the project, written when an attempt of a job with a cache ends. It
-holds a bounded number of entries, those nearest to the top, and totals of all.
+Each machine that ran a job of the project has one snapshot. It is written when an attempt of a job
+with a cache ends. It holds a bounded number of entries, those nearest to the top, and the totals of
+all entries.
 """
 
 from __future__ import annotations

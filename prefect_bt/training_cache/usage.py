@@ -1,13 +1,13 @@
-"""What lies in a project's training cache on this machine, entry by entry (§7.1).
+"""List the entries of a project's training cache on this machine.
 
     <state dir>/cache/projects/<project id>/     as `model/weights.bin`: paths in the project cache
     <state dir>/cache/bases/<project id>/        as `../huggingface/…`: beside it, as a job sees it
     <state dir>/cache/huggingface/<project id>/  as `../huggingface/…`, where the base has it
 
-Jobs may write meanwhile: what vanishes between being listed and being read is left out. Links are
-entries of their own and never followed, also where a folder becomes one while it is listed: each
-name of a path is opened relative to the descriptor of the folder above it. A name with several hard
-links counts each time.
+Jobs may write at the same time: an entry that disappears after it was listed is left out. Links are
+entries of their own and never followed, even if a folder becomes a link during the listing: each
+name of a path is opened relative to the descriptor of its parent folder. A file with several hard
+links counts once per name.
 """
 
 from __future__ import annotations

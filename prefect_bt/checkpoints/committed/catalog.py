@@ -24,7 +24,7 @@ _ID_LENGTH: Final = 8
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """One file of a checkpoint. `path` is relative to the rank's checkpoint directory (§8.2)."""
+    """One file of a checkpoint. `path` is relative to the rank's checkpoint directory."""
 
     path: str
     logical_path: str
@@ -123,7 +123,7 @@ def resolve_names(job_id: str, available: Collection[str], names: Collection[str
 
 
 def checkpoint_document(checkpoint: CommittedCheckpoint) -> dict[str, Any]:
-    """The JSON record of Baseten Training §8.3, with the step and attempt in addition."""
+    """Return the JSON record of a checkpoint (docs/compatibility.md, Checkpoints)."""
     return {
         "id": checkpoint.id,
         "checkpoint_id": checkpoint.checkpoint_id,

@@ -1,7 +1,7 @@
-"""Which committed checkpoints a job asks to find in its load directory (§9).
+"""Resolve the checkpoint references of a job's `load_checkpoint_config`.
 
-References are resolved before compute is taken; what does not exist is an error that lists what
-does.
+References are resolved before any node is launched. The error for an unknown checkpoint lists the
+known ones. The rules: docs/compatibility.md, Loading checkpoints.
 """
 
 from __future__ import annotations

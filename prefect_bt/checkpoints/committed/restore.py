@@ -1,8 +1,8 @@
-"""Committed checkpoints back onto a node: before a retry, and where a job asks to load others.
+"""Restore committed checkpoints on a node, before a retry or for `load_checkpoint_config`.
 
-Decision 7: before a retry's commands the checkpoint directory holds exactly what the job has
-committed for this rank, in the newest versions. All of it is brought back, also what the script had
-rotated away: it costs the disk and the time of that, until a retention policy deletes old ones.
+Before the commands of a retry run, the checkpoint directory holds exactly the newest versions that
+the job committed for this rank. Checkpoints that the script had rotated away are restored too. This
+takes disk space and time until a retention policy deletes old checkpoints.
 """
 
 from __future__ import annotations
@@ -107,13 +107,12 @@ def restore_directory(  # noqa: PLR0913 (all of them name one place)
 def load_checkpoints(
     store: Store, loaded: Sequence[LoadedCheckpoint], *, directory: Path, group_size: int
 ) -> None:
-    """Put checkpoints of other jobs where `BT_LOAD_CHECKPOINT_DIR` promises them (§9, §22.28).
+    """Download checkpoints of other jobs into the directory `BT_LOAD_CHECKPOINT_DIR`.
 
-        <directory>/rank-<n>/<name>/...     every rank's part, on every node
-        <directory>/<name>                  on a single node, a link to rank 0's
+        <directory>/rank-<n>/<name>/...     the part of every rank, on every node
+        <directory>/<name>                  on a single node, a link to the part of rank 0
 
-    Two checkpoints that claim one path with different bytes are refused. Raises StoreError and
-    CheckpointError.
+    Raises CheckpointError if two checkpoints have different bytes for one path, and StoreError.
     """
     wanted: dict[str, ManifestEntry] = {}
     names: list[str] = []

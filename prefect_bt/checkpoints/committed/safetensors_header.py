@@ -16,7 +16,7 @@ from prefect_bt.errors import CheckpointError
 from prefect_bt.object_store.protocols import SupportsGet
 
 MAX_HEADER_BYTES: Final = 10_000_000
-"""Bytes; a longer header is refused (§8.5)."""
+"""Maximum header length in bytes."""
 
 
 @dataclass(frozen=True)

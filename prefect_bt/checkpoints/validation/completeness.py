@@ -1,9 +1,10 @@
-"""Whether a checkpoint is whole: what its own files promise is there (decision 8). Pure.
+"""Decide whether a checkpoint is complete: all files that its own files require exist. Pure.
 
-A checkpoint is asked about its files (`validate_files`: each one's report, then the writers'
-rules), and one named after a step about what the step before it had (`validate_against_sibling`). A
-fault is a sentence; empty means none. It holds back for ever, so a rule is here only if no writer
-that has finished is known to break it; what merely looks like a beginning is a doubt (finished.py).
+`validate_files` checks the report of each file, then the rules of the known writers.
+`validate_against_sibling` compares a checkpoint named after a step with the previous step. Both
+return a sentence, or an empty string if nothing is missing. A fault blocks the commit permanently,
+so a rule is here only if no known writer breaks it after it has finished. Signs that a writer may
+still be at work are in finished.py. Why: docs/decisions/007.
 """
 
 from __future__ import annotations

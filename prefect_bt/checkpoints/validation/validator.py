@@ -106,7 +106,7 @@ class Validator:
         )
 
     def read_metadata(self, checkpoint: LocalCheckpoint) -> CheckpointMetadata:
-        """What §8.4 makes of it."""
+        """Return the type, base model and step of a checkpoint."""
 
         def read_json(path: str) -> Any:
             if path not in checkpoint.files or checkpoint.files[path].size > _MAX_CONFIG:

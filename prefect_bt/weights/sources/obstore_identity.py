@@ -1,7 +1,7 @@
-"""Roles and federated identities for sources of weights (§2.9), as obstore asks for them.
+"""Provide obstore with credentials from assumed roles and federated identities.
 
-Each function gets the first credential at once, so that a refusal is a sentence, and returns what
-obstore asks again when it runs out.
+Each function gets the first credential at once, so that a refusal becomes one error message. It
+returns a callable that obstore calls again when the credential expires.
 """
 
 from __future__ import annotations

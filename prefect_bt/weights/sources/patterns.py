@@ -1,7 +1,7 @@
-"""Which files of a source are wanted (§6.3). Pure.
+"""Select the files of a source by patterns. Pure.
 
-Unix shell globs where `*` stays within one folder: `*.safetensors` is the top level only, `**/`
-recurses. `allow_patterns` selects, then `ignore_patterns` removes.
+Patterns are Unix shell globs where `*` stays within one folder: `*.safetensors` matches the top
+level only, `**/` recurses. `allow_patterns` selects, then `ignore_patterns` removes.
 """
 
 from __future__ import annotations

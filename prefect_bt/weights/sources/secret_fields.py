@@ -1,7 +1,8 @@
-"""What a weights secret holds (§6.2): from its text to the fields a source needs. Pure.
+"""Parse the text of a weights secret into the fields that a source needs. Pure.
 
-An error names the keys that are expected, never a part of the secret: not even a wrong key's name,
-which may be a value in the wrong place. For the same reason no error here carries its cause.
+An error names the expected keys, never a part of the secret. It does not name a wrong key either,
+because that may be a value in the wrong place. For the same reason no error has a cause. Formats:
+docs/compatibility.md, Weights sources and their authentication.
 """
 
 from __future__ import annotations
