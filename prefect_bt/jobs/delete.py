@@ -1,9 +1,9 @@
-"""Delete a job or a project, for good (§19).
+"""Delete a job or a project permanently.
 
     marker -> holds? -> index says deleted -> job.json -> manifests -> the rest -> marker
 
-From the index on no reader finds the job, and its id is never given again. Killed at any point and
-run again, it goes on; what is refused is refused before anything has changed.
+Once the index says deleted, no reader finds the job, and its id is never used again. A deletion
+that was killed at any point continues when it is repeated. A refusal leaves everything unchanged.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ _CACHES = ("bases", "projects", "huggingface")
 
 
 def delete_job(ledger: Ledger, job_id: str, *, settings: Settings) -> dict[str, object]:
-    """Delete the job with its checkpoints, logs and what it left on this machine (§13's answer).
+    """Delete the job, its checkpoints, its logs and its files on this machine.
 
-    StateError while the job is not over, or while somebody needs a checkpoint of it; NotFoundError
-    when there is no such job, or nothing is left of it.
+    Return the ids of the job and of its project. Raises StateError if the job is not over or if
+    another job or a deployment needs one of its checkpoints, and NotFoundError if there is no such
+    job or nothing is left of it.
     """
     project_id = get_project_id(ledger, job_id)
     _delete(ledger, project_id, job_id, settings)
@@ -52,9 +53,9 @@ def delete_job(ledger: Ledger, job_id: str, *, settings: Settings) -> dict[str, 
 
 
 def delete_project(ledger: Ledger, name_or_id: str, *, settings: Settings) -> dict[str, object]:
-    """Delete every job of the project, then its records and this machine's caches of it (§19).
+    """Delete every job of the project, then its records and its caches on this machine.
 
-    Refused as a whole, before anything is deleted, where one of its jobs would be.
+    Raises StateError before anything is deleted if one of its jobs cannot be deleted.
     """
     project = ledger.get_project(name_or_id)
     jobs = list_project_jobs(ledger, project.id)

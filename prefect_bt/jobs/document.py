@@ -1,4 +1,4 @@
-"""A job as others read it: the TrainingJob document of §13 with what we know in addition."""
+"""Build the JSON document of a job (docs/compatibility.md, The job document)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def event_document(event: JobEvent) -> dict[str, Any]:
 
 
 def job_document(ledger: Ledger, record: JobRecord) -> dict[str, Any]:
-    """JSON-ready; the keys of §13, then ours from `attempts` on. Times are ISO 8601 in UTC."""
+    """Return the JSON-ready document. The keys from `attempts` on are additions of prefect_bt.
+
+    Times are in ISO 8601 format in UTC.
+    """
     events = ledger.list_events(record.id)
     last = events[-1] if events else JobEvent(JobState.PENDING, record.created_at)
     job = load_definition(record).job
@@ -186,9 +189,10 @@ def _resources_document(resources: Resources | None) -> dict[str, Any] | None:
 
 
 def _instance_type(compute: Compute, resources: Resources | None) -> dict[str, Any]:
-    """Ids read like `H200:2x8x128x1600`: type, nodes, GPUs a node, vCPUs, GiB (§13).
+    """Return the instance type. Its id looks like `H200:2x8x128x1600`.
 
-    What a node gets where that is known, else what the definition asks for.
+    The parts are GPU type, nodes, GPUs per node, vCPUs and GiB of memory: the resources of a node
+    if they are known, else the requested ones.
     """
     spec = compute.accelerator
     gpu = spec.accelerator.value if spec and spec.accelerator and spec.count else None

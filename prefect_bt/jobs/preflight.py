@@ -17,8 +17,8 @@ from prefect_bt.planning.planner import list_job_secret_names
 def assign_team(ledger: Ledger, project: TrainingProject) -> TrainingProject:
     """Return the project with the team that owns it in this store.
 
-    A project without a team goes to the only one of its name (§12); AmbiguousError if several
-    teams have one. A new project keeps the team it names.
+    A project without a team is the only stored project of its name. Raises AmbiguousError if
+    several teams have one. A new project keeps the team that its definition names.
     """
     known = ledger.find_project(project.name, team=project.team_name)
     owner = known.team_name if known else normalize_team(project.team_name or "")

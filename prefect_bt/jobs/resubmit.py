@@ -22,7 +22,7 @@ from prefect_bt.text.durations import parse_duration
 def retry(
     job_id: str, *, store: str | None = None, max_run_time: float | str | None = None
 ) -> dict[str, Any]:
-    """Start another attempt of a job that is over, under its own id and Prefect run (decision 7).
+    """Start another attempt of a job that is over, under its own id and Prefect run.
 
     It starts from the job's committed checkpoints. `max_run_time` replaces the job's limit, which
     counts all attempts. Raises StateError for a job that completed, or is not over yet;

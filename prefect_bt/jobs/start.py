@@ -1,8 +1,8 @@
-"""How an accepted job begins to run: through a deployment, or in a process of its own.
+"""Start the flow of an accepted job: through a deployment, or in a detached process.
 
-Decision 13: with a deployment named, its worker runs the flow; else a detached process on this
-machine does, on the Prefect API if there is one, on Prefect's temporary server if not. Importing
-this module imports next to nothing, so that the process can be started before anything else.
+If a deployment is named, its worker runs the flow. Otherwise a detached process on this machine
+runs it, with the configured Prefect API or with Prefect's temporary server (docs/decisions/005).
+This module imports almost nothing, so that the process can be started before anything else.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _schedule(ledger: Ledger, record: JobRecord, deployment: str) -> None:
 
 
 def default_secret_sources() -> tuple[SecretSource, ...]:
-    """Prefect Secret blocks, then the environment (decision 10)."""
+    """Return the default secret sources: Prefect Secret blocks, then the environment."""
     from prefect_bt.credentials.secrets import EnvironmentSecrets
     from prefect_bt.prefect_api.client import SecretBlocks
 

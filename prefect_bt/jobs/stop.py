@@ -1,7 +1,7 @@
-"""Stopping, settling and waiting for a job, from any process on any machine that sees its store.
+"""Stop, reconcile and wait for a job, from any process on any machine with access to its store.
 
-Stopping is one road (decision 11): a request in the job's record. Whoever runs the job sees it and
-stops the gang; when nobody runs it any more, the asker does so himself.
+A stop is a request in the job's record. The supervisor of the job reads it and stops the gang. If
+the job has no supervisor, the process that asked for the stop stops the gang.
 """
 
 from __future__ import annotations

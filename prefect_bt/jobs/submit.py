@@ -89,13 +89,12 @@ def push(  # noqa: PLR0913 (truss names them)
     retry_choices: RetryOverrides = NO_OVERRIDES,
     max_run_time: float | str | None = None,
 ) -> dict[str, Any]:
-    """Submit a job and return it once it is accepted, as `truss_train.push` does (§3.6).
+    """Submit a job and return its document once it is accepted, as `truss_train.push` does.
 
-    The result has the flat keys of a job, and the same job under `training_job` with its project
-    under `training_project`. A project may be one that an installed truss made. `remote` is
-    accepted for compatibility: a store has no remotes. `team_id` is the name of the team ("default"
-    is the default team); None leaves the config's. The
-    other choices are those of SubmitOptions.
+    The result has the flat keys of a job, the same job under `training_job` and its project under
+    `training_project`. `config` may be a project of an installed truss. `remote` is accepted for
+    compatibility and ignored. `team_id` is the name of a team ("default" is the default team); None
+    keeps the team of the config. The other parameters are those of SubmitOptions.
     """
     _ = remote
     options = SubmitOptions(
@@ -198,7 +197,7 @@ def dry_run(
 
 
 def recreate(job_id: str, *, options: SubmitOptions | None = None) -> dict[str, Any]:
-    """A new job from the stored definition and workspace of another (§4.2)."""
+    """Submit a new job with the stored definition and workspace of another job."""
     options = options or SubmitOptions()
     ledger = open_ledger(options.store)
     old = ledger.get_job(job_id)
@@ -245,7 +244,7 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
 
 
 def build_submission_document(ledger: Ledger, record: JobRecord, plan: GangPlan) -> dict[str, Any]:
-    """What push returns: flat, and nested as the docs of §3.6 claim."""
+    """Return the result of push: the flat job document, and the same under `training_job`."""
     flat = job_document(ledger, record)
     return {**flat, "notes": list(plan.notes), "training_job": flat}
 

@@ -180,7 +180,7 @@ def _base_from_own_checkpoints(
 def _base_from_loaded_checkpoints(
     ledger: Ledger, job: JobRecord, definition: TrainingProject, path: str
 ) -> BaseModel | None:
-    """Under the load directory, with its rank or without (§9)."""
+    """Find the base model among the loaded checkpoints, at a path with or without its rank."""
     load = definition.job.runtime.load_checkpoint_config
     inner = (
         _relative_path(normalize_path(load.download_folder), path) if load and load.enabled else ""

@@ -1,8 +1,8 @@
-"""What a committed checkpoint holds, as far as a server cares. Reads manifests, and no weights.
+"""Read the properties of a committed checkpoint that serving needs. Reads manifests, not weights.
 
-The recognition of §8.4 is that of `checkpoints.layout`, and was done when the checkpoint was taken;
-here is what serving asks in addition: whether the weights are there and whole, what goes with them,
-and what its adapter needs.
+`checkpoints.layout` recognised the type when the checkpoint was committed. Serving needs more:
+whether the weights are complete, which tokenizer and chat template belong to them, and what an
+adapter requires.
 """
 
 from __future__ import annotations

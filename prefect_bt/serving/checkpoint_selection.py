@@ -1,7 +1,7 @@
-"""Which checkpoints one server serves: the rules of §11.2.
+"""Select the checkpoints that one server serves (docs/compatibility.md, Serving).
 
-What is wished for comes from a `DeployCheckpointsConfig` or as names; what comes out is frozen, so
-that a checkpoint that is written anew while it is deployed is not served in its place.
+The request is a `DeployCheckpointsConfig` or a list of names. The result is frozen: a checkpoint
+that is written again during the deployment does not replace the selected version.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def select_models(
         base_model: An id of the Hub, a weights URI or a folder; over what the adapters tell.
         served_names: `<checkpoint>` or `<job id>/<checkpoint>` -> the name that it answers under,
             by default its own.
-        download_folder: Where the checkpoints are mounted (§11.5).
+        download_folder: Where the checkpoints are mounted.
     """
     if not requests:
         raise DefinitionError(
@@ -221,7 +221,7 @@ def _default_served_name(one: SelectedCheckpoint) -> str:
 def _choose_mount(
     one: SelectedCheckpoint, models: Sequence[SelectedCheckpoint], folder: str
 ) -> str:
-    """§11.5's path; one that would lie over another that is served too goes beside it."""
+    """Return the mount path of a checkpoint, changed if it would cover another served one."""
     place = normalize_path(f"{folder}/{one.job_id}/rank-0/{one.checkpoint}")
     others = {
         normalize_path(f"{folder}/{other.job_id}/rank-0/{other.checkpoint}")

@@ -1,6 +1,7 @@
-"""What is asked of somebody who left something out (§11.1), as data.
+"""Build the questions for missing options of a deployment, as data.
 
-A terminal shows a question and takes answers; a script gives them. Nothing is asked here.
+A terminal shows a question and reads the answers; a script passes them as options. This module asks
+nothing itself.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def accelerator_count_question(capacity: Capacity) -> Question:
 
 
 def compute_from_answers(kind: str, count: int = 1) -> Compute:
-    """What the two answers mean: nothing asked of CPUs and memory (§11.1)."""
+    """Return the compute for the two answers. It requests no CPUs and no memory."""
     if kind == NONE_OPTION:
         return Compute(cpu_count=0, memory="0Mi")
     spec = AcceleratorSpec(accelerator=Accelerator(kind), count=count)

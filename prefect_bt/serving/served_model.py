@@ -22,7 +22,7 @@ class CheckpointContents:
     """
 
     format: ModelWeightsFormat | None = None
-    """None where nothing tells (§8.4)."""
+    """None if the files do not show the format."""
     base_model: str = ""
     """As its writer spelled it: an id of the Hub, or a folder of the machine it was written on."""
     base_revision: str = ""

@@ -1,10 +1,11 @@
-"""The serving job: what is served, as a training project and the files of its workspace.
+"""Build the serving job: a training project and the files of its workspace.
 
-    weights       every checkpoint at §11.5's path, the base model beside them, read-only
+    weights       every checkpoint and the base model below the download folder, read-only
     commands      the engine, on $BT_LEADER_PORT
     workspace     served.json; for the embedded engine its program too
 
-A server writes nothing that is kept, so checkpointing is off. Secrets are names, as everywhere.
+A server writes nothing that is kept, so checkpointing is off. Secrets are references. Paths of the
+checkpoints: docs/compatibility.md, Serving.
 """
 
 from __future__ import annotations
@@ -148,11 +149,11 @@ def write_files(files: Mapping[str, str | Path], folder: Path) -> None:
 
 
 def resolve_compute(compute: Compute | None, capacity: Capacity) -> Compute:
-    """Return the compute with what a config leaves out, or asks nothing of (§11.1: no CPUs, 0Mi).
+    """Return the compute with values for what a config leaves out or sets to zero (no CPUs, 0Mi).
 
-    A server with GPUs gets their share, and one without may use the machine: nothing has to be
-    asked for. Where limits are enforced, a server without GPUs asks for all there is, because
-    nothing else tells what a model takes.
+    A server with GPUs gets the machine's share for them, and one without GPUs may use the whole
+    machine, so nothing has to be requested. Where limits are enforced, a server without GPUs
+    requests the whole machine, because the memory that a model needs is not known.
     """
     given, least = compute or Compute(), Compute()
     spec = given.accelerator

@@ -26,7 +26,7 @@ Key = Literal[
 ViewMode = Literal["tensors", "text", "url"]
 
 TEXT_LIMIT: Final = 1_000_000
-"""Bytes; files of this size and more are not shown, their address is (§8.5)."""
+"""Size in bytes from which a file's URL is shown instead of its content."""
 _PAGE: Final = 10
 _GAP: Final = "  "
 _PICKER_HINT: Final = "type to filter · enter, → open · esc leave"

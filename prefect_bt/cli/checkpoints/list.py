@@ -172,7 +172,7 @@ def get_checkpoint(
 
 
 def _file_documents(found: Sequence[CommittedCheckpoint], addresses: FileUrls) -> list[Document]:
-    """File records of §8.2."""
+    """Return a JSON record for each file of the checkpoints."""
     from prefect_bt.jobs.document import format_iso
 
     return [

@@ -1,4 +1,4 @@
-"""How the checkpoints of a job look: tables for people, csv and JSON for programs (§12)."""
+"""Render the checkpoints of a job as tables, csv and JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show_files(terminal: Terminal, name: str, files: Sequence[Document]) -> None
 
 
 def checkpoints_document(job_id: str, checkpoints: Sequence[Document]) -> Document:
-    """The JSON of `checkpoints list` (§12)."""
+    """Return the JSON document of `checkpoints list`."""
     return {
         "job_id": job_id,
         "total_checkpoints": len(checkpoints),

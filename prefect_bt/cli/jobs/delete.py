@@ -1,4 +1,4 @@
-"""`prefect-bt delete`: a job or a project, for good (§19)."""
+"""`prefect-bt delete`: delete a job or a project permanently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How projects and jobs look: the tables of §12. Times are local."""
+"""Render projects and jobs as tables. Times are local."""
 
 from __future__ import annotations
 

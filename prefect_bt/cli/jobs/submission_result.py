@@ -37,7 +37,7 @@ def print_and_follow(terminal: Terminal, document: dict[str, Any], follow: Follo
 
 
 def print_created(terminal: Terminal, document: dict[str, Any]) -> None:
-    """The success block of §12; the notes of the plan, each once."""
+    """Print the notes of the plan and the success block of a push."""
     job_id = str(document["id"])
     for note in document.get("notes") or ():
         terminal.info(f"note: {note}", style="dim")
@@ -73,7 +73,7 @@ def warn_of_open_folders(terminal: Terminal, store: str | None = None) -> None:
 
 
 def _has_cache(document: dict[str, Any]) -> bool:
-    """Whether the job was pushed with the training cache; the document of §13 does not say."""
+    """Return whether the job has a training cache. The job document does not contain this."""
     from prefect_bt.ledger.opening import load_definition, open_ledger
 
     record = open_ledger(document.get("store")).get_job(str(document["id"]))

@@ -164,7 +164,7 @@ def _projects(
 
 
 def _project(project: ProjectRecord, latest: Document | None) -> Document:
-    """TrainingProject JSON of §13."""
+    """Return the JSON document of a project."""
     from prefect_bt.jobs.document import format_iso
 
     created = format_iso(project.created_at)

@@ -119,7 +119,7 @@ def format_colored(shown: JobLine | DeduplicatedLine) -> str:
 
 
 def format_json(shown: JobLine | DeduplicatedLine) -> str:
-    """A line as §14 has it, with its attempt; a folded one with all of its ranks."""
+    """Render a line as JSON with its attempt; a deduplicated line with all of its ranks."""
     fields: dict[str, Any] = {
         "timestamp": str(shown.line.timestamp),
         "message": shown.line.message,

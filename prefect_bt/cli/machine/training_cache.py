@@ -1,4 +1,4 @@
-"""`prefect-bt cache summarize`: what a project keeps in its training cache (§7.1)."""
+"""`prefect-bt cache summarize`: list the files of a project's training cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a deployment looks before it starts, and once it serves (§11.4)."""
+"""Render a deployment before it starts and after it is ready."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""From options, a config and answers to what is deployed: the order of §11.1.
+"""Resolve options, a config file and answers of the user to a deployment.
 
-What is wrong with an option is said before anything is asked.
+Values are resolved in the order of docs/compatibility.md, Serving. Options are validated before the
+first question.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def _resolve_compute(desk: DeployInputs, substrate: str) -> Compute:
     spec = (
         parse_accelerator_option(given) if given is not None else _ask_accelerator(desk, substrate)
     )
-    compute = old or Compute(cpu_count=0, memory="0Mi")  # all there is (§11.1)
+    compute = old or Compute(cpu_count=0, memory="0Mi")  # no minimum: the machine decides
     return compute.model_copy(update={"accelerator": spec})
 
 

@@ -1,9 +1,9 @@
-"""The servers, as a literal table: each a pure function from what is served to a command.
+"""Build the command line of each engine. Pure.
 
-`vllm` is §11.5's command line. What is ours in addition: the base model is a folder that the
-weights mirror put there, a full model, a Whisper and a base answer under a name and not under their
-path, `--host`, and an adapter's chat template where all adapters share one. `VLLM_USE_V1=0` is left
-out, which newer releases refuse or do not know.
+`vllm` has the command line of Baseten's templates (docs/compatibility.md, Serving), with these
+differences: the base model is a folder of the weights mirror, a full model, a Whisper model and a
+base model have a served name instead of their path, `--host` is set, and a chat template is passed
+if all adapters share it. `VLLM_USE_V1=0` is not set, because newer releases reject or ignore it.
 
 `transformers` is `transformers serve` of the job's own Python, started by transformers_server.py.
 """
@@ -140,7 +140,7 @@ def count_accelerators(compute: Compute) -> int:
 
 
 def requested_memory(compute: Compute) -> str:
-    """Empty where the config says none, or none of it (§11.1: 0Mi)."""
+    """Return the requested memory; empty if the config does not set it or sets it to zero."""
     told = "memory" in compute.model_fields_set and not _ZERO_MEMORY.fullmatch(compute.memory)
     return compute.memory if told else ""
 
@@ -183,7 +183,7 @@ def vllm_argv(
     compute: Compute,
     listen: BindOptions,
 ) -> tuple[str, ...]:
-    """§11.5, flag by flag. DefinitionError for an adapter that vLLM does not load."""
+    """Return the vLLM command. Raises DefinitionError for an adapter that vLLM does not load."""
     builder = {
         ModelWeightsFormat.LORA: _vllm_lora,
         ModelWeightsFormat.FULL: _vllm_full,

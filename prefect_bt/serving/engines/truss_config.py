@@ -1,7 +1,7 @@
-"""What `truss push` would deploy: the config.yaml of §11.4, for those who want to see it or use it.
+"""Render the config.yaml with which `truss push` would deploy the same checkpoints.
 
-The text is YAML of the plainest kind, written here: PyYAML is no dependency of ours, and a JSON
-string is a YAML string.
+This module writes simple YAML itself: PyYAML is not a dependency, and a JSON string is a YAML
+string.
 """
 
 from __future__ import annotations
