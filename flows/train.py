@@ -1,13 +1,13 @@
-"""The `train` flow: one job of Baseten Training under Prefect.
+"""Run one training job as the Prefect flow `train`.
 
     accept-job -> mirror-weights (one a source) -> training-attempt
                                                      ├ provision
                                                      ├ run-node (one a rank)
                                                      └ upload-checkpoints
 
-`training-attempt` carries Prefect's retries, which are the job's attempts (decision 7). The flow is
-synchronous and supervises the gang in its main thread, because that is where Prefect's
-cancellation, Ctrl-C and SIGTERM arrive; nodes are processes of their own and write to files.
+Each Prefect retry of `training-attempt` is one attempt of the job (docs/decisions/003). The flow is
+synchronous and supervises the gang in its main thread, because Prefect's cancellation, Ctrl-C and
+SIGTERM arrive there. Nodes are separate processes and write to files.
 """
 
 from __future__ import annotations

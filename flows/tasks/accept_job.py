@@ -38,10 +38,10 @@ from prefect_bt.prefect_api.client import run_url
 
 @task(name="accept-job", cache_policy=NO_CACHE, persist_result=False)
 def accept_job(request: JobRequest, job: JobRun) -> JobContext | State[Any]:
-    """The job of this run: opened when there is one, made when there is none.
+    """Open the job of this run, or create it if there is none.
 
-    A run that is run again opens its job again (decision 7), unless it completed. A job that was
-    stopped before its first run began stays stopped. Failed for a job of another process.
+    Repeating a run reopens its job unless the job completed. A job that was stopped before its
+    first run started stays stopped. Return a Failed state if another process owns the job.
     """
     run_id = str(flow_run.get_id())
     try:
@@ -99,9 +99,9 @@ def mirror_job_weights(site: JobContext) -> bool:
 def mirror_weights(
     site: JobContext, source: WeightsPlan, stop: threading.Event
 ) -> str | State[Any]:
-    """Fetch one source, once, before any node exists (§6.4); returns where it lies.
+    """Mirror one source before any node is launched. Return the path of its local copy.
 
-    What the first mirror found is what the job has from then on, in all its attempts.
+    The first mirror pins the revision. All attempts of the job use that revision.
     """
     pin = site.ledger.read_pinned_weights(site.job_id).get(source.key)
     wanted = [source.secret] if source.secret else []

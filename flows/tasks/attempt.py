@@ -183,7 +183,7 @@ def run_node(site: JobContext, attempt: int, rank: int) -> State[Any]:
 
 @task(name="upload-checkpoints", cache_policy=NO_CACHE, persist_result=False)
 def upload_checkpoints(site: JobContext, gang: Gang) -> str:
-    """Wait for every rank's final flush; COMPLETED waits for it (decision 8)."""
+    """Wait for the final flush of every rank. A job is not COMPLETED before it ends."""
     _ = site
     gang.wait_for_flush(lambda _: None)
     left = [name for status in gang.statuses for name in status.uncommitted]
@@ -202,9 +202,9 @@ def record_failed_launch(site: JobContext, attempt: int) -> Generator[None]:
 
 @contextmanager
 def stop_gang_on_error(site: JobContext, gang: Gang) -> Generator[list[PrefectFuture[Any]]]:
-    """Whatever ends this block, no node goes on: the one road of decision 11.
+    """Stop every node of the gang if the block raises.
 
-    The futures of those who follow the nodes go into the list that is yielded.
+    Yield a list for the futures of the tasks that follow the nodes.
     """
     followers: list[PrefectFuture[Any]] = []
     try:

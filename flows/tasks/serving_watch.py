@@ -1,7 +1,8 @@
-"""Beside the gang of a serving revision: whether it answers, and whose the requests are.
+"""Watch a serving revision: check that its server answers, and route requests to it.
 
-The revision's own flow does it, because that is taken up again whatever dies (decision 010). It
-looks every second; what it finds is written down once an attempt, so that the next flow goes on.
+The flow of the revision runs this watch, because a supervisor recovers that flow after a crash
+(docs/decisions/010). It checks the server once a second. It records the result once per attempt, so
+that a recovered flow continues from it.
 """
 
 from __future__ import annotations

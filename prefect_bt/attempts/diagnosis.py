@@ -209,8 +209,8 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
         _INFRASTRUCTURE, "it ended in a way that nothing here has a word for", "See its log."
     ),
 }
-"""Class (decision 7) and cure of every cause. SIGKILL, SIGTERM and SIGHUP that we did not send are
-*infrastructure*, the other signals the program's own doing (docs/decisions/003)."""
+"""Class and remedy of every cause. SIGKILL, SIGTERM and SIGHUP that the supervisor did not send are
+*infrastructure*; other signals count as the program's own failure (docs/decisions/003)."""
 
 CAUSES_BY_EXIT_CODE: Final[dict[int, Cause]] = {
     2: Cause.USAGE,

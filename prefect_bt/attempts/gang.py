@@ -1,8 +1,8 @@
-"""One attempt of a gang: launch all or none, observe, fail fast, stop together, say how it ended.
+"""Run one attempt of a gang: launch all nodes or none, observe them, stop them together.
 
-The policy of decision 6 lives here once; a substrate only launches, observes and stops one node.
-The loop is synchronous and runs in the caller's thread, so that a signal or Ctrl-C reaches it, and
-the caller's `finally` can stop what it started.
+This module holds the policy for the end of a gang (docs/multinode.md). A substrate only launches,
+observes and stops single nodes. The loop is synchronous and runs in the caller's thread, so that a
+signal or Ctrl-C reaches it and the caller's `finally` can stop the nodes.
 """
 
 from __future__ import annotations

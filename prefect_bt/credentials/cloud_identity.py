@@ -1,7 +1,7 @@
-"""Roles and federated identities: who this machine is becomes who may read (§2.4, §2.9).
+"""Exchange the identity of this machine for cloud credentials: assumed roles, federated identities.
 
-What a service says in its refusals is not shown, its code is: an answer may repeat what it was
-sent.
+Error messages contain the error code of the service, not its text, because the text may repeat the
+request.
 """
 
 from __future__ import annotations

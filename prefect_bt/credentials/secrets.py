@@ -1,8 +1,8 @@
-"""Resolve secret references to values at the last moment.
+"""Resolve secret references to values just before they are used.
 
-Definitions hold names only (decision 10). A name is looked up in each source in turn; the edges of
-the package choose the sources (Prefect Secret blocks, then the environment). Values live in memory
-and in the environment of the commands, nowhere else.
+Definitions contain only names. A name is looked up in each source in turn; callers choose the
+sources (Prefect Secret blocks, then the environment). Values exist only in memory and in the
+environment of the commands.
 """
 
 from __future__ import annotations

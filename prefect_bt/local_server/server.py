@@ -1,9 +1,9 @@
-"""A Prefect server and a worker on this machine, started, kept alive, and stopped (decision 13).
+"""Start, watch and stop a Prefect server and a worker on this machine.
 
-With them a push begins within a second, runs have a UI, and schedules fire. What they are is
-written to the state folder (see prefect_bt.local_server.discovery); they send no usage data out.
-The server asks for the password of the state folder (see prefect_bt.local_server.password), and
-answers no other site's page.
+With them a push starts within a second, runs have a UI, and schedules run. Their addresses and
+process ids are in the state folder (prefect_bt.local_server.discovery). They send no usage data.
+The server requires the password of the state folder (prefect_bt.local_server.password) and rejects
+requests from pages of other sites.
 """
 
 from __future__ import annotations

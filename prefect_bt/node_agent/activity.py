@@ -1,6 +1,6 @@
-"""When a node last did something: wrote a line, wrote a checkpoint, used a hundredth of a core.
+"""Record when a node was last active: a log line, a checkpoint write, or 1 % of a core.
 
-The gang calls a rank quiet by this (decision 6), so it errs on the side of "active".
+The gang stops ranks that are quiet after another rank succeeded, so doubtful cases count as active.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From docker_auth and secrets to a user and password for one registry: the methods of §2.4.
+"""Resolve docker_auth and secrets to a user and password for one registry.
 
-A user and password travel in a header of the call to the Engine, and nowhere else. What is said of
-them names the method and the secrets, never a value, nor a part of one.
+User and password are sent only in a header of the call to the Engine. Messages name the method and
+the secrets, never a value or a part of one. The methods: docs/registries.md.
 """
 
 from __future__ import annotations

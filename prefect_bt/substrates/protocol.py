@@ -42,7 +42,7 @@ class Capacity:
     gpu_types: tuple[str, ...] = ()
     disk: int = 0
     exact_paths: bool = True
-    """False when the node's paths are mapped, not mounted (decision 5)."""
+    """Whether folders are mounted at the exact paths of the definition, not mapped."""
     mapped_reason: str = ""
     enforcement: Enforcement = Enforcement.NONE
 

@@ -67,7 +67,7 @@ def network_name(job_id: str, attempt: int, state_dir_id: str) -> str:
 
 
 def host_name(job_id: str, rank: int) -> str:
-    """As Baseten's nodes are called (§5.2), and resolved by the others of the gang."""
+    """Return the host name of a node, as on Baseten. The other nodes of the gang resolve it."""
     return f"baseten-training-job-{job_id}-multinode-{rank}"
 
 
