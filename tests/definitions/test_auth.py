@@ -1,4 +1,4 @@
-"""§2.4, §2.9: the six registry auth variants, the four of weights, and source URIs."""
+"""Check the six registry auth methods, the four of weights, and source URIs."""
 
 import pytest
 from pydantic import ValidationError

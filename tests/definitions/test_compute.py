@@ -1,4 +1,4 @@
-"""§2.5: the accelerator table, dumps, and our memory grammar."""
+"""Check accelerator texts, dumps of compute, and memory sizes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""§2.2 to §2.10: every field and its default, so that a renamed or moved one is noticed."""
+"""Check every field and its default, so that a renamed or moved field is noticed."""
 
 import pytest
 

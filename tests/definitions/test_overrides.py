@@ -1,4 +1,4 @@
-"""§3.5: what each option of push changes, and when it warns."""
+"""Check what each option of push changes, and when it warns."""
 
 import pytest
 

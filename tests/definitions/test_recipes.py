@@ -1,4 +1,4 @@
-"""Config folders in the styles that users write (§21): all load, and say what they should."""
+"""Load config folders in the styles of public recipes, and check their values."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""§2.6: the deprecated cache switch and the checkpoint references."""
+"""Check the deprecated cache switch and the checkpoint references."""
 
 import pytest
 from pydantic import ValidationError

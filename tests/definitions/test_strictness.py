@@ -1,4 +1,4 @@
-"""§2.1: what strict classes take and refuse, what open ones keep."""
+"""Check what strict classes accept and refuse, and what open classes keep."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""The ways in which public recipes start their training (§5.2, §21), run on this machine."""
+"""Run the start commands of public recipes on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of somebody who left something out (§11.1)."""
+"""Check the questions for missing options of a deployment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the built-in list and a `.truss_ignore` leave out (baseten-training §3.3)."""
+"""Check what the built-in list and a `.truss_ignore` leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lands in the archive, and under which name, mode and order (baseten-training §3.2, §3.3)."""
+"""Check the members of the archive: their names, modes and order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links, in a folder packed directly and in a gathered workspace (baseten-training §3.2, §3.3)."""
+"""Check links in a folder packed directly and in a gathered workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which folders are packed: every rule and refusal of baseten-training §3.2."""
+"""Check which folders are packed, and every refusal."""
 
 from __future__ import annotations
 

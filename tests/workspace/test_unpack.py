@@ -1,4 +1,4 @@
-"""A good archive becomes a folder: all of it or nothing, in any compression (ours; §3.3, §5.2)."""
+"""Check that an archive is unpacked completely or not at all, in any compression."""
 
 from __future__ import annotations
 

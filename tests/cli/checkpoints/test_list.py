@@ -1,4 +1,4 @@
-"""`checkpoints list` and `get_checkpoint_urls`, shapes of §8.5 and §12."""
+"""Check the output of `checkpoints list` and `get_checkpoint_urls`."""
 
 from __future__ import annotations
 

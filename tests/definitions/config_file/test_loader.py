@@ -1,4 +1,4 @@
-"""§3.1: which objects of a config file count, and what every failure says."""
+"""Check which objects of a config file count, and the message of every failure."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""config.yaml as truss reads it (§11.4, §11.5)."""
+"""Check the config.yaml that truss reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of §11.5 on a real vLLM, where one is installed: two adapters and their base."""
+"""Run the vLLM command line, if vLLM is installed, with two adapters and their base model."""
 
 from __future__ import annotations
 

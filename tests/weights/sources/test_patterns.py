@@ -1,4 +1,4 @@
-"""§6.3: `*` stays within a folder, `**/` recurses; allow selects, then ignore removes."""
+"""Check patterns: `*` stays within a folder, `**/` recurses; allow selects, ignore removes."""
 
 from __future__ import annotations
 
