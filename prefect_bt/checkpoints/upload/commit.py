@@ -35,7 +35,17 @@ from prefect_bt.errors import CheckpointError, StoreError
 from prefect_bt.ledger.records import RetentionPolicy
 from prefect_bt.object_store.protocols import Store
 
-STILL_WRITING: Final = "it is still being written"
+
+@dataclass(frozen=True)
+class Uncommitted:
+    """Why the store does not have a checkpoint. `reason` is a phrase for people."""
+
+    reason: str
+    is_changing: bool = False
+    """Whether its files still change, so that the next look may commit it."""
+
+
+STILL_WRITING: Final = Uncommitted("it is still being written", is_changing=True)
 
 
 class CheckpointCommitter:
@@ -78,8 +88,8 @@ class CheckpointCommitter:
 
     def commit(
         self, checkpoint: LocalCheckpoint, *, previous: LocalCheckpoint | None
-    ) -> tuple[str, Manifest | None]:
-        """Commit it; returns why not (empty when the store has it), and the manifest if it is new.
+    ) -> Manifest | Uncommitted | None:
+        """Commit it; returns the new manifest, None when the store needs none, or why not.
 
         `previous` is what this uploader took under that name before.
         """
@@ -87,19 +97,19 @@ class CheckpointCommitter:
             self._committed = self._open_index()
         committed = self._committed
         if checkpoint.files and _is_committed(checkpoint, committed, previous):
-            return "", None
+            return None
         if checkpoint.name in select_prunable([*committed.names, checkpoint.name], self._retention):
-            return "", None
+            return None
         fault = self._validate(checkpoint, committed)
         if fault:
-            return fault, None
+            return fault
         self._progress.begin(checkpoint.name, checkpoint.size)
         shop, finished = self._transfer_context(committed), False
         try:
             entries = upload_checkpoint(shop, checkpoint)
             kind = self._read_metadata(checkpoint) if entries is not None else None
             if entries is None or kind is None or not self._still(checkpoint):
-                return STILL_WRITING, None
+                return STILL_WRITING
             manifest = self._write_manifest(committed, checkpoint, entries, kind)
             finished = True
         finally:
@@ -108,10 +118,10 @@ class CheckpointCommitter:
                 self._progress.discard_current()
         if manifest is None:
             self._progress.mark_unchanged(checkpoint.name)
-            return "", None
+            return None
         self._progress.mark_committed(checkpoint.name, lag=time.time() - checkpoint.ctime_ns / 1e9)
         self._apply_retention(committed)
-        return "", manifest
+        return manifest
 
     def retain(self, paths: Mapping[str, object]) -> None:
         """Forget what was learned of files that are gone."""
@@ -160,15 +170,16 @@ class CheckpointCommitter:
             on_progress=self._progress.update_transfer,
         )
 
-    def _validate(self, found: LocalCheckpoint, committed: CommitIndex) -> str:
+    def _validate(self, found: LocalCheckpoint, committed: CommitIndex) -> Uncommitted | None:
         try:
-            return self._judge.validate(found, committed.find_references(found.name))
+            fault = self._judge.validate(found, committed.find_references(found.name))
         except (FileNotFoundError, NotADirectoryError):
             return STILL_WRITING
         except OSError as error:
             raise CheckpointError(
                 f"a file cannot be read: {error}", rank=self._origin.rank, cause=str(error)
             ) from error
+        return Uncommitted(fault) if fault else None
 
     def _read_metadata(self, found: LocalCheckpoint) -> CheckpointMetadata | None:
         try:

@@ -21,7 +21,7 @@ from typing import Final
 
 from prefect_bt.checkpoints.layout import LocalCheckpoint
 from prefect_bt.checkpoints.manifest import UploadOrigin
-from prefect_bt.checkpoints.upload.commit import STILL_WRITING, CheckpointCommitter
+from prefect_bt.checkpoints.upload.commit import STILL_WRITING, CheckpointCommitter, Uncommitted
 from prefect_bt.checkpoints.upload.progress import UploadProgress
 from prefect_bt.checkpoints.upload.retry_queue import RetrySchedule
 from prefect_bt.checkpoints.volume_links import VolumeMounts, Volumes
@@ -40,7 +40,7 @@ _MAX_FLUSH_ROUNDS: Final = 10
 _MAX_FAILURES_IN_A_ROW: Final = 3
 """Checkpoints in a row that the store refuses before the others are spared the waiting."""
 
-_Uncommitted = dict[str, str]
+_Uncommitted = dict[str, Uncommitted]
 _Failures = dict[str, StoreError | CheckpointError]
 
 
@@ -199,7 +199,7 @@ class Uploader:
             if self._taker.progress_counter > moved:
                 deadline, moved = now + self._options.stall_timeout, self._taker.progress_counter
             again = rounds < _MAX_FLUSH_ROUNDS and (
-                bool(failures) or STILL_WRITING in left.values()
+                bool(failures) or any(one.is_changing for one in left.values())
             )
             if any(isinstance(error, StoreError) for error in failures.values()):
                 again = now < deadline
@@ -213,7 +213,8 @@ class Uploader:
             f"Rank {self._origin.rank}, checkpoint {name}: {error}"
             for name, error in failures.items()
         ]
-        why = left | {name: error.what for name, error in failures.items()}
+        why = {name: one.reason for name, one in left.items()}
+        why |= {name: error.what for name, error in failures.items()}
         return self._progress.update(
             flushed=True,
             waiting=(),
@@ -255,9 +256,9 @@ class Uploader:
             refused = 0
             self._retries.record_success(name)
             self._waiting.pop(name, None)
-            if why:
-                left[name] = self._waiting[name] = why
-            if why == STILL_WRITING:
+            if why is not None:
+                left[name], self._waiting[name] = why, why.reason
+            if why is not None and why.is_changing:
                 self._settling.reset(name)
             else:
                 self._done[name] = found
@@ -270,14 +271,14 @@ class Uploader:
 
     def _try_commit(
         self, found: LocalCheckpoint
-    ) -> tuple[str, StoreError | CheckpointError | None]:
+    ) -> tuple[Uncommitted | None, StoreError | CheckpointError | None]:
         """Why it is not committed, and what went wrong."""
         try:
             return self._commit_isolated(found), None
         except (StoreError, CheckpointError) as error:
-            return "", error
+            return None, error
 
-    def _commit_isolated(self, found: LocalCheckpoint) -> str:
+    def _commit_isolated(self, found: LocalCheckpoint) -> Uncommitted | None:
         """What is odd about one checkpoint is a fault of that one, and costs no other."""
         try:
             return self._commit(found)
@@ -288,17 +289,19 @@ class Uploader:
             what = f"it cannot be taken: {type(error).__name__}: {error}"
             raise CheckpointError(what, rank=self._origin.rank, cause=str(error)) from error
 
-    def _commit(self, found: LocalCheckpoint) -> str:
+    def _commit(self, found: LocalCheckpoint) -> Uncommitted | None:
         if not self._directory.is_unchanged(found):
             return STILL_WRITING
-        why, version = self._taker.commit(found, previous=self._done.get(found.name))
-        if version is not None:
+        result = self._taker.commit(found, previous=self._done.get(found.name))
+        if isinstance(result, Uncommitted):
+            return result
+        if result is not None:
             self._retries.reset_delays()
         is_part = found is not self._directory.checkpoints.get(found.name)
-        is_model = version is None or bool(version.type) or version.step is not None
-        if not why and (is_part or not is_model):
+        is_model = result is None or bool(result.type) or result.step is not None
+        if is_part or not is_model:
             self._not_before[found.name] = time.monotonic() + self._options.recommit_interval
-        return why
+        return None
 
     def _is_unchanged(self, found: LocalCheckpoint) -> bool:
         """Nothing of it changed, and nothing came to it but logs."""

@@ -11,6 +11,7 @@ import pytest
 from prefect_bt.checkpoints.committed import verify_committed
 from prefect_bt.checkpoints.committed.commit_index import CommitIndex
 from prefect_bt.checkpoints.upload import transfer
+from prefect_bt.checkpoints.upload.commit import STILL_WRITING
 from prefect_bt.checkpoints.upload.uploader import UploadOptions
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import RetentionPolicy
@@ -260,6 +261,20 @@ def test_a_file_that_never_stops_changing_is_named(store, ckpts, monkeypatch):
     status = flush(store, ckpts)
     assert status.uncommitted == ("best: it is still being written",)
     assert listed(store) == {}
+    assert len(count) == 3, "one for each round"
+
+
+def test_a_fault_in_the_words_of_a_change_is_no_change(store, ckpts, monkeypatch):
+    folders.write(ckpts / "best", {"a": b"1"})
+    looks = []
+
+    def validate(self, found, references):
+        looks.append(found.name)
+        return STILL_WRITING.reason
+
+    monkeypatch.setattr("prefect_bt.checkpoints.upload.commit.Validator.validate", validate)
+    assert flush(store, ckpts).uncommitted == ("best: it is still being written",)
+    assert looks == ["best"], "the flush decides by the result, not by its text"
 
 
 def test_a_store_that_fails_for_a_while(tmp_path, ckpts):
