@@ -94,7 +94,7 @@ def mirror_weights(
         future: Any = mirror_one.submit(site, plan, looked_in, stop)  # pyright: ignore[reportUnknownMemberType]
         return future
 
-    futures = mirror_all(plans, submit, stop_requested=lambda: "", keep_going=True)
+    futures = mirror_all(plans, submit, stop_requested=lambda: False, keep_going=True)
     outcomes = [_outcome(futures[plan.key]) for plan in plans]
     rows = [_row(plan, one) for plan, one in zip(plans, outcomes, strict=True)]
     _show(rows)

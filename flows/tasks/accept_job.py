@@ -88,7 +88,7 @@ def mirror_job_weights(site: JobContext) -> bool:
 
     with watch_for_stop(site) as stopped:
         mirror_all(plans, submit, stop_requested=stopped)
-        asked = bool(stopped())
+        asked = stopped()
     if asked:
         transition_job(site, JobState.STOPPED, message="Stopped while its weights were mirrored.")
         return False

@@ -41,7 +41,7 @@ from prefect_bt.flows.tasks.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.upload_progress import report_upload_progress
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.ledger.fencing_epochs import Superseded
-from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome
+from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
 
 LOG_FOLLOW_SECONDS = 5.0
@@ -81,7 +81,7 @@ def training_attempt(site: JobContext) -> str:
         return _start_attempt(site, stop)
 
 
-def _start_attempt(site: JobContext, stop_requested: Callable[[], str]) -> str:
+def _start_attempt(site: JobContext, stop_requested: Callable[[], bool]) -> str:
     """The next attempt, from what the last one left to its own end."""
     finalize_unfinished_attempts(site, reason="the process that ran it died")
     wait_before_retry(site, stop_requested)
@@ -108,7 +108,7 @@ def _start_attempt(site: JobContext, stop_requested: Callable[[], str]) -> str:
 
 
 def _watch_to_end(
-    site: JobContext, gang: Gang, stop_requested: Callable[[], str], *, adopted: bool = False
+    site: JobContext, gang: Gang, stop_requested: Callable[[], bool], *, adopted: bool = False
 ) -> str:
     """Watch the gang to its end. `adopted`: another process launched it, and is dead."""
     attempt = gang.attempt
@@ -216,7 +216,7 @@ def stop_gang_on_error(site: JobContext, gang: Gang) -> Generator[list[PrefectFu
         record_outcome(site, gang.interrupted_outcome(why))
         raise
     except BaseException:
-        gang.shut_down("stopped")
+        gang.shut_down(StopReason.STOPPED)
         wait(followers, timeout=LOG_FOLLOW_SECONDS)
         record_outcome(site, gang.make_outcome())
         raise
@@ -271,6 +271,6 @@ def _make_status_observer(site: JobContext, attempt: int) -> Callable[[Sequence[
 def _node_state(status: NodeStatus) -> State[Any]:
     if status.phase is NodePhase.LOST or (status.exit_code and not status.reason):
         return Failed(message=diagnose_node(status).message)
-    if status.reason and status.reason != "straggler":
+    if status.reason and status.stop_reason is not StopReason.STRAGGLER:
         return Cancelled(message=f"Ended: {status.reason}.")
     return Completed(message="Exited with 0.")

@@ -25,8 +25,8 @@ POLL_INTERVAL = 0.1
 MIN_REPORTED_SECONDS = 0.05
 
 
-def wait_before_retry(site: JobContext, stop_requested: Callable[[], str]) -> None:
-    """Until the policy lets the next attempt begin, or `stop_requested` says something.
+def wait_before_retry(site: JobContext, stop_requested: Callable[[], bool]) -> None:
+    """Until the policy lets the next attempt begin, or `stop_requested` is true.
 
     Nothing is waited for before a first attempt, nor before one that a person asked for. After a
     crash of the flow the time since the last attempt's end counts. While it waits the job is

@@ -48,37 +48,37 @@ def watch_for_stop(site: JobContext) -> Generator[StopWatcher]:
 
 
 class StopWatcher:
-    """Called often, looks seldom; once it has said "stopped" it goes on saying so."""
+    """Called often, looks seldom; once it has returned True it goes on doing so."""
 
     def __init__(self, site: JobContext) -> None:
         self._site = site
-        self._reason = ""
+        self._stopped = False
         self._record_due = self._prefect_due = self._epoch_due = 0.0
         self._pause = MIN_RUN_POLL_INTERVAL
         self._run_id = flow_run.get_id()
         self._events = _CancellationListener(str(self._run_id))
 
-    def __call__(self) -> str:
-        """Return "stopped", or "" while no stop was requested.
+    def __call__(self) -> bool:
+        """Return whether a stop was requested.
 
         Raises Superseded when another machine runs the job.
         """
         now = time.monotonic()
-        if not self._reason and now >= self._record_due:
+        if not self._stopped and now >= self._record_due:
             self._record_due = now + RECORD_POLL_INTERVAL
             # A store that does not answer says nothing; the next look is soon.
             with suppress(StoreError):
                 self._check_epoch(now)
                 if self._site.ledger.find_stop_request(self._site.job_id):
-                    self._reason = "stopped"
-        if not self._reason and (now >= self._prefect_due or self._events.poll()):
+                    self._stopped = True
+        if not self._stopped and (now >= self._prefect_due or self._events.poll()):
             cancelled = self._is_run_cancelled()
             self._prefect_due = now + self._next_poll_delay(answered=cancelled is not None)
             if cancelled:
-                self._reason = "stopped"
+                self._stopped = True
                 with suppress(StoreError):
                     self._site.ledger.request_stop(self._site.job_id, by="Prefect's cancellation")
-        return self._reason
+        return self._stopped
 
     def close(self) -> None:
         """Idempotent."""

@@ -105,13 +105,13 @@ def mirror_all(
     plans: Sequence[WeightsPlan],
     submit: SubmitMirror,
     *,
-    stop_requested: Callable[[], str],
+    stop_requested: Callable[[], bool],
     keep_going: bool = False,
 ) -> dict[str, PrefectFuture[Any]]:
     """All sources, two at a time; the tasks by key, without those that never began.
 
     The first that fails ends the others and is raised, unless `keep_going`. Once `stop_requested`
-    says so, all end soon, and nothing is raised.
+    is true, all end soon, and nothing is raised.
     """
     stop, waiting = threading.Event(), deque(plans)
     futures: dict[str, PrefectFuture[Any]] = {}

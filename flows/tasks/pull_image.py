@@ -31,7 +31,7 @@ _PERCENT_STEP: Final = 10.0
 """Per cent of the way between two words to Prefect."""
 
 
-def ensure_image(site: JobContext, stop_requested: Callable[[], str]) -> bool:
+def ensure_image(site: JobContext, stop_requested: Callable[[], bool]) -> bool:
     """Have the job's image where its nodes are launched; False when asked to stop meanwhile.
 
     ImageError, SecretError. What the first attempt got is what the job runs from then on.
@@ -40,14 +40,14 @@ def ensure_image(site: JobContext, stop_requested: Callable[[], str]) -> bool:
         return True
     with _stop_event(stop_requested) as stop:
         state = pull_image(site, stop, return_state=True)
-    asked = bool(stop_requested())
+    asked = stop_requested()
     if not asked:
         state.result()
     return not asked
 
 
 @contextmanager
-def _stop_event(stop_requested: Callable[[], str]) -> Generator[threading.Event]:
+def _stop_event(stop_requested: Callable[[], bool]) -> Generator[threading.Event]:
     """An event that is set as soon as somebody asks to stop, or this block ends."""
     stop = threading.Event()
 

@@ -17,10 +17,7 @@ from prefect_bt.errors import (
     StoreError,
     SubstrateError,
 )
-from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
-
-ORPHANED: Final = "orphaned"
-"""The reason of a node that found nobody owning its job any more (commands.stop_signal)."""
+from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, StopReason
 
 _USER, _INFRASTRUCTURE = FailureClass.USER, FailureClass.INFRASTRUCTURE
 _DEPLOY = FailureClass.DEPLOY
@@ -312,7 +309,7 @@ def determine_cause(status: NodeStatus) -> Cause:
         return status.cause
     if status.phase is NodePhase.LOST or is_agent_lost(status):
         return Cause.NODE_LOST
-    if status.reason == ORPHANED:
+    if status.stop_reason is StopReason.ORPHANED:
         return Cause.ORPHANED
     return Cause.STAGING_FAILED if status.started_at is None else _determine_exit_cause(status)
 

@@ -8,19 +8,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from prefect_bt.attempts.diagnosis import ORPHANED, find_signal, is_agent_lost
-from prefect_bt.host.nodes.container_pipes import CONTAINER_GONE
-from prefect_bt.ledger.records import NodePhase, NodeStatus
+from prefect_bt.attempts.diagnosis import find_signal, is_agent_lost
+from prefect_bt.ledger.records import NodePhase, NodeStatus, StopReason
 from prefect_bt.text.ranks import format_ranks
-
-STOPPED: Final = "stopped"
-"""Somebody asked the job to stop; also what a node says that was sent a signal itself."""
-STRAGGLER: Final = "straggler"
-MAX_RUN_TIME: Final = "maximum run time"
-"""The job's commands have run as long as they may."""
 
 _MAX_EXIT_CODES: Final = 3
 _OUR_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGKILL})
+_NEVER_REQUESTED: Final = frozenset({StopReason.ORPHANED, StopReason.CONTAINER_GONE})
 
 
 def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -> bool:
@@ -31,9 +25,9 @@ def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -
     """
     if status.phase is NodePhase.LOST or is_agent_lost(status) or _failed_setup(status):
         return False
-    if status.reason in {"", ORPHANED, CONTAINER_GONE}:
+    if not status.reason or status.stop_reason in _NEVER_REQUESTED:
         return False
-    if requested_at is None and status.reason == STOPPED:
+    if requested_at is None and status.stop_reason is StopReason.STOPPED:
         return False
     if requested_at is None or status.ended_at is None or status.ended_at >= requested_at:
         return True
@@ -89,7 +83,7 @@ def _end_clause(status: NodeStatus, requested_at: float | None) -> str:
         return _LOST
     if _failed_setup(status):
         return _NOT_SET_UP
-    if status.reason == ORPHANED:
+    if status.stop_reason is StopReason.ORPHANED:
         return _ORPHANED
     asked = ended_on_request(status, requested_at=requested_at)
     if asked or status.exit_code is None:

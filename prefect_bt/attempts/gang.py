@@ -10,25 +10,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
-from prefect_bt.attempts.diagnosis import (
-    ORPHANED,
-    Diagnosis,
-    diagnose_cause,
-    diagnose_node,
-    is_agent_lost,
-)
+from prefect_bt.attempts.diagnosis import Diagnosis, diagnose_cause, diagnose_node, is_agent_lost
 from prefect_bt.attempts.failure_summary import (
-    MAX_RUN_TIME,
-    STOPPED,
-    STRAGGLER,
     ended_on_request,
     format_moment,
     summarize_other_ranks,
 )
 from prefect_bt.attempts.max_run_time import RunTimeLimit
 from prefect_bt.errors import SubstrateError
-from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, Outcome
+from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.line_format import parse_lines
 from prefect_bt.planning.plan import GangPlan
@@ -41,6 +33,8 @@ STRAGGLER_SECONDS = 3600.0
 RESPONSE_TIMEOUT = 60.0
 """Longest wait for an agent to report the end of the commands after a forced stop, in seconds. It
 kills for ten seconds at most, on a machine that may be busy."""
+
+_SAVE_GRACE_REASONS: Final = frozenset({StopReason.STOPPED, StopReason.MAX_RUN_TIME})
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ class Gang:
     """The limit of the job's commands, if it has one."""
     first_failed_rank: int | None = None
     statuses: list[NodeStatus] = field(default_factory=list[NodeStatus])
-    _stop_reason: str = ""
+    _stop_reason: StopReason | str = ""
     _stop_requested_at: dict[int, float] = field(default_factory=dict[int, float])
     """Rank -> when this gang told it to stop."""
     _is_user_stop: bool = False
@@ -88,12 +82,12 @@ class Gang:
     def watch(
         self,
         *,
-        stop_requested: Callable[[], str],
+        stop_requested: Callable[[], bool],
         on_change: Callable[[Sequence[NodeStatus]], None],
     ) -> None:
         """Until every node's commands have ended.
 
-        `stop_requested` returns the reason to stop, or "". `on_change` sees every change of status.
+        `stop_requested`: whether a user stopped the job. `on_change` sees every change of status.
         """
         while True:
             before, self.statuses = self.statuses, [h.observe() for h in self.handles]
@@ -112,13 +106,13 @@ class Gang:
             if self.statuses != before:
                 on_change(self.statuses)
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: StopReason | str) -> None:
         """Polite signal to every node that still runs; the shared grace starts now."""
         if self._stop_reason:
             return
         self._stop_reason = reason
         running = self._list_running()
-        if running and reason in {STOPPED, MAX_RUN_TIME} and self.save_grace is not None:
+        if running and reason in _SAVE_GRACE_REASONS and self.save_grace is not None:
             self.grace = self.save_grace()
         now = self.timing.wall_clock()
         self._deadline = self.timing.monotonic() + self.grace
@@ -126,10 +120,10 @@ class Gang:
             self._stop_requested_at[handle.rank] = now
             handle.stop(reason=reason, grace=self.grace)
 
-    def shut_down(self, reason: str) -> None:
+    def shut_down(self, reason: StopReason | str) -> None:
         """Stop, wait for the shared grace, force, flush: for a caller on its way out."""
         self.stop(reason)
-        self.watch(stop_requested=lambda: "", on_change=lambda _: None)
+        self.watch(stop_requested=lambda: False, on_change=lambda _: None)
         self.wait_for_flush(lambda _: None)
 
     def is_over(self) -> bool:
@@ -143,9 +137,9 @@ class Gang:
         base = self._base_outcome()
         if self.first_failed_rank is not None:
             return self._failure_outcome(base, self.first_failed_rank)
-        if self._stop_reason == STOPPED:
+        if self._stop_reason is StopReason.STOPPED:
             return replace(base, state=JobState.STOPPED, message="Stopped as asked.")
-        if any(status.reason == MAX_RUN_TIME for status in self.statuses):
+        if any(status.stop_reason is StopReason.MAX_RUN_TIME for status in self.statuses):
             return self._run_time_outcome(base)
         for status in self.statuses:
             if _has_failed(status):
@@ -180,21 +174,21 @@ class Gang:
 
     # -- the rules --------------------------------------------------------------------------
 
-    def _apply_policy(self, stop: str) -> None:
-        self._is_user_stop = self._is_user_stop or stop == STOPPED
+    def _apply_policy(self, stop: bool) -> None:
+        self._is_user_stop = self._is_user_stop or stop
         self._record_first_failure()
         if self.first_failed_rank is not None:
             self.stop(f"rank {self.first_failed_rank} failed")
         elif stop:
-            self.stop(stop)
+            self.stop(StopReason.STOPPED)
         elif self._is_run_time_exceeded():
-            self.stop(MAX_RUN_TIME)
+            self.stop(StopReason.MAX_RUN_TIME)
         self._stop_stragglers()
         self._force_when_due()
         self._kill_unresponsive_when_due()
 
     def _record_first_failure(self) -> None:
-        if self.first_failed_rank is not None or self._stop_reason == STOPPED:
+        if self.first_failed_rank is not None or self._stop_reason is StopReason.STOPPED:
             return
         failed = [s for s in self.statuses if s.commands_ended and _has_failed(s)]
         failed = [s for s in failed if not self._ended_on_request(s)]
@@ -204,7 +198,7 @@ class Gang:
 
     def _ended_on_request(self, status: NodeStatus) -> bool:
         """By us, or by whoever watched this gang before: such a rank is no failure."""
-        wanted = self._is_user_stop and status.reason == STOPPED
+        wanted = self._is_user_stop and status.stop_reason is StopReason.STOPPED
         return wanted or ended_on_request(
             status, requested_at=self._stop_requested_at.get(status.rank)
         )
@@ -222,7 +216,7 @@ class Gang:
             waited = now - self._first_success_at
             if (quiet and waited > QUIET_SECONDS) or waited > STRAGGLER_SECONDS:
                 late = waited > STRAGGLER_SECONDS + self.grace
-                handle.stop(reason=STRAGGLER, force=late)
+                handle.stop(reason=StopReason.STRAGGLER, force=late)
                 if late and self._kill_deadline is None:
                     self._kill_deadline = now + RESPONSE_TIMEOUT
 
@@ -340,9 +334,13 @@ def read_log_tail(handle: NodeHandle) -> tuple[str, ...]:
 
 def _has_failed(status: NodeStatus) -> bool:
     """Of a node whose commands have ended. One that never ran them failed if it says why."""
-    if status.phase is NodePhase.LOST or is_agent_lost(status) or status.reason == ORPHANED:
+    if (
+        status.phase is NodePhase.LOST
+        or is_agent_lost(status)
+        or status.stop_reason is StopReason.ORPHANED
+    ):
         return True
-    if status.reason == STRAGGLER:
+    if status.stop_reason is StopReason.STRAGGLER:
         return False
     return bool(status.exit_code) or (status.exit_code is None and bool(status.reason))
 

@@ -38,6 +38,7 @@ from prefect_bt.ledger.records import (
     FailureClass,
     JobRecord,
     Outcome,
+    StopReason,
 )
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.log_archive import LogArchiver
@@ -235,9 +236,11 @@ def _finalize(
     seen = [handle.observe() for handle in nodes]
     ended = all(status.commands_ended for status in seen)
     complete = len(nodes) == site.project.job.compute.node_count
-    by_themselves = ended and complete and not any(status.reason == "stopped" for status in seen)
+    by_themselves = (
+        ended and complete and not any(status.stop_reason is StopReason.STOPPED for status in seen)
+    )
     stopped = bool(site.ledger.find_stop_request(site.job_id)) and not by_themselves
-    gang.shut_down("stopped" if stopped else reason)
+    gang.shut_down(StopReason.STOPPED if stopped else reason)
     return (
         gang.make_outcome() if stopped or (ended and complete) else gang.interrupted_outcome(reason)
     )

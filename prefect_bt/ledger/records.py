@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from prefect_bt.ledger.states import JobState
 
@@ -94,6 +94,27 @@ class NodePhase(StrEnum):
     """Its process is gone without having said how it ended."""
 
 
+class StopReason(StrEnum):
+    """The values of NodeStatus.reason that decisions depend on.
+
+    Any other value is a description for people. Values are stored: add, never respell.
+    """
+
+    STOPPED = "stopped"
+    """A user stopped the job; also the reason of a node that received a signal itself."""
+    STRAGGLER = "straggler"
+    """It was quiet or late after another rank had exited with 0."""
+    ORPHANED = "orphaned"
+    """No process owned the job any more (commands.stop_signal)."""
+    MAX_RUN_TIME = "maximum run time"
+    """The job's commands have run as long as they may."""
+    CONTAINER_GONE = "its container is gone"
+    """The container ended while commands ran in it."""
+
+
+_STOP_REASONS: Final = {known.value: known for known in StopReason}
+
+
 @dataclass(frozen=True)
 class NodeStatus:
     """What a node last said of itself. Times are epoch seconds; `exit_code` as a shell gives it."""
@@ -103,7 +124,7 @@ class NodeStatus:
     exit_code: int | None = None
     signal: int | None = None
     reason: str = ""
-    """Why it ended, when that is not the commands' own doing: stopped, orphaned, staging failed."""
+    """Why it ended, when that is not the commands' own doing: a StopReason or a description."""
     command: int | None = None
     """Index of the start command that runs or ran last."""
     started_at: float | None = None
@@ -116,6 +137,11 @@ class NodeStatus:
     oom: bool = False
     cause: Cause | None = None
     """What the substrate itself knows of why; None: exit code, signal and phase tell."""
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """The reason, unless it is empty or a description."""
+        return _STOP_REASONS.get(self.reason)
 
     @property
     def commands_ended(self) -> bool:

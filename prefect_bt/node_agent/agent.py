@@ -16,10 +16,10 @@ from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.host import processes
 from prefect_bt.host.mounts import namespace
 from prefect_bt.host.mounts.volumes import NodePaths, ensure_volumes, local_store_folder
-from prefect_bt.host.nodes.container_pipes import CONTAINER_GONE, ContainerRecord, Pipes
+from prefect_bt.host.nodes.container_pipes import ContainerRecord, Pipes
 from prefect_bt.host.nodes.files import StatusFile, read_record
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
-from prefect_bt.ledger.records import Cause, NodePhase
+from prefect_bt.ledger.records import Cause, NodePhase, StopReason
 from prefect_bt.node_agent import staging
 from prefect_bt.node_agent.activity import ActivityMonitor
 from prefect_bt.node_agent.command_environment import (
@@ -337,7 +337,7 @@ class Agent:
         self.log.write_platform(
             "the container is gone: it was killed or removed, or its Engine restarted"
         )
-        return CONTAINER_GONE
+        return StopReason.CONTAINER_GONE
 
     def _log_flush_result(self, uploader: UploaderProcess) -> None:
         said, error = uploader.read_status(), uploader.failure_reason()

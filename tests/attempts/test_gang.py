@@ -10,7 +10,7 @@ import pytest
 from prefect_bt.attempts.diagnosis import CAUSES
 from prefect_bt.attempts.gang import RESPONSE_TIMEOUT, Gang, Timing, launch_gang
 from prefect_bt.errors import SubstrateError
-from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
+from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, StopReason
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
 from prefect_bt.substrates.protocol import Capacity, NodeHandle
@@ -168,8 +168,8 @@ def run(*scripts: Script, stop_at: float | None = None) -> tuple[Simulated, Gang
         timing=pace_of(clock, 0.5),
     )
 
-    def stop_requested() -> str:
-        return "stopped" if stop_at is not None and clock.now >= 1000 + stop_at else ""
+    def stop_requested() -> bool:
+        return stop_at is not None and clock.now >= 1000 + stop_at
 
     gang.watch(stop_requested=stop_requested, on_change=lambda _: None)
     gang.wait_for_flush(lambda _: None)
@@ -274,7 +274,7 @@ def over(*statuses: NodeStatus) -> Gang:
         timing=pace_of(clock),
         started_at=1000.0,
     )
-    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
     return gang
 
 
@@ -315,7 +315,7 @@ def test_a_stop_that_another_process_began_is_a_stop() -> None:
     done = ended(0, 143, 1001.0, "stopped")
     node = SimulatedNode(0, 0, Script(), clock, 1000.0, ended=done)
     gang = Gang(0, [node], timing=pace_of(clock), started_at=1000.0)
-    gang.watch(stop_requested=lambda: "stopped", on_change=lambda _: None)
+    gang.watch(stop_requested=lambda: True, on_change=lambda _: None)
     assert gang.make_outcome().state is JobState.STOPPED
 
 
@@ -330,7 +330,7 @@ def test_a_node_whose_agent_dies_is_noticed_while_its_uploader_flushes() -> None
         timing=pace_of(clock),
         started_at=1000.0,
     )
-    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
     assert gang.first_failed_rank == 0
     assert other.stops == [("rank 0 failed", False)]
     assert clock.now < 1010
@@ -342,7 +342,7 @@ def test_commands_that_somebody_kills_are_infrastructure_and_the_first_failure()
     clock.sleep(5)
     assert nodes[1].kill_commands()
     gang = Gang(0, nodes, timing=pace_of(clock), started_at=1000.0)
-    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
     outcome = gang.make_outcome()
     assert (outcome.failed_rank, outcome.cause) == (1, Cause.KILLED)
     assert outcome.failure is FailureClass.INFRASTRUCTURE
@@ -364,7 +364,7 @@ def test_an_attempt_that_nobody_watched_to_its_end_was_cut_short() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "reason", "asked"),
-    [(None, "stopped", 1), (None, "its flow died", 0), (5, "stopped", 0)],
+    [(None, StopReason.STOPPED, 1), (None, "its flow died", 0), (5, StopReason.STOPPED, 0)],
 )
 def test_what_a_last_save_needs_is_asked_for_nodes_that_run_and_are_to_stop(
     seconds: float | None, reason: str, asked: int

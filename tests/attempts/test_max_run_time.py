@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from prefect_bt import codec
-from prefect_bt.attempts.failure_summary import MAX_RUN_TIME
 from prefect_bt.attempts.gang import Gang, launch_gang
 from prefect_bt.attempts.lifecycle import adopt_gang, launch_failure_outcome
 from prefect_bt.attempts.max_run_time import (
@@ -38,6 +37,7 @@ from prefect_bt.ledger.records import (
     Outcome,
     RetryBudget,
     ServingRef,
+    StopReason,
 )
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
@@ -47,7 +47,7 @@ from tests.node_agent.rig import JOB, Rig, make_plan, wait_line, with_checkpoint
 
 
 def watch(gang: Gang) -> Outcome:
-    gang.watch(stop_requested=lambda: "", on_change=lambda _: None)
+    gang.watch(stop_requested=lambda: False, on_change=lambda _: None)
     gang.wait_for_flush(lambda _: None)
     return gang.make_outcome()
 
@@ -67,8 +67,8 @@ def test_a_gang_is_stopped_politely_once_all_attempts_together_are_at_the_limit(
     stubborn = replace(FOR_EVER, ignores_sigterm=True)
     substrate, gang = launched(FOR_EVER, stubborn, limit=3600.0, used=3500.0)
     outcome = watch(gang)
-    assert substrate.nodes[0].stops == [(MAX_RUN_TIME, False)]
-    assert substrate.nodes[1].stops == [(MAX_RUN_TIME, False), (MAX_RUN_TIME, True)]
+    assert substrate.nodes[0].stops == [(StopReason.MAX_RUN_TIME, False)]
+    assert substrate.nodes[1].stops == [(StopReason.MAX_RUN_TIME, force) for force in (False, True)]
     assert outcome.nodes[0].ended_at == 1100.0
     assert (outcome.state, outcome.cause, outcome.failure, outcome.failed_rank) == (
         JobState.FAILED,
@@ -91,7 +91,7 @@ def test_other_ends_stay_what_they_are() -> None:
     failed = watch(launched(Script(5, code=3), FOR_EVER, limit=10)[1])
     assert (failed.failed_rank, failed.cause) == (0, Cause.COMMAND_FAILED)
     substrate, gang = launched(FOR_EVER, limit=10)
-    gang.watch(stop_requested=lambda: "stopped", on_change=lambda _: None)
+    gang.watch(stop_requested=lambda: True, on_change=lambda _: None)
     assert gang.make_outcome().state is JobState.STOPPED
     # A step of the wall clock is no run time.
     substrate, gang = launched(Script(50), limit=60)

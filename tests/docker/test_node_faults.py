@@ -15,10 +15,9 @@ import pytest
 
 from prefect_bt.attempts.diagnosis import diagnose_node
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.nodes.container_pipes import CONTAINER_GONE
 from prefect_bt.host.nodes.handle import NODE_GONE
 from prefect_bt.host.processes import find_marked_processes
-from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus
+from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, StopReason
 from prefect_bt.planning.plan import Resources, Volume, VolumeKind
 from prefect_bt.substrates.docker.container import container_name
 from prefect_bt.substrates.docker.substrate import DockerContainerSubstrate
@@ -44,7 +43,7 @@ TAKES_MEMORY = "dd if=/dev/zero of=/dev/null bs=300M count=1"
 
 
 def assert_taken_away(status: NodeStatus) -> None:
-    assert (status.phase, status.reason) == (NodePhase.DONE, CONTAINER_GONE)
+    assert (status.phase, status.reason) == (NodePhase.DONE, StopReason.CONTAINER_GONE)
     assert (status.exit_code, status.signal) == (137, 9)
     assert (status.cause, status.oom) == (Cause.KILLED, False)
     assert diagnose_node(status).failure_class is FailureClass.INFRASTRUCTURE

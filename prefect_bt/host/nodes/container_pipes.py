@@ -28,8 +28,6 @@ from prefect_bt.host.state_folder import NodeFolder
 MOUNTED_AT: Final = "/.prefect-bt"
 PIPE_NAMES: Final = ("orders", "signals", "reports", "output")
 READY: Final = "ready"
-CONTAINER_GONE: Final = "its container is gone"
-"""The reason in the status of a node whose container ended while commands ran in it."""
 _ESCAPED_BYTE: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
 
 INIT_SCRIPT: Final = f"""

@@ -14,6 +14,7 @@ from typing import Final
 from prefect_bt.host.job_lock import is_owned
 from prefect_bt.host.nodes.files import NodeStopRequest, read_record
 from prefect_bt.host.state_folder import NodeFolder, NodeRecord
+from prefect_bt.ledger.records import StopReason
 
 TERMINATION_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_INTERVAL: Final = 0.1
@@ -45,7 +46,7 @@ class StopMonitor:
         """Ask every voice, each at its own pace; call it as often as you like."""
         now = time.monotonic()
         if self._signal:
-            self._request_stop("stopped", now + self._grace)
+            self._request_stop(StopReason.STOPPED, now + self._grace)
         if now - self._looked >= POLL_INTERVAL:
             self._looked = now
             self._check_request(now)
@@ -61,7 +62,9 @@ class StopMonitor:
         request = read_record(NodeStopRequest, self._folder.stop_request)
         if request is not None:
             grace = self._grace if request.grace is None else request.grace
-            self._request_stop(request.reason or "stopped", now + grace + FORCE_MARGIN_SECONDS)
+            self._request_stop(
+                request.reason or StopReason.STOPPED, now + grace + FORCE_MARGIN_SECONDS
+            )
             self.force = self.force or request.force
 
     def _check_owner(self, now: float) -> None:
@@ -71,7 +74,7 @@ class StopMonitor:
         if is_owned(Path(self._record.state_dir), self._record.job_id):
             self._last_owned = now
         elif now - self._last_owned >= limit:
-            self._request_stop("orphaned", now + self._grace)
+            self._request_stop(StopReason.ORPHANED, now + self._grace)
 
     def _request_stop(self, reason: str, deadline: float) -> None:
         if not self.reason:

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Final
 
 from prefect_bt import codec
 from prefect_bt.errors import SubstrateError
-from prefect_bt.host.nodes.container_pipes import CONTAINER_GONE, ContainerRecord
+from prefect_bt.host.nodes.container_pipes import ContainerRecord
 from prefect_bt.host.nodes.files import read_record, write_text_atomic
 from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.host.state_folder import state_dir_id
-from prefect_bt.ledger.records import Cause, NodeStatus
+from prefect_bt.ledger.records import Cause, NodeStatus, StopReason
 from prefect_bt.substrates.docker.container import LEADER_PORT, container_name, network_name
 from prefect_bt.substrates.docker.engine import SUBSTRATE_NAME, DockerEngine
 
@@ -35,7 +35,8 @@ class DockerNodeHandle(HostHandle):
     def observe(self) -> NodeStatus:
         status = super().observe()
         self._remove_lingering(status)
-        if not status.commands_ended or status.reason != CONTAINER_GONE or status.cause:
+        gone = status.stop_reason is StopReason.CONTAINER_GONE
+        if not status.commands_ended or not gone or status.cause:
             return status
         explained = self._add_cause(status)
         if explained != status and status.is_over:
