@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from enum import IntEnum, auto
 from typing import Final
 
 from prefect_bt.attempts.diagnosis import find_signal, is_agent_lost
@@ -53,50 +54,70 @@ def summarize_other_ranks(
 
     `requested_at`: rank -> when this gang told it to stop.
     """
-    others = [status for status in statuses if status.rank != first.rank]
-    groups: dict[str, list[NodeStatus]] = {}
-    for status in others:
-        groups.setdefault(_end_clause(status, requested_at.get(status.rank)), []).append(status)
-    by_code = sorted(how for how in groups if how.startswith(_EXITED_PREFIX))
-    if len(by_code) > _MAX_EXIT_CODES:
-        merged = [status for how in by_code for status in groups.pop(how)]
-        codes = ", ".join(sorted({str(one.exit_code) for one in merged}, key=lambda c: (len(c), c)))
-        groups[f"{_EXITED_PREFIX}{codes}"] = merged
-    said = [_format_clause(how, groups[how], first) for how in sorted(groups, key=_clause_order)]
+    groups: dict[tuple[_RankEnd, str], list[NodeStatus]] = {}
+    for status in statuses:
+        if status.rank != first.rank:
+            end = _rank_end(status, requested_at.get(status.rank))
+            codes = str(status.exit_code) if end is _RankEnd.EXITED else ""
+            groups.setdefault((end, codes), []).append(status)
+    exited = [key for key in groups if key[0] is _RankEnd.EXITED]
+    if len(exited) > _MAX_EXIT_CODES:
+        codes = ", ".join(sorted((code for _, code in exited), key=lambda c: (len(c), c)))
+        groups[_RankEnd.EXITED, codes] = [one for key in exited for one in groups.pop(key)]
+    said = [_format_clause(end, codes, groups[end, codes], first) for end, codes in sorted(groups)]
     then = f"Then {', '.join(said)}." if said else ""
     return " ".join(filter(None, [then, _format_upload_errors(statuses)]))
 
 
-# A group's key is what its clause says; "was" becomes "were" for several.
-_EXITED_PREFIX: Final = "exited with "
-_SUCCEEDED: Final = "had exited with 0"
-_STOPPED: Final = "was stopped"
-_KILLED: Final = "had to be killed"
-_LOST: Final = "was lost"
-_ORPHANED: Final = "stopped, unwatched"
-_NOT_SET_UP: Final = "could not be set up"
-_CLAUSE_ORDER: Final = (_SUCCEEDED, _LOST, _NOT_SET_UP, _ORPHANED, _STOPPED, _KILLED)
+class _RankEnd(IntEnum):
+    """How a rank ended, in the order of the clauses."""
+
+    EXITED = auto()
+    SUCCEEDED = auto()
+    LOST = auto()
+    NOT_SET_UP = auto()
+    ORPHANED = auto()
+    STOPPED = auto()
+    KILLED = auto()
 
 
-def _end_clause(status: NodeStatus, requested_at: float | None) -> str:
+_CLAUSES: Final[dict[_RankEnd, tuple[str, str]]] = {
+    _RankEnd.EXITED: (
+        "exited with {codes} by itself{delay}",
+        "exited with {codes} by themselves{delay}",
+    ),
+    _RankEnd.SUCCEEDED: ("had exited with 0", "had exited with 0"),
+    _RankEnd.LOST: ("was lost", "were lost"),
+    _RankEnd.NOT_SET_UP: ("could not be set up", "could not be set up"),
+    _RankEnd.ORPHANED: ("stopped, unwatched", "stopped, unwatched"),
+    _RankEnd.STOPPED: ("was stopped", "were stopped"),
+    _RankEnd.KILLED: ("had to be killed", "had to be killed"),
+}
+"""What is said of one rank, and of several."""
+
+
+def _rank_end(status: NodeStatus, requested_at: float | None) -> _RankEnd:
     if status.phase is NodePhase.LOST or is_agent_lost(status):
-        return _LOST
+        return _RankEnd.LOST
     if _failed_setup(status):
-        return _NOT_SET_UP
+        return _RankEnd.NOT_SET_UP
     if status.stop_reason is StopReason.ORPHANED:
-        return _ORPHANED
+        return _RankEnd.ORPHANED
     asked = ended_on_request(status, requested_at=requested_at)
     if asked or status.exit_code is None:
-        return _KILLED if find_signal(status) == signal.SIGKILL else _STOPPED
-    return f"{_EXITED_PREFIX}{status.exit_code}" if status.exit_code else _SUCCEEDED
+        killed = find_signal(status) == signal.SIGKILL
+        return _RankEnd.KILLED if killed else _RankEnd.STOPPED
+    return _RankEnd.EXITED if status.exit_code else _RankEnd.SUCCEEDED
 
 
-def _format_clause(how: str, group: Sequence[NodeStatus], first: NodeStatus) -> str:
-    several = len(group) > 1
-    words = how.replace("was ", "were ", 1) if several else how
-    if how.startswith(_EXITED_PREFIX):
-        words += f" by {'themselves' if several else 'itself'}{_format_delay(group, first)}"
-    return f"{format_ranks(one.rank for one in group)} {words}"
+def _format_clause(
+    end: _RankEnd, codes: str, group: Sequence[NodeStatus], first: NodeStatus
+) -> str:
+    one, several = _CLAUSES[end]
+    words = (several if len(group) > 1 else one).format(
+        codes=codes, delay=_format_delay(group, first)
+    )
+    return f"{format_ranks(status.rank for status in group)} {words}"
 
 
 def _format_delay(group: Sequence[NodeStatus], first: NodeStatus) -> str:
@@ -104,10 +125,6 @@ def _format_delay(group: Sequence[NodeStatus], first: NodeStatus) -> str:
     if not ends or first.ended_at is None:
         return ""
     return f" within {max(1, math.ceil(max(ends) - first.ended_at))} s"
-
-
-def _clause_order(how: str) -> tuple[int, str]:
-    return (_CLAUSE_ORDER.index(how) + 1 if how in _CLAUSE_ORDER else 0, how)
 
 
 def _format_upload_errors(statuses: Sequence[NodeStatus]) -> str:

@@ -39,6 +39,16 @@ def node(rank: int, code: int | None = 1, at: float = 101.5, **facts: object) ->
         ([node(1, 125, started_at=None)], "Then rank 1 could not be set up."),
         ([node(1, None, started_at=None, reason="rank 0 failed")], "Then rank 1 was stopped."),
         (
+            [node(rank, 143, reason="rank 0 failed") for rank in (1, 2)]
+            + [node(rank, None, phase=NodePhase.LOST) for rank in (3, 4)],
+            "Then ranks 3 and 4 were lost, ranks 1 and 2 were stopped.",
+        ),
+        (
+            [node(1, 10), node(2, 2)],
+            "Then rank 1 exited with 10 by itself within 2 s, "
+            "rank 2 exited with 2 by itself within 2 s.",
+        ),
+        (
             [node(rank, rank) for rank in (1, 2, 3, 134)],
             "Then ranks 1-3, 134 exited with 1, 2, 3, 134 by themselves within 2 s.",
         ),
