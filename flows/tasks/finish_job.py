@@ -129,13 +129,8 @@ def final_state(job: JobRun) -> dict[str, Any] | State[Any]:
     site = job.site
     assert site is not None
     if site.ledger.get_state(site.job_id) is JobState.STOPPED:
-        return Cancelled(message=stopped_message(site.job_id))
+        return Cancelled(message=f"Job {site.job_id} was stopped.")
     return job_document(site.ledger, site.record)
-
-
-def stopped_message(job_id: str) -> str:
-    """What we say of a run whose job was stopped."""
-    return f"Job {job_id} was stopped."
 
 
 def handle_cancelled_run(flow: Any, flow_run: Any, state: State[Any]) -> None:

@@ -26,11 +26,13 @@ from prefect_bt.settings import Settings
 from prefect_bt.supervisor.supervised_job import API_UNREACHABLE, is_api_healthy
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun, State
 
     from prefect_bt.ledger.ledger import Ledger
-    from prefect_bt.ledger.records import JobRecord
+    from prefect_bt.ledger.records import JobEvent, JobRecord
 
 
 SERVER_WAIT_SECONDS = 60.0
@@ -120,10 +122,9 @@ def _reopen_run(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None
 
     with get_client(sync_client=True) as client:
         try:
-            state = _read_run_state(
-                client, flow_run_id, over=ledger.get_state(job_id) is JobState.CREATED
-            )
-            if state and _is_new_cancellation(state, ledger, job_id):
+            _wait_for_state(client, flow_run_id, over=ledger.get_state(job_id) is JobState.CREATED)
+            states = client.read_flow_run_states(UUID(flow_run_id))
+            if _is_new_cancellation(states, ledger.list_events(job_id)):
                 ledger.request_stop(job_id, by="Prefect's cancellation")
             # Not Scheduled in any form: a worker would take that for its own.
             client.set_flow_run_state(UUID(flow_run_id), Pending(), force=True)
@@ -132,28 +133,31 @@ def _reopen_run(ledger: Ledger, job_id: str, flow_run_id: str) -> FlowRun | None
             return None
 
 
-def _is_new_cancellation(state: State[Any], ledger: Ledger, job_id: str) -> bool:
-    """Whether somebody cancelled the run since the job was last seen to; our own word is none."""
-    from prefect_bt.flows.tasks.finish_job import stopped_message
+def _is_new_cancellation(states: Sequence[State[Any]], events: Sequence[JobEvent]) -> bool:
+    """Whether somebody cancelled the run since the job's last event; our own report is none.
 
-    events = ledger.list_events(job_id)
-    ours = {stopped_message(job_id), *(event.message for event in events)}
-    cancelled = state.is_cancelling() or (state.is_cancelled() and state.message not in ours)
-    return cancelled and state.timestamp.timestamp() > events[-1].at
+    We report Cancelled after the job is STOPPED. The report can arrive after the job was reopened;
+    it then ends a state that is older than that. Prefect persists no data of ours with a state.
+    """
+    if not states or states[-1].timestamp.timestamp() <= events[-1].at:
+        return False
+    stopped = any(event.state is JobState.STOPPED for event in events[-2:])
+    ended = states[-2] if len(states) > 1 else None
+    is_older = ended and not ended.is_final() and ended.timestamp.timestamp() <= events[-1].at
+    is_report = stopped and bool(is_older)
+    return states[-1].is_cancelling() or (states[-1].is_cancelled() and not is_report)
 
 
-def _read_run_state(
-    client: SyncPrefectClient, flow_run_id: str, *, over: bool
-) -> State[Any] | None:
-    """The run's; `over`: wait until it is final, though not for long, for its process may be dead.
+def _wait_for_state(client: SyncPrefectClient, flow_run_id: str, *, over: bool) -> None:
+    """Wait until the state of a run that is `over` is final, for a limited time.
 
-    Said later, it would end the run that begins now.
+    Its process may be dead. A report that arrived later would end the run that begins now.
     """
     deadline = time.monotonic() + (FINAL_STATE_WAIT_SECONDS if over else 0.0)
     while True:
         state = client.read_flow_run(UUID(flow_run_id)).state
         if state is None or state.is_final() or time.monotonic() >= deadline:
-            return state
+            return
         time.sleep(0.1)
 
 
