@@ -1,7 +1,8 @@
 """Typed, stored configuration for the Prefect UI; each block builds one engine object.
 
-Registered with `prefect block register -m prefect_bt.blocks`, or by `prefect-bt up`. Slugs and
-field names are for ever: stored documents outlive releases.
+Begin with `compute`, then `local_substrate`. Registered with `prefect block register -m
+prefect_bt.blocks`, or by `prefect-bt up`. Slugs and field names are stable: stored documents
+outlive releases.
 """
 
 from prefect_bt.blocks.compute import GPU, TrainingCompute

@@ -1,1 +1,4 @@
-"""The pipeline in Prefect's words: flows that read like contents pages, tasks one call deep."""
+"""The Prefect flows: `train`, `serve`, `mirror_weights`, `deploy_checkpoints`, `reconcile`.
+
+A flow is short and reads like a table of contents; its steps are in `tasks`. Begin with `train`.
+"""

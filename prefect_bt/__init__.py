@@ -1,4 +1,8 @@
-"""Training jobs in the manner of Baseten Training, under Prefect, on your own machines."""
+"""Training jobs in the manner of Baseten Training, under Prefect, on your own machines.
+
+Begin with `jobs.submit` (from a definition to a job) and `prefect_bt.flows.train` (from a job to
+its end). docs/architecture.md says what each package holds.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Checkpoint files of a store in a local folder, under addresses that anyone can read for a while.
+"""Checkpoint files of a store in a local folder, under signed URLs that expire.
 
-One process a store and machine. It outlives the command that started it, and ends itself when it
-was of no use for a week. What it leaves in the state folder:
+One process per store and machine. It outlives the command that started it, and ends after a week
+without use. Begin with `process`, which finds or starts it; `app` serves. Its files:
 
     <state dir>/files/<digest of the store's folder>/
-        key           what signs the addresses, 0600; made once, so that addresses outlive servers
-        server.json   where the server listens, and which process it is (see running)
-        server.log    what it printed
-        lock          held while one is looked for, started or stopped
+        key           signs the URLs, 0600; created once, so that URLs outlive servers
+        server.json   where the server listens, and which process it is (process.py)
+        server.log    its output
+        lock          held while a server is looked for, started or stopped
 
-An address is `<base>/<object key>?expires=<epoch seconds>&signature=<hex>` (see addresses).
+A URL is `<base>/<object key>?expires=<epoch seconds>&signature=<hex>` (signed_urls.py).
 """

@@ -1,5 +1,5 @@
-"""What no living job owns, on this machine and in its store: found, told, removed if asked.
+"""`prefect-bt gc`: finds and removes what no living job owns, on this machine and in its store.
 
-Each room tells what it finds; nothing here decides for it whether somebody still needs a thing.
-Whatever cannot be judged (a store that does not answer, a job that another machine may run) stays.
+Begin with `collector`. Each other module finds one kind of thing, and `liveness` says whether a job
+is over. What cannot be judged (the store does not answer, another machine may run the job) stays.
 """

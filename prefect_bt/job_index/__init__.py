@@ -1,4 +1,5 @@
-"""The catalogue of ended jobs: a cache of the store in the state folder, so that lists are fast.
+"""The index of ended jobs: a cache of the store in the state folder, so that lists are fast.
 
-The store is the truth. Decision 014 says how a change in the store is noticed.
+The store is the truth; decision 014 says how a change in it is noticed. Begin with `entries`;
+`database` is the SQLite file, in the folder `catalogue/`.
 """

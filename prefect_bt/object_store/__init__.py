@@ -1,4 +1,7 @@
-"""Bytes in stores: which adapter answers for which address."""
+"""Bytes in stores: from a URL to its adapter.
+
+Begin with `protocols`, one per verb; `disk` and `bucket` are the adapters.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,14 @@
 """From committed checkpoints to a server that answers.
 
-    checkpoint_contents.py    what a checkpoint holds, from its manifest; servable_checkpoints.py:
-    those of a job, and
-                   why one of them cannot be served
-    checkpoint_selection.py    which ones are served; base_model.py: on which
-    base model missing_options.py   what is asked of a person who left something out
-    engines/command_lines.py     the servers and their command lines serving_job.py     the job that
-    runs one, as a definition; engines/truss_config.py: the same for truss
-    engines/transformers_server.py    the program that runs beside the checkpoints where
-    `transformers serve` does
+    checkpoint_contents.py    what a checkpoint holds, from its manifest
+    servable_checkpoints.py   those of a job, and why one of them cannot be served
+    checkpoint_selection.py   which ones are served; base_model.py: on which base model
+    missing_options.py        questions about options that were left out
+    serving_job.py            the job that runs a server, as a definition
+    engines/                  the servers: command lines, keys, programs that start them
+    rollout/                  a revision: deploy, readiness, gate, traffic
+    router/                   the stable address of a deployment
 
 A serving job is a training job like any other: its start command is the server, its weights are the
-checkpoints. `served_model.py` has the words.
+checkpoints. Begin with `served_model`, which has the words, then `serving_job`.
 """

@@ -1,6 +1,6 @@
 """Where nodes run. A literal table from a substrate's name to its module, imported on use.
 
-Each module has one function `make_substrate(**options) -> Substrate`.
+Each module has one function `create_substrate(**options) -> Substrate`. Begin with `protocol`.
 """
 
 from __future__ import annotations

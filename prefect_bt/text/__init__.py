@@ -1,1 +1,4 @@
-"""How spans of time, ranks, and text of other programs are written. Pure."""
+"""How durations, sizes, ranks, and text of other programs are written. Pure.
+
+Begin with `quantities`; `control_characters` makes the controls in a job's text visible.
+"""

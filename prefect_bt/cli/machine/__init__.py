@@ -1,1 +1,4 @@
-"""Commands about this machine: the local server, garbage collection, the training cache."""
+"""Commands about this machine: the local server, garbage collection, the training cache.
+
+Begin with `up_down`.
+"""

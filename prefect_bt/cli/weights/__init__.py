@@ -1,1 +1,4 @@
-"""Commands about mirrored weights."""
+"""Commands about mirrored weights.
+
+Begin with `mirror`; `sources` finds the sources that a command is about.
+"""

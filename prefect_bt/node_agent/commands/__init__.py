@@ -1,1 +1,4 @@
-"""Running a node's start commands, on the machine or in a container."""
+"""Running a node's start commands, on the machine or in a container.
+
+Begin with `loop`; `runner` runs them in a shell of this machine, `container_runner` in a container.
+"""

@@ -1,1 +1,4 @@
-"""Nodes as processes of this machine."""
+"""Nodes as processes of this machine.
+
+Begin with `substrate`; the processes are launched by `host.nodes.launch`.
+"""

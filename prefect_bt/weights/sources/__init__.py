@@ -1,1 +1,4 @@
-"""Where weights come from: one protocol and its adapters."""
+"""Where weights come from: one protocol and its adapters.
+
+Begin with `protocol`, which has the table of adapters, then `folder`, the shortest of them.
+"""
