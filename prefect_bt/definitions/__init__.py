@@ -1,9 +1,9 @@
 """What a user writes: the classes of `truss_train.definitions` under their own names.
 
-Begin with `job`; each file has one subject, and `base` says which classes are strict. The package
-`config_file` reads config files, `json_documents` JSON; `overrides` applies the options of a push;
-`truss_compat` stands in for truss. Names that truss does not have: the checkpoint reference
-classes, `CheckpointReferenceError`, and what these four modules add.
+Begin with `job`; each file has one subject, and each class is strict or open (`base`). The package
+`config_file` reads config files, `json_documents` JSON documents; `overrides` applies the options
+of a push; `truss_compat` stands in for truss. Names that truss does not have: the checkpoint
+reference classes, `CheckpointReferenceError`, and everything from the first three of these.
 """
 
 from prefect_bt.definitions.checkpoints import (
