@@ -1,7 +1,7 @@
 """Gangs of many nodes on one host: start, failure, retry, and what they ask of Prefect's API.
 
 `python benchmarks/gangs.py [-o json] [--nodes 64] [--runs N]`. Everything goes the real way: push,
-keeper, flow, one process tree a node, against a warm local server. The times are those that the
+supervisor, flow, one process tree a node, against a warm local server. The times are those that the
 nodes wrote down themselves, read from the job's record:
 
     start       the attempt is begun -> the last node's command runs

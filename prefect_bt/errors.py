@@ -37,7 +37,7 @@ class PrefectBtError(Exception):
     """What happened, in one sentence, and what to do next."""
 
     def __init__(self, message: str, *, next_step: str = "") -> None:
-        self.what = message
+        self.message = message
         self.next_step = next_step
         super().__init__(f"{message} {next_step}".rstrip())
 

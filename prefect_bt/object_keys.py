@@ -82,7 +82,7 @@ def job_index_key(job_id: str) -> str:
 
 
 def reopened_key(job_id: str, event: int) -> str:
-    """The mark that the event reopens a job that was over, for catalogues of ended jobs."""
+    """The mark that the event reopens a job that was over, for indexes of ended jobs."""
     return f"{INDEX_REOPENED}/{job_id}/{event:06d}"
 
 

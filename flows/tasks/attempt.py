@@ -51,7 +51,7 @@ API_RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further question for a secret while Prefect's API does not answer."""
 
 MAX_RETRIES = 1000
-"""Prefect's own bound; the job's policy decides (retrying.py)."""
+"""Prefect's own bound; the job's policy decides (attempts.retry_policy)."""
 
 
 def run_attempts(site: JobContext) -> None:

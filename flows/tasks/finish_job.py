@@ -51,7 +51,7 @@ def finalize_job() -> Generator[JobRun]:
     """At the end, write down how the job that was taken up ended, and leave nothing behind.
 
     It is owned until then. Where even that cannot be written, the lock's file stays behind, by
-    which others see that the job is to be ended (control.settle).
+    which others see that the job is to be ended (jobs.stop.reconcile_job).
     """
     job = JobRun()
     try:
@@ -71,7 +71,7 @@ def _yield_when_superseded(job: JobRun) -> Generator[None]:
         if job.site is None:
             raise
         job.error = error
-        shut_down_local_nodes(job.site, error.what)
+        shut_down_local_nodes(job.site, error.message)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _finish_interrupted(site: JobContext) -> None:
         site.ledger.request_stop(site.job_id, by="an interrupt")
         _finish(site, JobState.STOPPED, "Stopped by an interrupt.")
     except Superseded as error:
-        shut_down_local_nodes(site, error.what)
+        shut_down_local_nodes(site, error.message)
 
 
 def _release_ownership(site: JobContext) -> None:
@@ -117,9 +117,9 @@ def _release_ownership(site: JobContext) -> None:
         if over and not elsewhere and site.epoch:
             site.ledger.get_epochs(site.job_id).release_unused(site.epoch)
     if done:
-        site.claim.release_and_remove()
+        site.lock.release_and_remove()
     else:
-        site.claim.release()
+        site.lock.release()
 
 
 def final_state(job: JobRun) -> dict[str, Any] | State[Any]:

@@ -99,7 +99,7 @@ class JobRequest:
                 ledger.get_epochs(claim.job_id).release_unused(epoch)
             claim.release() if known else claim.release_and_remove()
             raise
-        site.claim, site.epoch, site.notes = claim, epoch, notes
+        site.lock, site.epoch, site.notes = claim, epoch, notes
         return site
 
     def _accept(self, ledger: Ledger, claim: JobLock) -> tuple[JobRecord, tuple[str, ...]]:

@@ -29,7 +29,7 @@ class JobContext:
     ) -> None:
         self.ledger, self.substrate, self.record = ledger, substrate, record
         self.settings, self.secret_sources = settings, tuple(secret_sources)
-        self.claim = JobLock(settings.state_dir)
+        self.lock = JobLock(settings.state_dir)
         """The job's lock, for whoever runs the job; nothing is claimed in those who look at it."""
         self.project = load_definition(record)
         self.holds: list[str] = []

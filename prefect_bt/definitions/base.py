@@ -28,7 +28,7 @@ class StrictModel(_ValidatedAssignment):
     """Exact types, keyword arguments only, unknown fields refused; nested models may be dicts.
 
     A refused value may be a secret written in the wrong place, so pydantic's own error text never
-    shows inputs; `wording.definition_error` shows those that are safe.
+    shows inputs; `error_messages.definition_error` shows those that are safe.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(

@@ -43,7 +43,7 @@ class TrainingJob(StrictModel):
 class TrainingProject(StrictModel):
     """`name` is free text: blanks and slashes occur, so it is never a path component as it is.
 
-    `job` is left out of `model_dump`, as in truss; `jsonio.project_document` has both.
+    `job` is left out of `model_dump`, as in truss; `json_documents.project_document` has both.
     """
 
     name: str

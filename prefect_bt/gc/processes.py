@@ -117,7 +117,7 @@ class ProcessScanner:
         return found
 
     def _flow_of(self, pid: int) -> str:
-        """The job whose keeper or flow it is, or was started by; "" for none, or for several."""
+        """Return the job whose supervisor or flow the process is, or descends from; "" if none."""
         told = set(read_variable_values(pid, FLOW_VARIABLE))
         words = read_command_line(pid)
         if len(words) > 3 and words[1] == "-m" and words[2] in _MODULES:

@@ -1,4 +1,4 @@
-"""The file of the catalogue: one SQLite database per store, which may be lost at any time.
+"""The file of the job index: one SQLite database per store, which may be lost at any time.
 
     <state dir>/catalogue/<digest of the store's URL>.sqlite3      tables of (id, body, digest)
     <state dir>/catalogue/<digest of the store's URL>.lock         see below
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _IncompatibleDatabase(Exception):
-    """The file is a database, but not this catalogue of this store. `reason` is empty for a file of
+    """The file is a database, but not this job index of this store. `reason` is empty for a file of
     another release, which is no fault."""
 
     def __init__(self, reason: str = "") -> None:
@@ -93,7 +93,7 @@ class CatalogDatabase:
 
     @contextmanager
     def _handle_errors(self) -> Generator[None]:
-        """Turn every fault of the file into a catalogue that is empty, or not used."""
+        """Turn every fault of the file into a job index that is empty, or not used."""
         try:
             yield
         except OSError as error:
@@ -143,7 +143,7 @@ class CatalogDatabase:
                 connection.close()
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        """Raise _Unfit for another catalogue; make the tables in an empty file."""
+        """Raise _Unfit for another job index; make the tables in an empty file."""
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         if not tables.fetchall():
             self._create_tables(connection)

@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobEntry:
-    """A job in the catalogue. `fingerprint` is its index entry as listed, compared for equality."""
+    """A job in the job index. `fingerprint` is its index entry as listed, compared for equality."""
 
     id: str
     fingerprint: str
@@ -78,9 +78,9 @@ class JobEntry:
 
 
 def open_catalog(ledger: Ledger, *, warn: Callable[[str], object]) -> JobCatalog:
-    """Return the catalogue of the ledger's store in this machine's state folder.
+    """Return the job index of the ledger's store in this machine's state folder.
 
-    `warn` is given a sentence where the file of the catalogue had to be replaced.
+    `warn` is given a sentence where the file of the job index had to be replaced.
     """
     folder = Settings().state_dir / "catalogue"
     return JobCatalog(ledger, folder, stamp=document_stamp(), warn=warn)

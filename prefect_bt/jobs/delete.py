@@ -136,7 +136,8 @@ def own_finished_job(
     """Own the job, on this machine and in the store, so that no process resumes it meanwhile.
 
     Yields a function to call before each deletion; it raises Superseded once another machine has
-    the job. Raises StateError if the job was resumed. `purpose`: epochs.PRUNE or epochs.DELETE.
+    the job. Raises StateError if the job was resumed. `purpose`: fencing_epochs.PRUNE or
+    fencing_epochs.DELETE.
     """
     claim, epoch, fence = JobLock(settings.state_dir), 0, _no_fence
     claim.acquire(job_id)

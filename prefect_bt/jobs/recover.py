@@ -2,7 +2,7 @@
 
 `python -m prefect_bt.jobs.recover STATE_DIR JOB_ID STORE` is what a node runs that nobody watches
 over any more (node_agent.owner_monitor). The job's lock decides when several find it left behind:
-one starts a keeper, the others leave.
+one starts a supervisor, the others leave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _JOB_ERRORS = (PrefectBtError, OSError, ValueError, TypeError, KeyError)
 
 
 def recover_job(ledger: Ledger, job_id: str, *, state_dir: Path) -> bool:
-    """Start a keeper for a job of this machine that nobody runs; whether that was needed.
+    """Start a supervisor for a job of this machine that nobody runs; whether that was needed.
 
     Nodes that this machine has of a job that is over, or that another machine runs, are ended.
     NotFoundError when the store does not know the job; ServerError when nothing could be started.

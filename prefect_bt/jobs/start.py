@@ -31,12 +31,12 @@ LOCK_TIMEOUT = 30.0
 
 
 class JobLauncher:
-    """A keeper (supervisor.process) that gets ready while the job is still being planned and
+    """A supervisor (supervisor.process) that gets ready while the job is still being planned and
     packed.
 
     Importing Prefect takes a second: a push that waits for its plan first would take that much
-    longer. The keeper learns over a socket which job it is to run, and is handed the job's lock, so
-    that the job is owned from the moment it is accepted. Closing the socket sends it away.
+    longer. The supervisor learns over a socket which job it is to run, and is handed the job's
+    lock, so that the job is owned from the moment it is accepted. Closing the socket sends it away.
     """
 
     def __init__(self, lock: JobLock | None = None) -> None:
@@ -74,7 +74,7 @@ class JobLauncher:
             yield
 
     def hand_over(self, ledger: Ledger, record: JobRecord) -> None:
-        """Hand the claimed job over; ServerError when the keeper is not there to take it."""
+        """Hand the claimed job over; ServerError when the supervisor is not there to take it."""
         from prefect_bt.errors import ServerError
 
         if self._lock is None:
@@ -95,11 +95,14 @@ class JobLauncher:
                 f"The process that was to run job {record.id} is gone ({error}).",
                 next_step="Try again; `prefect-bt push --log debug` says more.",
             ) from error
-        # The keeper, and until it looks the socket, holds the same open file.
+        # The supervisor, and until it looks the socket, holds the same open file.
         self._lock.release()
 
     def close(self) -> None:
-        """Idempotent. A keeper that was handed no job leaves, and nothing is left of a claim."""
+        """Idempotent.
+
+        A supervisor that was handed no job leaves, and nothing is left of a claim.
+        """
         self._socket.close()
         if self._lock is not None:
             self._lock.release_and_remove()
@@ -109,7 +112,7 @@ _prestarted: list[JobLauncher] = []
 
 
 def prestart_launcher() -> None:
-    """For a process that will be `open_launcher` a job: the keeper gets ready from now on."""
+    """For a process that will be `open_launcher` a job: the supervisor gets ready from now on."""
     _prestarted.append(JobLauncher())
 
 

@@ -131,7 +131,7 @@ def submit(
 ) -> dict[str, Any]:
     """Accept the job, start it, and return its document with the plan's notes.
 
-    A caller that has made a `launcher` earlier (starting.starting) saves the time it took.
+    A caller that has made a `launcher` earlier (jobs.start.open_launcher) saves the time it took.
     `on_created` is called once the job is there, before it starts.
     """
     options = options or SubmitOptions()

@@ -62,7 +62,7 @@ class Superseded(StateError):
 
 @dataclass(frozen=True)
 class Epoch:
-    """One claim. `host` is in the form of ownership.host_of; `at` is in epoch seconds."""
+    """One claim. `host` is in the form of job_lock.host_id; `at` is in epoch seconds."""
 
     number: int
     host: str

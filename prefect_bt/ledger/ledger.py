@@ -176,7 +176,7 @@ class Ledger:
         return bound
 
     def get_host(self, job_id: str) -> str:
-        """Return the last host of the job; "" before one, epochs.NOBODY while any may claim it."""
+        """Return the last host of the job, "" before one; NOBODY while any host may claim it."""
         holder = self.get_epochs(job_id).find_holder()
         return self._recorded_host(job_id) if holder is None else holder
 

@@ -340,7 +340,7 @@ class AttemptRecord:
     at: float
     flow_run_id: str = ""
     host: str = ""
-    """Where it is watched from (ownership.host_of); "" in old records."""
+    """Where it is watched from (job_lock.host_id); "" in old records."""
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ class FlowRunRecord:
     at: float
     url: str = ""
     host: str = ""
-    """Whose process has run it last, as ownership.host_of names it; "" before any has."""
+    """Whose process has run it last, as job_lock.host_id names it; "" before any has."""
 
 
 @dataclass(frozen=True)

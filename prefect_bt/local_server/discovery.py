@@ -60,17 +60,17 @@ def local_server_url(state_dir: Path) -> str:
 
 
 def wait_for_server_url(state_dir: Path, *, timeout: float) -> str:
-    """As local_server_url, but a server that its caretaker starts again is waited for. Seconds."""
+    """As local_server_url, but a server that its watchdog starts again is waited for. Seconds."""
     deadline = time.monotonic() + timeout
     while not (url := local_server_url(state_dir)):
-        caretaker = get_daemon(read_server(state_dir) or {}, "caretaker")
-        if not caretaker.is_alive or time.monotonic() > deadline:
+        watchdog = get_daemon(read_server(state_dir) or {}, "caretaker")
+        if not watchdog.is_alive or time.monotonic() > deadline:
             break
         time.sleep(0.5)
     return url
 
 
 def get_daemon(document: Mapping[str, Any], role: str) -> Daemon:
-    """That "server", "worker" or "caretaker" of a server file; one not there is not alive."""
+    """That "server", "worker" or "watchdog" of a server file; one not there is not alive."""
     pid, started = document.get(f"{role}_pid"), document.get(f"{role}_started")
     return Daemon(int(pid or 0), str(started or ""))

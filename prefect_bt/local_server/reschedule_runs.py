@@ -1,7 +1,7 @@
 """Runs that a worker took and died with, or whose process found no server: they begin again.
 
-`python -m prefect_bt.local_server.reschedule_runs API_URL BEFORE`, started by the caretaker some
-time after it started a worker or a server again: a process of its own, because the caretaker
+`python -m prefect_bt.local_server.reschedule_runs API_URL BEFORE`, started by the watchdog some
+time after it started a worker or a server again: a process of its own, because the watchdog
 imports nothing of Prefect, which leaves the first Pending for ever, and the others Crashed.
 """
 

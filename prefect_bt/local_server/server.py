@@ -162,7 +162,7 @@ def _repair_auth_file(state_dir: Path, document: dict[str, Any], *, log: Echo) -
 def restart_dead_processes(listening: socket.socket | None = None, *, echo: Echo) -> bool:
     """Start again what died of what `up` started here; False once it is no longer wanted.
 
-    `listening` is the server's socket, if the caretaker holds it.
+    `listening` is the server's socket, if the watchdog holds it.
     """
     settings = Settings()
     state_dir = settings.state_dir
@@ -269,7 +269,7 @@ def _start_worker(state_dir: Path, document: dict[str, Any], *, log: Echo) -> No
 def _start_watchdog(
     state_dir: Path, document: dict[str, Any], listening: socket.socket | None = None
 ) -> None:
-    """Start the caretaker, which keeps the port (`listening`) while the server is away."""
+    """Start the watchdog, which keeps the port (`listening`) while the server is away."""
     descriptors = [listening.fileno()] if listening else []
     daemon, _ = start_daemon(
         [sys.executable, "-m", "prefect_bt.local_server.watchdog", *map(str, descriptors)],

@@ -52,7 +52,7 @@ def main(listening: socket.socket | None = None) -> int:
 
 
 def _call_logging_errors(step: Callable[[], T]) -> T | None:
-    """None when it failed, in whatever way: nobody looks after the caretaker."""
+    """None when it failed, in whatever way: nobody looks after the watchdog."""
     try:
         return step()
     except Exception as error:  # told, and tried again

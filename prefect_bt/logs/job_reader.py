@@ -99,7 +99,7 @@ class JobLogs:
         self._waited = ""
         self._tracks: dict[tuple[int, int], LogCursor] = {}
         self._closed: set[int] = set()
-        self.damage: list[str] = []
+        self.corruption: list[str] = []
         """A sentence a log that is not what was sealed, as far as logs were read to their end."""
 
     def is_over(self) -> bool:
@@ -146,7 +146,7 @@ class JobLogs:
             yield from chosen
             if number in ended and (include_partial or all(track.finished for track in tracks)):
                 self._closed.add(number)
-                self.damage += _find_corruption(ended[number], tracks, query)
+                self.corruption += _find_corruption(ended[number], tracks, query)
         yield from self._new_waiting_line(query)
 
     def read_newest(self, query: LineFilter, limit: int) -> list[JobLine]:
@@ -173,7 +173,7 @@ class JobLogs:
             if number in ended or not wanted:
                 self._closed.add(number)
             if number in ended and wanted:
-                self.damage += _find_corruption(ended[number], tracks, query)
+                self.corruption += _find_corruption(ended[number], tracks, query)
         found += islice(reversed(ours.get(None, [])), limit - len(found))
         return [*reversed(found)]
 

@@ -70,14 +70,14 @@ class Agent:
         values = list(task.secrets.values())
         self.log = LogFile(task.folder.log, Redactor(values))
         self.output = OutputLog(self.log, values)
-        self.watch = StopMonitor(task.folder, task.record, grace=task.plan.grace)
+        self.stop_monitor = StopMonitor(task.folder, task.record, grace=task.plan.grace)
         self.uploader: UploaderProcess | None = None
         self.mapped: dict[str, Path] | None = None
         self.container: ContainerRunner | None = None
 
     def run(self) -> None:
         self.status.update(phase=NodePhase.STAGING)
-        self.watch.install_signal_handlers()
+        self.stop_monitor.install_signal_handlers()
         self._log_start()
         paths = self._prepare()
         if paths is None:
@@ -107,7 +107,7 @@ class Agent:
             why = str(error) if ours else f"{type(error).__name__}: {error}"
             self._record_staging_failure(why, self.task.cause or self._cause_of(error))
             return None
-        return None if self.watch.reason else paths
+        return None if self.stop_monitor.reason else paths
 
     def _cause_of(self, error: Exception) -> Cause | None:
         if isinstance(error, ContainerProtocolError):
@@ -120,7 +120,7 @@ class Agent:
         return Cause.VIEW_REFUSED if refused else None
 
     def _record_staging_failure(self, why: str, cause: Cause | None) -> None:
-        if not self.watch.reason:
+        if not self.stop_monitor.reason:
             why = Redactor(self.task.secrets.values())(why)
             self.log.write_platform(f"staging failed: {why}")
             self.status.update(
@@ -158,8 +158,8 @@ class Agent:
     def _enter_container(self) -> None:
         """The container is there already (its launcher made it); now it is told what it needs."""
         task = self.task
-        self.watch.poll()
-        if task.pipes is None or self.watch.reason:
+        self.stop_monitor.poll()
+        if task.pipes is None or self.stop_monitor.reason:
             return
         record = read_record(ContainerRecord, task.folder.container_record)
         if record is None:
@@ -175,8 +175,8 @@ class Agent:
             container.prepare_workdir("link", record.workdir)
 
     def _should_continue(self) -> bool:
-        self.watch.poll()
-        return not self.watch.reason
+        self.stop_monitor.poll()
+        return not self.stop_monitor.reason
 
     def _enter_view(self, paths: NodePaths, state_dir: Path) -> str:
         """Why the kernel refuses; "" when this process now sees the plan's paths."""
@@ -204,18 +204,18 @@ class Agent:
             / f"attempt-{task.plan.attempt}",
             mounts=self._volume_mounts(paths),
         )
-        self.watch.poll()
-        if self.watch.reason or not staging.needs_staging(task.plan, folders):
+        self.stop_monitor.poll()
+        if self.stop_monitor.reason or not staging.needs_staging(task.plan, folders):
             return
         from concurrent.futures import ThreadPoolExecutor
 
         work = ThreadPoolExecutor(1).submit(
             staging.stage, task.plan, folders, self.log.write_platform
         )
-        while not work.done() and not self.watch.reason:
+        while not work.done() and not self.stop_monitor.reason:
             with suppress(TimeoutError):
                 work.exception(timeout=0.05)
-            self.watch.poll()
+            self.stop_monitor.poll()
         if work.done():
             work.result()
 
@@ -229,7 +229,7 @@ class Agent:
             log=self.log,
             output=self.output,
             status=self.status,
-            stop_monitor=self.watch,
+            stop_monitor=self.stop_monitor,
             uploader=self.uploader,
             activity=ActivityMonitor(
                 self.status,
@@ -303,7 +303,7 @@ class Agent:
             exit_code=end.exit_code,
             signal=end.signal,
             oom=end.oom_killed,
-            reason=self.watch.reason or lost,
+            reason=self.stop_monitor.reason or lost,
             cause=Cause.CONTAINER_PROTOCOL if broken else None,
             ended_at=time.time(),
         )
@@ -353,7 +353,7 @@ class Agent:
         if self.container is not None:
             self.container.close()
         now = self.status.status
-        reason = self.watch.reason or now.reason
+        reason = self.stop_monitor.reason or now.reason
         how = reason or f"exit code {end.exit_code}"
         self.log.write_platform(f"node is done: {how}")
         self.log.close()

@@ -1,8 +1,8 @@
 """Who takes a job up again that nobody watches over any more: a process that outlives the node.
 
-Flow and keeper may both be killed while the training goes on. The guard of the lowest rank that
-lives notices first, and starts `prefect_bt.jobs.recover`, which starts a keeper for the job; the
-gang is then watched again as if nothing had happened. Everything below a guard ends with it, so
+Flow and supervisor may both be killed while the training goes on. The guard of the lowest rank that
+lives notices first, and starts `prefect_bt.jobs.recover`, which starts a supervisor for the job;
+the gang is then watched again as if nothing had happened. Everything below a guard ends with it, so
 what is started here must not be below it: while it starts, the guard adopts no orphans.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL: Final = 1.0
 MAX_WAIT_SECONDS: Final = 5.0
-"""Seconds without an owner after which rank 0 acts, at most: a keeper needs one to come back."""
+"""Maximum seconds without an owner until rank 0 acts: a supervisor needs one to come back."""
 DEADLINE_SHARE: Final = 0.25
 """Of the time after which nodes give up: what is tried then can be tried again."""
 RANK_DELAY_SECONDS: Final = 1.0
@@ -75,7 +75,7 @@ class RecoveryMonitor:
         return there and not is_owned(self._state_dir, self._job_id)
 
     def _recover(self) -> None:
-        """Until it has started a keeper, which becomes init's child when it ends, not ours."""
+        """Until it has started a supervisor, which becomes init's child when it ends, not ours."""
         with suppress(OSError):
             syscalls.set_subreaper(False)
         try:

@@ -71,7 +71,7 @@ def resolve_login(
         return log_in(reference.host, given, secrets)
     except IdentityError as error:
         fault = PullErrorKind.CREDENTIALS if error.refused else PullErrorKind.NO_TOKEN
-        raise PullError(fault, error.what, next_step=error.next_step) from None
+        raise PullError(fault, error.message, next_step=error.next_step) from None
 
 
 def find_docker_login(engine: Any, host: str) -> Login | None:

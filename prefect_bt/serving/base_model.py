@@ -58,7 +58,7 @@ def parse_base_model(model: str) -> BaseModel:
         try:
             validate_weights_source({"source": model})
         except DefinitionError as error:
-            raise DefinitionError(f"base_model_id: {error.what}", next_step=_EXAMPLES) from error
+            raise DefinitionError(f"base_model_id: {error.message}", next_step=_EXAMPLES) from error
         return BaseModel(model, model, ignore_patterns=_default_ignore_patterns(model))
     if model.startswith("/"):
         return BaseModel(model, f"file://{model}")

@@ -1,6 +1,6 @@
 """Words of serving: what is served, from which files, under which names. Frozen, for the codec.
 
-`served.json`, which the embedded program reads, is a `ServedModels`:
+`served.json`, which the embedded program reads, is a `ServingConfig`:
 
     {"models": [{"name": "checkpoint-10", "path": "/…/checkpoint-10", "kind": "lora"}],
      "base": "/…"}                                        null where no base model is needed

@@ -1,7 +1,7 @@
 """Say to Prefect that a job is over, after the process that should have died or could not.
 
-`python -m prefect_bt.supervisor.report_end JOB_ID STORE`, by a job's keeper that holds the job no
-more. The run would seem to go on for ever.
+`python -m prefect_bt.supervisor.report_end JOB_ID STORE`, by a job's supervisor that holds the job
+no more. The run would seem to go on for ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a keeper knows of its job, once the flow's process has ended."""
+"""What a supervisor knows of its job, once the flow's process has ended."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class SupervisedJob:
         self.ledger = open_ledger(str(told["store"]))
 
     def is_owned(self, code: int) -> bool:
-        """Whether the job is still this keeper's, after its flow ended with `code` (as Popen's).
+        """Whether the job is still this supervisor's, after its flow ended with `code` (as
+        Popen's).
 
         A flow lets go of a job that is over. From then on somebody may take it up again, and it is
         theirs. One whose flow was killed after that is taken back, for what the flow left.

@@ -36,7 +36,7 @@ def write_snapshot(
 ) -> bool:
     """Write what lies in the project's cache on this machine; False: there is no cache here.
 
-    `host` as ownership.host_of names this machine. Raises StoreError.
+    `host` as job_lock.host_id names this machine. Raises StoreError.
     """
     summary = summarize_cache(state_dir, project_id, limits=limits)
     if not summary.timestamp:

@@ -125,7 +125,7 @@ def explain_source(  # noqa: PLR0913 (as of mirror_source)
 
 def refused_explanation(plan: WeightsPlan, error: PrefectBtError) -> Explanation:
     """The answer for a source that a job could not have."""
-    return replace(_blank(plan), error=error.what, next_step=error.next_step)
+    return replace(_blank(plan), error=error.message, next_step=error.next_step)
 
 
 def describe_auth(plan: WeightsPlan) -> str:

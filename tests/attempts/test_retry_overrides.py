@@ -66,7 +66,7 @@ def test_a_runs_block_becomes_its_jobs_policy(tmp_path: Path) -> None:
         substrate=LocalSubstrate(state_dir=str(tmp_path / "state")),
     )
     site = request.open("11111111-1111-1111-1111-111111111111")
-    site.claim.release_and_remove()
+    site.lock.release_and_remove()
     expected = RetryBudget(user=2, infrastructure=20, out_of_memory=2, without_progress=4)
     assert site.record.retries == expected
     assert open_ledger().get_job(site.job_id).retries == expected

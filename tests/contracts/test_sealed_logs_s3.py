@@ -53,7 +53,7 @@ def test_sealed_followed_explained_and_damaged(
     ledger.append_event(record.id, JobState.FAILED)
     found = JobLogs(ledger, record)
     lines = [line for line in follow_lines(found) if line is not None]
-    assert (len(lines), found.damage) == (10_002, [])
+    assert (len(lines), found.corruption) == (10_002, [])
     assert lines[-1].line.message.startswith("9999 é")
     why = read_first_failure(ledger, record)
     assert [line.timestamp for line in why.lines] == list(range(9951, 10_001))
@@ -62,6 +62,6 @@ def test_sealed_followed_explained_and_damaged(
     ledger.store.put(key, b"5 a\n")
     cut = JobLogs(ledger, record)
     assert len(list(iter_lines(cut))) == 10_001
-    assert cut.damage == [
+    assert cut.corruption == [
         "The log of rank 2 of attempt 0 is cut: 4 bytes are there, 9 were sealed."
     ]

@@ -346,7 +346,7 @@ def end_processes(machine: Machine) -> None:
 
 @pytest.fixture(scope="session")
 def served_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """The machine with the server, the worker and the caretaker of `up`; one for all workers."""
+    """The machine with the server, the worker and the watchdog of `up`; one for all workers."""
     root = run_folder(tmp_path_factory) / "served-machine"
     with shared_service("tests.e2e.conftest:serve", root) as environment:
         yield Machine(root, environment)

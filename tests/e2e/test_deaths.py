@@ -113,8 +113,8 @@ def check_went_on(machine: Machine, job_id: str) -> None:
 
 
 def test_flow_and_keeper_again_and_again(machine: Machine, tmp_path: Path) -> None:
-    """A keeper starts its flow again, also when what takes the job up fails at first; a node's
-    guard has a job without a keeper taken up again, while nobody looks at it."""
+    """A supervisor starts its flow again, also when what takes the job up fails at first; a node's
+    guard has a job without a supervisor taken up again, while nobody looks at it."""
     job_id = start(machine, GOES_ON, WORD=str(tmp_path))
     record = next((machine.root / "store").glob(f"**/{job_id}/job.json"))
     flow_log = machine.state_dir / "jobs" / job_id / "flow.log"

@@ -71,9 +71,9 @@ def committed(machine: Machine, job_id: str) -> list[str]:
 
 
 def kill_one(machine: Machine, job_id: str, chance: random.Random) -> Iterator[Kill]:
-    """Any process of the job: keeper, flow, guard, agent, uploader, command; none if all ended.
+    """Any process of the job: supervisor, flow, guard, agent, uploader, command; none if all ended.
 
-    Now and then the worker's or the server's instead, which `up`'s caretaker starts again.
+    Now and then the worker's or the server's instead, which `up`'s watchdog starts again.
     """
     pids = sorted(machine.job_processes(job_id))
     if chance.random() < SHARED:

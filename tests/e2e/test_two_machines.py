@@ -150,7 +150,7 @@ def test_a_machine_that_comes_back_ends_what_it_had_and_changes_nothing(
 ) -> None:
     """Halt the machine, as if its network were gone, while a person gives its job up.
 
-    Then resume it, without its flow, or without flow and keeper.
+    Then resume it, without its flow, or without flow and supervisor.
     """
     patient = Machine(machine.root, {**machine.environment, "PREFECT_BT_ORPHAN_DEADLINE": "3600"})
     job_id = push(patient, shared)
@@ -245,7 +245,7 @@ class Race:
         return Asked(machine, words, is_flow=is_flow, folder=self.shared)
 
     def _kill(self, chance: random.Random) -> None:
-        """Kill any process of the job: a command, a keeper, a flow, a guard, an uploader."""
+        """Kill any process of the job: a command, a supervisor, a flow, a guard, an uploader."""
         if pids := self._processes():
             with suppress(psutil.NoSuchProcess):
                 victim = psutil.Process(chance.choice(pids))
@@ -253,7 +253,7 @@ class Race:
                 victim.send_signal(signal.SIGKILL)
 
     def _processes(self) -> list[int]:
-        """Return the pids of the job, and of its keepers, which are found by their store."""
+        """Return the pids of the job, and of its supervisors, which are found by their store."""
         store = str(self.both[0].root / "store")
         keepers = [
             int(entry.name)
@@ -298,7 +298,7 @@ class Race:
             return
         assert "Traceback" not in said, said
         assert self.job_id in said, said
-        # One that came late may find it over again; another lost its own keeper to a kill.
+        # One that came late may find it over again; another lost its own supervisor to a kill.
         named = os.uname().nodename in said or "on this machine" in said
         known = ("only a job that failed", "The process that was to run job")
         assert named or any(words in said for words in known), said

@@ -217,7 +217,7 @@ def pending(machine: Machine) -> list[str]:
 
 
 def reschedule(machine: Machine, before: float) -> None:
-    """As the caretaker does once it has started the server or the worker again."""
+    """As the watchdog does once it has started the server or the worker again."""
     module = [
         sys.executable,
         "-m",

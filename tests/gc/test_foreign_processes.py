@@ -169,7 +169,7 @@ def test_a_process_of_a_container_is_never_ours(site: Site, start: Start) -> Non
 
 
 def test_a_process_that_names_several_jobs_is_kept(site: Site, start: Start) -> None:
-    """Such as the keeper of a running job that a shell of an ended one started."""
+    """Such as the supervisor of a running job that a shell of an ended one started."""
     site.state.mkdir()
     over, running = long_over(site), site.job(JobState.RUNNING)
     process = start(

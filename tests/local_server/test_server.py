@@ -135,7 +135,7 @@ def can_take(port: int) -> bool:
 
 
 def mended(state_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
-    """Both killed: the caretaker starts both again, with what the server had stored.
+    """Both killed: the watchdog starts both again, with what the server had stored.
 
     Meanwhile nobody gets its port, where clients would send the password.
     """

@@ -57,7 +57,7 @@ def ended(world: SealedWorld) -> bytes:
 
 def read(world: SealedWorld, query: LineFilter | None = None) -> tuple[list[str], list[str]]:
     logs = world.logs()
-    return texts(list(iter_lines(logs, query or LineFilter()))), logs.damage
+    return texts(list(iter_lines(logs, query or LineFilter()))), logs.corruption
 
 
 def test_what_was_sealed_is_not_complained_of(world: SealedWorld):
@@ -71,7 +71,7 @@ def test_read_live_and_then_sealed(world: SealedWorld):
     world.write(4, "more")
     ended(world)
     assert texts(list(logs.read_new())) == ["more"]
-    assert logs.damage == []
+    assert logs.corruption == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_followed_it_is_named_once(world: SealedWorld):
     looks = list(follow_lines(logs))
     assert [look.line.message for look in looks if look] == ["one", "of the other"]
     assert None in looks
-    assert len(logs.damage) == 1
+    assert len(logs.corruption) == 1
 
 
 def test_an_outcome_of_an_older_version_says_nothing(world: SealedWorld):

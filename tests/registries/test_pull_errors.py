@@ -98,7 +98,7 @@ def test_each_has_a_sentence_a_cause_and_a_cure(fault: PullErrorKind) -> None:
     assert error.fault == fault
     assert Cause(error.cause) in CAUSES
     assert "{" not in str(error)
-    assert error.what.endswith(".")
+    assert error.message.endswith(".")
     assert error.next_step.endswith(".") or fault is PullErrorKind.STOPPED
     assert ERROR_TEMPLATES[fault].cause == error.cause
 

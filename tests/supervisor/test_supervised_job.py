@@ -1,4 +1,4 @@
-"""How often a keeper starts its flow's process again, and when the job is no longer its own."""
+"""How often a supervisor starts its flow's process again, and when the job is no longer its own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_one_that_is_cut_off_from_prefect_is_given_minutes() -> None:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SupervisedJob:
-    """A keeper's view of a job that is FAILED, and whose lock it holds."""
+    """A supervisor's view of a job that is FAILED, and whose lock it holds."""
     monkeypatch.setenv(OWNER_FD_VARIABLE, "")
     monkeypatch.setenv("PREFECT_BT_STATE_DIR", "")
     ledger = open_ledger(str(tmp_path / "store"))

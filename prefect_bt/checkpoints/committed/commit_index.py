@@ -64,12 +64,12 @@ class CommitIndex:
                 # One that is damaged is no commit, and no reason to commit nothing ever again.
                 with contextlib.suppress(CheckpointError):
                     self._newest[ref.name] = load_manifest(store.get(ref.key), key=ref.key)
-        self.stock = StoredObjects(store, origin, self._newest.values(), own_only=own_objects_only)
+        self.stored = StoredObjects(store, origin, self._newest.values(), own_only=own_objects_only)
 
     @property
     def count(self) -> int:
         """How many objects and commits there are: grows while anything moves."""
-        return len(self.stock) + len(self._newest)
+        return len(self.stored) + len(self._newest)
 
     @property
     def names(self) -> list[str]:
@@ -80,7 +80,7 @@ class CommitIndex:
         """What was let go: checkpoints by name, objects by key."""
         for name in names:
             self._newest.pop(name, None)
-        self.stock.discard(keys)
+        self.stored.discard(keys)
 
     def is_committed(self, checkpoint: LocalCheckpoint) -> bool:
         """Whether the newest commit of this name has every file of it, by size and time.

@@ -90,7 +90,7 @@ class ExpectedObjects:
             return
         except CheckpointError as error:
             self._faults.append(
-                VerificationFailure(ref.key, error.what, checkpoint=ref.name, rank=ref.rank)
+                VerificationFailure(ref.key, error.message, checkpoint=ref.name, rank=ref.rank)
             )
         else:
             for entry in manifest.entries:
@@ -160,7 +160,7 @@ def _verify_object(store: Store, expected: _ExpectedObject, on_bytes: ByteCallba
     except ObjectNotFound:
         return "is missing"
     except StoreError as error:
-        return f"cannot be read: {error.what.rstrip('.')}"
+        return f"cannot be read: {error.message.rstrip('.')}"
     if size != expected.size:
         return f"has {size} bytes, committed were {expected.size}"
     return "" if digest.hexdigest() == expected.sha256 else "has other bytes than were committed"

@@ -9,7 +9,7 @@ uploader deletes any (`prune_rank`); the command (`prune_job`) leaves them to it
 prune once the job is over.
 
 A prune that was killed before its first deletion is finished by the next one, unless the job was
-started again since: the job may go on from that checkpoint (`withdrawal.drop_outdated`).
+started again since: the job may go on from that checkpoint (`tombstones.discard_outdated`).
 """
 
 from __future__ import annotations

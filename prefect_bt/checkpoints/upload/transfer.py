@@ -237,7 +237,7 @@ def _upload_file(
 def _ensure_stored(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
     """Digest and key of the file's bytes in the store; None when it changed."""
     known = shop.digests.get(relative, fact)
-    if key := known and shop.index.stock.find_key(known, fact.size):
+    if key := known and shop.index.stored.find_key(known, fact.size):
         return known, key
     if fact.size <= _SMALL:
         return _upload_small(shop, relative, fact)
@@ -249,7 +249,7 @@ def _upload_large(
     shop: TransferContext, relative: str, source: OpenFile, fact: FileStat
 ) -> tuple[str, str] | None:
     """Read once, hashed on the way; twice only where the store may have the same bytes."""
-    stock = shop.index.stock
+    stock = shop.index.stored
     mark = read_fingerprint(source, fact)
     if not mark:
         return None
@@ -286,7 +286,7 @@ def _upload_large(
 
 
 def _upload_small(shop: TransferContext, relative: str, fact: FileStat) -> tuple[str, str] | None:
-    stock = shop.index.stock
+    stock = shop.index.stored
     with shop.pools.reserve_memory(fact.size):
         with shop.folders.open(relative) as source:
             data = read_unchanged(source, fact)
@@ -314,7 +314,7 @@ def _with_path_in_errors(shop: TransferContext, relative: str, key: str) -> Gene
         # The digest may be what is wrong: read again at the next try.
         shop.digests.put(relative, FileStat(-1, 0), "")
         raise StoreError(
-            f"{relative} cannot be stored: {error.what}",
+            f"{relative} cannot be stored: {error.message}",
             url=error.url,
             key=key,
             next_step=error.next_step,

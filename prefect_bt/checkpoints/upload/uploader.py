@@ -214,7 +214,7 @@ class Uploader:
             for name, error in failures.items()
         ]
         why = {name: one.reason for name, one in left.items()}
-        why |= {name: error.what for name, error in failures.items()}
+        why |= {name: error.message for name, error in failures.items()}
         return self._progress.update(
             flushed=True,
             waiting=(),

@@ -53,17 +53,17 @@ def select_job(ledger: Ledger, which: JobFilter, terminal: Terminal) -> JobRecor
     raise no_jobs_error(ledger, which)
 
 
-def list_entries(catalogue: JobCatalog, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
+def list_entries(catalog: JobCatalog, which: JobFilter, terminal: Terminal) -> list[JobEntry]:
     """Every job of the filter's project, oldest first, of which next to nothing is read."""
-    project = select_project(catalogue.ledger, which, terminal)
-    return catalogue.list_entries(project.id if project else None)
+    project = select_project(catalog.ledger, which, terminal)
+    return catalog.list_entries(project.id if project else None)
 
 
 def list_unfinished_jobs(ledger: Ledger, which: JobFilter, terminal: Terminal) -> list[JobRecord]:
     """Every job of the filter's project that is queued or active, oldest first."""
-    catalogue = open_catalog(ledger, warn=terminal.warn)
-    entries = list_entries(catalogue, which, terminal)
-    found = catalogue.list_unfinished(
+    catalog = open_catalog(ledger, warn=terminal.warn)
+    entries = list_entries(catalog, which, terminal)
+    found = catalog.list_unfinished(
         entries, lambda job_id: get_reconciled_state(ledger, job_id, terminal)
     )
     return [ledger.get_job(entry.id) for entry in found]

@@ -83,10 +83,10 @@ def _show_one(terminal: Terminal, ledger: Ledger, which: JobFilter) -> None:
 
 def _show_newest(terminal: Terminal, ledger: Ledger, which: JobFilter, limit: int | None) -> None:
     """The newest jobs of a project or of the store: one in detail, several as a table."""
-    catalogue = open_catalog(ledger, warn=terminal.warn)
-    entries = list_entries(catalogue, which, terminal)
+    catalog = open_catalog(ledger, warn=terminal.warn)
+    entries = list_entries(catalog, which, terminal)
     shown = entries if limit is None else entries[-limit:]
-    documents = catalogue.list_documents(shown, _reader(ledger, terminal))
+    documents = catalog.list_documents(shown, _reader(ledger, terminal))
     if terminal.machine_readable:
         terminal.print_json({"training_jobs": documents, "total_jobs": len(entries)})
     elif not documents:
@@ -113,12 +113,12 @@ def _show_table(terminal: Terminal, documents: list[Document], *, one: bool) -> 
 def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
     from prefect_bt.cli.jobs import render
 
-    catalogue, read = open_catalog(ledger, warn=terminal.warn), _reader(ledger, terminal)
-    going = catalogue.list_unfinished(
-        catalogue.list_entries(), lambda job_id: get_reconciled_state(ledger, job_id, terminal)
+    catalog, read = open_catalog(ledger, warn=terminal.warn), _reader(ledger, terminal)
+    going = catalog.list_unfinished(
+        catalog.list_entries(), lambda job_id: get_reconciled_state(ledger, job_id, terminal)
     )
-    projects = list(_projects(catalogue, ledger.list_projects(), read))
-    documents = catalogue.list_documents(going, read)
+    projects = list(_projects(catalog, ledger.list_projects(), read))
+    documents = catalog.list_documents(going, read)
     queued, active = (
         [one for one in documents if one["current_status"] in wanted] for wanted in (QUEUED, ACTIVE)
     )
@@ -152,12 +152,12 @@ def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
 
 
 def _projects(
-    catalogue: JobCatalog, projects: Sequence[ProjectRecord], read: Callable[[str], Document]
+    catalog: JobCatalog, projects: Sequence[ProjectRecord], read: Callable[[str], Document]
 ) -> Iterator[Document]:
-    newest: dict[str, JobEntry] = {entry.project_id: entry for entry in catalogue.list_entries()}
+    newest: dict[str, JobEntry] = {entry.project_id: entry for entry in catalog.list_entries()}
     latest = {
         one["training_project_id"]: one
-        for one in catalogue.list_documents(list(newest.values()), read)
+        for one in catalog.list_documents(list(newest.values()), read)
     }
     for project in projects:
         yield _project(project, latest.get(project.id))

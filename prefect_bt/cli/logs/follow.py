@@ -96,7 +96,7 @@ def follow(
 
 def warn_corrupt_logs(terminal: Terminal, logs: JobLogs) -> None:
     """One sentence a log that was read and is not what was sealed."""
-    for sentence in logs.damage:
+    for sentence in logs.corruption:
         terminal.warn(f"{sentence} What is there is shown.")
 
 

@@ -127,7 +127,7 @@ def _select_models(desk: DeployInputs) -> ModelSelection:
             raise
         if not desk.wizard.can_prompt:
             raise _add_option_hint(error) from error
-        desk.terminal.warn(error.what)
+        desk.terminal.warn(error.message)
         return chosen(
             desk.wizard.ask_one(base_model_question(), "--base-model", check=_validate_base_model)
         )
@@ -178,7 +178,7 @@ def _load_servable(desk: DeployInputs) -> ServableCheckpoints:
 
 def _add_option_hint(error: DefinitionError) -> DefinitionError:
     step = f"{error.next_step} Here that is --base-model."
-    return DefinitionError(error.what, next_step=step, field=error.field)
+    return DefinitionError(error.message, next_step=step, field=error.field)
 
 
 def _validate_base_model(answer: str) -> None:

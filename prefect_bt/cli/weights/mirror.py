@@ -158,7 +158,7 @@ def _row(one: MirrorResult | _FailedMirror) -> dict[str, Any]:
         return {
             "source": redact_url(one.plan.source),
             "key": one.plan.key,
-            "error": one.error.what,
+            "error": one.error.message,
             "next_step": one.error.next_step,
         }
     return {

@@ -50,7 +50,7 @@ def _syntax_error(error: SyntaxError, file: str) -> DefinitionError:
 
 def _explain(error: BaseException) -> tuple[str, str]:
     if isinstance(error, DefinitionError):
-        return error.what, error.next_step
+        return error.message, error.next_step
     if isinstance(error, SystemExit):
         return (
             f"the config file called sys.exit({error.code!r}).",

@@ -28,7 +28,7 @@ LEADER_ADDRESS: Final = LOOPBACK
 class LocalProcessSubstrate:
     """Runs nodes beside us. `state_dir` is on a local disk (Settings.state_dir).
 
-    `orphan_deadline`: seconds a node goes on while nobody holds its job (ownership.hold_job); None
+    `orphan_deadline`: seconds a node goes on while nobody holds its job (host.job_lock); None
     for ever, and of no matter to whoever only looks at nodes. `map_paths` refuses private views.
     `uploader` replaces the uploader's argv, for tests.
     """

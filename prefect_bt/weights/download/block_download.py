@@ -324,7 +324,7 @@ def _try_download_by_source(fetching: DownloadContext, file: ListedFile, part: P
     try:
         done = fetching.reader.download_file(file, whole, tick)
     except TransientError as error:
-        fetching.meter.set_note(error.what)
+        fetching.meter.set_note(error.message)
         done = False
     if whole.exists():
         part.import_file(whole)

@@ -70,7 +70,7 @@ def download_files(context: DownloadContext, files: Sequence[ListedFile]) -> Non
         try:
             BlockDownloader(context, _download_by_source(context, large), _connections()).run()
         except RangesUnsupported as error:
-            context.meter.set_note(error.what)
+            context.meter.set_note(error.message)
             context = replace(context, stop=context.stop.create_sibling())
             raise_if_stopped(context)
             streams += [file for file in large if not context.staging.has(file)]

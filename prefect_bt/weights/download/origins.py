@@ -119,7 +119,7 @@ class FallbackReader:
             if self._failed[file.sha256] >= _MAX_STORE_FAILURES:
                 self._lost_digests.add(file.sha256)
             raise self._store_copy_error(
-                file, f"could not be read: {error.what.rstrip('.')}"
+                file, f"could not be read: {error.message.rstrip('.')}"
             ) from error
         if start < end:
             self.mark_corrupt(file)

@@ -27,7 +27,7 @@ def call_with_retries(
             return call()
         except TransientError as error:
             if on_retry:
-                on_retry(f"tried again: {error.what}")
+                on_retry(f"tried again: {error.message}")
             if stop.wait(max(pause * random.uniform(0.8, 1.2), error.retry_after)):  # noqa: S311
                 raise
     return call()

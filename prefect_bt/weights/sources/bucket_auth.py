@@ -65,7 +65,7 @@ def parse_location(plan: WeightsPlan) -> BucketLocation:
     try:
         found = addresses.parse_bucket_url(plan.source)
     except StoreError as error:
-        raise WeightsError(error.what, source=plan.source, next_step=error.next_step) from None
+        raise WeightsError(error.message, source=plan.source, next_step=error.next_step) from None
     return BucketLocation(
         found.scheme,
         found.bucket,

@@ -66,7 +66,7 @@ class CheckpointSource:
         try:
             found = self._find()
         except (NotFoundError, AmbiguousError, CheckpointError) as error:
-            raise self._error(error.what, error.next_step) from error
+            raise self._error(error.message, error.next_step) from error
         except StoreError as error:
             raise self._unreachable(error) from error
         parts = {part.rank: part for part in found.manifests}
@@ -138,7 +138,7 @@ class CheckpointSource:
 
     def _unreachable(self, error: StoreError) -> TransientError:
         return TransientError(
-            f"{self._source}: {error.what}",
+            f"{self._source}: {error.message}",
             source=self._source,
             next_step=error.next_step or "Push again: what is here already is kept.",
         )

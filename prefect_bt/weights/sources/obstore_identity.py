@@ -65,9 +65,13 @@ def _caching_provider(plan: WeightsPlan, request: CredentialProvider) -> Credent
         try:
             return request()
         except IdentityError as error:
-            what = error.what[0].lower() + error.what[1:] if error.what[:2] in ("Th", "To") else ""
+            what = (
+                error.message[0].lower() + error.message[1:]
+                if error.message[:2] in ("Th", "To")
+                else ""
+            )
             raise WeightsError(
-                f"{plan.source}: {what or error.what}",
+                f"{plan.source}: {what or error.message}",
                 source=plan.source,
                 next_step=error.next_step,
             ) from None

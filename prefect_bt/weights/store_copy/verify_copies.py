@@ -106,7 +106,7 @@ class ExpectedBlobs:
         except ObjectNotFound:
             return "is missing"
         except StoreError as error:
-            return f"cannot be read: {error.what.rstrip('.')}"
+            return f"cannot be read: {error.message.rstrip('.')}"
         return "" if digest.hexdigest() == sha256 else "has other bytes than were mirrored"
 
 

@@ -93,7 +93,7 @@ class Actor:
         try:
             self._script(world, self)
         except StateError as error:
-            self.refused = error.what
+            self.refused = error.message
         self.over = True
 
     def pause(self) -> None:

@@ -313,7 +313,7 @@ die()
     monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(other))
     site = JobRequest(job_id=job_id).open(RUN)
     assert ledger.get_host(job_id) == host_id(other)
-    site.claim.release_and_remove()
+    site.lock.release_and_remove()
 
 
 def test_a_worker_that_lives_keeps_a_job_that_has_not_begun(
@@ -326,7 +326,7 @@ def test_a_worker_that_lives_keeps_a_job_that_has_not_begun(
     reconcile_job(ledger, job_id)
     assert is_owned(state_dir, job_id)
     assert ledger.get_host(job_id) == here
-    site.claim.release_and_remove()
+    site.lock.release_and_remove()
 
 
 def test_state_folders_with_an_empty_id_are_not_one_machine(

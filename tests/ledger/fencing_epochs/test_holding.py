@@ -68,7 +68,7 @@ def test_a_prune_leaves_the_epoch_of_a_gang_that_lives(
     ledger: Ledger, state_dir: Path, here: str
 ) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
-    leave_lock(ledger, state_dir, job_id)  # flow and keeper were killed
+    leave_lock(ledger, state_dir, job_id)  # flow and supervisor were killed
     owning = own_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE)
     with pytest.raises(StateError, match="taken up again"), owning:
         pass
@@ -114,7 +114,7 @@ def test_what_a_killed_prune_held_is_free_once_its_machine_looks(
     else:
         site = JobRequest(job_id=job_id).open("run-1")
         ledger.get_epochs(job_id).release_unused(site.epoch)
-        site.claim.release_and_remove()
+        site.lock.release_and_remove()
     assert not lock_path(state_dir, job_id).exists()
     ledger.claim(job_id, ELSEWHERE)
 
@@ -172,7 +172,7 @@ def test_a_start_that_failed_is_not_written_over_a_worker_of_this_machine(
 def superseded(ledger: Ledger, state_dir: Path, here: str) -> Iterator[JobContext]:
     """Open a site of a job that a person gave to another machine."""
     site = open_job_context(ledger, ledger.get_job(job_of(ledger, here, FAILED[:3])))
-    site.claim.acquire(site.job_id)
+    site.lock.acquire(site.job_id)
     site.epoch = 1
     theirs = ledger.claim(site.job_id, ELSEWHERE, abandoned=True)
     ledger.append_event(site.job_id, JobState.CREATED, epoch=theirs)

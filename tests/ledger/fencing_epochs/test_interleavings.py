@@ -111,7 +111,7 @@ def upload(ledger: Ledger, name: str, epoch: int) -> None:
 
 
 def prune(ledger: Ledger, world: World, actor: Actor) -> None:
-    """Act as `checkpoints prune` of a job that is over (deletion.owning_ended_job)."""
+    """Act as `checkpoints prune` of a job that is over (jobs.delete.own_finished_job)."""
     epoch = ledger.claim(JOB, actor.host, purpose=PRUNE)
     if ledger.get_state(JOB).terminal:
         named = {ledger.store.get(m.key).decode() for m in ledger.store.list(f"{FOLDER}/manifests")}
@@ -122,7 +122,7 @@ def prune(ledger: Ledger, world: World, actor: Actor) -> None:
 
 
 def retry(ledger: Ledger, world: World, actor: Actor) -> None:
-    """Act as `prefect-bt retry` (resubmission.retry), and the flow that follows."""
+    """Act as `prefect-bt retry` (jobs.resubmit.retry), and the flow that follows."""
     if not ledger.get_state(JOB).terminal:
         raise StateError("not over", state="")
     epoch = ledger.claim(JOB, actor.host)
