@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint
-from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
+from prefect_bt.checkpoints.upload.upload_status import (
+    RankUpload,
+    UploadStatusReader,
+    find_uncommitted_reason,
+)
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord, NodePhase, NodeStatus, Outcome, UploadStatus
 from prefect_bt.ledger.states import JobState
@@ -136,7 +140,7 @@ def _with_rank(rank: int, why: str) -> str:
 
 
 def _is_pending(name: str, upload: UploadStatus) -> bool:
-    waits = any(why.startswith(f"{name}: ") for why in upload.waiting)
+    waits = find_uncommitted_reason(upload.waiting, name) is not None
     return upload.current == name or waits
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prefect_bt.checkpoints.committed.catalog import CommittedCheckpoint, list_checkpoints
-from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader
+from prefect_bt.checkpoints.upload.upload_status import UploadStatusReader, find_uncommitted_reason
 from prefect_bt.definitions import ModelWeightsFormat
 from prefect_bt.errors import CheckpointError, NotFoundError, PrefectBtError
 from prefect_bt.ledger.ledger import Ledger
@@ -177,18 +176,13 @@ def _explain_uncommitted(ledger: Ledger, job: JobRecord, name: str) -> str:
     """What the job's uploaders said of it last; empty where they know no such checkpoint."""
     for attempt in reversed(ledger.list_attempts(job.id)):
         uploads = UploadStatusReader(ledger.store, job.project_id, job.id, attempt.attempt)
-        for said in _iter_upload_messages(uploads):
-            if said.startswith(f"{name}: "):
-                return said.removeprefix(f"{name}: ").rstrip(".")
+        for status in (one.status for one in uploads.read()):
+            if status.current == name:
+                return "it is being uploaded"
+            entries = (*status.waiting, *status.uncommitted)
+            if reason := find_uncommitted_reason(entries, name):
+                return reason.rstrip(".")
     return ""
-
-
-def _iter_upload_messages(uploads: UploadStatusReader) -> Iterator[str]:
-    for one in uploads.read():
-        status = one.status
-        if status.current:
-            yield f"{status.current}: it is being uploaded"
-        yield from (*status.waiting, *status.uncommitted)
 
 
 def _describe_jobs(ledger: Ledger) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Final, cast
 
 from prefect_bt.checkpoints.upload.transfer import TransferMeter
+from prefect_bt.checkpoints.upload.upload_status import format_uncommitted
 from prefect_bt.ledger.records import UploadStatus
 
 _REPORT_INTERVAL: Final = 1.0
@@ -75,7 +76,7 @@ class UploadProgress:
     def update_problems(self, waiting: Mapping[str, str], failures: Mapping[str, str]) -> None:
         """What is not committed yet and why, and what the store says; reported when it is news."""
         news = {
-            "waiting": tuple(f"{name}: {why}" for name, why in sorted(waiting.items())),
+            "waiting": format_uncommitted(waiting),
             "trouble": _summarize(sorted(set(failures.values()))),
         }
         if any(

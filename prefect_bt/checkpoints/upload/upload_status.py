@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -125,6 +125,17 @@ class UploadStatusReader:
             rank = int(key.rpartition("/rank-")[2].removesuffix(".json"))
             status = codec.loads(UploadStatus, self._store.get(key))
             yield key, RankUpload(rank, modified, status)
+
+
+def format_uncommitted(reasons: Mapping[str, str]) -> tuple[str, ...]:
+    """Render name -> reason as `UploadStatus.waiting` and `uncommitted` hold it."""
+    return tuple(f"{name}: {reason}" for name, reason in sorted(reasons.items()))
+
+
+def find_uncommitted_reason(entries: Iterable[str], name: str) -> str | None:
+    """Return the reason of the checkpoint `name` in what `format_uncommitted` rendered."""
+    prefix = f"{name}: "
+    return next((one.removeprefix(prefix) for one in entries if one.startswith(prefix)), None)
 
 
 class _Readable(SupportsGet, SupportsList, Protocol): ...

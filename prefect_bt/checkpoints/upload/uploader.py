@@ -24,6 +24,7 @@ from prefect_bt.checkpoints.manifest import UploadOrigin
 from prefect_bt.checkpoints.upload.commit import STILL_WRITING, CheckpointCommitter, Uncommitted
 from prefect_bt.checkpoints.upload.progress import UploadProgress
 from prefect_bt.checkpoints.upload.retry_queue import RetrySchedule
+from prefect_bt.checkpoints.upload.upload_status import format_uncommitted
 from prefect_bt.checkpoints.volume_links import VolumeMounts, Volumes
 from prefect_bt.checkpoints.watch.stability import StabilityTracker, has_new_state, is_log
 from prefect_bt.checkpoints.watch.watcher import DirectoryWatcher
@@ -219,7 +220,7 @@ class Uploader:
             flushed=True,
             waiting=(),
             trouble="",
-            uncommitted=tuple(f"{name}: {reason}" for name, reason in sorted(why.items())),
+            uncommitted=format_uncommitted(why),
             error="; ".join(errors),
         )
 

@@ -12,6 +12,8 @@ from prefect_bt.checkpoints.upload.upload_status import (
     RankUpload,
     StatusPublisher,
     UploadStatusReader,
+    find_uncommitted_reason,
+    format_uncommitted,
 )
 from prefect_bt.errors import StoreError
 from prefect_bt.ledger.records import UploadStatus
@@ -139,3 +141,10 @@ def test_sizes_and_times():
         "3 min 20 s",
         "2 h 5 min",
     ]
+
+
+def test_reasons_are_found_by_name_in_what_is_stored():
+    stored = format_uncommitted({"b": "x: y", "a": "it is still being written"})
+    assert stored == ("a: it is still being written", "b: x: y")
+    assert find_uncommitted_reason(stored, "b") == "x: y"
+    assert find_uncommitted_reason(stored, "it is still being written") is None
