@@ -181,7 +181,7 @@ class ExpectedFiles:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def _hash_all(self, tick: ByteCallback) -> dict[tuple[int, int], str]:
+    def _hash_all(self, tick: ByteCallback) -> dict[tuple[int, int], str | OSError]:
         inodes = sorted(self._places)
         hands = min(_MAX_WORKERS, os.cpu_count() or 1)
         with (
@@ -219,8 +219,8 @@ def repair(cache: NodeCache, report: CacheReport) -> RepairResult:
     return RepairResult(tuple(withdrawn), leased)
 
 
-def _hash(path: Path, on_bytes: ByteCallback) -> str:
-    """The sha256; a sentence that begins with a blank where the file cannot be read."""
+def _hash(path: Path, on_bytes: ByteCallback) -> str | OSError:
+    """The sha256, or why the file cannot be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as reader:
@@ -228,13 +228,13 @@ def _hash(path: Path, on_bytes: ByteCallback) -> str:
                 digest.update(chunk)
                 on_bytes(len(chunk))
     except OSError as error:
-        return f" cannot be read ({error.strerror or type(error).__name__})"
+        return error
     return digest.hexdigest()
 
 
-def _describe_mismatch(found: str, sha256: str) -> str:
-    if found.startswith(" "):
-        return found.strip()
+def _describe_mismatch(found: str | OSError, sha256: str) -> str:
+    if isinstance(found, OSError):
+        return f"cannot be read ({found.strerror or type(found).__name__})"
     return "" if found == sha256 else "has other bytes than were mirrored"
 
 
