@@ -78,9 +78,14 @@ def validate_job(job: TrainingJob, capacity: Capacity, *, substrate: str) -> lis
 
 def validate_weights(job: TrainingJob) -> list[list[str]]:
     """For each of the job's weights, why no machine could mirror or mount it."""
-    problems = [*_validate_weights(job), *_validate_targets(_iter_targets(job))]
-    fields = [f"weights[{index}]." for index in range(len(job.weights))]
-    return [[each for each in problems if each.startswith(field)] for field in fields]
+    problems = {
+        f"weights[{index}].mount_location": [*_validate_source(source, f"weights[{index}].")]
+        for index, source in enumerate(job.weights)
+    }
+    for field, what in _validate_targets(_iter_targets(job)):
+        if field in problems:
+            problems[field].append(f"{field} {what}")
+    return [*problems.values()]
 
 
 def validate_weights_source(document: Mapping[str, object]) -> None:
@@ -303,17 +308,17 @@ class _Target(NamedTuple):
 
 
 def _validate_mounts(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    yield from _validate_targets(_iter_targets(job))
+    yield from (f"{field} {what}" for field, what in _validate_targets(_iter_targets(job)))
     if not capacity.exact_paths:
         yield from _validate_pinned_paths(job, capacity)
 
 
-def _validate_targets(targets: Iterable[_Target]) -> Iterator[str]:
+def _validate_targets(targets: Iterable[_Target]) -> Iterator[tuple[str, str]]:
     possible: list[_Target] = []
     for target in targets:
         why = _path_error(target.path)
         if why:
-            yield f"{target.field} is {target.path!r}; {why}"
+            yield target.field, f"is {target.path!r}; {why}"
         else:
             possible.append(target)
     yield from _find_conflicts(possible)
@@ -331,30 +336,25 @@ def _path_error(path: str) -> str:
     return ""
 
 
-def _find_conflicts(targets: Sequence[_Target]) -> Iterator[str]:
+def _find_conflicts(targets: Sequence[_Target]) -> Iterator[tuple[str, str]]:
     """Two folders in one place, or one inside another that cannot hold it."""
     refused: set[int] = set()
     for (_, one), (index, other) in combinations(enumerate(targets), 2):
         if one.path == other.path and index not in refused and one.field != other.field:
             refused.add(index)
-            yield (
-                f"{other.field} is {other.path!r}, which {one.field} uses already; "
-                "choose another path."
-            )
+            taken = f"is {other.path!r}, which {one.field} uses already; choose another path."
+            yield other.field, taken
     for outer in targets:
         for inner in targets:
             if inner.path == outer.path or not _is_below(inner.path, outer.path):
                 continue
             if outer.kind is VolumeKind.WEIGHTS:
-                yield (
-                    f"{outer.field} is {outer.path!r}, which is read-only and would lie over "
-                    f"{inner.field}, {inner.path!r}; choose paths beside each other."
-                )
+                over = f"is {outer.path!r}, which is read-only and would lie over {inner.field}, "
+                yield outer.field, f"{over}{inner.path!r}; choose paths beside each other."
             elif outer.kind is VolumeKind.CHECKPOINTS:
-                yield (
-                    f"{inner.field} is {inner.path!r}, inside {outer.field}, {outer.path!r}, and "
-                    "would be uploaded as a checkpoint; choose paths beside each other."
-                )
+                inside = f"is {inner.path!r}, inside {outer.field}, {outer.path!r}, and would be "
+                cure = "uploaded as a checkpoint; choose paths beside each other."
+                yield inner.field, f"{inside}{cure}"
 
 
 def _is_below(path: str, parent: str) -> bool:
@@ -362,7 +362,7 @@ def _is_below(path: str, parent: str) -> bool:
 
 
 def _validate_pinned_paths(job: TrainingJob, capacity: Capacity) -> Iterator[str]:
-    pinned = [f"weights[{i}].mount_location" for i in range(len(job.weights))]
+    pinned = [f"weights[{index}].mount_location" for index in range(len(job.weights))]
     config = job.runtime.checkpointing_config
     if config.enabled and config.checkpoint_path:
         pinned.append("checkpointing_config.checkpoint_path")
