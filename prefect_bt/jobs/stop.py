@@ -138,6 +138,8 @@ def reconcile_job(ledger: Ledger, job_id: str) -> None:
 
 def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
     """A run that ends before a line of ours runs leaves its job waiting."""
+    from prefect.client.schemas.objects import StateType
+
     from prefect_bt.prefect_api.client import get_run_state
 
     release_unstarted_claim(ledger, record.id, state_dir=Settings().state_dir)
@@ -147,11 +149,11 @@ def _reconcile_waiting_job(ledger: Ledger, record: JobRecord) -> None:
             reason = f"stopped by {request.by} before it began"
             finalize_abandoned_job(open_job_context(ledger, record), JobState.STOPPED, reason)
             return
-        ended = get_run_state(runs[-1].flow_run_id) if runs else ""
-        if ended == "CANCELLED":
+        ended = get_run_state(runs[-1].flow_run_id) if runs else None
+        if ended is StateType.CANCELLED:
             reason = "cancelled in Prefect before it began"
             finalize_abandoned_job(open_job_context(ledger, record), JobState.STOPPED, reason)
-        elif ended == "CRASHED":
+        elif ended is StateType.CRASHED:
             reschedule_or_fail(open_job_context(ledger, record), runs[-1].flow_run_id)
 
 

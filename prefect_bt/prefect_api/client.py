@@ -106,8 +106,8 @@ def cancel_run(flow_run_id: str) -> bool:
     return after is not None and after.type in {StateType.CANCELLING, StateType.CANCELLED}
 
 
-def get_run_state(flow_run_id: str) -> str:
-    """As Prefect spells it (CRASHED); "" for a run that it does not know. ServerError.
+def get_run_state(flow_run_id: str) -> StateType | None:
+    """Return the type of the run's state; None for a run that Prefect does not know. ServerError.
 
     Without a server there is nobody to ask: a temporary one knows no run of another.
     """
@@ -115,8 +115,8 @@ def get_run_state(flow_run_id: str) -> str:
         with prefect_client(temporary=False) as client:
             state = client.read_flow_run(UUID(flow_run_id)).state
     except ObjectNotFound:
-        return ""
-    return state.type.value if state else ""
+        return None
+    return state.type if state else None
 
 
 def reschedule_run(flow_run_id: str) -> bool:
