@@ -15,7 +15,8 @@ checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/claims/<key>-<revision>/<n>.json  who fetches it, for all hosts
     deployments/<quoted name>/                what serves under a name
-    (serving/deployment_records.py) training_projects/<project id>/
+                                              (serving/deployment_records.py)
+    training_projects/<project id>/
         project.json
         names/job-<n>                         the counter behind automatic job names
         cache/<state folder's id>.json        what its training cache held on a machine, and when
@@ -40,7 +41,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
             attempts/<n>/uploads/rank-<r>.json   what the rank's uploader says of itself, replaced
             manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
             objects/<attempt>/rank-<r>/…      bytes that manifests name
-            (checkpoints/committed/stored_objects.py)
+                                              (checkpoints/committed/stored_objects.py)
 """
 
 from __future__ import annotations

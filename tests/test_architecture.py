@@ -50,7 +50,7 @@ LEVELS: dict[int, str] = {
 LEVEL_OF: dict[str, int] = {
     name: level for level, names in LEVELS.items() for name in names.split()
 }
-EDGES, ADAPTERS, PROTOCOLS = 5, 3, 2
+EDGES, ADAPTERS, PROTOCOLS, BASE = 5, 3, 2, 0
 
 # Third-party package -> the packages that may import it. What is not named here may go anywhere
 # above the base.
@@ -69,16 +69,8 @@ ONLY_IN: dict[str, set[str]] = {
     "prompt_toolkit": {"cli"},
     "uvicorn": {"local_server"},
 }
-STDLIB_ONLY = {
-    "codec",
-    "environment",
-    "errors",
-    "ledger.records",
-    "ledger.states",
-    "node_paths",
-    "object_keys",
-    "planning.plan",
-}
+STDLIB_ONLY = {"ledger.records", "ledger.states", "planning.plan"}
+"""Beside the base: what a node reads before it imports anything else."""
 # What a node's process must be able to start without, however many imports away.
 NOT_IN_A_NODE = {"prefect", "docker", "kubernetes"}
 
@@ -218,7 +210,8 @@ def foreign(sources: Sources) -> Iterator[str]:
                 yield f"{module} imports {package}: only {', '.join(sorted(allowed))} may"
             if package in {"flows", "blocks"}:
                 yield f"{module} imports {package}: say {PACKAGE}.{package}"
-            if module in STDLIB_ONLY and package not in sys.stdlib_module_names:
+            ours_alone = module in STDLIB_ONLY or level_of(module) == BASE
+            if ours_alone and package not in sys.stdlib_module_names:
                 yield f"{module} imports {package}: standard library only"
 
 

@@ -2,7 +2,7 @@
 
     .../manifests/rank-<r>/<quoted name>/<attempt>-<version>.json    create-only, written last
     .../objects/<attempt>/rank-<r>/...                               the bytes it names
-    (committed/stored_objects.py)
+                                                                     (stored_objects.py)
 
 Attempt and version have four digits or more; within a name the later pair is the newer content.
 """

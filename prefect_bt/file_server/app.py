@@ -144,8 +144,8 @@ async def _send(request: web.BaseRequest, descriptor: int, *, etag: str) -> web.
 def _parse_range(header: str, size: int) -> tuple[int, int] | None:
     """Return begin and end of the part, end first where there is none; None for all bytes.
 
-    >>> _wanted("bytes=2-5", 9), _wanted("bytes=-3", 9), _wanted("bytes=9-", 9), _wanted("", 9)
-    ((2, 6), (6, 9), (9, 9), None)
+    >>> [_parse_range(one, 9) for one in ("bytes=2-5", "bytes=-3", "bytes=9-", "")]
+    [(2, 6), (6, 9), (9, 9), None]
     """
     found = _RANGE.fullmatch(header)
     if found is None or header == "bytes=-":

@@ -16,9 +16,9 @@ _SERVED: Final = re.compile(r"training_projects/[^/]+/jobs/[^/]+/objects/.+")
 def is_servable(key: str) -> bool:
     """Whether `key` is a checkpoint's object, the only kind that has an address.
 
-    >>> is_served("training_projects/p/jobs/j/objects/0000/rank-0/ab/abcd")
+    >>> is_servable("training_projects/p/jobs/j/objects/0000/rank-0/ab/abcd")
     True
-    >>> is_served("training_projects/p/jobs/j/objects/../job.json")
+    >>> is_servable("training_projects/p/jobs/j/objects/../job.json")
     False
     """
     plain = not any(part in {"", ".", ".."} for part in key.split("/")) and "\0" not in key

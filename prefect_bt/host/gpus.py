@@ -54,8 +54,9 @@ class NotEnoughGpus(Exception):
 def parse_gpu_model(model: str) -> str:
     """The Accelerator spelling for a model name, or the name itself where there is none.
 
-    >>> name_type("NVIDIA H200"), name_type("NVIDIA A100-SXM4-40GB"), name_type("GeForce RTX 4090")
-    ('H200', 'A100_40GB', 'GeForce RTX 4090')
+    >>> models = "NVIDIA H200", "NVIDIA A100-SXM4-40GB", "GeForce RTX 4090"
+    >>> [parse_gpu_model(one) for one in models]
+    ['H200', 'A100_40GB', 'GeForce RTX 4090']
     """
     for pattern, spelling in _MODEL_PATTERNS:
         if re.search(pattern, model.replace("_", " ")):

@@ -26,7 +26,7 @@ MAX_NAME_BYTES: Final = 255
 def normalize_path(path: str) -> str:
     """One spelling of a path inside a node: no doubled, trailing or `.` parts. `..` stays.
 
-    >>> clean_path("//mnt/./ckpts/")
+    >>> normalize_path("//mnt/./ckpts/")
     '/mnt/ckpts'
     """
     absolute = path.startswith("/")
@@ -39,7 +39,7 @@ def to_directory_name(name: str) -> str:
     `/` becomes `-`, a leading dot or blank `_`, blanks at the end go, and of a name that is too
     long the end is replaced by a digest of the whole.
 
-    >>> directory_name("llama/8b"), directory_name("..")
+    >>> to_directory_name("llama/8b"), to_directory_name("..")
     ('llama-8b', '__')
     """
     safe = re.sub(r"[/\x00-\x1f\x7f]", "-", name).rstrip() or "_"

@@ -86,7 +86,7 @@ def parse_reference(text: str) -> ImageReference:
 def normalize_registry_host(registry: str) -> str:
     """The host that docker_auth's `registry` means: no scheme, no path, Docker Hub by one name.
 
-    >>> host_of("https://index.docker.io/v1/")
+    >>> normalize_registry_host("https://index.docker.io/v1/")
     'docker.io'
     """
     rest = registry.strip().partition("://")[2] or registry.strip()

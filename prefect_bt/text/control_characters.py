@@ -29,7 +29,7 @@ _DELETE: Final = 0x7F
 def escape_controls(text: str) -> str:
     """Return `text` without any control but line feeds and tabs.
 
-    >>> visible("a\\x1b[2Jb\\u202e")
+    >>> escape_controls("a\\x1b[2Jb\\u202e")
     'a␛[2Jb\\\\u202e'
     """
     return _UNSAFE.sub(_escape_match, text) if _UNSAFE.search(text) else text
@@ -40,7 +40,7 @@ def escape_line_controls(text: str) -> str:
 
     A line feed inside becomes its picture, so that one line stays one.
 
-    >>> visible_line("\\x1b[31mred\\x1b]0;title\\x07")
+    >>> escape_line_controls("\\x1b[31mred\\x1b]0;title\\x07")
     '\\x1b[31mred␛]0;title␇\\x1b[0m'
     """
     text = text.removesuffix("\r")

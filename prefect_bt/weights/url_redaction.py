@@ -6,7 +6,7 @@ from __future__ import annotations
 def redact_url(source: str) -> str:
     """The source without what may be a signature.
 
-    >>> shown("https://host/file?sig=x")
+    >>> redact_url("https://host/file?sig=x")
     'https://host/file'
     """
     return source.partition("?")[0]

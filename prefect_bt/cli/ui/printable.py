@@ -10,7 +10,7 @@ REPLACEMENT_CHARACTER: Final = "\N{REPLACEMENT CHARACTER}"
 def replace_unprintable(text: str, *, keep: str = "") -> str:
     """`text` with every character that does not print, other than those in `keep`, replaced.
 
-    >>> printable("a\\x1b[2Jb")
+    >>> replace_unprintable("a\\x1b[2Jb")
     'a\ufffd[2Jb'
     """
     if text.isprintable():

@@ -116,7 +116,7 @@ def open_pipes(folder: NodeFolder) -> Pipes:
 def format_order(verb: str, text: str = "") -> bytes:
     """One line for `orders`.
 
-    >>> order("run", "echo 'a b'")
+    >>> format_order("run", "echo 'a b'")
     b'run echo\\\\0040\\\\0047a\\\\0040b\\\\0047.\\n'
     """
     return verb.encode() + b" " + _ESCAPED_BYTE.sub(_octal, os.fsencode(text)) + b".\n"

@@ -33,12 +33,12 @@ class RoutingState:
 
 
 def choose_action(revision: int, scene: RoutingState) -> RevisionAction:
-    """The one that serves goes on until another has taken over: a wish alone changes nothing.
+    """Return what a revision does; the routed one serves until another one has taken over.
 
-    >>> role_of(1, Scene(wanted=2, routed=1, named={1, 2}))
-    <Role.SERVE: 'serve'>
-    >>> role_of(1, Scene(wanted=2, routed=2, named={1, 2}))
-    <Role.FINISH: 'finish'>
+    >>> choose_action(1, RoutingState(desired=2, routed=1, ever_desired={1, 2}))
+    <RevisionAction.SERVE: 'serve'>
+    >>> choose_action(1, RoutingState(desired=2, routed=2, ever_desired={1, 2}))
+    <RevisionAction.DRAIN: 'finish'>
     """
     if revision == scene.desired:
         return RevisionAction.SERVE

@@ -39,7 +39,7 @@ def verify_key(expected: KeyHash, presented: str) -> bool:
 def parse_bearer(header: str) -> str:
     """The key that an Authorization header carries; "" when it carries none.
 
-    >>> bearer("bearer  abc"), bearer("Basic abc"), bearer("")
+    >>> parse_bearer("bearer  abc"), parse_bearer("Basic abc"), parse_bearer("")
     ('abc', '', '')
     """
     scheme, _, key = header.strip().partition(" ")

@@ -256,7 +256,7 @@ class RouterFolder:
 def parse_route(text: bytes) -> Route:
     """ValueError says what is wrong with it.
 
-    >>> parsed_route(b'{"revision": 3, "target": "http://127.0.0.1:20011", "models": ["a"]}')
+    >>> parse_route(b'{"revision": 3, "target": "http://127.0.0.1:20011", "models": ["a"]}')
     Route(revision=3, target='http://127.0.0.1:20011', models=('a',), aliases={}, process=None)
     """
     told: Any = json.loads(text)

@@ -31,7 +31,7 @@ def replace_model_alias(body: bytes, aliases: Mapping[str, str]) -> bytes:
 
     What names none of them, or is no JSON object, stays as it is, byte by byte.
 
-    >>> with_own_name(b'{"model": "stories", "n": 1}', {"stories": "checkpoint-10"})
+    >>> replace_model_alias(b'{"model": "stories", "n": 1}', {"stories": "checkpoint-10"})
     b'{"model": "checkpoint-10", "n": 1}'
     """
     if not any(json.dumps(alias).encode() in body for alias in aliases):

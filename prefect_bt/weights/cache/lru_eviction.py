@@ -23,8 +23,8 @@ def choose_evictions(candidates: Sequence[EvictionCandidate], *, excess: int) ->
     A blob's bytes are free when the last tree that has it goes; a tree that would free nothing,
     because all of it is in trees that stay, goes only on the way to one that does.
 
-    >>> old = Candidate("old", 1.0, frozenset({("a", 5), ("b", 5)}))
-    >>> new = Candidate("new", 2.0, frozenset({("b", 5)}))
+    >>> old = EvictionCandidate("old", 1.0, frozenset({("a", 5), ("b", 5)}))
+    >>> new = EvictionCandidate("new", 2.0, frozenset({("b", 5)}))
     >>> choose_evictions([new, old], excess=3), choose_evictions([new, old], excess=6)
     (['old'], ['old', 'new'])
     """

@@ -23,7 +23,7 @@ def byte_range(start: int, length: int) -> str:
 def slice_chunks(pieces: Iterable[bytes], *, skip: int, length: int) -> Iterator[bytes]:
     """`length` bytes (-1: all) after the first `skip`, which a server sent without being asked.
 
-    >>> list(cut([b"abc", b"def"], skip=2, length=3))
+    >>> list(slice_chunks([b"abc", b"def"], skip=2, length=3))
     [b'c', b'de']
     """
     left = length

@@ -18,9 +18,9 @@ def filter_paths(
 ) -> list[str]:
     """The wanted paths, in the order given.
 
-    >>> choose_files(["a.bin", "sub/b.bin"], allow=["*.bin"])
+    >>> filter_paths(["a.bin", "sub/b.bin"], allow=["*.bin"])
     ['a.bin']
-    >>> choose_files(["a.bin", "sub/b.bin"], allow=["**/*.bin"])
+    >>> filter_paths(["a.bin", "sub/b.bin"], allow=["**/*.bin"])
     ['a.bin', 'sub/b.bin']
     """
     allowed = [_compile(pattern) for pattern in allow] if allow is not None else None

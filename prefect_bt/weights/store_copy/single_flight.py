@@ -100,10 +100,11 @@ class _WaitReporter:
 
 def _format_record(present: ClaimRecord) -> str:
     """
+    >>> from prefect_bt.weights.store_copy.claim_holders import Holder
     >>> holder = Holder("a", 1)
-    >>> _sentence(Standing(holder, "", bytes_done=3_100_000_000, bytes_total=9_870_000_000))
+    >>> _format_record(ClaimRecord(holder, "", bytes_done=3_100_000_000, bytes_total=9_870_000_000))
     'host a fetches it: 3.1 of 9.9 GB'
-    >>> _sentence(Standing(holder, "", bytes_done=0, bytes_total=0))
+    >>> _format_record(ClaimRecord(holder, "", bytes_done=0, bytes_total=0))
     'host a fetches it'
     """
     said = f"host {present.holder.host} fetches it"
