@@ -8,7 +8,7 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, field_validator
 
-from prefect_bt.blocks.pages import DOCUMENTATION, NODES_LOGO
+from prefect_bt.blocks.block_docs import DOCUMENTATION, NODES_LOGO
 from prefect_bt.definitions import (
     Accelerator,
     AcceleratorSpec,

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field, HttpUrl, field_validator
 
+from prefect_bt.blocks.block_docs import DOCKER_LOGO, DOCUMENTATION
 from prefect_bt.blocks.local_substrate import HostSubstrate
-from prefect_bt.blocks.pages import DOCKER_LOGO, DOCUMENTATION
 from prefect_bt.host.container_privileges import Privileges, parse_capabilities
 from prefect_bt.substrates.protocol import Substrate
 

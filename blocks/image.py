@@ -7,7 +7,7 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.pages import DOCKER_LOGO, DOCUMENTATION
+from prefect_bt.blocks.block_docs import DOCKER_LOGO, DOCUMENTATION
 from prefect_bt.blocks.registry import RegistryAccess
 from prefect_bt.definitions import Image
 

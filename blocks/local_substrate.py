@@ -8,7 +8,7 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.pages import DOCUMENTATION, PROCESS_LOGO
+from prefect_bt.blocks.block_docs import DOCUMENTATION, PROCESS_LOGO
 from prefect_bt.substrates.protocol import Substrate
 
 

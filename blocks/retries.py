@@ -8,7 +8,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, model_validator
 
 from prefect_bt.attempts.retry_overrides import validate_budget
-from prefect_bt.blocks.pages import DOCUMENTATION, NODES_LOGO
+from prefect_bt.blocks.block_docs import DOCUMENTATION, NODES_LOGO
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.records import RetryBudget
 

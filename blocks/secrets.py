@@ -9,7 +9,7 @@ from prefect.blocks.core import Block
 from prefect.types import SecretDict
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.pages import DOCUMENTATION, SECRET_LOGO
+from prefect_bt.blocks.block_docs import DOCUMENTATION, SECRET_LOGO
 from prefect_bt.credentials.secrets import InMemorySecrets
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
+from prefect_bt.blocks.block_docs import DOCUMENTATION, NODES_LOGO
 from prefect_bt.blocks.compute import GPU
-from prefect_bt.blocks.pages import DOCUMENTATION, NODES_LOGO
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, Image, SecretReference
 from prefect_bt.definitions.variables import EnvironmentVariables
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.pages import DOCUMENTATION, FOLDER_LOGO
+from prefect_bt.blocks.block_docs import DOCUMENTATION, FOLDER_LOGO
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.protocols import Store
 

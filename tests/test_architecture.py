@@ -342,10 +342,10 @@ def test_a_cycle_of_packages_is_noticed() -> None:
 
 
 def test_a_cycle_of_modules_is_noticed() -> None:
-    late = "def f():\n    import prefect_bt.logs.tail"
-    sources = {"logs": "", "logs.tail": "import prefect_bt.logs.levels", "logs.levels": late}
+    late = "def f():\n    import prefect_bt.logs.last_lines"
+    sources = {"logs": "", "logs.last_lines": "import prefect_bt.logs.levels", "logs.levels": late}
     found = {sentence.partition(":")[0] for sentence in module_cycles(sources)}
-    assert found == {"logs.tail", "logs.levels"}
+    assert found == {"logs.last_lines", "logs.levels"}
     assert list(module_cycles({**sources, "logs.levels": ""})) == []
 
 

@@ -18,7 +18,6 @@ from prefect.states import Cancelled, Failed
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.credentials.secrets import resolve_secrets
 from prefect_bt.errors import PrefectBtError, StateError, WeightsError
-from prefect_bt.flows.tasks.cancellation import watch_for_stop
 from prefect_bt.flows.tasks.finish_job import JobRun
 from prefect_bt.flows.tasks.mirror import (
     MirrorContext,
@@ -29,6 +28,7 @@ from prefect_bt.flows.tasks.mirror import (
 )
 from prefect_bt.flows.tasks.report import API_ERRORS, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.plan import WeightsPlan

@@ -33,11 +33,11 @@ from prefect_bt.attempts.lifecycle import (
 from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.attempts.resources import save_resources
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
-from prefect_bt.flows.tasks.backoff import wait_before_retry
-from prefect_bt.flows.tasks.cancellation import watch_for_stop
 from prefect_bt.flows.tasks.pull_image import ensure_image
 from prefect_bt.flows.tasks.rank_log import RankLogForwarder
 from prefect_bt.flows.tasks.report import publish_job_card, transition_job
+from prefect_bt.flows.tasks.retry_delay import wait_before_retry
+from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.flows.tasks.upload_progress import report_upload_progress
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.ledger.fencing_epochs import Superseded

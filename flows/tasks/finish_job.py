@@ -24,7 +24,7 @@ from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateE
 from prefect_bt.flows.tasks.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.host.job_lock import has_lock_file, is_this_host
-from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.stop import (
     finalize_abandoned_job,
     open_job_context,

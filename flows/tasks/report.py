@@ -13,7 +13,7 @@ from prefect.exceptions import PrefectException
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.flows.tasks.job_card import render_card
-from prefect_bt.jobs.document import event_document, job_document
+from prefect_bt.jobs.job_json import event_document, job_document
 from prefect_bt.ledger.states import JobState
 
 EVENT_PREFIX: Final = "prefect-bt.job."

@@ -69,7 +69,7 @@ def _make_app(kind: type[App] = App) -> App:
         "jobs.push:push",
         "jobs.recreate:recreate",
         "jobs.retry:retry",
-        "logs.show:logs",
+        "logs.logs:logs",
         "jobs.stop:stop",
         "jobs.view:view",
         "jobs.download:download",

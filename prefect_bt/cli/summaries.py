@@ -77,7 +77,7 @@ SUMMARIES: Final[dict[str, str]] = {
     "machine.up_down:up": (
         "Start a local Prefect server with its UI, and a worker; pushes then start in a second."
     ),
-    "logs.show:logs": "Print the log of a job, by default the newest one's.",
+    "logs.logs:logs": "Print the log of a job, by default the newest one's.",
     "jobs.push:push": "Submit the job of a config file.",
     "jobs.recreate:recreate": (
         "Submit a job again, with the same definition, files and retry policy, as a new job."

@@ -19,7 +19,7 @@ from prefect_bt.attempts.retry_overrides import NO_OVERRIDES, RetryOverrides
 from prefect_bt.definitions import TrainingProject, load_training_project, project_document
 from prefect_bt.definitions.truss_compat.conversion import to_training_project
 from prefect_bt.host.job_lock import JobLock, host_id
-from prefect_bt.jobs.document import current_user, job_document
+from prefect_bt.jobs.job_json import current_user, job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.preflight import assign_team, find_missing
 from prefect_bt.jobs.provenance import collect_provenance

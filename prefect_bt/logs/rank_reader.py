@@ -18,9 +18,9 @@ from typing import Final, NamedTuple, Protocol
 
 from prefect_bt.errors import ObjectNotFound, SubstrateError
 from prefect_bt.ledger.records import ArchivedLog
+from prefect_bt.logs.last_lines import TimedLine, find_line_end, iter_backwards, probe_size
 from prefect_bt.logs.levels import LevelDetector, LogLevel
 from prefect_bt.logs.line_format import LogLine, parse_lines
-from prefect_bt.logs.tail import TimedLine, find_line_end, iter_backwards, probe_size
 from prefect_bt.object_store.protocols import SupportsGet
 
 CHUNK_BYTES: Final = 1 << 20

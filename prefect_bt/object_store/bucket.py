@@ -27,7 +27,7 @@ from obstore import exceptions
 from obstore.store import MemoryStore
 
 from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError
-from prefect_bt.object_store.keys import validate_key
+from prefect_bt.object_store.key_syntax import validate_key
 from prefect_bt.object_store.multipart import (
     CHECKSUM_ERROR_CODES,
     MIN_PART_BYTES,

@@ -30,7 +30,7 @@ from prefect_bt.filesystem.confined import NotRegularFile, open_regular
 from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.object_store.disk_copy import copy_and_hash, copy_bytes
 from prefect_bt.object_store.disk_staging import TempFile, TempFolder, retry_with_parent_folder
-from prefect_bt.object_store.keys import validate_key
+from prefect_bt.object_store.key_syntax import validate_key
 from prefect_bt.object_store.protocols import ByteCallback, ObjectInfo, UnfinishedUpload
 
 _TEMP_FOLDER: Final = ".prefect-bt-tmp"

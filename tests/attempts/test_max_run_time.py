@@ -22,7 +22,7 @@ from prefect_bt.cli.app import main
 from prefect_bt.definitions import Compute, Image, Runtime, TrainingJob, TrainingProject
 from prefect_bt.errors import DefinitionError, MaxRunTimeError
 from prefect_bt.jobs import resubmit
-from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.jobs.submit import JobOrigin, write_job

@@ -20,7 +20,7 @@ from prefect_bt.definitions import (
     TrainingProject,
 )
 from prefect_bt.errors import StoreError
-from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.submit import write_job
 from prefect_bt.ledger.ledger import Ledger

@@ -27,7 +27,7 @@ NOT_FOR_HELP = [
     "markdown_it",
     "prefect_bt.job_index",
     "prefect_bt.cli.ui.options",
-    "prefect_bt.jobs.document",
+    "prefect_bt.jobs.job_json",
     "prefect_bt.settings",
     "pydantic",
     "sqlite3",
@@ -73,7 +73,7 @@ def test_the_entry_point_imports_nothing_heavy(cli):
         (["push", "CONFIG", "--dry-run"], []),
         (["--help"], NOT_FOR_HELP),
         (["checkpoints"], NOT_FOR_HELP),
-        (["view", "--help"], ["prefect_bt.cli.jobs.push", "prefect_bt.cli.logs.show"]),
+        (["view", "--help"], ["prefect_bt.cli.jobs.push", "prefect_bt.cli.logs.logs"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

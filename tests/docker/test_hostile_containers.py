@@ -20,7 +20,14 @@ from prefect_bt import codec
 from prefect_bt.attempts.diagnosis import diagnose_node
 from prefect_bt.attempts.gang import Gang, Timing
 from prefect_bt.host.nodes.files import AGENT_UNRESPONSIVE, read_record, write_text_atomic
-from prefect_bt.ledger.records import Cause, FailureClass, NodePhase, NodeStatus, UploadStatus
+from prefect_bt.ledger.records import (
+    Cause,
+    FailureClass,
+    NodePhase,
+    NodeStatus,
+    StopReason,
+    UploadStatus,
+)
 from prefect_bt.ledger.states import JobState
 from prefect_bt.substrates.docker.node_handle import DockerNodeHandle
 from tests.node_agent.rig import (
@@ -162,7 +169,7 @@ def test_a_stop_that_is_not_answered_removes_the_container(rig: DockerRig, which
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     gang = in_a_hurry(handle)
-    gang.shut_down("stopped")
+    gang.shut_down(StopReason.STOPPED)
     status = gang.statuses[0]
     assert status.phase is NodePhase.LOST
     assert status.reason == AGENT_UNRESPONSIVE
@@ -184,7 +191,7 @@ def test_an_agent_that_answers_keeps_its_container_until_it_has(rig: DockerRig) 
         rig, "trap 'echo left; exit 0' TERM; echo 1 > up; while :; do sleep 0.1; done"
     )
     gang = Gang(0, [handle], grace=600.0)
-    gang.shut_down("stopped")
+    gang.shut_down(StopReason.STOPPED)
     assert gang.statuses[0].phase is NodePhase.DONE
     wait_line(handle, "left")
 

@@ -12,8 +12,8 @@ import pytest
 
 from prefect_bt.job_index.entries import JobCatalog, document_stamp, iter_document_sources
 from prefect_bt.jobs.delete import delete_job
-from prefect_bt.jobs.document import job_document
 from prefect_bt.jobs.drill_result import DrillResult, save_drill
+from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
@@ -240,10 +240,10 @@ def test_another_release_makes_other_documents(shop: Shop, look: Look, tmp_path:
 
 
 def test_the_stamp_covers_every_module_that_makes_documents() -> None:
-    """All that jobs.document imports, but for packages that only find and read bytes."""
+    """All that jobs.job_json imports, but for packages that only find and read bytes."""
     sources = read_sources()
     graph = {m: our_imports(m, sources, deferred=False) & set(sources) for m in sources}
-    made_by = reachable(graph, {"jobs.document"} | our_imports("jobs.document", sources))
+    made_by = reachable(graph, {"jobs.job_json"} | our_imports("jobs.job_json", sources))
     made_by = {m for m in made_by if top(m) not in READING_BYTES and m in sources}
     assert {top(m) for m in made_by} >= {"attempts", "checkpoints", "definitions", "ledger"}
     stamped = {path.relative_to(ROOT / PACKAGE) for path in iter_document_sources()}

@@ -12,7 +12,7 @@ from prefect_bt import codec
 from prefect_bt.definitions import Image, Runtime, TrainingJob, TrainingProject
 from prefect_bt.flows.tasks.job_card import render_card
 from prefect_bt.host.job_lock import JobLock
-from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.provenance import collect_provenance, find_git_state, format_client, format_git
 from prefect_bt.jobs.submit import JobOrigin, create_job, write_job

@@ -25,7 +25,7 @@ from prefect_bt.errors import AmbiguousError, PlanError, WeightsError
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.jobs import submit
 from prefect_bt.jobs.delete import delete_project
-from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.stop import open_job_context
 from prefect_bt.jobs.submit import JobOrigin

@@ -271,7 +271,7 @@ def test_a_link_that_was_replaced_is_no_link_any_more(tmp_path: Path, make_tar: 
 def test_folders_are_known_again_among_many(
     tmp_path: Path, make_tar: MakeTar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefect_bt.workspace.extraction._MAX_REMEMBERED", 2)
+    monkeypatch.setattr("prefect_bt.workspace.member_writer._MAX_REMEMBERED", 2)
     names = [f"{top}/b/{n}/f" for n in range(5) for top in "xyz"]
     unpack_workspace(make_tar(*[(name, b"1") for name in names]), tmp_path / "t")
     assert all((tmp_path / "t" / name).is_file() for name in names)

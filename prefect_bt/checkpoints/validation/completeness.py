@@ -4,7 +4,7 @@
 `validate_against_sibling` compares a checkpoint named after a step with the previous step. Both
 return a sentence, or an empty string if nothing is missing. A fault blocks the commit permanently,
 so a rule is here only if no known writer breaks it after it has finished. Signs that a writer may
-still be at work are in finished.py. Why: docs/decisions/007.
+still be at work are in finish_markers.py. Why: docs/decisions/007.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from prefect_bt.checkpoints.layout import (
     read_metadata,
 )
 from prefect_bt.checkpoints.manifest import Manifest
-from prefect_bt.checkpoints.validation import finished
+from prefect_bt.checkpoints.validation import finish_markers
 from prefect_bt.checkpoints.validation.completeness import validate_against_sibling, validate_files
 from prefect_bt.checkpoints.validation.file_formats import FileReport, inspect_file
-from prefect_bt.checkpoints.validation.finished import (
+from prefect_bt.checkpoints.validation.finish_markers import (
     LATEST_FILE,
     TRACKERS,
     CompletionContext,
@@ -89,7 +89,7 @@ class Validator:
         """
         if self.validate(checkpoint, references):
             return False
-        return finished.is_finished(checkpoint, self._context(checkpoint, references))
+        return finish_markers.is_finished(checkpoint, self._context(checkpoint, references))
 
     def find_unfinished_sign(
         self, checkpoint: LocalCheckpoint, references: Sequence[Manifest]
@@ -102,7 +102,9 @@ class Validator:
             return ""
         around = self._context(checkpoint, references)
         return _escape_unprintable(
-            finished.find_unfinished_sign(checkpoint, self._examine(checkpoint).reports, around)
+            finish_markers.find_unfinished_sign(
+                checkpoint, self._examine(checkpoint).reports, around
+            )
         )
 
     def read_metadata(self, checkpoint: LocalCheckpoint) -> CheckpointMetadata:

@@ -2,7 +2,7 @@
 
 How long is enough follows from the writer: half as long again as its longest pause so far, while it
 wrote this checkpoint or one like it, and at least `settle`. Where the files prove that their writer
-is done (validation.finished.is_finished), a moment suffices; where they look like a beginning, it
+is done (finish_markers.is_finished), a moment suffices; where they look like a beginning, it
 takes longer (find_unfinished_sign). Only a first checkpoint whose files prove nothing can be taken
 too early, in a pause longer than any before; it is then committed again, newer, and its like are
 waited for.

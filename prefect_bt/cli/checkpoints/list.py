@@ -131,7 +131,7 @@ def get_checkpoint_urls(
     """
     from prefect_bt.checkpoints.committed import catalog
     from prefect_bt.cli.jobs.download import folder_name
-    from prefect_bt.jobs.document import job_document
+    from prefect_bt.jobs.job_json import job_document
     from prefect_bt.ledger.opening import open_ledger
 
     _ = remote
@@ -173,7 +173,7 @@ def get_checkpoint(
 
 def _file_documents(found: Sequence[CommittedCheckpoint], addresses: FileUrls) -> list[Document]:
     """Return a JSON record for each file of the checkpoints."""
-    from prefect_bt.jobs.document import format_iso
+    from prefect_bt.jobs.job_json import format_iso
 
     return [
         {

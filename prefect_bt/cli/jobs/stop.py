@@ -63,7 +63,7 @@ def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord
         raise PrefectBtError("No queued or active training jobs.")
     if len(active) > 1:
         from prefect_bt.cli.jobs import render
-        from prefect_bt.jobs.document import job_document
+        from prefect_bt.jobs.job_json import job_document
 
         documents = [job_document(ledger, record) for record in active]
         render.show_jobs(terminal, documents, title="Active Training Jobs")
@@ -82,7 +82,7 @@ def _stop_each(
     abandoned: bool = False,
 ) -> int:
     """`named`: the user named the job, so one that is over already is an error."""
-    from prefect_bt.jobs.document import current_user
+    from prefect_bt.jobs.job_json import current_user
     from prefect_bt.jobs.stop import stop_job
 
     watched: list[JobRecord] = []

@@ -101,7 +101,7 @@ def _server_ui_url() -> str:
 
 
 def _follow_job(terminal: Terminal, document: dict[str, Any], staying: FollowOptions) -> int:
-    from prefect_bt.jobs.document import job_document
+    from prefect_bt.jobs.job_json import job_document
     from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger(document.get("store"))

@@ -142,7 +142,7 @@ def _show_overview(terminal: Terminal, ledger: Ledger) -> None:
 
 def _reader(ledger: Ledger, terminal: Terminal) -> Callable[[str], Document]:
     """Read a job's document from the store, after its end is settled."""
-    from prefect_bt.jobs.document import job_document
+    from prefect_bt.jobs.job_json import job_document
 
     def read(job_id: str) -> Document:
         get_reconciled_state(ledger, job_id, terminal)
@@ -165,7 +165,7 @@ def _projects(
 
 def _project(project: ProjectRecord, latest: Document | None) -> Document:
     """Return the JSON document of a project."""
-    from prefect_bt.jobs.document import format_iso
+    from prefect_bt.jobs.job_json import format_iso
 
     created = format_iso(project.created_at)
     return {

@@ -115,7 +115,7 @@ def _format_outcome(row: dict[str, Any]) -> str:
 
 
 def _document(one: Orphan) -> dict[str, Any]:
-    from prefect_bt.jobs.document import format_iso
+    from prefect_bt.jobs.job_json import format_iso
 
     return {
         "kind": one.kind.value,

@@ -88,7 +88,7 @@ def show_logs(
 
     `prefect-bt deployments logs stories --tail`
     """
-    from prefect_bt.cli.logs.show import logs
+    from prefect_bt.cli.logs.logs import logs
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout.revisions import get_serving_job_id
 
@@ -110,7 +110,7 @@ def stop_deployment(
 
     `prefect-bt deployments stop stories`
     """
-    from prefect_bt.jobs.document import current_user
+    from prefect_bt.jobs.job_json import current_user
     from prefect_bt.jobs.stop import wait_for_end
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.deployment_records import DeploymentLedger
@@ -156,7 +156,7 @@ def promote_revision(
 
     `prefect-bt deployments promote stories --revision 2`
     """
-    from prefect_bt.jobs.document import current_user
+    from prefect_bt.jobs.job_json import current_user
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout import revisions
 
@@ -178,7 +178,7 @@ def roll_back(
 
     `prefect-bt deployments rollback stories`
     """
-    from prefect_bt.jobs.document import current_user
+    from prefect_bt.jobs.job_json import current_user
     from prefect_bt.ledger.opening import open_ledger
     from prefect_bt.serving.rollout import revisions
 

@@ -67,7 +67,7 @@ def resolve_deployment(desk: DeployInputs) -> tuple[ModelSelection, DeployOption
 def _build_options(desk: DeployInputs) -> DeployOptions:
     """All that needs no answer."""
     from prefect_bt.definitions import Image
-    from prefect_bt.jobs.document import current_user
+    from prefect_bt.jobs.job_json import current_user
     from prefect_bt.serving.checkpoint_selection import check_model_name
     from prefect_bt.serving.engines.command_lines import get_engine
     from prefect_bt.serving.rollout.deploy import DeployOptions

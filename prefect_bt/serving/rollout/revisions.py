@@ -11,7 +11,7 @@ from prefect_bt.checkpoints.committed.catalog import list_checkpoints
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.errors import CheckpointError, NotFoundError, PrefectBtError, StateError
 from prefect_bt.jobs import resubmit
-from prefect_bt.jobs.document import format_iso
+from prefect_bt.jobs.job_json import format_iso
 from prefect_bt.jobs.stop import reconcile_job, stop_job, wait_for_end
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.states import JobState

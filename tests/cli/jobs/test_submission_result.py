@@ -9,7 +9,7 @@ import pytest
 from prefect_bt.cli.jobs.submission_result import FollowOptions, print_and_follow
 from prefect_bt.cli.ui.terminal import open_terminal
 from prefect_bt.definitions import Compute
-from prefect_bt.jobs.document import job_document
+from prefect_bt.jobs.job_json import job_document
 from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
 from tests.cli.conftest import Shop, Within

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from prefect_bt.cli.logs.show import parse_since
+from prefect_bt.cli.logs.logs import parse_since
 from prefect_bt.ledger.records import Outcome
 from prefect_bt.ledger.states import JobState
 from tests.cli.conftest import Cli, Shop, Within

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from prefect_bt.logs import tail
+from prefect_bt.logs import last_lines
 from prefect_bt.logs.job_reader import JobLogs, LineFilter, follow_lines, iter_lines
+from prefect_bt.logs.last_lines import find_line_end, iter_backwards, probe_size
 from prefect_bt.logs.levels import LevelDetector, LogLevel
 from prefect_bt.logs.line_format import format_line, parse_lines
-from prefect_bt.logs.tail import find_line_end, iter_backwards, probe_size
 from prefect_bt.object_store import open_store
 from tests.logs.test_job_reader import World, texts
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tail, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(tail, "CONTEXT_BYTES", 1024)
+    monkeypatch.setattr(last_lines, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(last_lines, "CONTEXT_BYTES", 1024)
 
 
 @pytest.mark.parametrize("seed", range(20))
