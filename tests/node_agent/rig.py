@@ -152,7 +152,11 @@ def own_lines(handle: HostHandle) -> list[str]:
 
 
 def agent_pids(handle: HostHandle) -> list[int]:
-    """Guard and agent, in this order."""
+    """Return the process IDs of the guard and the agent, in this order.
+
+    A process that the agent starts has the agent's command line until it executes its own: it is
+    recognized by its grandparent and left out.
+    """
     found: list[int] = []
     for pid in find_marked_processes(mark_of(handle), handle.folder.root):
         try:
@@ -162,8 +166,10 @@ def agent_pids(handle: HostHandle) -> list[int]:
         if b"prefect_bt.node_agent" in argv:
             found.append(pid)
     processes = list_processes()
-    alive = [pid for pid in found if pid in processes]
-    return sorted(alive, key=lambda pid: processes[pid].parent in alive)
+    parents = {pid: processes[pid].parent for pid in found if pid in processes}
+    started = [pid for pid in parents if parents.get(parents[pid]) in parents]
+    alive = parents.keys() - started
+    return sorted(alive, key=lambda pid: parents[pid] in alive)
 
 
 def is_alive(pid: int) -> bool:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class Cas:
     hang_at: int = 0
     """From this block of a file on, the next `hangs` requests are not answered."""
     hangs: int = 0
+    sent: set[int] = field(default_factory=set)
+    """Numbers of the blocks that were sent."""
     pause: float = 0.0
     """Seconds between two pieces of a block."""
     asked: list[str] = field(default_factory=list)
@@ -89,13 +92,27 @@ class _Handler(BaseHTTPRequestHandler):
             cas.tokens.add(self.headers.get("Authorization", ""))
             return self._reconstruct(found[1], start, end)
         if found := re.fullmatch(r"/xorbs/(\w+)/(\d+)", self.path):
-            block = _serialized(self._data(found[1], int(found[2])))
+            number = int(found[2])
+            block = _serialized(self._data(found[1], number))
             cas.blocks += 1
-            if cas.hangs > 0 and int(found[2]) >= cas.hang_at:
+            if cas.hangs > 0 and number >= cas.hang_at and self._sent_before():
                 cas.hangs -= 1
                 return self._hang()
-            return self._send(206, block[start:end])
+            self._send(206, block[start:end])
+            return cas.sent.add(number)
         return self._send(404, b"{}")
+
+    def _sent_before(self) -> bool:
+        """Return whether the blocks before `hang_at` were sent, after 10 s at most.
+
+        hf_xet asks in any order, and for a few blocks at once: if the first ones that it asks for
+        all hang, it never asks for block 0.
+        """
+        first = range(self.cas.hang_at)
+        deadline = time.monotonic() + 10.0
+        while not self.cas.sent.issuperset(first) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.cas.sent.issuperset(first)
 
     def _data(self, name: str, block: int) -> bytes:
         return self.cas.files[name][block * XORB : (block + 1) * XORB]
