@@ -290,6 +290,11 @@ def test_the_package_keeps(rule) -> None:
     assert not broken, "\n" + "\n".join(broken)
 
 
+def test_no_test_file_is_longer_than_a_module_may_be() -> None:
+    tests = {path.relative_to(ROOT): path for path in (ROOT / "tests").rglob("*.py")}
+    assert [*sizes({str(name): path.read_text() for name, path in tests.items()})] == []
+
+
 @pytest.mark.parametrize("name", ["blocks", "flows"])
 def test_the_links_are_there(name: str) -> None:
     link = ROOT / PACKAGE / name

@@ -42,7 +42,7 @@ from prefect_bt.ledger.records import (
 from prefect_bt.ledger.states import JobState
 from prefect_bt.settings import Settings
 from prefect_bt.text.durations import format_duration, parse_duration
-from tests.attempts.test_gang import Script, Simulated, pace_of, plan
+from tests.attempts.simulated import Script, Simulated, pace_of, plan
 from tests.node_agent.rig import JOB, Rig, make_plan, wait_line, with_checkpoints
 
 

@@ -395,7 +395,6 @@ def test_nothing_lost_nothing_twice_whatever_happens_when(world: World, seed: in
     world.meanwhile = lambda: some(chance.choice([0, 0, 0, 1, 1, 40]))
     found = texts(world.follow([lambda: some(4)] * 100))
     assert sorted(found) == sorted(written)
-    by_log = {text.rpartition(".")[0] for text in written}
-    for log in by_log:
+    for log in {text.rpartition(".")[0] for text in written}:
         mine = [text for text in found if text.startswith(f"{log}.")]
         assert mine == [text for text in written if text.startswith(f"{log}.")]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.weights import MirrorResult, NodeCache, mirror_source
+from prefect_bt.weights.cache.partial_file import BLOCK_BYTES
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing, compute_revision
 from prefect_bt.weights.sources.protocol import RangesUnsupported
 
 PIECE = 1 << 20
+LARGE = os.urandom(BLOCK_BYTES + 1)
+URL = "arranged://host/folder"
 
 
 @dataclass
@@ -69,3 +76,8 @@ class ArrangedSource:
             piece = NOW.files[file.path][start : min(end, start + PIECE)]
             yield piece
             start += len(piece)
+
+
+def mirrored(root: Path, url: str = URL, key: str = "k1", **given: Any) -> MirrorResult:
+    plan = WeightsPlan(url, "/w", key)
+    return mirror_source(plan, cache=NodeCache(root / "weights"), **given)

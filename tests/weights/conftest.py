@@ -17,11 +17,14 @@ from prefect_bt.object_store import open_store
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import NodeCache, mirror_source
+from prefect_bt.weights.sources import protocol
 from prefect_bt.weights.store_copy import claims
 from tests.checkpoints.buckets import Bucket, use
 from tests.forked import Forked
 from tests.s3_server import shared_s3
 
+from . import arranged
+from .arranged import LARGE, Arranged
 from .hub_server import Hub, Repo, serving_hub
 
 MIRRORING = Path(__file__).with_name("mirroring.py")
@@ -168,3 +171,12 @@ def tree(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+@pytest.fixture
+def source_here(monkeypatch: pytest.MonkeyPatch) -> Arranged:
+    """Sources with `arranged://` have two files, and misbehave as the test says."""
+    monkeypatch.setitem(protocol.SOURCES, "arranged", "tests.weights.arranged:ArrangedSource")
+    now = Arranged(files={"large.bin": LARGE, "small.txt": b"small" * 100})
+    monkeypatch.setattr(arranged, "NOW", now)
+    return now

@@ -390,8 +390,7 @@ def test_whoever_wins_a_race_has_all_of_it(store, ckpts, tmp_path, soak):
         threads.append(threading.Thread(target=hold))
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(120)
+        [thread.join(120) for thread in threads]
         assert set(results) == {0, 1, "hold"}
         check_whole(copy)
         if not results["hold"][1]:

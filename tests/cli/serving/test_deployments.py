@@ -242,7 +242,6 @@ def test_stop(cli: Cli, two: Serving, shop: Shop):
 
 # -- call -------------------------------------------------------------------------------------
 
-
 WORDS = ("Once ", "upon\n", "a\x1b[2J time\xa0é\u2028\x85")
 """With what would steer a terminal, a blank of its own, and two ends of line that are none."""
 SHOWN = "Once upon\na\u241b[2J time\xa0é\u2028\\x85\n"

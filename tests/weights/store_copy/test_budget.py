@@ -33,7 +33,7 @@ from prefect_bt.weights.manifest import FileEntry, WeightsManifest
 from prefect_bt.weights.progress import ProgressMeter
 from prefect_bt.weights.store_copy.claims import Claimant
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key
-from tests.weights.store_copy.test_copies import Blobs, digest
+from tests.weights.store_copy.publishing import Blobs, digest
 
 DAY = 86_400.0
 

@@ -1,10 +1,8 @@
 """The store's copy of a source: whole or not there, sent once, safe beside kills and deletions."""
 
-import hashlib
 import os
 import subprocess
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,91 +11,13 @@ import pytest
 from prefect_bt.errors import ObjectNotFound, StoreError, WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.disk import DiskStore
-from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest
-from prefect_bt.weights.store_copy import copies, upload
+from prefect_bt.weights.manifest import dump_manifest
 from prefect_bt.weights.store_copy.blob_removal import AnnouncedRemoval, RemovalWatch
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, claims_prefix, manifest_key
-from tests.checkpoints.buckets import Bucket, use
-from tests.forked import Forked
-from tests.object_store.faulty import FaultyServer, Hang, LoseAnswer
 from tests.object_store.small import PART as PIECE
-from tests.object_store.small import use_small_parts
+from tests.weights.store_copy.publishing import digest, read_all, stored
 
-PUBLISHER = """
-import itertools, sys, time
-from pathlib import Path
-from prefect_bt.object_store import open_store
-from prefect_bt.weights.manifest import load_manifest
-from prefect_bt.weights.store_copy.copies import StoreMirror
-from prefect_bt.weights.store_copy import upload
-from prefect_bt.weights.store_copy import copies
-from tests.object_store.small import PART, use_small_parts
-use_small_parts()
-upload.LARGE_BLOB_BYTES = copies.CHUNK_BYTES = PART
-url, blobs, last = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-manifest = load_manifest((blobs / "manifest").read_bytes())
-mirror, numbers = StoreMirror(open_store(url)), itertools.count(1)
-def tick(size):
-    if next(numbers) == last:
-        print("there", flush=True)
-        time.sleep(3600)
-mirror.publish(manifest, lambda sha256: blobs / sha256, on_bytes=tick)
-"""
-
-
-class Blobs:
-    """Files of this machine, by digest."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.folder.mkdir()
-
-    def __call__(self, sha256):
-        return self.folder / sha256
-
-    def manifest(self, files, revision="r1"):
-        """Of path -> bytes."""
-        entries = []
-        for path, data in sorted(files.items()):
-            digest = hashlib.sha256(data).hexdigest()
-            self(digest).write_bytes(data)
-            self(digest).chmod(0o444)
-            entries.append(FileEntry(path, len(data), digest))
-        return WeightsManifest("hf://o/r", "k1", revision, tuple(entries), 12.5)
-
-    def publisher(self, url, manifest, *, until=0):
-        """A process; it says so and waits when it has heard of bytes `until` times."""
-        (self.folder / "manifest").write_bytes(dump_manifest(manifest))
-        return Forked(PUBLISHER, [url, self.folder, until])
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    use_small_parts(monkeypatch)
-    monkeypatch.setattr(copies, "CHUNK_BYTES", PIECE)
-    monkeypatch.setattr(upload, "LARGE_BLOB_BYTES", PIECE)
-    monkeypatch.setattr(upload, "_RETRY_DELAYS", (0.01, 0.01))
-
-
-@pytest.fixture
-def blobs(tmp_path):
-    return Blobs(tmp_path / "blobs")
-
-
-def read_all(mirror, manifest):
-    """path -> what the store has of it."""
-    return {
-        entry.path: b"".join(mirror.read(entry.sha256, start=0, length=entry.size))
-        for entry in manifest.entries
-    }
-
-
-def stored(store):
-    return {info.key.rpartition("/")[2] for info in store.list("weights/blobs")}
-
-
-def digest(data):
-    return hashlib.sha256(data).hexdigest()
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 def test_what_is_published_is_read_elsewhere(store, blobs):
@@ -394,95 +314,6 @@ def test_a_folder_on_another_disk_gets_copies(tmp_path, blobs):
 
 def test_a_bucket_lends_nothing():
     assert StoreMirror(open_store("memory://")).find_local_path("0" * 64) is None
-
-
-# -- processes ------------------------------------------------------------------------------------
-
-
-LAST = 21
-
-
-@pytest.mark.parametrize(
-    "until",
-    [pytest.param(1, marks=pytest.mark.soak), 7, pytest.param(LAST, marks=pytest.mark.soak)],
-)
-def test_a_killed_publisher_leaves_nothing_half_published(url, blobs, until):
-    files = {str(n): os.urandom(3000 + n) for n in range(LAST - 1)} | {"big": os.urandom(PIECE)}
-    manifest, mirror = blobs.manifest(files), StoreMirror(open_store(url))
-    process = blobs.publisher(url, manifest, until=until)
-    try:
-        assert process.stdout.readline() == "there\n"
-        assert mirror.list_names() == []
-    finally:
-        process.kill()
-        process.communicate()
-    whole = {info.key.rpartition("/")[2] for info in open_store(url).list("weights/blobs")}
-    assert all(
-        digest(b"".join(mirror.read(one, start=0, length=2 * PIECE))) == one for one in whole
-    )
-    # A server may still be storing what the process had sent it.
-    missing = sum(entry.size for entry in manifest.entries if entry.sha256 not in whole)
-    assert mirror.publish(manifest, blobs) <= missing
-    assert read_all(mirror, manifest) == files
-
-
-def test_killed_while_it_sends_a_large_one(url, blobs):
-    files = {"big": os.urandom(5 * PIECE)}
-    manifest, mirror = blobs.manifest(files), StoreMirror(open_store(url))
-    process = blobs.publisher(url, manifest, until=1)
-    assert process.stdout.readline() == "there\n"
-    process.kill()
-    process.communicate()
-    assert mirror.list_names() == []
-    mirror.publish(manifest, blobs)
-    assert read_all(mirror, manifest) == files
-
-
-@pytest.mark.slow
-def test_two_hosts_publish_at_once(url, blobs):
-    files = {str(n): os.urandom(100 + n) for n in range(40)} | {"big": os.urandom(4 * PIECE)}
-    manifest = blobs.manifest(files)
-    processes = [blobs.publisher(url, manifest) for _ in range(2)]
-    for process in processes:
-        out, errors = process.communicate(timeout=400)
-        assert process.returncode == 0, (out, errors)
-    assert read_all(StoreMirror(open_store(url)), manifest) == files
-
-
-@pytest.mark.integration
-def test_small_blobs_travel_many_at_a_time(s3, blobs, monkeypatch):
-    manifest = blobs.manifest({str(n): str(n).encode() for n in range(40)})
-    with FaultyServer(s3) as server:
-        use(monkeypatch, server.url)
-        mirror = StoreMirror(open_store(Bucket(s3).url))
-        server.on(Hang(), method="PUT", times=None)
-        thread = threading.Thread(target=mirror.publish, args=(manifest, blobs), daemon=True)
-        thread.start()
-        _until(lambda: len(server.sent("PUT")) >= 16)
-        assert {one.status for one in server.sent("PUT")} == {0}
-        server.clear()
-        thread.join(120)
-        assert mirror.find_manifest(manifest.name) == manifest
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("path", ["blobs", "manifests"])
-def test_answers_that_are_lost(s3, blobs, monkeypatch, path):
-    manifest = blobs.manifest({"a": b"12", "b": b"345"})
-    with FaultyServer(s3) as server:
-        use(monkeypatch, server.url)
-        mirror = StoreMirror(open_store(Bucket(s3).url))
-        rule = server.on(LoseAnswer(), method="PUT", path=path)
-        mirror.publish(manifest, blobs)
-        assert rule.hits == 1
-        assert read_all(mirror, mirror.find_manifest(manifest.name)) == {"a": b"12", "b": b"345"}
-
-
-def _until(true):
-    end = time.monotonic() + 200
-    while not true():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.01)
 
 
 def test_names_are_those_of_manifests_alone(tmp_path):

@@ -1,0 +1,101 @@
+"""Mirroring on a disk that is full, read-only or without hard links."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from prefect_bt.errors import WeightsError
+from prefect_bt.object_store import open_store
+from prefect_bt.weights import NodeCache
+from prefect_bt.weights.download import disk_space
+
+from .arranged import LARGE, Arranged, mirrored
+from .conftest import tree
+
+
+@contextmanager
+def disk_of(folder: Path, size: str = "12m") -> Generator[Path]:
+    """A file system of its own."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("mount is not installed")
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted source_here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_full_in_mid_file(
+    source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_space, "free_bytes", lambda _: 1 << 40)  # it fills while we fetch
+    with disk_of(tmp_path / "disk") as disk:
+        for _ in range(2):  # nor does a first failure keep a second one waiting
+            with pytest.raises(WeightsError, match="the disk is full") as caught:
+                mirrored(disk)
+            assert "Make room" in caught.value.next_step
+            assert not list(disk.glob("weights/trees/*"))
+        subprocess.run(["mount", "-o", "remount,size=100m", str(disk)], check=True)
+        done = mirrored(disk)
+        assert tree(done.folder) == source_here.files
+        assert done.fetched_bytes < len(LARGE) - (4 << 20), "what had arrived is kept"
+
+
+@pytest.mark.parametrize("at", ["nothing is there", "half of it is there"])
+def test_a_disk_that_cannot_be_written(source_here: Arranged, tmp_path: Path, at: str) -> None:
+    with disk_of(tmp_path / "disk", size="100m") as disk:
+        if at.startswith("half"):
+            (disk / "weights").mkdir()
+            source_here.files = {"small.txt": b"1"}
+            mirrored(disk)
+            source_here.files = {"small.txt": b"2"}
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(WeightsError, match="Read-only file system") as caught:
+            mirrored(disk)
+        assert "PREFECT_BT_STATE_DIR" in caught.value.next_step
+
+
+def test_a_file_system_without_hard_links(
+    source_here: Arranged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))  # as vfat answers
+
+    monkeypatch.setattr(os, "link", refuse)
+    source_here.files["again.bin"] = LARGE
+    store = open_store(str(tmp_path / "store"))
+    done = mirrored(tmp_path, store=store)
+    assert tree(done.folder) == source_here.files
+    assert mirrored(tmp_path, store=store).cache_hit
+    other = mirrored(tmp_path / "other", store=store)
+    assert tree(other.folder) == source_here.files
+    assert not [*tmp_path.glob("weights/parts/*"), *tmp_path.glob("weights/fills/*")]
+
+
+def test_what_a_killed_process_had_in_its_hands_is_not_published(
+    source_here: Arranged, tmp_path: Path
+) -> None:
+    name = mirrored(tmp_path).name
+    cache = NodeCache(tmp_path / "weights")
+    cache.evict(name)
+    cache.staging_path(name).mkdir(parents=True)
+    (cache.staging_path(name) / "stream-1234").write_bytes(b"half")
+    (cache.staging_path(name) / "link-1234").write_bytes(b"")
+    (cache.staging_path(name) / "journal").write_bytes(b'7\n{"path": 3}\n["a"]\n\0\0')
+    folder = mirrored(tmp_path).folder
+    assert tree(folder) == source_here.files
+    assert {path.name for path in folder.parent.iterdir()} == {
+        *("files", "manifest.json", "summary.json", "used", "leases"),
+    }
