@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from urllib.parse import unquote
 
-from prefect_bt.checkpoints.layout import parse_step, series_of
+from prefect_bt.checkpoints.layout import get_series, parse_step
 from prefect_bt.ledger.records import Cause, FailureClass, Outcome, RetryBudget
 from prefect_bt.ledger.states import JobState
 
@@ -115,7 +115,7 @@ def _has_progressed(outcomes: Sequence[Outcome]) -> list[bool]:
     progress: list[bool] = []
     for outcome in outcomes:
         key, name = outcome.newest_checkpoint, parse_checkpoint_name(outcome)
-        step, stem = parse_step(name), series_of(name)
+        step, stem = parse_step(name), get_series(name)
         newer = key not in seen and (step is None or step > highest.get(stem, -1))
         seen.add(key)
         if step is not None:

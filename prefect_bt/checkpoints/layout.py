@@ -113,7 +113,7 @@ def group_by_checkpoint(tree: FileTree) -> dict[str, LocalCheckpoint]:
     marked = find_model_folders(tree)
     found: dict[str, LocalCheckpoint] = {}
     for path, fact in tree.items():
-        name, temporary = checkpoint_of(path, marked)
+        name, temporary = find_checkpoint(path, marked)
         mine = found.setdefault(name, LocalCheckpoint(name))
         inner = path if name == ROOT else path[len(name) + 1 :]
         (mine.temporary_files if temporary else mine.files)[inner] = fact
@@ -151,7 +151,7 @@ def _validate_step(step: object) -> int | None:
     return step if 0 <= step < 2**63 else None
 
 
-def series_of(name: str) -> str:
+def get_series(name: str) -> str:
     """What siblings share: `checkpoint-10` -> `checkpoint-#`; the name itself without a step."""
     head, slash, last = name.rpartition("/")
     return f"{head}{slash}{re.sub(r'[0-9]+', '#', last)}" if _STEP.fullmatch(last) else name
@@ -187,7 +187,7 @@ def read_metadata(name: str, paths: Collection[str], read_json: ReadJson) -> Che
     return CheckpointMetadata(step=step)
 
 
-def checkpoint_of(path: str, model_folders: Collection[str]) -> tuple[str, bool]:
+def find_checkpoint(path: str, model_folders: Collection[str]) -> tuple[str, bool]:
     """The checkpoint that `path` belongs to, and whether the path is temporary."""
     *folders, name = path.split("/")
     depth = _checkpoint_depth(folders, model_folders)

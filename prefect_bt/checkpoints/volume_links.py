@@ -124,7 +124,7 @@ class Volumes:
         """Return whether a volume is below this path, which itself is in none."""
         return place in self._above
 
-    def volume_of(self, place: str) -> str:
+    def find_volume(self, place: str) -> str:
         """Return the innermost volume that contains the path; empty for none."""
         return next((one for one in (place, *_parents(place)) if one in self.sources), "")
 
@@ -249,7 +249,7 @@ class _PathWalker:
         """Go to a path without links: in a volume, or in the folders above volumes."""
         self._close()
         self._place = place
-        top = self._volumes.volume_of(place)
+        top = self._volumes.find_volume(place)
         if top:
             inner = place[len(top) :].lstrip("/")
             self._at = confined.open_folder(self._volumes.sources[top], inner)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
-from prefect_bt.cli.summaries import summary_of, to_markup
+from prefect_bt.cli.summaries import get_summary, to_markup
 from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, USAGE, Terminal, open_terminal
 from prefect_bt.errors import PrefectBtError
 
@@ -49,7 +49,7 @@ class LazyHelpApp(App):
     def command(self, obj: Any = None, name: Any = None, **options: Any) -> Any:
         """Register a command; one given by its import path gets its line of cli.summaries."""
         if isinstance(obj, str):
-            options["help"] = to_markup(summary_of(obj))
+            options["help"] = to_markup(get_summary(obj))
         return super().command(obj, name, **options)
 
 

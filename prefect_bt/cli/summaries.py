@@ -104,7 +104,7 @@ SUMMARIES: Final[dict[str, str]] = {
 """`module:function` below prefect_bt.cli -> the first sentence of its docstring."""
 
 
-def summary_of(path: str) -> str:
+def get_summary(path: str) -> str:
     """Return the line of the command at `path`; from its docstring where none is written here."""
     return SUMMARIES.get(path.removeprefix(_PACKAGE)) or read_summary(path)
 

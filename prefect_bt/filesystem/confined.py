@@ -201,7 +201,7 @@ def open_folder_path(root: Path, relative: str, *, create: bool = False, mode: i
     return descriptor
 
 
-def identity_of(descriptor: int) -> Identity:
+def get_identity(descriptor: int) -> Identity:
     """Return the device and inode, which identify the folder while it is open."""
     facts = os.fstat(descriptor)
     return facts.st_dev, facts.st_ino

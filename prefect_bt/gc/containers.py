@@ -59,7 +59,7 @@ class ContainerScanner:
         if not why:
             return None
 
-        def told(remove: Callable[[], object]) -> Orphan:
+        def make_orphan(remove: Callable[[], object]) -> Orphan:
             def remove_again() -> None:
                 if not self._orphan_reason(kind, handle):
                     raise OSError(f"job {handle.job.job_id} was taken up again")
@@ -67,7 +67,7 @@ class ContainerScanner:
 
             return Orphan(kind, name, why, remove_again, job=handle.job.job_id)
 
-        return told
+        return make_orphan
 
     def _orphan_reason(self, kind: OrphanKind, handle: HostHandle) -> str:
         """A node's folder is there before its container is, and goes after it. A network is the

@@ -61,7 +61,7 @@ class ProcessScanner:
     def _scan_node_processes(self) -> Iterator[Orphan]:
         place = state_dir_id(self.state_dir)
         # A node's folder is there before its first process and after its last: so, in this order.
-        for mark, found in self._group_processes(_mark_of).items():
+        for mark, found in self._group_processes(_read_mark).items():
             handle = find_handle(self.state_dir, mark)
             ours = mark.rpartition(".")[2].startswith(place)
             if ours and handle is not None and self._is_orphan(handle):
@@ -79,10 +79,10 @@ class ProcessScanner:
     def _end_node(self, mark: str, handle: HostHandle) -> None:
         if not self._is_orphan(handle):
             raise _recovered_error(handle.job.job_id)
-        _kill_all(lambda: self._group_processes(_mark_of).get(mark, []))
+        _kill_all(lambda: self._group_processes(_read_mark).get(mark, []))
 
     def _scan_flow_processes(self) -> Iterator[Orphan]:
-        for job_id, found in self._group_processes(self._flow_of).items():
+        for job_id, found in self._group_processes(self._find_flow).items():
             urls = list_stores(JobFolder(self.state_dir, job_id))
             verdict = self._check_liveness(job_id, urls)
             if verdict.ended:
@@ -100,7 +100,7 @@ class ProcessScanner:
         urls = [*urls, *list_stores(JobFolder(self.state_dir, job_id))]
         if not self._check_liveness(job_id, urls).ended:
             raise _recovered_error(job_id)
-        _kill_all(lambda: self._group_processes(self._flow_of).get(job_id, []))
+        _kill_all(lambda: self._group_processes(self._find_flow).get(job_id, []))
 
     def _check_liveness(self, job_id: str, urls: list[str]) -> Liveness:
         """Not over, too, while somebody owns the job or its processes may still be leaving."""
@@ -116,7 +116,7 @@ class ProcessScanner:
                 found.setdefault(name, []).append(process)
         return found
 
-    def _flow_of(self, pid: int) -> str:
+    def _find_flow(self, pid: int) -> str:
         """Return the job whose supervisor or flow the process is, or descends from; "" if none."""
         told = set(read_variable_values(pid, FLOW_VARIABLE))
         words = read_command_line(pid)
@@ -131,7 +131,7 @@ class ProcessScanner:
         return False
 
 
-def _mark_of(pid: int) -> str:
+def _read_mark(pid: int) -> str:
     told = set(read_variable_values(pid, MARK_VARIABLE))
     return told.pop() if len(told) == 1 else ""
 

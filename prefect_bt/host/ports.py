@@ -156,10 +156,10 @@ def _is_held_by_own_user(number: int) -> bool:
         probe.setblocking(False)
         try:
             probe.connect(_socket_name(number))
-            told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError:  # nobody listens, or too many ask: a release before this one, or a stranger
             return False
-    return _CREDENTIALS.unpack(told)[1] == os.geteuid()
+    return _CREDENTIALS.unpack(credentials)[1] == os.geteuid()
 
 
 def _is_reserved_by_file(number: int, state_dir: Path) -> bool:

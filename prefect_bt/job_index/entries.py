@@ -124,7 +124,7 @@ class JobCatalog:
     ) -> list[JobEntry]:
         """The entries whose job is not over, after `refresh_state`, which returns a job's state."""
         asked = [entry for entry in entries if not self._is_still_ended(entry)]
-        states = self._each(self._state, asked)
+        states = self._map(self._state, asked)
         going = {
             entry.id
             for entry, state in zip(asked, states, strict=True)
@@ -149,14 +149,14 @@ class JobCatalog:
         signatures = dict(
             zip(
                 [entry.id for entry in entries],
-                self._each(self._signature, entries),
+                self._map(self._signature, entries),
                 strict=True,
             )
         )
         found = dict(_valid(kept, signatures))
         missing = [entry for entry in entries if entry.id not in found]
         over = [entry for entry in missing if self._is_still_ended(entry)]
-        fresh = dict(self._each(lambda one: (one.id, _read_or_none(read, one.id)), over))
+        fresh = dict(self._map(lambda one: (one.id, _read_or_none(read, one.id)), over))
         fresh |= {one.id: _read_or_none(read, one.id) for one in missing if one.id not in fresh}
         made = {key: document for key, document in fresh.items() if document is not None}
         self._store_documents(made, signatures)
@@ -174,7 +174,7 @@ class JobCatalog:
         kept = {entry.id: entry for entry in _decode(self._database.read("jobs"))}
         known = {key: one for key, one in kept.items() if listed.get(key) == one.fingerprint}
         unknown = [(key, seen) for key, seen in listed.items() if key not in known]
-        found = [entry for entry in self._each(self._read_entry, unknown) if entry is not None]
+        found = [entry for entry in self._map(self._read_entry, unknown) if entry is not None]
         self._database.write(
             "jobs", {one.id: _encode(one) for one in found}, deleted=kept.keys() - known.keys()
         )
@@ -245,7 +245,7 @@ class JobCatalog:
 
     def _store_event_counts(self, over: Sequence[JobEntry]) -> None:
         """Note the number of events of jobs that are over."""
-        counts = self._each(lambda entry: len(self.ledger.list_event_keys(entry.id)), over)
+        counts = self._map(lambda entry: len(self.ledger.list_event_keys(entry.id)), over)
         self._update_event_counts({one.id: count for one, count in zip(over, counts, strict=True)})
 
     def _store_documents(
@@ -270,13 +270,13 @@ class JobCatalog:
         self._entries.update(changed)
         self._database.write("jobs", {key: _encode(entry) for key, entry in changed.items()})
 
-    def _each(self, do: Callable[[S], T], items: Collection[S]) -> list[T]:
+    def _map(self, do: Callable[[S], T], items: Collection[S]) -> list[T]:
         """In threads where each call is a request to another machine."""
         if self._local is not None or len(items) < 2:
             return [do(item) for item in items]
         from concurrent.futures import ThreadPoolExecutor
 
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="catalogue") as pool:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="job-index") as pool:
             return list(pool.map(do, items))
 
 

@@ -130,7 +130,7 @@ def list_reconciled_holds(ledger: Ledger, project_id: str, job_id: str) -> list[
 
 
 @contextmanager
-def own_finished_job(
+def claim_finished_job(
     ledger: Ledger, job_id: str, *, settings: Settings, purpose: str
 ) -> Generator[Callable[[], None]]:
     """Own the job, on this machine and in the store, so that no process resumes it meanwhile.
@@ -188,7 +188,7 @@ def _find_partly_deleted(ledger: Ledger, job_id: str) -> str:
 
 def _delete(ledger: Ledger, project_id: str, job_id: str, settings: Settings) -> None:
     check_deletable(ledger, project_id, job_id)
-    with own_finished_job(ledger, job_id, settings=settings, purpose=DELETE) as fence:
+    with claim_finished_job(ledger, job_id, settings=settings, purpose=DELETE) as fence:
         record = _write_tombstone(ledger, project_id, job_id)
         if record is not None:
             _clear_machine(ledger, record, settings)

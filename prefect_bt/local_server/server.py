@@ -214,7 +214,7 @@ def _start_server(
     hold the password of a server that is started again.
     """
     api_url, log = document["api_url"], state_dir / "server.log"
-    auth = ensure_auth(state_dir, api_url, variables or {}, configured=_own_auth())
+    auth = ensure_auth(state_dir, api_url, variables or {}, configured=_read_user_auth())
     environment = {
         **_environment(api_url, auth),
         SERVER_VARIABLE: auth,
@@ -330,13 +330,13 @@ def _check_no_active_runs(document: dict[str, Any]) -> None:
         )
 
 
-def _own_auth() -> str:
+def _read_user_auth() -> str:
     """Return the user's own auth string, of the environment or of Prefect's profile."""
     if own := os.environ.get(SERVER_VARIABLE):
         return own
-    from prefect_bt.local_server.setup import own_auth
+    from prefect_bt.local_server.setup import read_user_auth
 
-    return own_auth()
+    return read_user_auth()
 
 
 def _environment(api_url: str, auth: str) -> dict[str, str]:

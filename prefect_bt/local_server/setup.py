@@ -49,7 +49,7 @@ def use_api(api_url: str) -> Generator[None]:
         yield
 
 
-def own_auth() -> str:
+def read_user_auth() -> str:
     """Return the auth string that the user gave Prefect's servers, for instance in a profile."""
     return str(PREFECT_SERVER_API_AUTH_STRING.value() or "")
 

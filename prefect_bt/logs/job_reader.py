@@ -142,7 +142,7 @@ class JobLogs:
             )
             chosen = filter_lines(merged, number, tracks, query)
             if number in ours:
-                chosen = heapq.merge(chosen, ours.pop(number), key=_timestamp_of)
+                chosen = heapq.merge(chosen, ours.pop(number), key=_get_timestamp)
             yield from chosen
             if number in ended and (include_partial or all(track.finished for track in tracks)):
                 self._closed.add(number)
@@ -166,7 +166,7 @@ class JobLogs:
             newest_first = heapq.merge(
                 reversed(ours.get(number, [])),
                 *(track.read_newest(query, attempt=number) for track in reversed(tracks)),
-                key=_timestamp_of,
+                key=_get_timestamp,
                 reverse=True,
             )
             found += islice(newest_first, limit - len(found))
@@ -317,5 +317,5 @@ def _is_selected(chosen: Container[int] | None, number: int) -> bool:
     return chosen is None or number in chosen
 
 
-def _timestamp_of(found: JobLine) -> int:
+def _get_timestamp(found: JobLine) -> int:
     return found.line.timestamp

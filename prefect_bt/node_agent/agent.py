@@ -105,11 +105,11 @@ class Agent:
         except Exception as error:  # the edge of the node: every cause is named
             ours = isinstance(error, (namespace.ViewError, ContainerStartError, PrefectBtError))
             why = str(error) if ours else f"{type(error).__name__}: {error}"
-            self._record_staging_failure(why, self.task.cause or self._cause_of(error))
+            self._record_staging_failure(why, self.task.cause or self._classify_error(error))
             return None
         return None if self.stop_monitor.reason else paths
 
-    def _cause_of(self, error: Exception) -> Cause | None:
+    def _classify_error(self, error: Exception) -> Cause | None:
         if isinstance(error, ContainerProtocolError):
             return Cause.CONTAINER_PROTOCOL
         if isinstance(error, ContainerStartError):

@@ -29,14 +29,14 @@ TAIL_LINES: Final = 50
 MAX_LINE_CHARACTERS: Final = 1000
 """Characters of a line that is kept."""
 
-MeasureDisk = Callable[[], tuple[int, int]]
+ReadDiskUsage = Callable[[], tuple[int, int]]
 """Bytes free for this user, and of the whole disk; OSError."""
 
 
 class DiskSpaceMonitor:
     """Whether a disk is nearly full. It is looked at every few seconds, and every few megabytes."""
 
-    def __init__(self, measure: MeasureDisk) -> None:
+    def __init__(self, measure: ReadDiskUsage) -> None:
         self._measure = measure
         self._looked, self._bytes = -CHECK_SECONDS, 0
         self.scarce, self.free = False, 0
@@ -56,7 +56,7 @@ class DiskSpaceMonitor:
         self.scarce = self.free < (least * RECOVERY_FACTOR if self.scarce else least)
 
 
-def disk_usage_of(descriptor: int) -> MeasureDisk:
+def make_disk_usage_reader(descriptor: int) -> ReadDiskUsage:
     """Of the disk that an open file is on."""
 
     def measure() -> tuple[int, int]:

@@ -24,8 +24,8 @@ from prefect_bt.node_agent.log_sampling import (
     LINES_PER_SECOND,
     DiskSpaceMonitor,
     LineSampler,
-    MeasureDisk,
-    disk_usage_of,
+    ReadDiskUsage,
+    make_disk_usage_reader,
 )
 
 LINE_LIMIT: Final = 64 * 1024
@@ -37,11 +37,13 @@ PARTIAL_SECONDS: Final = 1.0
 class LogFile:
     """Stamped lines, appended. A full disk loses lines, counts them, and never stops the node."""
 
-    def __init__(self, path: Path, redact: Redactor, *, measure: MeasureDisk | None = None) -> None:
+    def __init__(
+        self, path: Path, redact: Redactor, *, measure: ReadDiskUsage | None = None
+    ) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o600)
         self._redact = redact
-        self._room = DiskSpaceMonitor(measure or disk_usage_of(self._descriptor))
+        self._room = DiskSpaceMonitor(measure or make_disk_usage_reader(self._descriptor))
         self._sample: LineSampler | None = None
         self._waiting: list[bytes] = []
         self._size = 0

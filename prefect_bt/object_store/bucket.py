@@ -322,7 +322,7 @@ class BucketStore:
         except _ACCESS_DENIED_ERRORS as error:
             raise self._access_denied_error(key) from error
         except (exceptions.BaseError, OSError) as error:
-            raise self._error_of_code(key, error, _code_in(error)) from error
+            raise self._error_from_code(key, error, _code_in(error)) from error
         except Exception as error:
             # botocore's exceptions, without importing it for stores that need it not.
             if not type(error).__module__.startswith(("botocore", "boto3", "s3transfer")):
@@ -333,9 +333,9 @@ class BucketStore:
         if "Credential" in type(error).__name__:
             return self._access_denied_error(key)
         answer: Any = getattr(error, "response", {})
-        return self._error_of_code(key, error, str(answer.get("Error", {}).get("Code", "")))
+        return self._error_from_code(key, error, str(answer.get("Error", {}).get("Code", "")))
 
-    def _error_of_code(self, key: str, error: Exception, code: str) -> StoreError:
+    def _error_from_code(self, key: str, error: Exception, code: str) -> StoreError:
         """By what the server calls the fault, in its own words."""
         if code in _ACCESS_DENIED_CODES:
             return self._access_denied_error(key)

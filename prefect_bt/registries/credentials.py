@@ -85,10 +85,10 @@ def find_docker_login(engine: Any, host: str) -> Login | None:
     if not header:
         return None
     text = header.decode() if isinstance(header, bytes) else str(header)
-    return Login(f"this machine's docker login for {host}", text, _values_of(text))
+    return Login(f"this machine's docker login for {host}", text, _decode_secrets(text))
 
 
-def _values_of(header: str) -> tuple[str, ...]:
+def _decode_secrets(header: str) -> tuple[str, ...]:
     try:
         known = json.loads(base64.urlsafe_b64decode(header))
         names = ("password", "Password", "identitytoken", "IdentityToken", "Secret")

@@ -27,7 +27,7 @@ HOST_FORMAT: Final = "<account>.dkr.ecr.<region>.amazonaws.com"
 
 def log_in_with_keys(host: str, key_id: str, secret: str, *, identity: str) -> tuple[str, str]:
     """User and password of `host`; IdentityError."""
-    region = _region_of(host)
+    region = _parse_region(host)
     return _request_password(
         region, identity, aws_access_key_id=key_id, aws_secret_access_key=secret
     )
@@ -37,7 +37,7 @@ def log_in_with_role(
     host: str, role_arn: str, region: str, *, web_identity: bool
 ) -> tuple[str, str]:
     """User and password of `host` for a role, taken on first; IdentityError."""
-    there = _region_of(host)
+    there = _parse_region(host)
     if there != region:
         raise IdentityError(
             f"The registry {host} is in {there}, and docker_auth says {region}.",
@@ -53,7 +53,7 @@ def log_in_with_role(
     )
 
 
-def _region_of(host: str) -> str:
+def _parse_region(host: str) -> str:
     found = _HOST.fullmatch(host)
     if found is None:
         raise IdentityError(

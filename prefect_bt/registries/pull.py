@@ -201,7 +201,7 @@ class _ImagePull:
             )
             return self._result(reference, local)
         if local is not None and error.kind is PullErrorKind.NOT_FOUND:
-            digest = _digest_of(reference, local)
+            digest = _get_digest(reference, local)
             step = f"Push it, or name the image that is here: {reference.pinned(digest)}."
             raise PullError(
                 PullErrorKind.NOT_FOUND, error.message, next_step=step if digest else ""
@@ -216,7 +216,7 @@ class _ImagePull:
         found = self._calls.find_image(name)
         if found is None:
             platforms = told.get("Platforms") or ()
-            self._check_platform({_platform_of(p) for p in platforms})
+            self._check_platform({_get_platform(p) for p in platforms})
             found = self._pull_with_retries(name)
         known_as = found.get("RepoTags") or ()
         if not reference.digest and f"{reference.name}:{reference.tag}" not in known_as:
@@ -271,17 +271,17 @@ class _ImagePull:
         self, reference: ImageReference, found: Mapping[str, Any], digest: str = ""
     ) -> PulledImage:
         self._check_platform({(str(found.get("Os") or ""), str(found.get("Architecture") or ""))})
-        digest = digest or _digest_of(reference, found)
+        digest = digest or _get_digest(reference, found)
         image = str(found["Id"])
         name = reference.pinned(digest) if digest else image
         return PulledImage(name, digest, image, tuple(dict.fromkeys(self._notes)))
 
 
-def _platform_of(inspected: Mapping[str, Any]) -> tuple[str, str]:
+def _get_platform(inspected: Mapping[str, Any]) -> tuple[str, str]:
     return str(inspected.get("os") or ""), str(inspected.get("architecture") or "")
 
 
-def _digest_of(reference: ImageReference, found: Mapping[str, Any]) -> str:
+def _get_digest(reference: ImageReference, found: Mapping[str, Any]) -> str:
     """By which its repository knows an image that is here; empty when it does not."""
     if reference.is_id:
         return ""

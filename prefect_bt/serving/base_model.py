@@ -153,13 +153,13 @@ def _base_from_weights(
             pinned_revision=pin.revision if pin else "",
             allow_patterns=plan.allow_patterns,
             ignore_patterns=plan.ignore_patterns,
-            auth=_auth_of(given),
+            auth=_get_source_auth(given),
             auth_secret_name=given.auth_secret_name or "",
         )
     return None
 
 
-def _auth_of(source: WeightsSource) -> dict[str, str] | None:
+def _get_source_auth(source: WeightsSource) -> dict[str, str] | None:
     if source.auth is None:
         return None
     return {

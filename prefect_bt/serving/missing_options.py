@@ -52,15 +52,15 @@ class Question:
         return self.options[0].value if len(self.options) == 1 and not self.allows_free_text else ""
 
 
-def checkpoints_question(shelf: ServableCheckpoints) -> Question:
+def checkpoints_question(choices: ServableCheckpoints) -> Question:
     """Newest first."""
     options = tuple(
         Option(one.name, f"{one.name}  {one.contents.format or ''}".rstrip())
-        for one in reversed(shelf.servable)
+        for one in reversed(choices.servable)
     )
     return Question(
         "checkpoints",
-        f"Which checkpoints of {shelf.job.name}?",
+        f"Which checkpoints of {choices.job.name}?",
         options,
         default=_first(options),
         multiple=True,

@@ -30,7 +30,7 @@ from prefect_bt.weights.changes import (
 from prefect_bt.weights.download.disk_space import select_evictions
 from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.file_selection import select_files
-from prefect_bt.weights.inventory import allocated_bytes, reclaimable_bytes_of
+from prefect_bt.weights.inventory import allocated_bytes, count_reclaimable_bytes
 from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.sources.bucket_auth import list_access_methods, parse_location
 from prefect_bt.weights.sources.file_listing import ListedFile
@@ -271,7 +271,7 @@ class _Explainer:
         if self._cache.budget is not None and needed:
             excess = max(excess, self._cache.usage() + needed - self._cache.budget)
         names = tuple(select_evictions(self._cache, excess=excess))
-        freed = reclaimable_bytes_of(self._cache, names) if needed > free else 0
+        freed = count_reclaimable_bytes(self._cache, names) if needed > free else 0
         return DiskSpace(free, needed, needed <= free + freed), names
 
 

@@ -108,7 +108,7 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def reclaimable_bytes_of(cache: NodeCache, names: Collection[str]) -> int:
+def count_reclaimable_bytes(cache: NodeCache, names: Collection[str]) -> int:
     """Bytes of the contents that only these trees have."""
     trees = cache.list_trees()
     staying = {blob for tree in trees if tree.name not in names for blob in _blobs(tree)}

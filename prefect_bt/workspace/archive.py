@@ -23,7 +23,7 @@ from typing import IO, Final, cast
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.file_list import collect_entries
 from prefect_bt.workspace.limits import MAX_WORKSPACE_BYTES
-from prefect_bt.workspace.pack_entry import PackEntry, stamp_of
+from prefect_bt.workspace.pack_entry import PackEntry, make_stamp
 from prefect_bt.workspace.pack_summary import WorkspaceContents, describe_contents
 from prefect_bt.workspace.roots import WorkspaceLayout
 from prefect_bt.workspace.validation import check_not_empty, check_size, too_large_error
@@ -147,7 +147,7 @@ def _add_file(tar: tarfile.TarFile, entry: PackEntry) -> None:
 
 
 def _check_unchanged(entry: PackEntry, state: os.stat_result) -> None:
-    if stamp_of(state) != entry.stamp:
+    if make_stamp(state) != entry.stamp:
         raise _changed_error(entry, "changed")
 
 

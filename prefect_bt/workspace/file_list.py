@@ -22,7 +22,7 @@ from pathlib import Path
 from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.ignore import BUILT_IN_ORIGIN, IGNORE_FILE, IgnoreRules, load_ignore_rules
 from prefect_bt.workspace.links import rewrite_links
-from prefect_bt.workspace.pack_entry import IgnoredEntry, PackEntry, stamp_of
+from prefect_bt.workspace.pack_entry import IgnoredEntry, PackEntry, make_stamp
 from prefect_bt.workspace.roots import WorkspaceLayout
 
 _Identity = tuple[int, int]
@@ -144,7 +144,7 @@ class _Collector:
                     path=Path(found.path),
                     size=state.st_size,
                     mode=stat.S_IMODE(state.st_mode),
-                    stamp=stamp_of(state),
+                    stamp=make_stamp(state),
                     link=os.readlink(found.path) if is_kept_link else None,  # noqa: PTH115
                 )
             )

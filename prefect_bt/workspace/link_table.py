@@ -14,7 +14,7 @@ from prefect_bt.errors import WorkspaceError
 from prefect_bt.workspace.limits import MAX_DEPTH, MAX_LINK_BYTES, MAX_LINKS_FOLLOWED
 from prefect_bt.workspace.tar_stream import refused, spelled
 
-_EACH_BYTES: Final = 128
+_ENTRY_OVERHEAD_BYTES: Final = 128
 """Python's own share of a name that is kept."""
 
 
@@ -63,7 +63,7 @@ class LinkTable:
         return path, followed
 
     def _count(self, member: str, *kept: str) -> None:
-        self._bytes += sum(_EACH_BYTES + len(text) for text in kept)
+        self._bytes += sum(_ENTRY_OVERHEAD_BYTES + len(text) for text in kept)
         if self._bytes > MAX_LINK_BYTES:
             raise refused(member, f"is a link too many: all together take {MAX_LINK_BYTES} bytes")
 

@@ -69,10 +69,10 @@ class ExtractionRoot:
         way = self._root
         for part in source[:-1]:
             way = f"{way}/{part}"
-            if not stat.S_ISDIR(_mode_of(way)):
+            if not stat.S_ISDIR(_read_mode(way)):
                 raise _no_earlier_file_error(member)
         path = "/".join((self._root, *source))
-        if not stat.S_ISREG(_mode_of(path)):
+        if not stat.S_ISREG(_read_mode(path)):
             raise _no_earlier_file_error(member)
         if source != parse_member_name(member.name):
             os.link(path, self._prepare_path(member.name))
@@ -87,7 +87,7 @@ class ExtractionRoot:
         if not parts:
             raise refused(name, "is the workspace itself, yet no folder")
         path = f"{self._ensure_folder(parts[:-1], name)}/{parts[-1]}"
-        if stat.S_ISDIR(_mode_of(path)):
+        if stat.S_ISDIR(_read_mode(path)):
             raise refused(name, "takes the name of a folder")
         Path(path).unlink(missing_ok=True)
         self._links.discard("/".join(parts))
@@ -101,7 +101,7 @@ class ExtractionRoot:
         path = "/".join((self._root, *parts[:checked]))
         for part in parts[checked:]:
             path = f"{path}/{part}"
-            mode = _mode_of(path)
+            mode = _read_mode(path)
             if not mode:
                 Path(path).mkdir()
                 self.folders_made += 1
@@ -127,7 +127,7 @@ def parse_member_name(name: str) -> _Parts:
     return parts
 
 
-def _mode_of(path: str) -> int:
+def _read_mode(path: str) -> int:
     """Return the mode of what is at `path`, a link itself and not its target; 0 for nothing."""
     try:
         return os.lstat(path).st_mode

@@ -36,6 +36,6 @@ class IgnoredEntry:
         return f"{self.name}/" if self.is_folder else self.name
 
 
-def stamp_of(state: os.stat_result) -> tuple[int, int, int, int]:
+def make_stamp(state: os.stat_result) -> tuple[int, int, int, int]:
     """What tells one version of a file from another; see PackEntry."""
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns

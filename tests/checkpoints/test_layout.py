@@ -5,10 +5,10 @@ import pytest
 from prefect_bt.checkpoints.layout import (
     CheckpointMetadata,
     FileStat,
+    get_series,
     group_by_checkpoint,
     parse_step,
     read_metadata,
-    series_of,
 )
 from prefect_bt.checkpoints.volume_links import Volumes
 from prefect_bt.checkpoints.watch.scanner import scan
@@ -146,9 +146,9 @@ def test_kinds():
 
 
 def test_steps_and_stems():
-    assert series_of("v1/checkpoint-10") == series_of("v1/checkpoint-200") == "v1/checkpoint-#"
-    assert series_of("v1/checkpoint-10") != series_of("v2/checkpoint-10")
-    assert series_of("best") == "best"
+    assert get_series("v1/checkpoint-10") == get_series("v1/checkpoint-200") == "v1/checkpoint-#"
+    assert get_series("v1/checkpoint-10") != get_series("v2/checkpoint-10")
+    assert get_series("best") == "best"
     assert [parse_step(n) for n in ("epoch_3", "best", "llama3", "epoch_1/merged")] == [
         3,
         None,

@@ -12,7 +12,7 @@ from cyclopts import App
 from cyclopts.command_spec import CommandSpec
 
 from prefect_bt.cli.app import _make_app, is_command_list
-from prefect_bt.cli.summaries import SUMMARIES, read_summary, summary_of
+from prefect_bt.cli.summaries import SUMMARIES, get_summary, read_summary
 
 pytest_plugins = ["tests.prefect_server"]
 pytestmark = [pytest.mark.slow]
@@ -96,7 +96,7 @@ def test_a_list_of_known_jobs_imports_no_definitions(cli, within, shop, ended):
 def test_the_line_of_each_command_is_its_docstrings_first_sentence():
     registered = [spec.import_path for spec in _specs(_make_app())]
     assert {path.removeprefix("prefect_bt.cli.") for path in registered} == set(SUMMARIES)
-    assert {path: summary_of(path) for path in registered} == {
+    assert {path: get_summary(path) for path in registered} == {
         path: read_summary(path) for path in registered
     }
 

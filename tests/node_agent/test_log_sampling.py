@@ -17,7 +17,7 @@ from prefect_bt.node_agent.log_sampling import (
     TAIL_LINES,
     DiskSpaceMonitor,
     LineSampler,
-    disk_usage_of,
+    make_disk_usage_reader,
 )
 from prefect_bt.node_agent.log_writer import LogFile
 from tests.altered import altered
@@ -89,7 +89,7 @@ def test_a_disk_that_tells_nothing_counts_as_roomy():
 
 def test_this_disk(tmp_path: Path):
     with (tmp_path / "file").open("wb") as file:
-        free, total = disk_usage_of(file.fileno())()
+        free, total = make_disk_usage_reader(file.fileno())()
     assert 0 < free < total
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from prefect_bt.checkpoints.committed.commit_index import find_newest_refs
-from prefect_bt.checkpoints.layout import join_checkpoint_path, parse_step, series_of
+from prefect_bt.checkpoints.layout import get_series, join_checkpoint_path, parse_step
 from prefect_bt.checkpoints.manifest import Manifest, load_manifest
 from prefect_bt.errors import NotFoundError, ObjectNotFound
 from prefect_bt.object_store.protocols import Store
@@ -164,13 +164,13 @@ def _merge_ranks(parts: list[Manifest], missing: tuple[int, ...]) -> CommittedCh
 
 def _find_missing_ranks(name: str, ranks: dict[str, set[int]]) -> tuple[int, ...]:
     """The ranks of the nearest lower step that this checkpoint lacks."""
-    step, stem = parse_step(name), series_of(name)
+    step, stem = parse_step(name), get_series(name)
     if step is None:
         return ()
     lower = [
         (other_step, other)
         for other in ranks
-        if series_of(other) == stem
+        if get_series(other) == stem
         and (other_step := parse_step(other)) is not None
         and other_step < step
     ]

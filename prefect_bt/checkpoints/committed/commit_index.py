@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from prefect_bt.checkpoints.committed.stored_objects import StoredObjects
 from prefect_bt.checkpoints.committed.tombstones import find_half_deleted
-from prefect_bt.checkpoints.layout import LocalCheckpoint, parse_step, series_of
+from prefect_bt.checkpoints.layout import LocalCheckpoint, get_series, parse_step
 from prefect_bt.checkpoints.manifest import (
     Manifest,
     ManifestRef,
@@ -102,14 +102,14 @@ class CommitIndex:
 
     def find_references(self, name: str) -> list[Manifest]:
         """What a whole one of this name looked like: itself before, the nearest lower step."""
-        step, stem = parse_step(name), series_of(name)
+        step, stem = parse_step(name), get_series(name)
         own = [self._newest[name]] if name in self._newest else []
         if step is None:
             return own
         siblings = [
             (other, manifest)
             for manifest in self._newest.values()
-            if series_of(manifest.name) == stem
+            if get_series(manifest.name) == stem
             and (other := parse_step(manifest.name)) is not None
             and other < step
         ]

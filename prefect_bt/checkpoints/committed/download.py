@@ -55,13 +55,13 @@ def cancellable(on_bytes: ByteCallback) -> Generator[ByteCallback]:
     """
     over = threading.Event()
 
-    def told(size: int) -> None:
+    def count_bytes(size: int) -> None:
         if over.is_set():
             raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
         on_bytes(size)
 
     try:
-        yield told
+        yield count_bytes
     except BaseException:
         over.set()
         raise

@@ -127,7 +127,7 @@ class Generation:
     epoch: int
 
     @classmethod
-    def of(cls, store: Store, project_id: str, job_id: str) -> Generation:
+    def read(cls, store: Store, project_id: str, job_id: str) -> Generation:
         """Read both from the store; raises StoreError."""
         prefix = job_prefix(project_id, job_id)
         keys = [info.key.split("/") for info in store.list(f"{prefix}/attempts")]
@@ -156,7 +156,7 @@ def list_outdated(store: Store, project_id: str, job_id: str) -> dict[str, Tombs
     begun = dict(iter_tombstones(store, project_id, job_id))
     if not begun:
         return {}
-    now = Generation.of(store, project_id, job_id)
+    now = Generation.read(store, project_id, job_id)
     there = _manifests(store, project_id, job_id)
     return {
         key: withdrawal

@@ -111,7 +111,7 @@ class ExpectedObjects:
                 found = pool.map(_verify_object, repeat(self._store), promises, repeat(told))
                 for promise, what in zip(promises, found, strict=False):
                     if what:
-                        self._faults.extend(self._failures_of(promise, what))
+                        self._faults.extend(self._iter_failures(promise, what))
             except BaseException:
                 # Ctrl-C: what was not begun is not waited for.
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -123,7 +123,9 @@ class ExpectedObjects:
             failures=tuple(self._faults),
         )
 
-    def _failures_of(self, promise: _ExpectedObject, problem: str) -> Iterator[VerificationFailure]:
+    def _iter_failures(
+        self, promise: _ExpectedObject, problem: str
+    ) -> Iterator[VerificationFailure]:
         for ref, path in self._places[promise]:
             if self._exists(ref):
                 yield VerificationFailure(ref.key, problem, path, promise.key, ref.name, ref.rank)

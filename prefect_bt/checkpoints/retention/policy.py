@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from prefect_bt.checkpoints.layout import parse_step, series_of
+from prefect_bt.checkpoints.layout import get_series, parse_step
 from prefect_bt.ledger.records import RetentionPolicy
 
 
@@ -19,7 +19,7 @@ def select_prunable(names: Collection[str], policy: RetentionPolicy) -> tuple[st
     for name in set(names):
         step = parse_step(name)
         if step is not None:
-            series.setdefault(series_of(name), []).append((step, name))
+            series.setdefault(get_series(name), []).append((step, name))
     gone = [
         name for steps in series.values() for name in _select_prunable_steps(sorted(steps), policy)
     ]

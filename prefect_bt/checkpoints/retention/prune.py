@@ -92,7 +92,7 @@ class Inventory:
         folder = job_objects_prefix(self.project_id, self.job_id)
         return {info.key: info.size for info in self._store.list(folder)}
 
-    def refs_of(self, name: str) -> list[ManifestRef]:
+    def get_refs(self, name: str) -> list[ManifestRef]:
         """Oldest first."""
         refs = [ref for ref in self.manifests if ref.name == name]
         return sorted(refs, key=lambda ref: (ref.sort_key, ref.rank))
@@ -144,14 +144,14 @@ def prune_rank(
     begun = dict(iter_tombstones(store, *place))
     if not (names or begun):
         return PruneResult()
-    now = Generation.of(store, *place)
+    now = Generation.read(store, *place)
     inventory = Inventory(store, *place)
     mine = {ref.name for ref in inventory.manifests if ref.rank == origin.rank}
     wanted = mine.intersection(names)
     if not (wanted or begun) or now.attempt > origin.attempt:
         return PruneResult()
     protected = _find_protected(store, inventory, wanted)
-    prune = _Prune(store, inventory, begun, fence, now)
+    prune = _PruneRun(store, inventory, begun, fence, now)
     prune.create_tombstones(wanted.difference(protected), rank=origin.rank)
     held = prune.cancel_held()
     names_gone = prune.delete_manifests(rank=origin.rank)
@@ -192,12 +192,14 @@ def prune_job(  # noqa: PLR0913 (which checkpoints of which job, and how)
     on.
     """
     # Read first: what is taken over below must not count as announced after a later start.
-    now = Generation.of(store, project_id, job_id)
+    now = Generation.read(store, project_id, job_id)
     discard_outdated(store, project_id, job_id)
     inventory = Inventory(store, project_id, job_id)
     wanted = set(inventory.names).intersection(names)
     protected = _find_protected(store, inventory, wanted) if is_running else set[str]()
-    prune = _Prune(store, inventory, dict(iter_tombstones(store, project_id, job_id)), fence, now)
+    prune = _PruneRun(
+        store, inventory, dict(iter_tombstones(store, project_id, job_id)), fence, now
+    )
     prune.create_tombstones(wanted - protected)
     held = prune.cancel_held()
     gone = prune.delete_manifests()
@@ -238,7 +240,7 @@ def delete_unreferenced(
     )
 
 
-class _Prune:
+class _PruneRun:
     """The withdrawals of one prune: its own, and those that others left."""
 
     def __init__(
@@ -266,7 +268,7 @@ class _Prune:
             if left and withdrawal.name not in names:
                 self._announce(withdrawal.name, left, withdrawal.objects)
         for name in sorted(names):
-            self._announce(name, self._inventory.refs_of(name), {})
+            self._announce(name, self._inventory.get_refs(name), {})
 
     def cancel_held(self) -> dict[str, tuple[Hold, ...]]:
         """Look for holds, now that they look for us; take back what somebody needs."""

@@ -72,14 +72,14 @@ def _validate_safetensors(path: str, size: int, read: Reader) -> str:
     if length > _MAX_PARSED_HEADER:
         return ""
     try:
-        end = _end_of_tensors(json.loads(read(path, start=8, length=length)))
+        end = _compute_tensors_end(json.loads(read(path, start=8, length=length)))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return "has a header that does not parse"
     expected = 8 + length + end
     return "" if size == expected else f"has {size} bytes where its header says {expected}"
 
 
-def _end_of_tensors(header: Any) -> int:
+def _compute_tensors_end(header: Any) -> int:
     """Where the last tensor ends, in bytes after the header. Whatever the header is not, raises."""
     end = 0
     for name, tensor in header.items():

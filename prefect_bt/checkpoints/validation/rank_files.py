@@ -18,11 +18,11 @@ from typing import Final
 
 _DISTCP: Final = re.compile(r"(.*/|)__(\d+)_\d+\.distcp", re.DOTALL)
 _METADATA: Final = re.compile(r"(.*/|)__(\d+)\.metadata", re.DOTALL)
-_OF_WORLD: Final = re.compile(r"(.*_world_size_(\d+)_rank_)(\d+)(\.\w+)", re.DOTALL)
-_ZERO: Final = re.compile(
+_FSDP_RANK_FILE: Final = re.compile(r"(.*_world_size_(\d+)_rank_)(\d+)(\.\w+)", re.DOTALL)
+_ZERO_RANK_FILE: Final = re.compile(
     r"(.*/|)(?:\w+_)?zero_pp_rank_(\d+)_(mp_rank_\d+)\w*?_(optim|model)_states\.pt", re.DOTALL
 )
-_RNG: Final = re.compile(r"rng_state_(\d+)\.pth")
+_RNG_STATE_FILE: Final = re.compile(r"rng_state_(\d+)\.pth")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def find_distcp_ranks(paths: Collection[str]) -> dict[str, set[int]]:
 
 def find_rng_ranks(paths: Collection[str]) -> set[int]:
     """The ranks whose random state HF Trainer has saved. It has no number in a single process."""
-    return {int(match[1]) for path in paths if (match := _RNG.fullmatch(path))}
+    return {int(match[1]) for path in paths if (match := _RNG_STATE_FILE.fullmatch(path))}
 
 
 def count_optimizer_shards(paths: Collection[str]) -> int:
@@ -97,7 +97,7 @@ def _validate_world_size(paths: Collection[str], place: GangPosition) -> str:
     seen: dict[tuple[str, str], set[int]] = {}
     worlds: dict[tuple[str, str], int] = {}
     for path in paths:
-        if "_world_size_" in path and (match := _OF_WORLD.fullmatch(path)):
+        if "_world_size_" in path and (match := _FSDP_RANK_FILE.fullmatch(path)):
             key = match[1], match[4]
             seen.setdefault(key, set()).add(int(match[3]))
             worlds[key] = int(match[2])
@@ -110,7 +110,7 @@ def _validate_world_size(paths: Collection[str], place: GangPosition) -> str:
 def _validate_zero(paths: Collection[str], place: GangPosition) -> str:
     shards: dict[str, dict[str, dict[str, set[int]]]] = {}
     for path in paths:
-        if "zero_pp_rank_" in path and (match := _ZERO.fullmatch(path)):
+        if "zero_pp_rank_" in path and (match := _ZERO_RANK_FILE.fullmatch(path)):
             kinds = shards.setdefault(match[1], {}).setdefault(match[4], {})
             kinds.setdefault(match[3], set()).add(int(match[2]))
     for folder, kinds in shards.items():

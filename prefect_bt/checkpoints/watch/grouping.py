@@ -12,7 +12,7 @@ from prefect_bt.checkpoints.layout import (
     FileStat,
     FileTree,
     LocalCheckpoint,
-    checkpoint_of,
+    find_checkpoint,
     find_model_folders,
     group_by_checkpoint,
     is_marker_file,
@@ -63,7 +63,7 @@ class TopLevelFolder:
     def _apply(self, news: Mapping[str, FileStat | None]) -> None:
         opened: dict[str, LocalCheckpoint] = {}
         for path, fact in news.items():
-            name, temporary = checkpoint_of(path, self._marked)
+            name, temporary = find_checkpoint(path, self._marked)
             if name not in opened:
                 before = self.found.get(name, LocalCheckpoint(name))
                 opened[name] = LocalCheckpoint(

@@ -27,7 +27,7 @@ _SPARSE_CHECK_BYTES: Final = 64 * 1024**3
 _MAX_SPARSE_RATIO: Final = 64
 """A file of `_SPARSE_CHECK_BYTES` bytes or more has at least one part in so many on the disk."""
 
-_GONE_ERRNOS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_MISSING_ERRNOS: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 _Identity = tuple[int, int]
 
@@ -180,7 +180,7 @@ class _TreeWalker:
                 dir_fd=level.folder.descriptor,
             )
         except OSError as error:
-            if error.errno not in _GONE_ERRNOS:
+            if error.errno not in _MISSING_ERRNOS:
                 with suppress(FileNotFoundError):
                     seen = os.stat(name, dir_fd=level.folder.descriptor, follow_symlinks=False)
                     self._add_file(path, to_file_stat(seen))

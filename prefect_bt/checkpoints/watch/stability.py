@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from prefect_bt.checkpoints.layout import LocalCheckpoint, series_of
+from prefect_bt.checkpoints.layout import LocalCheckpoint, get_series
 
 _MAX_PAUSE: Final = 30.0
 """A pause longer than this lies between two checkpoints under one name, not inside one."""
@@ -132,7 +132,7 @@ class StabilityTracker:
     def _required_quiet(self, seen: _Observation, now: float) -> float:
         if now - seen.pending_since >= _STARVATION_LIMIT:
             return self._settle
-        return max(self._settle, 1.5 * self._pauses.get(series_of(seen.checkpoint.name), 0.0))
+        return max(self._settle, 1.5 * self._pauses.get(get_series(seen.checkpoint.name), 0.0))
 
     def _observe_one(self, found: LocalCheckpoint, now: float) -> _Observation:
         seen = self._seen.get(found.name)
@@ -156,7 +156,7 @@ class StabilityTracker:
 
     def _record_pause(self, name: str, pause: float) -> None:
         if pause <= _MAX_PAUSE:
-            stem = series_of(name)
+            stem = get_series(name)
             self._pauses[stem] = max(pause, self._pauses.get(stem, 0.0))
 
 

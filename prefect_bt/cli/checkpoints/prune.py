@@ -122,7 +122,7 @@ def _plan(
     for name in inventory.names:
         if name in wanted and name not in kept:
             plan.to_delete[name] = sum(
-                inventory.referenced_objects(inventory.refs_of(name)).values()
+                inventory.referenced_objects(inventory.get_refs(name)).values()
             )
         else:
             plan.to_keep[name] = kept.get(name) or _explain_kept(name, policy)
@@ -180,14 +180,14 @@ def _check_names(plans: list[_PrunePlan], named: tuple[str, ...]) -> None:
 
 def _execute_plan(ledger: Ledger, plan: _PrunePlan) -> PruneResult:
     from prefect_bt.checkpoints.retention.prune import prune_job
-    from prefect_bt.jobs.delete import own_finished_job
+    from prefect_bt.jobs.delete import claim_finished_job
     from prefect_bt.ledger.fencing_epochs import PRUNE
     from prefect_bt.settings import Settings
 
     place = plan.record.project_id, plan.record.id
     if plan.is_running:
         return prune_job(ledger.store, *place, plan.to_delete, is_running=True)
-    owning = own_finished_job(ledger, plan.record.id, settings=Settings(), purpose=PRUNE)
+    owning = claim_finished_job(ledger, plan.record.id, settings=Settings(), purpose=PRUNE)
     with owning as fence:
         return prune_job(ledger.store, *place, plan.to_delete, is_running=False, fence=fence)
 

@@ -44,7 +44,7 @@ def stop(
         raise PrefectBtError("--abandoned is of one job.", next_step="Name it with --job-id.")
     if which.job_id is not None:
         named = select_jobs(ledger, which, terminal)
-        return _stop_each(terminal, ledger, named, named=True, abandoned=abandoned)
+        return _stop_jobs(terminal, ledger, named, named=True, abandoned=abandoned)
     going = list_unfinished_jobs(ledger, which, terminal)
     if all and not going:
         terminal.warn("No queued or active training jobs.")
@@ -55,7 +55,7 @@ def stop(
     if not yes and not terminal.confirm(question):
         terminal.error("Nothing was stopped.")
         return FAILED
-    return _stop_each(terminal, ledger, going)
+    return _stop_jobs(terminal, ledger, going)
 
 
 def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord]) -> None:
@@ -73,7 +73,7 @@ def _check_single_job(terminal: Terminal, ledger: Ledger, active: list[JobRecord
         )
 
 
-def _stop_each(
+def _stop_jobs(
     terminal: Terminal,
     ledger: Ledger,
     records: list[JobRecord],

@@ -86,9 +86,9 @@ class _NodeCacheTarget:
         return select_evictions(self._cache, excess=self._cache.usage() - keep_bytes)
 
     def freed_bytes(self, names: Collection[str]) -> int:
-        from prefect_bt.weights.inventory import reclaimable_bytes_of
+        from prefect_bt.weights.inventory import count_reclaimable_bytes
 
-        return reclaimable_bytes_of(self._cache, names)
+        return count_reclaimable_bytes(self._cache, names)
 
     def remove(self, one: WeightsEntry) -> tuple[bool, int]:
         from prefect_bt.weights.download.disk_space import evict

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from prefect_bt.filesystem.confined import identity_of
+from prefect_bt.filesystem.confined import get_identity
 from prefect_bt.host.mounts.namespace_plan import Bind
 from prefect_bt.host.syscalls import open_in_root
 
@@ -54,7 +54,7 @@ def _is_expected(root: int, bind: Bind) -> bool:
     except OSError as error:
         return error.errno in _CANNOT_CHECK_ERRNOS
     try:
-        return bind.identity in {None, identity_of(found)}
+        return bind.identity in {None, get_identity(found)}
     finally:
         with suppress(OSError):
             os.close(found)

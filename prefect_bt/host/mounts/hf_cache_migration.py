@@ -53,14 +53,14 @@ def _migrate(name: str, key: str, state_dir: Path) -> None:
 
 def _merge(old: int, new: int, *, depth: int) -> None:
     for name in os.listdir(old):
-        kind = _mode_of(name, new)
+        kind = _read_mode(name, new)
         with suppress(OSError):
             if kind is None:
                 os.rename(name, name, src_dir_fd=old, dst_dir_fd=new)
             elif (
                 depth < MAX_MERGE_DEPTH
                 and stat.S_ISDIR(kind)
-                and stat.S_ISDIR(_mode_of(name, old) or 0)
+                and stat.S_ISDIR(_read_mode(name, old) or 0)
             ):
                 _merge_folder(name, old, new, depth=depth + 1)
 
@@ -76,7 +76,7 @@ def _merge_folder(name: str, old: int, new: int, *, depth: int) -> None:
     os.rmdir(name, dir_fd=old)
 
 
-def _mode_of(name: str, within: int) -> int | None:
+def _read_mode(name: str, within: int) -> int | None:
     try:
         return os.stat(name, dir_fd=within, follow_symlinks=False).st_mode
     except FileNotFoundError:

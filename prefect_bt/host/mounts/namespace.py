@@ -28,7 +28,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from prefect_bt.filesystem.confined import Identity, identity_of, open_folder_path
+from prefect_bt.filesystem.confined import Identity, get_identity, open_folder_path
 from prefect_bt.host import syscalls as sc
 from prefect_bt.host.mounts.namespace_plan import (
     Bind,
@@ -167,7 +167,7 @@ def _open_mount_path(
     """Yield a path that leads to this folder alone, found without following links below `root`."""
     descriptor = open_folder_path(root, relative.lstrip("/"), create=create)
     try:
-        if expected not in {None, identity_of(descriptor)}:
+        if expected not in {None, get_identity(descriptor)}:
             raise _FolderReplaced(errno.ESTALE, f"{root} was replaced by another folder")
         yield f"/proc/self/fd/{descriptor}"
     finally:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from prefect_bt.filesystem.confined import identity_of, open_folder
+from prefect_bt.filesystem.confined import get_identity, open_folder
 from prefect_bt.host.mounts.namespace_plan import Bind, VolumeFolderError, is_below
 
 MAX_TRIES: Final = 20
@@ -54,7 +54,7 @@ def _find_enclosing(inner: Bind, binds: Sequence[Bind]) -> Bind | None:
 def _create_mount_point(outer: Bind, relative: str) -> None:
     descriptor = open_folder(outer.source.parent, outer.source.name)
     try:
-        if outer.identity not in {None, identity_of(descriptor)}:
+        if outer.identity not in {None, get_identity(descriptor)}:
             raise NotADirectoryError(errno.ENOTDIR, "it was replaced by another folder")
         for name in PurePosixPath(relative).parts:
             below = _open_or_create(name, descriptor)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from prefect_bt.filesystem.confined import Identity, identity_of, open_folder
+from prefect_bt.filesystem.confined import Identity, get_identity, open_folder
 from prefect_bt.filesystem.permissions import PRIVATE_MODE, ensure_private_folder, find_exposed
 from prefect_bt.host.mounts.hf_cache_migration import migrate_hf_cache
 from prefect_bt.host.mounts.namespace_plan import Bind, ViewError, VolumeFolderError
@@ -69,7 +69,7 @@ def _ensure_folder(folder: Path, state_dir: Path, *, create: bool) -> Identity:
     except OSError as error:
         raise VolumeFolderError(folder, error) from error
     try:
-        return identity_of(opened)
+        return get_identity(opened)
     finally:
         os.close(opened)
 

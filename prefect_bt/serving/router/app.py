@@ -66,7 +66,7 @@ class Router:
     """Answers the requests of one deployment."""
 
     def __init__(self, session: aiohttp.ClientSession, serving: RouterServer) -> None:
-        place, say = serving.place, serving.log
+        place, say = serving.folder, serving.log
         self._place, self._session = place, session
         self._wait_timeout, self._log = serving.wait_timeout, say
         self._body_budget = BodyBudget(serving.max_body_bytes)
@@ -182,7 +182,7 @@ def _is_loopback(remote: str | None) -> bool:
 class RouterServer:
     """The process: it ends when it is told to, or when the deployment's folder is gone."""
 
-    place: RouterFolder
+    folder: RouterFolder
     lock: int
     wait_timeout: float
     grace: float
@@ -205,7 +205,7 @@ class RouterServer:
             await runner.cleanup()
 
     async def _wait_until_stopped(self, stopping: asyncio.Event) -> None:
-        while self.place.is_locked_by(self.lock):
+        while self.folder.is_locked_by(self.lock):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_INTERVAL):
                     await stopping.wait()

@@ -64,12 +64,12 @@ def _unavailable(message: str, *, code: str) -> web.Response:
 
 def body_rejected(reason: RejectionReason, *, max_bytes: int) -> web.Response:
     """Return a refusal that ends the connection: the rest of the body is not read."""
-    refused = _of_body(reason, max_bytes)
+    refused = _body_rejection(reason, max_bytes)
     refused.force_close()
     return refused
 
 
-def _of_body(reason: RejectionReason, max_bytes: int) -> web.Response:
+def _body_rejection(reason: RejectionReason, max_bytes: int) -> web.Response:
     if reason is RejectionReason.MEMORY:
         return _unavailable(
             "The router holds as many large requests as it may. Try again later.", code="busy"

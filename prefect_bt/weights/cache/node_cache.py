@@ -111,18 +111,18 @@ class NodeCache:
         return self.root / "blobs" / sha256[:2] / sha256
 
     def staging_path(self, name: str) -> Path:
-        return self._place("fills", name)
+        return self._entry_path("fills", name)
 
     def partial_path(self, part_id: str) -> Path:
-        return self._place("parts", part_id)
+        return self._entry_path("parts", part_id)
 
     def index_path(self, place: str) -> Path:
-        return self._place("index", place)
+        return self._entry_path("index", place)
 
     def tree_path(self, name: str) -> Path:
-        return self._place(_TREES, name)
+        return self._entry_path(_TREES, name)
 
-    def _place(self, folder: str, name: str) -> Path:
+    def _entry_path(self, folder: str, name: str) -> Path:
         """ValueError for a name of more than one component."""
         if "/" in name or "\0" in name or name in {"", ".", ".."}:
             raise ValueError(f"not a name in the node cache: {quote(name)}")

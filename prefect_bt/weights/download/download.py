@@ -40,7 +40,7 @@ def link_from_store(context: DownloadContext, files: Sequence[ListedFile]) -> li
     lent = [(file, path) for file in files if (path := context.reader.find_local_path(file))]
     waiting, here = deque(lent), set[str]()
 
-    def take() -> bool:
+    def try_link() -> bool:
         try:
             file, path = waiting.popleft()
         except IndexError:
@@ -50,7 +50,7 @@ def link_from_store(context: DownloadContext, files: Sequence[ListedFile]) -> li
             here.add(file.path)
         return True
 
-    run_workers(min(LINK_WORKERS, len(lent)), take, context.stop)
+    run_workers(min(LINK_WORKERS, len(lent)), try_link, context.stop)
     raise_if_stopped(context)
     return [file for file in files if file.path not in here]
 

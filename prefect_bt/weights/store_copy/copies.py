@@ -194,13 +194,13 @@ class StoreMirror:
         """Of those blobs that are there: one request for many of them, whatever else is there."""
         folders = sorted({blob_key(digest).rpartition("/")[0] for digest in digests})
 
-        def look(folder: str) -> dict[str, int]:
+        def list_sizes(folder: str) -> dict[str, int]:
             found = ((info.key.rpartition("/")[2], info.size) for info in self._store.list(folder))
             return {digest: size for digest, size in found if digest in digests}
 
         sizes: dict[str, int] = {}
         with ThreadPoolExecutor(_LIST_THREADS, "weights-list") as pool:
-            for found in pool.map(look, folders):
+            for found in pool.map(list_sizes, folders):
                 sizes |= found
         return sizes
 

@@ -72,7 +72,7 @@ class ExpectedBlobs:
         report.corrupt_blobs |= {digest for digest, what in found.items() if what}
         for manifest in self._manifests:
             report.failures += [
-                _failure_of(manifest, entry, found[entry.sha256])
+                _make_failure(manifest, entry, found[entry.sha256])
                 for entry in manifest.entries
                 if found[entry.sha256]
             ]
@@ -138,5 +138,5 @@ def _has_digest(path: Path, sha256: str) -> bool:
         return False
 
 
-def _failure_of(manifest: WeightsManifest, entry: FileEntry, problem: str) -> CacheFailure:
+def _make_failure(manifest: WeightsManifest, entry: FileEntry, problem: str) -> CacheFailure:
     return CacheFailure(blob_key(entry.sha256), problem, manifest.name, manifest.source, entry.path)

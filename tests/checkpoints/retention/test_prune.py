@@ -75,7 +75,7 @@ def test_all_versions_and_attempts_go(store, ckpts):
     commit(store, ckpts, (10, 20))
     commit(store, ckpts, (10,), seed=b"again")
     commit(store, ckpts, (10,), seed=b"later", attempt=2)
-    assert len(Inventory(store, PROJECT, JOB).refs_of("checkpoint-10")) == 3
+    assert len(Inventory(store, PROJECT, JOB).get_refs("checkpoint-10")) == 3
     prune_job(store, PROJECT, JOB, names(10), is_running=False)
     assert set(listed(store)) == {*names(20)}
     assert rest(store) == set()
@@ -117,7 +117,7 @@ def test_a_rank_leaves_the_others_alone(store, tmp_path):
     done = prune_rank(store, origin(rank=0, group_size=2), names(10))
     assert done.deleted_keys
     assert all("/rank-0/" in key for key in done.deleted_keys)
-    assert 0 not in {ref.rank for ref in Inventory(store, PROJECT, JOB).refs_of("checkpoint-10")}
+    assert 0 not in {ref.rank for ref in Inventory(store, PROJECT, JOB).get_refs("checkpoint-10")}
     check_whole(store)
     prune_rank(store, origin(rank=1, group_size=2), names(10))
     assert set(listed(store)) == {*names(20)}

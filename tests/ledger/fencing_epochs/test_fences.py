@@ -21,7 +21,7 @@ from prefect_bt.errors import StateError, StoreError
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.host.job_lock import host_id, is_owned, is_this_host, lock_path
 from prefect_bt.jobs import delete
-from prefect_bt.jobs.delete import delete_job, own_finished_job
+from prefect_bt.jobs.delete import claim_finished_job, delete_job
 from prefect_bt.jobs.recover import recover_jobs
 from prefect_bt.jobs.resubmit import _request_attempt, retry
 from prefect_bt.jobs.stop import reconcile_job, stop_job
@@ -124,7 +124,7 @@ def test_a_prune_of_an_older_epoch_leaves_whole_what_it_did_not_begin(
 
 def test_a_prune_that_is_over_gives_the_job_back(ledger: Ledger, here: str) -> None:
     job_id = job_of(ledger, here)
-    with own_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE) as fence:
+    with claim_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE) as fence:
         fence()
     assert ledger.claim(job_id, ELSEWHERE) == 3
 
@@ -243,7 +243,7 @@ def test_a_claim_that_may_have_arrived_is_seen_to_at_the_next_look(
         if act == "retry":
             retry(job_id)
         else:
-            with own_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE):
+            with claim_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE):
                 pass
     monkeypatch.undo()
     monkeypatch.setenv("PREFECT_BT_STATE_DIR", str(state_dir))
@@ -265,10 +265,10 @@ def test_what_a_killed_prune_leaves_is_enough_for_the_caretaker(
 ) -> None:
     job_id = job_of(ledger, here)
     killed(f"""
-from prefect_bt.jobs.delete import own_finished_job
+from prefect_bt.jobs.delete import claim_finished_job
 from prefect_bt.ledger.opening import (open_ledger)
 from prefect_bt.settings import Settings
-with own_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose="prune"):
+with claim_finished_job(open_ledger(), {job_id!r}, settings=Settings(), purpose="prune"):
     die()
 """)
     with pytest.raises(StateError, match="is being pruned by"):

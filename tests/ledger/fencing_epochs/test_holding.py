@@ -15,7 +15,7 @@ from prefect_bt.flows.tasks.finish_job import finalize_job
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.host.job_lock import JobLock, is_owned, lock_path
 from prefect_bt.jobs import start
-from prefect_bt.jobs.delete import own_finished_job
+from prefect_bt.jobs.delete import claim_finished_job
 from prefect_bt.jobs.recover import recover_job, recover_jobs
 from prefect_bt.jobs.stop import open_job_context, reconcile_job, stop_job
 from prefect_bt.ledger.fencing_epochs import ANY_HOST, NO_HOST, PRUNE, Superseded
@@ -69,7 +69,7 @@ def test_a_prune_leaves_the_epoch_of_a_gang_that_lives(
 ) -> None:
     job_id = job_of(ledger, here, FAILED[:3])
     leave_lock(ledger, state_dir, job_id)  # flow and supervisor were killed
-    owning = own_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE)
+    owning = claim_finished_job(ledger, job_id, settings=Settings(), purpose=PRUNE)
     with pytest.raises(StateError, match="taken up again"), owning:
         pass
     ledger.get_epochs(job_id).check(1)

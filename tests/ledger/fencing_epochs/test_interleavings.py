@@ -111,7 +111,7 @@ def upload(ledger: Ledger, name: str, epoch: int) -> None:
 
 
 def prune(ledger: Ledger, world: World, actor: Actor) -> None:
-    """Act as `checkpoints prune` of a job that is over (jobs.delete.own_finished_job)."""
+    """Act as `checkpoints prune` of a job that is over (jobs.delete.claim_finished_job)."""
     epoch = ledger.claim(JOB, actor.host, purpose=PRUNE)
     if ledger.get_state(JOB).terminal:
         named = {ledger.store.get(m.key).decode() for m in ledger.store.list(f"{FOLDER}/manifests")}
