@@ -387,10 +387,10 @@ def test_whoever_wins_a_race_has_all_of_it(store, ckpts, tmp_path, soak):
                     return
 
         threads = [threading.Thread(target=prune, args=(who,)) for who in (0, 1)]
-        threads.append(threading.Thread(target=hold))
-        for thread in threads:
+        for thread in (*threads, holding := threading.Thread(target=hold)):
             thread.start()
-        [thread.join(120) for thread in threads]
+        for thread in (*threads, holding):
+            thread.join(120)
         assert set(results) == {0, 1, "hold"}
         check_whole(copy)
         if not results["hold"][1]:
