@@ -12,7 +12,9 @@ TORCH_CPU_INDEX ?=
 TORCH := 2.13.0
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# `constraints-prefect-3.8.txt` for the oldest Prefect that is supported.
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS)
 SETUP := $(VENV)/.setup-done
 DEMO_DEPS := $(VENV)/.demo-deps-done
 AZURITE := 3.37.0
@@ -25,7 +27,7 @@ INSTALL_BROWSER := apt-get install -y --no-install-recommends -o DPkg::Lock::Tim
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing lint clean
+.PHONY: help setup demo-deps demo engines browser test test-fast test-pythons test-packaging test-oldest-prefect soak ruff bench-checkpoints bench-weights bench-gangs bench-logs bench-docker bench-cli bench-listing lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,7 +35,7 @@ help: ## list the targets
 setup: $(SETUP) ## create .venv with the package (editable) and the development tools
 	@echo "setup: $(VENV) is up to date; activate it with: . $(VENV)/bin/activate"
 
-$(SETUP): pyproject.toml constraints.txt
+$(SETUP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "prefect-bt needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1 || true). Run: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "setup: creating $(VENV) with $$($(PYTHON) --version) and installing prefect-bt[dev] (about a minute)"
@@ -132,7 +134,12 @@ test-pythons: ## import, packaging and test-fast with the oldest and the newest 
 test-packaging: $(SETUP)
 	@PATH="$(BIN):$$PATH" $(BIN)/pytest tests/test_packaging.py
 
-soak: $(DEMO_DEPS) $(EMULATORS) engines ## sweeps that make test leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
+test-oldest-prefect: $(EMULATORS) engines ## the integration tests with the oldest Prefect that is supported
+	@$(MAKE) --no-print-directory setup VENV=.venv/prefect-3.8 CONSTRAINTS=constraints-prefect-3.8.txt
+	@PATH="$(BIN)/../prefect-3.8/bin:$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" \
+	  pytest -n $(JOBS) --dist worksteal -m 'integration and not soak' $(PYTEST_ARGS)
+
+soak: $(DEMO_DEPS) $(EMULATORS) engines test-oldest-prefect ## sweeps that make test leaves out: kills, damage, hostile input (SEED=0 LENGTH=1)
 	@echo "soak: seed $(SEED), length $(LENGTH), $(JOBS) at once"
 	@PATH="$(BIN):$(CURDIR)/$(dir $(EMULATORS))node_modules/.bin:$$PATH" SOAK_SEED=$(SEED) SOAK_LENGTH=$(LENGTH) \
 	  $(BIN)/pytest -n $(JOBS) --dist worksteal --timeout 3600 -m soak $(PYTEST_ARGS)

@@ -11,6 +11,15 @@ from typing import Any
 import pytest
 
 CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+OLDEST = CONSTRAINTS.with_name("constraints-prefect-3.8.txt")
+
+
+def test_constraints_of_the_oldest_prefect_differ_in_prefect_alone() -> None:
+    newest, oldest = (
+        {line for line in file.read_text().splitlines() if "==" in line}
+        for file in (CONSTRAINTS, OLDEST)
+    )
+    assert {line.partition("==")[0] for line in newest ^ oldest} == {"prefect"}
 
 
 @pytest.mark.slow
