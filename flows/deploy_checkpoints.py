@@ -11,15 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from prefect import flow, task
+from prefect import flow
 from prefect.artifacts import create_link_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingImage, TrainingStore
 from prefect_bt.errors import DefinitionError, PrefectBtError
-from prefect_bt.flows.tasks.mirror import failed_state
+from prefect_bt.flows.tasks.job_task import call_task, failed_state, job_task
 from prefect_bt.flows.tasks.report import API_ERRORS
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.serving.checkpoint_selection import requests_for_job, select_models
@@ -76,7 +75,9 @@ def deploy_checkpoints(
             options = replace(options, server=replace(options.server, image=image.build()))
         options = replace(options, store=store.url if store else None)
         names, base = tuple(checkpoints or ()), base_model or ""
-        choice = choose_checkpoints(names, job_id or "", project or "", base, store=options.store)
+        choice = call_task(
+            choose_checkpoints, names, job_id or "", project or "", base, store=options.store
+        )
         return _deploy_and_wait(choice, options)
     except PrefectBtError as error:
         return failed_state(error)
@@ -93,7 +94,7 @@ def deploy_trained(
         options = _options(None, engine, deployment, str(job["substrate"]), hold=False)
         options = replace(options, store=str(job["store"]))
         names = tuple(checkpoints or ())
-        choice = choose_checkpoints(names, str(job["id"]), "", "", store=options.store)
+        choice = call_task(choose_checkpoints, names, str(job["id"]), "", "", store=options.store)
         return {**job, "deployment": _deploy_and_wait(choice, options)}
     except PrefectBtError as error:
         return failed_state(error)
@@ -101,13 +102,13 @@ def deploy_trained(
 
 def _deploy_and_wait(choice: ModelSelection, options: DeployOptions) -> dict[str, Any]:
     """The deployment's document, once it answers."""
-    deployed = start_server(choice, options)
-    verdict = await_answer(deployed, store=options.store)
+    deployed = call_task(start_server, choice, options)
+    verdict = call_task(await_answer, deployed, store=options.store)
     _show(deployed, verdict)
     return deployment_document(open_ledger(options.store), deployed.name)
 
 
-@task(name="choose-checkpoints", cache_policy=NO_CACHE, persist_result=False)
+@job_task("choose-checkpoints")
 def choose_checkpoints(
     names: tuple[str, ...],
     job_id: str,
@@ -122,7 +123,7 @@ def choose_checkpoints(
     return select_models(ledger, wanted, base_model=base_model)
 
 
-@task(name="start-server", cache_policy=NO_CACHE, persist_result=False)
+@job_task("start-server")
 def start_server(choice: ModelSelection, options: DeployOptions) -> DeployedRevision:
     """The revision's job is accepted, and goes on by itself from here."""
     deployed = deploy(choice, options)
@@ -134,7 +135,7 @@ def start_server(choice: ModelSelection, options: DeployOptions) -> DeployedRevi
     return deployed
 
 
-@task(name="await-answer", cache_policy=NO_CACHE, persist_result=False)
+@job_task("await-answer")
 def await_answer(deployed: DeployedRevision, *, store: str | None = None) -> ReadinessVerdict:
     """Until it answers under every name; ServingError with the reason when it never will."""
     log = get_run_logger()

@@ -14,9 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from prefect import flow, task
+from prefect import flow
 from prefect.artifacts import create_table_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
@@ -25,9 +24,9 @@ from prefect_bt.blocks import LocalSubstrate, TrainingSecrets, TrainingStore
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import TrainingJob, load_training_project, training_project_from_json
 from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
+from prefect_bt.flows.tasks.job_task import failed_state, job_task
 from prefect_bt.flows.tasks.mirror import (
     MirrorContext,
-    failed_state,
     mirror_all,
     mirror_with_progress,
     run_name,
@@ -106,20 +105,17 @@ def mirror_weights(
     return rows
 
 
-@task(name="mirror-weights", task_run_name=run_name, cache_policy=NO_CACHE, persist_result=False)
+@job_task("mirror-weights", run_name=run_name)
 def mirror_one(
     site: MirrorContext,
     source: WeightsPlan,
     secret_sources: Sequence[SecretSource],
     stop: threading.Event,
-) -> MirrorResult | State[Any]:
+) -> MirrorResult:
     """Fetch one source, unless it is here."""
     wanted = [source.secret] if source.secret else []
-    try:
-        secret = next(iter(resolve_secrets(wanted, secret_sources).values()), None)
-        return mirror_with_progress(site, source, secret=secret, stop=stop)
-    except PrefectBtError as error:
-        return failed_state(error)
+    secret = next(iter(resolve_secrets(wanted, secret_sources).values()), None)
+    return mirror_with_progress(site, source, secret=secret, stop=stop)
 
 
 def _plans(

@@ -6,22 +6,20 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Failed
+from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.credentials.secrets import resolve_secrets
-from prefect_bt.errors import PrefectBtError, StateError, WeightsError
+from prefect_bt.errors import WeightsError
 from prefect_bt.flows.tasks.finish_job import JobRun
+from prefect_bt.flows.tasks.job_task import end_lost_tasks, job_task
 from prefect_bt.flows.tasks.mirror import (
     MirrorContext,
-    failed_state,
     mirror_all,
     mirror_with_progress,
     run_name,
@@ -36,19 +34,17 @@ from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
 
 
-@task(name="accept-job", cache_policy=NO_CACHE, persist_result=False)
-def accept_job(request: JobRequest, job: JobRun) -> JobContext | State[Any]:
-    """Open the job of this run, or create it if there is none.
+@job_task("accept-job")
+def accept_job(request: JobRequest, job: JobRun) -> None:
+    """Open the job of this run, or create it if there is none; `job` has it from then on.
 
     Repeating a run reopens its job unless the job completed. A job that was stopped before its
-    first run started stays stopped. Return a Failed state if another process owns the job.
+    first run started stays stopped. Raise StateError if another process owns the job.
     """
-    run_id = str(flow_run.get_id())
-    try:
-        job.site = site = request.open(run_id)
-    except StateError as error:
-        job.error = error
-        return Failed(message=str(error), data=error)  # raised, it would be a traceback
+    run_id, is_first = str(flow_run.get_id()), flow_run.get_run_count() <= 1
+    if not is_first:
+        end_lost_tasks()
+    job.site = site = request.open(run_id)
     for note in site.notes:
         get_run_logger().info("note: %s", note)
     site.substrate.warm_up()
@@ -56,14 +52,13 @@ def accept_job(request: JobRequest, job: JobRun) -> JobContext | State[Any]:
     scheduled = site.ledger.find_job_of_run(run_id) == site.job_id
     host = host_id(site.settings.state_dir)
     site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id), host=host)
-    if state is JobState.STOPPED and scheduled and flow_run.get_run_count() <= 1:
-        return site
+    if state is JobState.STOPPED and scheduled and is_first:
+        return
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
         if state.terminal:
             site.ledger.delete_stop_request(site.job_id)
         transition_job(site, JobState.CREATED, message="taken up by a Prefect run")
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
-    return site
 
 
 def rename_flow_run(site: JobContext) -> None:
@@ -76,26 +71,26 @@ def rename_flow_run(site: JobContext) -> None:
         )
 
 
-def mirror_job_weights(site: JobContext) -> bool:
-    """Mirror all weights of the job; False when somebody asked for the job to stop meanwhile."""
+def mirror_job_weights(site: JobContext) -> list[PrefectFuture[Any]] | None:
+    """Mirror all weights of the job; None when somebody asked for the job to stop meanwhile."""
     plans = list({plan.key: plan for plan in plan_weights(site.project.job)}.values())
     if not plans:
-        return True
+        return []
 
     def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:
         future: Any = mirror_weights.submit(site, plan, stop)  # pyright: ignore[reportUnknownMemberType]
         return future
 
     with watch_for_stop(site) as stopped:
-        mirror_all(plans, submit, stop_requested=stopped)
+        futures = mirror_all(plans, submit, stop_requested=stopped)
         asked = stopped()
     if asked:
         transition_job(site, JobState.STOPPED, message="Stopped while its weights were mirrored.")
-        return False
-    return True
+        return None
+    return list(futures.values())
 
 
-@task(name="mirror-weights", task_run_name=run_name, cache_policy=NO_CACHE, persist_result=False)
+@job_task("mirror-weights", run_name=run_name)
 def mirror_weights(
     site: JobContext, source: WeightsPlan, stop: threading.Event
 ) -> str | State[Any]:
@@ -106,16 +101,16 @@ def mirror_weights(
     pin = site.ledger.read_pinned_weights(site.job_id).get(source.key)
     wanted = [source.secret] if source.secret else []
     where = MirrorContext(site.settings, site.ledger.store, site.job_id)
+    values = resolve_secrets(wanted, site.secret_sources, team=site.team)
+    secret = next(iter(values.values()), None)
     try:
-        values = resolve_secrets(wanted, site.secret_sources, team=site.team)
-        secret = next(iter(values.values()), None)
         mirrored = mirror_with_progress(
             where, source, secret=secret, stop=stop, revision=pin.revision if pin else ""
         )
-    except PrefectBtError as error:
-        if stop.is_set() and isinstance(error, WeightsError):
+    except WeightsError:
+        if stop.is_set():
             return Cancelled(message="Stopped; what is here already is kept.")
-        return failed_state(error)
+        raise
     site.ledger.pin_weights(
         site.job_id, source.key, mirrored.revision, files=mirrored.files, size=mirrored.bytes
     )

@@ -7,13 +7,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
+from prefect.utilities.annotations import quote
 
 from prefect_bt.attempts.diagnosis import diagnose_node
 from prefect_bt.attempts.gang import Gang, launch_gang
@@ -33,14 +32,14 @@ from prefect_bt.attempts.lifecycle import (
 from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.attempts.resources import save_resources
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
+from prefect_bt.flows.tasks.job_task import call_task, job_task, outside_transaction
 from prefect_bt.flows.tasks.pull_image import ensure_image
 from prefect_bt.flows.tasks.rank_log import RankLogForwarder
 from prefect_bt.flows.tasks.report import publish_job_card, transition_job
-from prefect_bt.flows.tasks.retry_delay import wait_before_retry
+from prefect_bt.flows.tasks.retry_delay import RetryDelay
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.flows.tasks.upload_progress import report_upload_progress
 from prefect_bt.host.job_lock import host_id
-from prefect_bt.ledger.fencing_epochs import Superseded
 from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
 
@@ -50,44 +49,49 @@ LOG_FOLLOW_SECONDS = 5.0
 API_RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further question for a secret while Prefect's API does not answer."""
 
-MAX_RETRIES = 1000
-"""Prefect's own bound; the job's policy decides (attempts.retry_policy)."""
 
+def run_attempts(site: JobContext, mirrored: Sequence[PrefectFuture[Any]] = ()) -> None:
+    """Run attempts until one succeeds, is stopped, or the retry policy says no; AttemptFailed.
 
-def run_attempts(site: JobContext) -> None:
-    """Attempts until one succeeds, is stopped, or the retry policy says no; AttemptFailed."""
+    `mirrored`: the tasks that the attempts begin after.
+    """
     if site.resumed and not _should_continue(site):
         return
+    budget = site.record.retries
+    with RetryDelay(site) as delay:
+        retried = training.with_options(
+            retries=max(1, budget.user + budget.infrastructure + budget.out_of_memory),
+            retry_condition_fn=delay.decide,
+        )
+        call_task(retried, site, delay, quote(list(mirrored)), wait_for=list(mirrored))
 
-    def condition(task: Any, task_run: Any, state: State[Any]) -> bool:
-        _ = task, task_run, state
-        return not _is_superseded(site) and decide_job_retry(site).retry
 
-    training_attempt.with_options(
-        retries=MAX_RETRIES, retry_delay_seconds=0, retry_condition_fn=condition
-    )(site)
+@job_task("training")
+def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[Any]]) -> Any:
+    """Run one attempt; Prefect's retries of this task are the job's.
 
-
-@task(name="training-attempt", cache_policy=NO_CACHE, persist_result=False)
-def training_attempt(site: JobContext) -> str:
-    """Launch the gang, watch it, flush it; returns how it ended. AttemptFailed when badly.
-
-    A gang that is there already, because whoever watched it died, is watched on.
+    A gang that is there already, because its flow died, is watched on.
     """
-    with watch_for_stop(site) as stop:
+    delay.end()
+    with outside_transaction(), watch_for_stop(site) as stop:
         gang = adopt_gang(site)
-        if gang is not None:
-            return _watch_to_end(site, gang, stop, adopted=True)
-        return _start_attempt(site, stop)
+        if gang is None:
+            finalize_unfinished_attempts(site, reason="the process that ran it died")
+            delay.check_elapsed()
+            if stop():
+                message = "Stopped before an attempt began."
+                transition_job(site, JobState.STOPPED, message=message)
+                return Cancelled(message=message)
+            number = _begin_attempt(site)
+        else:
+            number = gang.attempt
+        delay.has_begun = True
+        ended = call_task(run_attempt, site, number, gang, stop, wait_for=mirrored)
+    return Cancelled(message=ended.message) if isinstance(ended, State) else None
 
 
-def _start_attempt(site: JobContext, stop_requested: Callable[[], bool]) -> str:
-    """The next attempt, from what the last one left to its own end."""
-    finalize_unfinished_attempts(site, reason="the process that ran it died")
-    wait_before_retry(site, stop_requested)
-    if stop_requested():
-        transition_job(site, JobState.STOPPED, message="Stopped before an attempt began.")
-        return JobState.STOPPED.value
+def _begin_attempt(site: JobContext) -> int:
+    """Write down that the next attempt begins; return its number."""
     if site.ledger.get_state(site.job_id) is JobState.DEPLOYING:
         transition_job(site, JobState.CREATED, message="the attempt before never ran")
     attempt = site.ledger.begin_attempt(
@@ -97,23 +101,46 @@ def _start_attempt(site: JobContext, stop_requested: Callable[[], bool]) -> str:
         epoch=site.epoch,
     )
     transition_job(site, JobState.DEPLOYING, attempt=attempt)
+    return attempt
+
+
+@job_task("attempt", run_name="attempt {attempt}")
+def run_attempt(
+    site: JobContext, attempt: int, adopted: Gang | None, stop_requested: Callable[[], bool]
+) -> Any:
+    """Launch the gang, watch it, flush it. AttemptFailed unless it ended well or was stopped.
+
+    `adopted`: a gang that another process launched, which is dead.
+    """
+    with outside_transaction():
+        gang = adopted or _launch(site, attempt, stop_requested)
+        outcome = (
+            _watch_to_end(site, gang, stop_requested, adopted=adopted is not None)
+            if gang
+            else site.ledger.list_outcomes(site.job_id)[-1]
+        )
+    stopped = outcome.state is JobState.STOPPED
+    return (Cancelled if stopped else Completed)(message=outcome.message)
+
+
+def _launch(site: JobContext, attempt: int, stop_requested: Callable[[], bool]) -> Gang | None:
+    """Return the attempt's gang; None if the job was stopped before, which is recorded."""
     with record_failed_launch(site, attempt):
         check_run_time(site.ledger, site.record)
-        if not ensure_image(site, stop_requested):
+        if not ensure_image(site, attempt, stop_requested):
             why = "Stopped while its image was pulled."
             outcome = Outcome(attempt, JobState.STOPPED, message=why, ended_at=time.time())
-            return record_outcome(site, outcome).state.value
-        gang = provision(site, attempt)
-    return _watch_to_end(site, gang, stop_requested)
+            record_outcome(site, outcome)
+            return None
+        return call_task(provision, site, attempt)
 
 
 def _watch_to_end(
-    site: JobContext, gang: Gang, stop_requested: Callable[[], bool], *, adopted: bool = False
-) -> str:
-    """Watch the gang to its end. `adopted`: another process launched it, and is dead."""
+    site: JobContext, gang: Gang, stop_requested: Callable[[], bool], *, adopted: bool
+) -> Outcome:
     attempt = gang.attempt
     if adopted:
-        get_run_logger().info(
+        get_run_logger().warning(
             "Attempt %d goes on: its %d nodes outlived the process that watched them.",
             attempt,
             len(gang.handles),
@@ -125,9 +152,9 @@ def _watch_to_end(
     ):
         nodes += [_follow_rank(site, attempt, handle.rank) for handle in gang.handles]
         gang.watch(stop_requested=stop_requested, on_change=_make_status_observer(site, attempt))
-        upload_checkpoints(site, gang)
+        call_task(upload_checkpoints, site, gang, attempt)
         wait(nodes)
-    return finish_gang(site, gang).state.value
+    return finish_gang(site, gang)
 
 
 def _serving_context(site: JobContext, gang: Gang) -> AbstractContextManager[None]:
@@ -138,7 +165,7 @@ def _serving_context(site: JobContext, gang: Gang) -> AbstractContextManager[Non
     return watch_serving(site, site.record.serving, gang)
 
 
-@task(name="provision", cache_policy=NO_CACHE, persist_result=False)
+@job_task("provision", run_name="attempt {attempt} · provision")
 def provision(site: JobContext, attempt: int) -> Gang:
     """Secrets and plan first, then all nodes or none."""
     plan = plan_attempt(site, attempt)
@@ -163,12 +190,7 @@ def _resolve_secrets(site: JobContext) -> dict[str, str]:
     return resolve_job_secrets(site)
 
 
-@task(
-    name="run-node",
-    task_run_name="run-node rank-{rank}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
+@job_task("run-node", run_name="attempt {attempt} · rank {rank}")
 def run_node(site: JobContext, attempt: int, rank: int) -> State[Any]:
     """Follow one rank to its end, showing a bounded sample of its log; changes nothing."""
     nodes = [node for node in site.substrate.list_nodes(site.job_id) if node.attempt == attempt]
@@ -181,13 +203,18 @@ def run_node(site: JobContext, attempt: int, rank: int) -> State[Any]:
     return _node_state(status)
 
 
-@task(name="upload-checkpoints", cache_policy=NO_CACHE, persist_result=False)
-def upload_checkpoints(site: JobContext, gang: Gang) -> str:
+@job_task("upload-checkpoints", run_name="attempt {attempt} · upload checkpoints")
+def upload_checkpoints(site: JobContext, gang: Gang, attempt: int) -> State[Any]:
     """Wait for the final flush of every rank. A job is not COMPLETED before it ends."""
-    _ = site
+    _ = site, attempt
     gang.wait_for_flush(lambda _: None)
+    failed = [f"rank {s.rank}: {s.upload_error}" for s in gang.statuses if s.upload_error]
+    if failed:
+        return Failed(message=f"Not committed: {'; '.join(failed)}")
     left = [name for status in gang.statuses for name in status.uncommitted]
-    return f"flushed; not whole, so not committed: {', '.join(left)}" if left else "flushed"
+    if left:
+        return Completed(message=f"Not whole, so not committed: {', '.join(left)}.")
+    return Completed(message="Every whole checkpoint is committed.")
 
 
 @contextmanager
@@ -220,15 +247,6 @@ def stop_gang_on_error(site: JobContext, gang: Gang) -> Generator[list[PrefectFu
         wait(followers, timeout=LOG_FOLLOW_SECONDS)
         record_outcome(site, gang.make_outcome())
         raise
-
-
-def _is_superseded(site: JobContext) -> bool:
-    """Return whether another machine runs the job, so that its attempts are not ours to retry."""
-    try:
-        site.ledger.get_epochs(site.job_id).check(site.epoch)
-    except Superseded:
-        return True
-    return False
 
 
 def _should_continue(site: JobContext) -> bool:

@@ -81,9 +81,7 @@ def _record_end(job: JobRun) -> Generator[None]:
     except Superseded:
         raise
     except PrefectBtError as error:
-        if job.site is None:
-            raise
-        if _record_failure(job.site, error) is not JobState.STOPPED:
+        if job.site is None or _record_failure(job.site, error) is not JobState.STOPPED:
             job.error = error
     except Exception as error:
         if job.site is not None:

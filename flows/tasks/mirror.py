@@ -19,12 +19,9 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
-from prefect.states import Failed
 
-from prefect_bt.errors import PrefectBtError
 from prefect_bt.flows.tasks.report import API_ERRORS
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
@@ -58,12 +55,9 @@ class MirrorContext:
         return f"weights-{self.holder}-{plan.key[:12]}" if self.holder else f"weights-{plan.key}"
 
 
-def _run_name(parameters: dict[str, Any]) -> str:
+def run_name(parameters: dict[str, Any]) -> str:
+    """Name a task run by its parameter `source`, without what may be a signature."""
     return f"mirror-weights {redact_url(parameters['source'].source)}"
-
-
-run_name: Any = _run_name  # the stubs know no function with parameters here
-"""The task run's name, from its parameter `source`: without what may be a signature."""
 
 
 def mirror_with_progress(
@@ -91,14 +85,6 @@ def mirror_with_progress(
         )
         show.log_result(mirrored)
         return mirrored
-
-
-def failed_state(error: PrefectBtError) -> State[Any]:
-    """What a task or flow returns that failed for a reason we know.
-
-    Raised, it would stand in the run's log with a traceback, and in its state with a class's name.
-    """
-    return Failed(message=str(error), data=error)
 
 
 def mirror_all(

@@ -9,17 +9,15 @@ from contextlib import contextmanager
 from typing import Any, Final, cast
 from uuid import UUID
 
-from prefect import task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import plan_job_image, resolve_image_secrets
-from prefect_bt.errors import ImageError, PrefectBtError
-from prefect_bt.flows.tasks.mirror import failed_state
+from prefect_bt.errors import ImageError
+from prefect_bt.flows.tasks.job_task import call_task, job_task
 from prefect_bt.flows.tasks.report import API_ERRORS
 from prefect_bt.registries import PullProgress
 from prefect_bt.workspace.limits import format_bytes
@@ -31,7 +29,7 @@ _PERCENT_STEP: Final = 10.0
 """Per cent of the way between two words to Prefect."""
 
 
-def ensure_image(site: JobContext, stop_requested: Callable[[], bool]) -> bool:
+def ensure_image(site: JobContext, attempt: int, stop_requested: Callable[[], bool]) -> bool:
     """Have the job's image where its nodes are launched; False when asked to stop meanwhile.
 
     ImageError, SecretError. What the first attempt got is what the job runs from then on.
@@ -39,11 +37,12 @@ def ensure_image(site: JobContext, stop_requested: Callable[[], bool]) -> bool:
     if not site.substrate.supports_images:
         return True
     with _stop_event(stop_requested) as stop:
-        state = pull_image(site, stop, return_state=True)
-    asked = stop_requested()
-    if not asked:
-        state.result()
-    return not asked
+        try:
+            call_task(pull_image, site, attempt, stop)
+        except ImageError:
+            if not stop_requested():
+                raise
+    return not stop_requested()
 
 
 @contextmanager
@@ -64,19 +63,20 @@ def _stop_event(stop_requested: Callable[[], bool]) -> Generator[threading.Event
         stop.set()
 
 
-@task(name="pull-image", cache_policy=NO_CACHE, persist_result=False)
-def pull_image(site: JobContext, stop: threading.Event) -> str | State[Any]:
-    """Returns the reference by which the job pins it: with its digest, or an id."""
+@job_task("pull-image", run_name="attempt {attempt} · pull image")
+def pull_image(site: JobContext, attempt: int, stop: threading.Event) -> str | State[Any]:
+    """Return the reference by which the job pins the image: with its digest, or an id."""
+    _ = attempt
     plan, log = plan_job_image(site), get_run_logger()
     show = _PullProgressReporter(f"image-{site.job_id}", plan.reference)
     try:
         image = site.substrate.prepare_image(
             plan, secrets=resolve_image_secrets(site), on_progress=show.update, cancelled=stop
         )
-    except PrefectBtError as error:
-        if stop.is_set() and isinstance(error, ImageError):
+    except ImageError:
+        if stop.is_set():
             return Cancelled(message="Stopped; the layers that came are kept.")
-        return failed_state(error)
+        raise
     show.finish()
     for note in image.notes:
         log.warning(note)

@@ -1,57 +1,176 @@
-"""The pause between two attempts, waited out in the next one, where a stop is heard at once.
+"""Prefect's own delay between two attempts: the policy's decision, and a way to stop meanwhile.
 
-Prefect's own delay is one long sleep that nothing wakes: a job that was asked to stop would go on
-for as long. So Prefect retries without delay, and the attempt begins by waiting.
+Prefect shows the delay as AwaitingRetry with its time, and sleeps in the flow's thread. A signal
+ends that sleep when somebody asks for the job to stop. A flow in another thread than the main one
+gets no signals: there the job is STOPPED at once, and its flow ends when the delay is over.
 """
 
 from __future__ import annotations
 
+import contextvars
+import signal
+import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
+from typing import Any, Self
 
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.logging import get_run_logger
-from prefect.runtime import task_run
+from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import decide_job_retry
 from prefect_bt.attempts.retry_policy import compute_retry_delay
-from prefect_bt.errors import StoreError
+from prefect_bt.errors import AttemptFailed, PrefectBtError, StoreError
+from prefect_bt.flows.tasks.job_task import set_task_state
 from prefect_bt.flows.tasks.report import publish_job_card, transition_job
+from prefect_bt.flows.tasks.stop_requests import watch_for_stop
+from prefect_bt.ledger.fencing_epochs import Superseded
 from prefect_bt.ledger.states import JobState
 from prefect_bt.text.control_characters import escape_controls
 
 POLL_INTERVAL = 0.1
-MIN_REPORTED_SECONDS = 0.05
+MIN_DELAY_SECONDS = 0.05
+_SIGNAL = signal.SIGUSR1
 
 
-def wait_before_retry(site: JobContext, stop_requested: Callable[[], bool]) -> None:
-    """Until the policy lets the next attempt begin, or `stop_requested` is true.
+class DelayInterrupted(Exception):
+    """Raised in the main thread to end Prefect's sleep."""
 
-    Nothing is waited for before a first attempt, nor before one that a person asked for. After a
-    crash of the flow the time since the last attempt's end counts. While it waits the job is
-    CREATED, and its card, its event and the run's log say why and how long.
-    """
-    again = task_run.get_run_count() > 1
-    event = site.ledger.list_events(site.job_id)[-1]
-    if not again and event.state is JobState.CREATED and event.attempt is None:
-        return
-    outcomes = site.ledger.list_outcomes(site.job_id)
-    if not outcomes or outcomes[-1].failure is None or stop_requested():
-        return
-    last = outcomes[-1]
-    delay = compute_retry_delay(outcomes, site.record.retries, job_id=site.job_id)
-    # In full where Prefect retries: should no attempt begin, say for the store, nothing spins.
-    since = 0.0 if again else max(0.0, time.time() - (last.ended_at or 0.0))
-    left = delay - since
-    soon = f"in {left:.1f} s" if left >= MIN_REPORTED_SECONDS else "now"
-    why = f"Attempt {last.attempt + 1} begins {soon}: {decide_job_retry(site).reason}."
-    get_run_logger().warning("%s Attempt %d: %s", why, last.attempt, escape_controls(last.message))
-    with suppress(StoreError):  # only for show: the attempt asks the store with more patience
-        if event.state is not JobState.CREATED:
-            # With the attempt that failed: a person's wish to try again names none.
-            transition_job(site, JobState.CREATED, message=why, attempt=last.attempt)
-        publish_job_card(site)
-    due = time.monotonic() + left
-    while (rest := due - time.monotonic()) > 0 and not stop_requested():
-        time.sleep(min(POLL_INTERVAL, rest))
+
+class RetryDelay:
+    """Decides for Prefect whether and when a job's next attempt begins."""
+
+    def __init__(self, site: JobContext) -> None:
+        self._site = site
+        self.has_begun = False
+        """Whether this process ran an attempt; else a crash has taken a part of the delay."""
+        self._decided_attempt: int | None = None
+        self._ended = threading.Event()
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._old_handler: Any = None
+        self._task_run: TaskRun | None = None
+        self._superseded: Superseded | None = None
+
+    def __enter__(self) -> Self:
+        self._ended.set()
+        if self._is_main:
+            self._old_handler = signal.signal(_SIGNAL, self._handle_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool:
+        """Swallow the interruption of a delay: the job has been stopped."""
+        _ = kind, trace
+        self._ended.set()
+        if self._is_main:
+            signal.signal(_SIGNAL, self._old_handler)
+        if not isinstance(error, DelayInterrupted):
+            return False
+        if self._task_run:
+            set_task_state(self._task_run, Cancelled(message="Stopped before the next attempt."))
+        if self._superseded:
+            raise self._superseded
+        return True
+
+    def end(self) -> None:
+        """Stop watching: the next attempt begins."""
+        self._ended.set()
+
+    def check_elapsed(self) -> None:
+        """Raise AttemptFailed again if the delay after the last failure is not over.
+
+        For a process that takes the job up after a crash. An attempt that a person asked for does
+        not wait.
+        """
+        event = self._site.ledger.list_events(self._site.job_id)[-1]
+        asked_for = event.state is JobState.CREATED and event.attempt is None
+        outcomes = self._site.ledger.list_outcomes(self._site.job_id)
+        if asked_for or self._decided_attempt is not None or not outcomes:
+            return
+        last = outcomes[-1]
+        if last.failure is not None and self._seconds_left() > MIN_DELAY_SECONDS:
+            raise AttemptFailed(last.message, outcome={"attempt": last.attempt})
+
+    def decide(self, task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+        """Return whether Prefect retries the task `training`; set its delay if it does."""
+        _ = state
+        site = self._site
+        if _is_superseded(site) or not (decision := decide_job_retry(site)).retry:
+            return False
+        last = site.ledger.list_outcomes(site.job_id)[-1]
+        left = self._seconds_left()
+        self._decided_attempt = last.attempt
+        # A failure after progress does not count, so the budgets can be exceeded.
+        task.retries = max(task.retries, task_run.run_count + 1)
+        task.retry_delay_seconds = round(left, 1) if left > MIN_DELAY_SECONDS else 0
+        soon = f"in {left:.1f} s" if left > MIN_DELAY_SECONDS else "now"
+        why = f"Attempt {last.attempt + 1} begins {soon}: {decision.reason}."
+        self._announce(f"{why}", escape_controls(last.message), last.attempt)
+        self._task_run = task_run
+        if left > MIN_DELAY_SECONDS:
+            self._watch()
+        return True
+
+    def _seconds_left(self) -> float:
+        """Return the delay after the last outcome, less what a crash of the flow has taken.
+
+        In full if this process decided on the same outcome before: no attempt began since, say for
+        the store, and nothing may spin.
+        """
+        site = self._site
+        outcomes = site.ledger.list_outcomes(site.job_id)
+        delay = compute_retry_delay(outcomes, site.record.retries, job_id=site.job_id)
+        if self.has_begun or self._decided_attempt == outcomes[-1].attempt:
+            return delay
+        return delay - max(0.0, time.time() - (outcomes[-1].ended_at or 0.0))
+
+    def _announce(self, why: str, message: str, attempt: int) -> None:
+        """Say why and when the next attempt begins: job state, card, the run's log."""
+        get_run_logger().warning("%s Attempt %d: %s", why, attempt, message)
+        with suppress(StoreError):  # only for show: the attempt asks the store with more patience
+            if self._site.ledger.get_state(self._site.job_id) is not JobState.CREATED:
+                # With the attempt that failed: a person's wish to try again names none.
+                transition_job(self._site, JobState.CREATED, message=why, attempt=attempt)
+            publish_job_card(self._site)
+
+    def _watch(self) -> None:
+        self._ended = ended = threading.Event()
+        context = contextvars.copy_context()  # which server is asked is a matter of context
+        threading.Thread(
+            target=context.run, args=(self._watch_for_stop, ended), name="retry-delay", daemon=True
+        ).start()
+
+    def _watch_for_stop(self, ended: threading.Event) -> None:
+        with watch_for_stop(self._site) as stop_requested:
+            try:
+                while not ended.wait(POLL_INTERVAL):
+                    if stop_requested():
+                        break
+                else:
+                    return
+                message = "Stopped before an attempt began."
+                transition_job(self._site, JobState.STOPPED, message=message)
+            except Superseded as error:
+                self._superseded = error
+            except PrefectBtError:
+                return  # the attempt asks again
+        if self._is_main and not ended.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        _ = number, frame
+        if not self._ended.is_set():
+            self._ended.set()
+            raise DelayInterrupted
+
+
+def _is_superseded(site: JobContext) -> bool:
+    """Return whether another machine runs the job, so that its attempts are not ours to retry."""
+    try:
+        site.ledger.get_epochs(site.job_id).check(site.epoch)
+    except Superseded:
+        return True
+    return False
