@@ -1,8 +1,8 @@
-"""What the blocks' cards in the Prefect UI link to and show, in one place for all of them.
+"""Address of the documentation and pictures of the block types, as their cards show them.
 
-Prefect's client refuses anything but http(s) here, `data:` pictures included, and no client could
-read a block type that carried one. So the pictures are those that Prefect publishes for its own
-blocks: the UI asks no host for them that it does not ask already.
+Prefect's client accepts only http(s) addresses for both (3.9.1: a `data:` picture stored by other
+means makes the block type unreadable for every client). So the pictures are those that Prefect
+publishes for its own blocks: the UI loads nothing from a host that it does not use already.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Final
 
 from pydantic import HttpUrl
 
-DOCUMENTATION: Final = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")
+DOCUMENTATION: Final = "https://prefect-bt.readthedocs.io/en/stable/blocks.html"
+"""The page with a section for each block type; also in pyproject.toml."""
 
 _LOGOS: Final = (
     "https://raw.githubusercontent.com/PrefectHQ/prefect/"

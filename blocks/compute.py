@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, field_validator
+from pydantic import Field, HttpUrl, WithJsonSchema, field_validator
 
-from prefect_bt.blocks.block_docs import DOCUMENTATION, NODES_LOGO
+from prefect_bt.blocks.block_docs import NODES_LOGO
+from prefect_bt.blocks.forms import FormBlock, FormChoice
 from prefect_bt.definitions import (
     Accelerator,
     AcceleratorSpec,
@@ -19,8 +18,8 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import DefinitionError
 
 
-class GPU(StrEnum):
-    """The GPU types a form offers: those of definitions, without the internal one.
+class GPU(FormChoice):
+    """The GPU types of definitions, without the internal one.
 
     A class of its own because its name and members are part of the block's stored schema.
     """
@@ -41,8 +40,19 @@ class GPU(StrEnum):
     GB300 = "GB300"
 
 
-class TrainingCompute(Block):
-    """How many nodes a training job takes, and what is in each."""
+class Availability(FormChoice):
+    """The values of AvailabilityModel."""
+
+    DEDICATED = "dedicated"
+    SPOT = "spot"
+
+
+NoGPU = Annotated[None, WithJsonSchema({"type": "null", "title": "None (CPUs only)"})]
+"""The first choice of a form, named."""
+
+
+class TrainingCompute(FormBlock):
+    """Nodes of a training job and their resources."""
 
     _block_type_name: ClassVar[str | None] = "Training Compute"
     _block_type_slug: ClassVar[str | None] = "prefect-bt-compute"
@@ -50,48 +60,45 @@ class TrainingCompute(Block):
         "How many nodes a training job takes and what is in each: CPUs, memory, accelerators. "
         "Given to a run, it replaces the compute of the job's definition."
     )
-    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """
     ```python
     from prefect_bt.blocks import TrainingCompute
 
     two_nodes = TrainingCompute(node_count=2, accelerator="H100", accelerator_count=8)
-    two_nodes.save("h100x16")
-    compute = TrainingCompute.load("h100x16").build()
+    two_nodes.save("BLOCK_NAME")
+    compute = TrainingCompute.load("BLOCK_NAME").build()
     ```
     """
 
-    # Required although 1 is what most give: Prefect refuses a reference to a block without a
-    # required field as the value of an optional flow parameter (409).
     node_count: int = Field(
-        default=...,
+        default=1,
         ge=1,
         title="Nodes",
         description="Machines that train together; 1 for most jobs.",
-        json_schema_extra={"default": 1},
     )
     cpu_count: int = Field(
-        default=1, ge=1, title="CPUs", description="At least this many CPUs a node."
+        default=1, ge=1, title="CPUs per node", description="At least this many CPUs for each node."
     )
     memory: str = Field(
         default="2Gi",
-        title="Memory",
-        description="At least this much memory a node: 512Mi, 64Gi, 64GB.",
+        title="Memory per node",
+        description="At least this much memory for each node, with its unit: 512Mi, 64Gi, 64GB.",
     )
-    accelerator: GPU | None = Field(
-        default=None, title="Accelerator", description="GPU type; none is a CPU job."
+    accelerator: NoGPU | GPU = Field(
+        default=None, title="GPU type", description="GPU type of each node."
     )
     accelerator_count: int = Field(
         default=1,
         ge=1,
-        title="Accelerators",
-        description="GPUs a node; without an accelerator type it means nothing.",
+        title="GPUs per node",
+        description="Number of GPUs of each node; not used without a GPU type.",
     )
-    availability: AvailabilityModel = Field(
-        default=AvailabilityModel.DEDICATED,
+    availability: Availability = Field(
+        default=Availability.DEDICATED,
         title="Availability",
-        description="A spot machine may be taken away; the job then goes on from its checkpoints.",
+        description="A spot machine may be taken away; the job then continues from its last "
+        "checkpoint.",
     )
 
     @field_validator("memory")
@@ -114,5 +121,5 @@ class TrainingCompute(Block):
             cpu_count=self.cpu_count,
             memory=self.memory,
             accelerator=spec,
-            availability_model=self.availability,
+            availability_model=AvailabilityModel(self.availability.value),
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field, HttpUrl, field_validator
+from pydantic import Field, HttpUrl, WithJsonSchema, field_validator
 
-from prefect_bt.blocks.block_docs import DOCKER_LOGO, DOCUMENTATION
+from prefect_bt.blocks.block_docs import DOCKER_LOGO
 from prefect_bt.blocks.local_substrate import HostSubstrate
 from prefect_bt.host.container_privileges import Privileges, parse_capabilities
 from prefect_bt.substrates.protocol import Substrate
+
+UsualProcessLimit = Annotated[None, WithJsonSchema({"type": "null", "title": "Usual"})]
 
 
 class DockerSubstrate(HostSubstrate):
@@ -23,32 +25,31 @@ class DockerSubstrate(HostSubstrate):
         "Runs the nodes of training jobs as containers of the Docker Engine on the machine the "
         "flow runs on, each in the job's image. The image needs nothing of ours."
     )
-    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
     _logo_url: ClassVar[HttpUrl | None] = DOCKER_LOGO
     _code_example: ClassVar[str | None] = """
     ```python
     from prefect_bt.blocks import DockerSubstrate
 
-    DockerSubstrate(state_dir="/scratch/prefect-bt").save("gpu-box")
-    substrate = DockerSubstrate.load("gpu-box").build()
+    DockerSubstrate(state_dir="/scratch/prefect-bt").save("BLOCK_NAME")
+    substrate = DockerSubstrate.load("BLOCK_NAME").build()
     ```
     """
 
     docker_host: str = Field(
         default="",
         title="Docker host",
-        description="Socket of an Engine on this machine; empty: DOCKER_HOST, or the usual one.",
+        description="Socket of an Engine on this machine. Empty: DOCKER_HOST, or the usual one.",
         examples=["unix:///run/user/1000/docker.sock"],
     )
     enforce_limits: bool = Field(
         default=False,
         title="Enforce limits",
-        description="Hold each container to the CPUs and the memory that its node gets. Otherwise "
-        "they are reserved, and a container may use what the machine has free.",
+        description="Limit each container to the CPUs and the memory of its node. Otherwise they "
+        "are reserved, and a container may use what the machine has free.",
     )
     capabilities: list[str] = Field(
         default_factory=list,
-        title="More capabilities",
+        title="Additional capabilities",
         description="Linux capabilities of the containers beyond the usual ones: SYS_PTRACE for "
         "debuggers and profilers, IPC_LOCK for RDMA. Some of them, SYS_ADMIN first, make root in a "
         "container root of the machine.",
@@ -59,12 +60,11 @@ class DockerSubstrate(HostSubstrate):
         title="Allow new privileges",
         description="Let setuid programs work in the containers: sudo for users that are not root.",
     )
-    process_limit: int | None = Field(
+    process_limit: UsualProcessLimit | Annotated[int, Field(ge=64, title="Number")] = Field(
         default=None,
-        ge=64,
         title="Process limit",
-        description="Processes and threads that a container may have at once; empty: a quarter of "
-        "what the machine can have, at most 32768.",
+        description="Processes and threads that a container may have at once. The usual limit is a "
+        "quarter of the machine's, at most 32768.",
     )
 
     @field_validator("capabilities")
@@ -78,7 +78,7 @@ class DockerSubstrate(HostSubstrate):
         return Privileges(tuple(self.capabilities), self.allow_new_privileges, self.process_limit)
 
     def build(self) -> Substrate:
-        """The engine's Docker substrate; `grace_seconds` belongs to plans, not to it."""
+        """Return the Docker substrate; `grace_seconds` is a setting of plans, not of it."""
         from prefect_bt.substrates import open_substrate
 
         return open_substrate(

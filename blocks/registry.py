@@ -1,16 +1,17 @@
-"""The five forms of registry access, as the image block's form shows them.
+"""The choices of registry access in the form of the image block.
 
-Secrets appear by name. Fields differ from form to form, so a stored value tells which one it is
-without a discriminator: the Prefect UI cannot switch the tabs of a discriminated union.
+Secrets appear by name. The form shows docstrings and titles of these models. Each has fields of its
+own, so a stored value is parsed without a discriminator: the Prefect UI cannot switch the tabs of a
+discriminated union.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
+from prefect_bt.blocks.forms import FormChoice
 from prefect_bt.definitions import (
     AWSAssumeRoleDockerAuth,
     AWSIAMDockerAuth,
@@ -30,16 +31,18 @@ class _Access(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     registry: NonEmptyStr = Field(
-        title="Registry", description="Host of the registry: ghcr.io, 1234.dkr.ecr.us-east-1..."
+        title="Registry", description="Host of the registry, such as ghcr.io."
     )
 
 
 class RegistryLogin(_Access):
-    """Docker Hub, GHCR, NGC and the like."""
+    """Docker Hub, GHCR, NGC and other registries with a user name and a password."""
 
     model_config = ConfigDict(title="User and password")
     login_secret: NonEmptyStr = Field(
-        title="Login secret", description="Name of the secret whose value is user:password."
+        title="Login secret",
+        description="Name of a secret whose value is user:password, or of a Docker Registry "
+        "Credentials block.",
     )
 
     def build(self) -> DockerAuth:
@@ -53,14 +56,17 @@ class RegistryLogin(_Access):
 
 
 class AwsKey(_Access):
-    """ECR with an access key."""
+    """Amazon ECR with an access key."""
 
     model_config = ConfigDict(title="AWS key")
     access_key_secret: NonEmptyStr = Field(
-        title="Access key secret", description="Name of the secret that holds the key's id."
+        title="Access key secret",
+        description="Name of the secret that holds the key's ID, or of an AWS Credentials block.",
     )
     secret_key_secret: NonEmptyStr = Field(
-        title="Secret key secret", description="Name of the secret that holds the key itself."
+        title="Secret key secret",
+        description="Name of the secret that holds the key itself, or of the same AWS Credentials "
+        "block.",
     )
 
     def build(self) -> DockerAuth:
@@ -74,22 +80,26 @@ class AwsKey(_Access):
         )
 
 
-class AwsRoleMethod(StrEnum):
-    """How a role is taken on."""
+class AwsRoleMethod(FormChoice):
+    """The two methods of DockerAuth that assume a role."""
 
     WEB_IDENTITY = "AWS_OIDC"
     ASSUME_ROLE = "AWS_ASSUME_ROLE"
 
 
 class AwsRole(_Access):
-    """ECR with a role: no secret."""
+    """Amazon ECR with an IAM role, without a secret."""
 
     model_config = ConfigDict(title="AWS role")
-    role_arn: NonEmptyStr = Field(title="Role ARN", description="arn:aws:iam::1234:role/pull")
-    region: NonEmptyStr = Field(title="Region", description="us-east-1")
+    role_arn: NonEmptyStr = Field(
+        title="Role ARN", description="Role to assume: arn:aws:iam::1234:role/pull."
+    )
+    region: NonEmptyStr = Field(
+        title="Region", description="AWS region of the registry, such as us-east-1."
+    )
     method: AwsRoleMethod = Field(
         default=AwsRoleMethod.WEB_IDENTITY,
-        title="Taken on by",
+        title="Assumed with",
         description="A web identity (AWS_OIDC) or the machine's own principal (AWS_ASSUME_ROLE).",
     )
 
@@ -110,11 +120,13 @@ class AwsRole(_Access):
 
 
 class GcpKey(_Access):
-    """Artifact Registry with a service account's key."""
+    """Google Artifact Registry with the key of a service account."""
 
     model_config = ConfigDict(title="GCP key")
     key_secret: NonEmptyStr = Field(
-        title="Key secret", description="Name of the secret whose value is the key's JSON text."
+        title="Key secret",
+        description="Name of a secret whose value is the key's JSON text, or of a GCP Credentials "
+        "block.",
     )
 
     def build(self) -> DockerAuth:
@@ -128,14 +140,15 @@ class GcpKey(_Access):
 
 
 class GcpIdentity(_Access):
-    """Artifact Registry with a federated identity: no secret."""
+    """Google Artifact Registry with a federated identity, without a secret."""
 
     model_config = ConfigDict(title="GCP identity")
     service_account: NonEmptyStr = Field(
-        title="Service account", description="pull@project.iam.gserviceaccount.com"
+        title="Service account",
+        description="Service account to use: pull@project.iam.gserviceaccount.com.",
     )
     workload_identity_provider: NonEmptyStr = Field(
-        title="Identity provider", description="projects/1/locations/global/..."
+        title="Identity provider", description="Its full name: projects/1/locations/global/..."
     )
 
     def build(self) -> DockerAuth:
@@ -149,4 +162,6 @@ class GcpIdentity(_Access):
         )
 
 
-RegistryAccess = RegistryLogin | AwsKey | AwsRole | GcpKey | GcpIdentity
+PublicImage = Annotated[None, WithJsonSchema({"type": "null", "title": "None (public image)"})]
+RegistryAccess = PublicImage | RegistryLogin | AwsKey | AwsRole | GcpKey | GcpIdentity
+"""No access comes first: the form opens with its first choice."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl, model_validator
 
 from prefect_bt.attempts.retry_overrides import validate_budget
-from prefect_bt.blocks.block_docs import DOCUMENTATION, NODES_LOGO
+from prefect_bt.blocks.block_docs import NODES_LOGO
+from prefect_bt.blocks.forms import FormBlock
 from prefect_bt.errors import DefinitionError
 from prefect_bt.ledger.records import RetryBudget
 
 
-class RetryPolicy(Block):
+class RetryPolicy(FormBlock):
     """How often a training job is tried again after failures of each kind, and how soon."""
 
     _block_type_name: ClassVar[str | None] = "Retry Policy"
@@ -22,67 +22,67 @@ class RetryPolicy(Block):
         "How often a training job is tried again after failures of each kind, and how soon. An "
         "infrastructure failure after a newer checkpoint does not count."
     )
-    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """
     ```python
     from prefect_bt.blocks import RetryPolicy
 
-    RetryPolicy(user=1, infrastructure=10, first_delay_seconds=5).save("spot")
-    policy = RetryPolicy.load("spot").build()
+    RetryPolicy(user=1, infrastructure=10, first_delay_seconds=5).save("BLOCK_NAME")
+    policy = RetryPolicy.load("BLOCK_NAME").build()
     ```
     """
 
-    # Required, for the reason given at TrainingCompute.node_count.
     user: int = Field(
-        default=...,
+        default=0,
         ge=0,
-        title="Your own code",
-        description="New attempts after the commands failed by themselves; 0 is usual.",
-        json_schema_extra={"default": 0},
+        title="User code",
+        description="Attempts allowed after the commands failed by themselves.",
     )
     infrastructure: int = Field(
         default=3,
         ge=0,
         title="Infrastructure",
-        description="New attempts after a node was lost, preempted or killed from outside; those "
-        "after progress do not count.",
+        description="Attempts allowed after a node was lost, preempted or killed from outside. An "
+        "attempt after progress is free.",
     )
     out_of_memory: int = Field(
         default=0,
         ge=0,
         title="Out of memory",
-        description="New attempts after the memory ran out.",
+        description="Attempts allowed after the memory ran out.",
     )
     without_progress: int = Field(
         default=2,
         ge=0,
         title="Without progress",
-        description="So many failed attempts in a row without a newer checkpoint end the job; 0 "
-        "never does.",
+        description="Failed attempts in a row without a newer checkpoint that end the job. 0: no "
+        "limit.",
     )
     first_delay_seconds: float = Field(
         default=1.0,
         ge=0,
         title="First delay (seconds)",
-        description="From a failed attempt to the next.",
+        description="Seconds from a failed attempt to the next.",
     )
     factor: float = Field(
         default=2.0,
         ge=1,
         title="Factor",
-        description="How much longer the delay gets with every failure in a row.",
+        description="Number by which the delay is multiplied after every failure in a row.",
     )
     longest_delay_seconds: float = Field(
-        default=30.0, ge=0, title="Longest delay (seconds)", description="No delay is longer."
+        default=30.0,
+        ge=0,
+        title="Longest delay (seconds)",
+        description="Most seconds between two attempts.",
     )
     jitter: float = Field(
         default=0.2,
         ge=0,
         le=1,
         title="Jitter",
-        description="The part of a delay that chance may take off, so that many jobs do not come "
-        "back at once.",
+        description="Largest part of a delay, from 0 to 1, that is taken off at random, so that "
+        "many jobs do not start at once.",
     )
 
     @model_validator(mode="after")
@@ -94,7 +94,7 @@ class RetryPolicy(Block):
         return self
 
     def build(self) -> RetryBudget:
-        """The policy of a job's record."""
+        """Return the policy of a job's record."""
         return validate_budget(
             RetryBudget(
                 user=self.user,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from prefect.blocks.core import Block
 from prefect.types import SecretDict
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.block_docs import DOCUMENTATION, SECRET_LOGO
+from prefect_bt.blocks.block_docs import SECRET_LOGO
+from prefect_bt.blocks.forms import FormBlock
 from prefect_bt.credentials.secrets import InMemorySecrets
 
 
-class TrainingSecrets(Block):
+class TrainingSecrets(FormBlock):
     """Secrets of training jobs by name, so that definitions hold names only."""
 
     _block_type_name: ClassVar[str | None] = "Training Secrets"
@@ -22,14 +22,13 @@ class TrainingSecrets(Block):
         "Secrets of training jobs by name. A definition says `SecretReference(name=...)`; the "
         "value is looked up here when the job starts. Values are masked in the API and in logs."
     )
-    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
     _logo_url: ClassVar[HttpUrl | None] = SECRET_LOGO
     _code_example: ClassVar[str | None] = """
     ```python
     from prefect_bt.blocks import TrainingSecrets
 
-    TrainingSecrets(values={"hf_access_token": "hf_..."}).save("team")
-    secrets = TrainingSecrets.load("team").build()
+    TrainingSecrets(values={"hf_access_token": "hf_..."}).save("BLOCK_NAME")
+    secrets = TrainingSecrets.load("BLOCK_NAME").build()
     ```
     """
 
@@ -37,7 +36,7 @@ class TrainingSecrets(Block):
     values: SecretDict = Field(
         default=...,
         title="Secrets",
-        description='Name -> value, as JSON: {"hf_access_token": "hf_..."}.',
+        description='Names and values as a JSON object: {"hf_access_token": "hf_..."}.',
     )
 
     def build(self) -> InMemorySecrets:

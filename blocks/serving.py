@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl
+from pydantic import Field, HttpUrl, WithJsonSchema
 
-from prefect_bt.blocks.block_docs import DOCUMENTATION, NODES_LOGO
-from prefect_bt.blocks.compute import GPU
+from prefect_bt.blocks.block_docs import NODES_LOGO
+from prefect_bt.blocks.compute import GPU, NoGPU
+from prefect_bt.blocks.forms import FormBlock, FormChoice
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, Image, SecretReference
 from prefect_bt.definitions.variables import EnvironmentVariables
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from prefect_bt.serving.serving_job import ServerOptions
 
 
-class Engine(StrEnum):
+class Engine(FormChoice):
     """Its name and members are part of the block's stored schema (serving.engines)."""
 
     AUTO = "auto"
@@ -25,7 +24,7 @@ class Engine(StrEnum):
     TRANSFORMERS = "transformers"
 
 
-class ServingEngine(Block):
+class ServingEngine(FormBlock):
     """The inference server that chosen checkpoints are served with, and what it gets."""
 
     _block_type_name: ClassVar[str | None] = "Serving Engine"
@@ -34,54 +33,54 @@ class ServingEngine(Block):
         "The inference server that chosen checkpoints are served with: vLLM, or `transformers "
         "serve` where there is no accelerator; its image, accelerators and environment."
     )
-    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """
     ```python
     from prefect_bt.blocks import ServingEngine
 
-    ServingEngine(engine="vllm", accelerator="H100", hf_token_secret="hf").save("h100")
-    options = ServingEngine.load("h100").build()
+    ServingEngine(engine="vllm", accelerator="H100", hf_token_secret="hf").save("BLOCK_NAME")
+    options = ServingEngine.load("BLOCK_NAME").build()
     ```
     """
 
-    # Required, for the reason given at TrainingCompute.node_count.
     engine: Engine = Field(
-        default=...,
+        default=Engine.AUTO,
         title="Engine",
-        description="auto is vLLM where there is an accelerator, else transformers.",
-        json_schema_extra={"default": "auto"},
+        description="auto is vLLM with a GPU and transformers without one.",
     )
-    accelerator: GPU | None = Field(
-        default=None, title="Accelerator", description="GPU type; none serves on CPUs."
+    accelerator: NoGPU | GPU = Field(
+        default=None, title="GPU type", description="GPU type of the server."
     )
     accelerator_count: int = Field(
-        default=1, ge=1, title="Accelerators", description="GPUs that share the model."
+        default=1,
+        ge=1,
+        title="GPUs",
+        description="Number of GPUs that share the model; not used without a GPU type.",
     )
     image: str = Field(
         default="",
         title="Image",
-        description="On Docker: instead of the engine's own.",
+        description="Image on Docker. Empty: the engine's own.",
     )
     environment: dict[str, str] = Field(
         default_factory=dict[str, str],
         title="Environment",
-        description="Variables of the server; no secrets.",
+        description="Environment variables of the server as a JSON object; no secrets.",
     )
     hf_token_secret: str = Field(
         default="",
         title="Hugging Face secret",
-        description="Name of the secret that the base model is fetched with.",
+        description="Name of the secret with the token that downloads the base model.",
     )
     patience_seconds: float = Field(
         default=1800.0,
         gt=0,
-        title="Patience (seconds)",
-        description="How long the server may take until it answers first.",
+        title="Start timeout (seconds)",
+        description="Seconds that the server may take until it answers first.",
     )
 
     def build(self) -> ServerOptions:
-        """For prefect_bt.serving.rollout.deploy."""
+        """Return the options for prefect_bt.serving.rollout.deploy."""
         from prefect_bt.serving.serving_job import (
             ServerOptions,  # every run of `train` loads blocks
         )
@@ -104,7 +103,11 @@ class ServingEngine(Block):
         return Compute(cpu_count=0, memory="0Mi", accelerator=spec)
 
 
-class ServingDeployment(Block):
+FreePort = Annotated[None, WithJsonSchema({"type": "null", "title": "Any free port"})]
+NoGate = Annotated[None, WithJsonSchema({"type": "null", "title": "None"})]
+
+
+class ServingDeployment(FormBlock):
     """A model's name and address, who may ask it, and what a new revision has to show first."""
 
     _block_type_name: ClassVar[str | None] = "Serving Deployment"
@@ -113,41 +116,39 @@ class ServingDeployment(Block):
         "A model's name and stable address, the secret that is its API key, and the gate that a "
         "new revision has to pass before it serves."
     )
-    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
     _logo_url: ClassVar[HttpUrl | None] = NODES_LOGO
     _code_example: ClassVar[str | None] = """
     ```python
     from prefect_bt.blocks import ServingDeployment
 
     gate = {"prompts": [{"prompt": "2+2=", "contains": "4"}]}
-    ServingDeployment(model_name="stories", port=19100, gate=gate).save("stories")
+    ServingDeployment(model_name="stories", port=19100, gate=gate).save("BLOCK_NAME")
+    deployment = ServingDeployment.load("BLOCK_NAME")
     ```
     """
 
     model_name: str = Field(
         title="Model name",
         pattern=r"^[0-9A-Za-z_.-]+$",
-        description="What the deployment is called; its checkpoints answer under their own names.",
+        description="Name of the deployment; its checkpoints answer under their own names.",
     )
     host: str = Field(
         default="",
         title="Host",
-        description="Where it listens; 127.0.0.1, for this machine alone, when left out.",
+        description="Address it listens on. Empty: 127.0.0.1, for this machine alone.",
     )
-    port: int | None = Field(
+    port: FreePort | Annotated[int, Field(ge=1, le=65535, title="Port")] = Field(
         default=None,
-        ge=1,
-        le=65535,
         title="Port",
-        description="A free one, always the same, when left out.",
+        description="TCP port it listens on. A free one is chosen once and kept.",
     )
     api_key_secret: str = Field(
         default="",
         title="API key secret",
-        description="Name of the secret that clients show; everybody may ask when left out.",
+        description="Name of the secret that clients send as the API key. Empty: no key is needed.",
     )
-    gate: dict[str, Any] | None = Field(
+    gate: NoGate | Annotated[dict[str, Any], Field(title="Gate")] = Field(
         default=None,
         title="Gate",
-        description="Prompts with expectations, or a command that decides; see docs/serving.md.",
+        description="Prompts with expected answers, or a command that decides, as a JSON object.",
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from prefect.blocks.core import Block
 from pydantic import Field, HttpUrl
 
-from prefect_bt.blocks.block_docs import DOCUMENTATION, FOLDER_LOGO
+from prefect_bt.blocks.block_docs import FOLDER_LOGO
+from prefect_bt.blocks.forms import FormBlock
 from prefect_bt.object_store import open_store
 from prefect_bt.object_store.protocols import Store
 
 
-class TrainingStore(Block):
+class TrainingStore(FormBlock):
     """The store of training jobs: records, logs, checkpoints."""
 
     _block_type_name: ClassVar[str | None] = "Training Store"
@@ -21,14 +21,13 @@ class TrainingStore(Block):
         "Where training jobs keep their records, logs and checkpoints. Whoever runs, watches or "
         "resumes a job must reach the same store. Credentials come from the machine, not from here."
     )
-    _documentation_url: ClassVar[HttpUrl | None] = DOCUMENTATION
     _logo_url: ClassVar[HttpUrl | None] = FOLDER_LOGO
     _code_example: ClassVar[str | None] = """
     ```python
     from prefect_bt.blocks import TrainingStore
 
-    TrainingStore(url="s3://team-bucket/training").save("team")
-    store = TrainingStore.load("team").build()
+    TrainingStore(url="s3://team-bucket/training").save("BLOCK_NAME")
+    store = TrainingStore.load("BLOCK_NAME").build()
     ```
     """
 

@@ -6,12 +6,14 @@ import asyncio
 import json
 import sqlite3
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from prefect import flow
+from prefect.blocks.core import Block
 from prefect.cli.block import register
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import BlockDocumentCreate
 from prefect.flow_engine import run_flow
 from prefect.utilities.callables import parameter_schema
 
@@ -19,13 +21,16 @@ from prefect_bt.blocks import (
     BLOCKS,
     GPU,
     AwsRole,
+    DockerSubstrate,
     LocalSubstrate,
     RetryPolicy,
+    ServingEngine,
     TrainingCompute,
     TrainingImage,
     TrainingSecrets,
     TrainingStore,
 )
+from prefect_bt.definitions import Image
 from tests.e2e.conftest import call_url
 from tests.prefect_server import PrefectServer
 
@@ -104,18 +109,16 @@ def takes_blocks(
     store: TrainingStore | str | None = None,
     substrate: LocalSubstrate | str = "local",
     policy: RetryPolicy | None = None,
+    engine: ServingEngine | None = None,
+    docker: DockerSubstrate | None = None,
 ) -> list[Any]:
-    return [compute, image, store, substrate, secrets, policy]
+    return [compute, image, store, substrate, secrets, policy, engine, docker]
 
 
-def test_as_flow_parameters_by_reference(prefect_api):
+def run_with_documents(documents: dict[str, Any]) -> list[Any]:
+    """Run the flow as its form does: each parameter is a reference to a stored document."""
     parameters = {
-        name: {"$ref": {"block_document_id": str(block.save(f"as-{name}", overwrite=True))}}
-        for name, block in zip(
-            ["compute", "image", "store", "substrate", "secrets", "policy"],
-            EXAMPLES,
-            strict=True,
-        )
+        name: {"$ref": {"block_document_id": str(document)}} for name, document in documents.items()
     }
     with get_client(sync_client=True) as client:
         deployment = client.create_deployment(
@@ -127,4 +130,65 @@ def test_as_flow_parameters_by_reference(prefect_api):
         created = client.create_flow_run_from_deployment(deployment, parameters=parameters)
         assert PLANTED not in json.dumps(created.parameters)
         run = client.read_flow_run(UUID(str(created.id)))
-    assert run_flow(takes_blocks, flow_run=run) == EXAMPLES
+    result = run_flow(takes_blocks, flow_run=run)
+    assert isinstance(result, list)
+    return result
+
+
+def test_as_flow_parameters_by_reference(prefect_api):
+    names = ["compute", "image", "store", "substrate", "secrets", "policy"]
+    documents = {
+        name: block.save(f"as-{name}", overwrite=True)
+        for name, block in zip(names, EXAMPLES, strict=True)
+    }
+    assert run_with_documents(documents)[: len(names)] == EXAMPLES
+
+
+def submit_form(block: type[Block], data: dict[str, Any]) -> tuple[str, UUID]:
+    """Store a document as the form does, which validates nothing in Python; its name and id."""
+    block.register_type_and_schema()
+    name = f"form-{uuid4().hex}"
+    with get_client(sync_client=True) as client:
+        kind = client.read_block_type_by_slug(block.get_block_type_slug())
+        schema = client.read_block_schema_by_checksum(block._calculate_schema_checksum())
+        document = BlockDocumentCreate(
+            name=name, data=data, block_type_id=kind.id, block_schema_id=schema.id
+        )
+        return name, client.create_block_document(document).id
+
+
+def values(block: Block) -> dict[str, Any]:
+    """The fields alone: a loaded block also knows its document."""
+    return {name: getattr(block, name) for name in type(block).model_fields}
+
+
+PREFILLED: dict[str, type[Block]] = {
+    "compute": TrainingCompute,
+    "substrate": LocalSubstrate,
+    "policy": RetryPolicy,
+    "engine": ServingEngine,
+    "docker": DockerSubstrate,
+}
+
+
+def test_forms_in_which_nothing_was_changed(prefect_api):
+    """The first UI stores `{}` for them."""
+    assert set(PREFILLED.values()) == {
+        block for block in BLOCKS if not any(f.is_required() for f in block.model_fields.values())
+    }
+    forms = {name: submit_form(block, {}) for name, block in PREFILLED.items()}
+    for name, block in PREFILLED.items():
+        loaded = block.load(forms[name][0])
+        assert isinstance(loaded, block)
+        assert values(loaded) == values(block())
+    taken = run_with_documents({name: document for name, (_, document) in forms.items()})
+    assert [values(one) for one in taken if one] == [values(b()) for b in PREFILLED.values()]
+
+
+@pytest.mark.parametrize("data", [{}, {"registry_access": None}], ids=["untouched", "null"])
+def test_a_public_image_from_the_form(prefect_api, data):
+    name, document = submit_form(TrainingImage, {"base_image": "python:3.12", **data})
+    loaded = TrainingImage.load(name)
+    assert isinstance(loaded, TrainingImage)
+    taken = run_with_documents({"image": document})[1]
+    assert loaded.build() == taken.build() == Image(base_image="python:3.12")

@@ -1,0 +1,54 @@
+"""Shape the JSON schemas from which the Prefect UI makes the forms of blocks and runs.
+
+Prefect keeps a block type's title equal to its class name: it stores the schema of a reference
+under that title.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from prefect.blocks.core import Block
+from pydantic import GetJsonSchemaHandler, HttpUrl
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from prefect_bt.blocks.block_docs import DOCUMENTATION
+
+
+class FormBlock(Block):
+    """Base of the block types of this package; no block type by itself.
+
+    The form of the first UI stores an empty document when nothing was changed, so every field that
+    a form prefills has a default. Prefect in turn refuses a reference to a block whose schema
+    requires nothing as the value of an optional flow parameter (409). So where every field has a
+    default, the schema, and only the schema, requires the first one.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        anchor = cls.get_block_type_name().lower().replace(" ", "-")
+        cls._documentation_url = HttpUrl(f"{DOCUMENTATION}#{anchor}")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        definition = handler.resolve_ref_schema(schema)
+        if fields := list(definition.get("properties", {})):
+            definition.setdefault("required", fields[:1])
+        return schema
+
+
+class FormChoice(StrEnum):
+    """Base of the enums that forms offer; their docstrings are not for those who fill in forms."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        handler.resolve_ref_schema(schema).pop("description", None)
+        return schema
