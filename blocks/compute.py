@@ -47,8 +47,11 @@ class Availability(FormChoice):
     SPOT = "spot"
 
 
-NoGPU = Annotated[None, WithJsonSchema({"type": "null", "title": "None (CPUs only)"})]
-"""The first choice of a form, named."""
+GPUChoice = (
+    Annotated[None, WithJsonSchema({"type": "null", "title": "None (CPUs only)"})]
+    | Annotated[GPU, Field(title="GPU")]
+)
+"""None comes first: the first UI opens with the first choice."""
 
 
 class TrainingCompute(FormBlock):
@@ -85,7 +88,7 @@ class TrainingCompute(FormBlock):
         title="Memory per node",
         description="At least this much memory for each node, with its unit: 512Mi, 64Gi, 64GB.",
     )
-    accelerator: NoGPU | GPU = Field(
+    accelerator: GPUChoice = Field(
         default=None, title="GPU type", description="GPU type of each node."
     )
     accelerator_count: int = Field(

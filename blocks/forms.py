@@ -43,12 +43,18 @@ class FormBlock(Block):
 
 
 class FormChoice(StrEnum):
-    """Base of the enums that forms offer; their docstrings are not for those who fill in forms."""
+    """Base of the enums that forms offer.
+
+    In the first UI title and description of an enum replace those of the field; the description is
+    its docstring.
+    """
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         schema = handler(core_schema)
-        handler.resolve_ref_schema(schema).pop("description", None)
+        definition = handler.resolve_ref_schema(schema)
+        for name in ("title", "description"):
+            definition.pop(name, None)
         return schema

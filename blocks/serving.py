@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, HttpUrl, WithJsonSchema
 
 from prefect_bt.blocks.block_docs import NODES_LOGO
-from prefect_bt.blocks.compute import GPU, NoGPU
+from prefect_bt.blocks.compute import GPUChoice
 from prefect_bt.blocks.forms import FormBlock, FormChoice
 from prefect_bt.definitions import Accelerator, AcceleratorSpec, Compute, Image, SecretReference
 from prefect_bt.definitions.variables import EnvironmentVariables
@@ -48,7 +48,7 @@ class ServingEngine(FormBlock):
         title="Engine",
         description="auto is vLLM with a GPU and transformers without one.",
     )
-    accelerator: NoGPU | GPU = Field(
+    accelerator: GPUChoice = Field(
         default=None, title="GPU type", description="GPU type of the server."
     )
     accelerator_count: int = Field(
