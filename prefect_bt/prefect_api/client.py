@@ -8,12 +8,12 @@ server of `up` gets its password, however it was found.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import product
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -36,10 +36,10 @@ from prefect.utilities.urls import url_for
 from prefect_bt.errors import ServerError
 from prefect_bt.local_server.discovery import local_server_url
 from prefect_bt.local_server.password import find_auth
+from prefect_bt.prefect_api.credential_blocks import FORMATS
 from prefect_bt.prefect_api.database import may_have_block
 from prefect_bt.settings import Settings
 
-SECRET_BLOCK_TYPE: Final = "secret"
 MAX_CRASHES: Final = 6
 """Of a run that never began. Its own process and its worker's may both write one down."""
 TEMPORARY_SERVER_TIMEOUT: Final = 180
@@ -145,56 +145,63 @@ def run_url(flow_run_id: str) -> str:
 
 @dataclass(frozen=True)
 class SecretBlocks:
-    """Prefect's own Secret blocks: one that is called as the reference, then its dashed spelling.
+    """Prefect's own Secret blocks, then the credentials blocks of its integrations.
 
-    Block names made in the UI hold lower-case letters, digits and dashes only, so `hf_access_token`
-    is also looked for as `hf-access-token`.
+    A block has the name of the reference or that name in its dashed spelling: names made in the UI
+    hold lower-case letters, digits and dashes only, so `hf_access_token` is also looked for as
+    `hf-access-token`. `aws-credentials/prod` names a block of that type alone.
     """
 
     label: str = "Prefect Secret blocks"
 
     def find(self, name: str) -> str | None:
         """The block's value as text, JSON for a value that is not text; None when there is none."""
-        asked = self._candidate_names(name)
-        if not asked or not _may_have_secret(asked):
+        types, names = self._candidates(name)
+        if not names or not _may_have_block(types, names):
             return None
         with prefect_client() as client:
-            for spelling in asked:
-                value = _secret_value(client, spelling)
-                if value is not None:
-                    return value
-        return None
+            response = client.request(
+                "POST",
+                "/block_documents/filter",
+                json={
+                    "block_types": {"slug": {"any_": types}},
+                    "block_documents": {"name": {"any_": names}},
+                    "include_secrets": True,
+                },
+            )
+        found = {(one["block_type"]["slug"], one["name"]): one["data"] for one in response.json()}
+        texts = (
+            FORMATS[kind](found[kind, spelling])
+            for kind, spelling in product(types, names)
+            if (kind, spelling) in found
+        )
+        return next((text for text in texts if text is not None), None)
 
     def lookup_name(self, name: str) -> str:
         """Return the names that the block can have."""
-        return f"Prefect Secret block {' or '.join(self._candidate_names(name)) or name}"
+        types, names = self._candidates(name)
+        kind = "Secret block (or credentials block)" if len(types) > 1 else f"block {types[0]}"
+        return f"Prefect {kind} {' or '.join(names) or name}"
 
-    def _candidate_names(self, name: str) -> list[str]:
+    def _candidates(self, reference: str) -> tuple[list[str], list[str]]:
+        """Return the types and the names that the block can have."""
+        kind, _, name = reference.rpartition("/")
+        if kind not in FORMATS:
+            kind, name = "", reference
         spellings = dict.fromkeys((name, name.replace("_", "-").lower()))
-        return [one for one in spellings if _VALID_BLOCK_NAME.fullmatch(one)]
+        names = [one for one in spellings if _VALID_BLOCK_NAME.fullmatch(one)]
+        return [kind] if kind else list(FORMATS), names
 
 
-def _may_have_secret(names: Sequence[str]) -> bool:
+def _may_have_block(types: Sequence[str], names: Sequence[str]) -> bool:
     """Return False when only a temporary server would answer and its database has no such block."""
     with _api_settings() as api_url:
         inside = FlowRunContext.get() is not None or TaskRunContext.get() is not None
-        return bool(api_url) or inside or may_have_block(SECRET_BLOCK_TYPE, names)
+        return bool(api_url) or inside or may_have_block(types, names)
 
 
 _VALID_BLOCK_NAME: Final = re.compile(r"[^/%&<>?#\s]+")
-"""What a block can be called, and what can stand in the request's path."""
-
-
-def _secret_value(client: SyncPrefectClient, name: str) -> str | None:
-    try:
-        block = client.read_block_document_by_name(name, SECRET_BLOCK_TYPE, include_secrets=True)
-    except ObjectNotFound:
-        return None
-    # Not Secret.load(...).get(): that reads a value like "0123" as JSON and changes it.
-    value = block.data.get("value")
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value)
+"""What a block can be called."""
 
 
 def _unknown_deployment(client: SyncPrefectClient, name: str) -> ServerError:

@@ -22,12 +22,12 @@ _SCHEME: Final = "sqlite+aiosqlite:///"
 _BLOCK_QUERY: Final = """
     SELECT 1 FROM block_document AS document JOIN block_type AS type
         ON document.block_type_id = type.id
-    WHERE type.slug = ? AND document.name IN ({}) LIMIT 1
+    WHERE type.slug IN ({}) AND document.name IN ({}) LIMIT 1
 """
 
 
-def may_have_block(type_slug: str, names: Collection[str]) -> bool:
-    """Return False when the database certainly has no block of that type and any of `names`.
+def may_have_block(types: Collection[str], names: Collection[str]) -> bool:
+    """Return False when the database certainly has no block of any of the types and names.
 
     True whenever that cannot be told: another kind of database, tables of another release, a file
     that cannot be read.
@@ -37,10 +37,10 @@ def may_have_block(type_slug: str, names: Collection[str]) -> bool:
         return True
     if not file.exists():
         return False
-    query = _BLOCK_QUERY.format(", ".join("?" * len(names)))
+    query = _BLOCK_QUERY.format(*(", ".join("?" * len(each)) for each in (types, names)))
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
-            return connection.execute(query, (type_slug, *names)).fetchone() is not None
+            return connection.execute(query, (*types, *names)).fetchone() is not None
     except sqlite3.Error:
         return True
 

@@ -150,17 +150,33 @@ def _log_in_with_aws_key(host: str, auth: DockerAuth, secrets: Mapping[str, str]
     given = auth.aws_iam_docker_auth
     assert given
     references = (given.access_key_secret_ref, given.secret_access_key_secret_ref)
-    wanted = ("an access key's id", "a secret access key")
+    wanted = {
+        "aws_access_key_id": "an access key's id",
+        "aws_secret_access_key": "a secret access key",
+    }
     values: list[str] = []
-    for reference, what in zip(references, wanted, strict=True):
+    token = ""
+    for reference, (name, what) in zip(references, wanted.items(), strict=True):
         value = _value(reference, secrets).strip()
+        if value.startswith("{"):
+            keys = _parse_aws_keys(value)
+            value, token = keys.get(name, ""), keys.get("aws_session_token", "")
         if not _is_single_line(value) or " " in value:
             raise _malformed_secret_error(reference, f"is not {what}", f"{what} alone, on one line")
         values.append(value)
-    names = " and ".join(repr(reference.name) for reference in references)
-    whose = f"the access key in the secrets {names}"
-    user, password = log_in_with_keys(host, values[0], values[1], identity=whose)
+    names = " and ".join(dict.fromkeys(repr(reference.name) for reference in references))
+    whose = f"the access key in the secret{'s' * (references[0] != references[1])} {names}"
+    user, password = log_in_with_keys(host, *values, session_token=token, identity=whose)
     return _login(host, user, password, whose)
+
+
+def _parse_aws_keys(text: str) -> dict[str, str]:
+    """Return the entries of a JSON document of keys, such as an AWS Credentials block gives."""
+    try:
+        found = cast("dict[str, Any]", json.loads(text))
+    except ValueError:
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _log_in_with_aws_role(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> Login:

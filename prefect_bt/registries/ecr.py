@@ -25,11 +25,17 @@ _HOST: Final = re.compile(
 HOST_FORMAT: Final = "<account>.dkr.ecr.<region>.amazonaws.com"
 
 
-def log_in_with_keys(host: str, key_id: str, secret: str, *, identity: str) -> tuple[str, str]:
+def log_in_with_keys(
+    host: str, key_id: str, secret: str, *, session_token: str = "", identity: str
+) -> tuple[str, str]:
     """User and password of `host`; IdentityError."""
     region = _parse_region(host)
     return _request_password(
-        region, identity, aws_access_key_id=key_id, aws_secret_access_key=secret
+        region,
+        identity,
+        aws_access_key_id=key_id,
+        aws_secret_access_key=secret,
+        aws_session_token=session_token or None,
     )
 
 
@@ -63,7 +69,7 @@ def _parse_region(host: str) -> str:
     return found["region"]
 
 
-def _request_password(region: str, identity: str, **keys: str) -> tuple[str, str]:
+def _request_password(region: str, identity: str, **keys: str | None) -> tuple[str, str]:
     session: Any = import_module("boto3.session").Session()
     faults: Any = import_module("botocore.exceptions")
     try:

@@ -33,15 +33,15 @@ def using(url: str):
 def test_what_the_database_says(tmp_path: Path) -> None:
     file = tmp_path / "prefect.db"
     with using(f"sqlite+aiosqlite:///{file}"):
-        assert not may_have_block("secret", ["hf-token"])
+        assert not may_have_block(["aws-credentials", "secret"], ["hf-token"])
         assert not file.exists()
         file.write_text("this is no database")
-        assert may_have_block("secret", ["hf-token"])
+        assert may_have_block(["aws-credentials", "secret"], ["hf-token"])
         file.unlink()
         with sqlite3.connect(file) as connection:
             connection.executescript(TABLES)
-        assert may_have_block("secret", ["other", "hf-token"])
-        assert not may_have_block("secret", ["other", "bucket"])
+        assert may_have_block(["aws-credentials", "secret"], ["other", "hf-token"])
+        assert not may_have_block(["aws-credentials", "secret"], ["other", "bucket"])
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_the_database_says(tmp_path: Path) -> None:
 )
 def test_any_other_database_is_left_to_the_server(url: str) -> None:
     with using(url):
-        assert may_have_block("secret", ["hf-token"])
+        assert may_have_block(["aws-credentials", "secret"], ["hf-token"])
 
 
 def test_a_fresh_home_starts_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,9 +118,12 @@ def test_a_key_and_one_that_may_not(amazon: Amazon, monkeypatch: pytest.MonkeyPa
     }
     # Of another login: it must not be mixed into the secret's key.
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token-of-the-machine")
+    both = {"aws_access_key_id": keys["reader"]["AccessKeyId"]}
+    both["aws_secret_access_key"] = keys["reader"]["SecretAccessKey"]
     _enforce(amazon, after=0)
     try:
         login = opened(AMAZON, **given["reader"])
+        assert_logged_in(opened(AMAZON, **dict.fromkeys(("key-id", "key"), json.dumps(both))))
         other = refused(AMAZON, **given["nobody"])
         wrong = refused(AMAZON, **{**given["reader"], "key": "x" * 40})
     finally:
