@@ -5,7 +5,7 @@ prefect_bt.blocks`, or by `prefect-bt up`. Slugs and field names are stable: sto
 outlive releases.
 """
 
-from prefect_bt.blocks.compute import GPU, TrainingCompute
+from prefect_bt.blocks.compute import GPU, Availability, TrainingCompute
 from prefect_bt.blocks.docker_substrate import DockerSubstrate
 from prefect_bt.blocks.image import TrainingImage
 from prefect_bt.blocks.local_substrate import LocalSubstrate
@@ -34,6 +34,7 @@ BLOCKS = (
 __all__ = [
     "BLOCKS",
     "GPU",
+    "Availability",
     "AwsKey",
     "AwsRole",
     "DockerSubstrate",

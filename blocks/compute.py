@@ -51,7 +51,7 @@ GPUChoice = (
     Annotated[None, WithJsonSchema({"type": "null", "title": "None (CPUs only)"})]
     | Annotated[GPU, Field(title="GPU")]
 )
-"""None comes first: the first UI opens with the first choice."""
+"""None comes first: the first UI opens a form with its first choice."""
 
 
 class TrainingCompute(FormBlock):
@@ -89,7 +89,7 @@ class TrainingCompute(FormBlock):
         description="At least this much memory for each node, with its unit: 512Mi, 64Gi, 64GB.",
     )
     accelerator: GPUChoice = Field(
-        default=None, title="GPU type", description="GPU type of each node."
+        default=None, title="GPU type", description="Type of the GPUs of each node."
     )
     accelerator_count: int = Field(
         default=1,

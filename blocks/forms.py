@@ -1,7 +1,7 @@
 """Shape the JSON schemas from which the Prefect UI makes the forms of blocks and runs.
 
-Prefect keeps a block type's title equal to its class name: it stores the schema of a reference
-under that title.
+A block type keeps its class name as the title of its schema: under that title Prefect puts the form
+of a reference to it, in which flow parameters are checked.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from prefect_bt.blocks.block_docs import DOCUMENTATION
 class FormBlock(Block):
     """Base of the block types of this package; no block type by itself.
 
-    The form of the first UI stores an empty document when nothing was changed, so every field that
-    a form prefills has a default. Prefect in turn refuses a reference to a block whose schema
-    requires nothing as the value of an optional flow parameter (409). So where every field has a
-    default, the schema, and only the schema, requires the first one.
+    The first UI stores `{}` when nothing was changed in a form, so every field that a form prefills
+    has a default in Python. But a reference to a block whose schema requires nothing also matches
+    that schema, and Prefect refuses what matches twice as a flow parameter (409). So where every
+    field has a default, the schema, and only the schema, requires the first one.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -45,8 +45,8 @@ class FormBlock(Block):
 class FormChoice(StrEnum):
     """Base of the enums that forms offer.
 
-    In the first UI title and description of an enum replace those of the field; the description is
-    its docstring.
+    Their schemas have no title and no description, which is the docstring: the first UI shows those
+    instead of the field's.
     """
 
     @classmethod

@@ -164,4 +164,4 @@ class GcpIdentity(_Access):
 
 PublicImage = Annotated[None, WithJsonSchema({"type": "null", "title": "None (public image)"})]
 RegistryAccess = PublicImage | RegistryLogin | AwsKey | AwsRole | GcpKey | GcpIdentity
-"""No access comes first: the form opens with its first choice."""
+"""No access comes first: the first UI opens a form with its first choice."""

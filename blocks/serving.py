@@ -49,7 +49,7 @@ class ServingEngine(FormBlock):
         description="auto is vLLM with a GPU and transformers without one.",
     )
     accelerator: GPUChoice = Field(
-        default=None, title="GPU type", description="GPU type of the server."
+        default=None, title="GPU type", description="Type of the GPUs of the server."
     )
     accelerator_count: int = Field(
         default=1,
