@@ -6,8 +6,10 @@ of a reference to it, in which flow parameters are checked.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self, cast
+from uuid import UUID
 
 from prefect.blocks.core import Block
 from pydantic import GetJsonSchemaHandler, HttpUrl
@@ -15,6 +17,14 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from prefect_bt.blocks.block_docs import DOCUMENTATION
+
+
+class SavedBlockId(UUID):
+    """The id of a saved block, for code that awaits `save`, too."""
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        yield from ()
+        return self
 
 
 class FormBlock(Block):
@@ -30,6 +40,23 @@ class FormBlock(Block):
         super().__init_subclass__(**kwargs)
         anchor = cls.get_block_type_name().lower().replace(" ", "-")
         cls._documentation_url = HttpUrl(f"{DOCUMENTATION}#{anchor}")
+
+    def save(self, *args: Any, **kwargs: Any) -> SavedBlockId:
+        """Save the block as Prefect's method does, also in a notebook without `await`.
+
+        Prefect's own does nothing there until it is awaited.
+        """
+        return SavedBlockId(str(cast("Any", super()).save(*args, **kwargs, _sync=True)))
+
+    @classmethod
+    def load(cls, *args: Any, **kwargs: Any) -> Self:
+        """Load a block as Prefect's method does, also in a notebook without `await`."""
+        return cast("Any", super()).load(*args, **kwargs, _sync=True)
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        """Return the block itself, for code that awaits `load`."""
+        yield from ()
+        return self
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -11,15 +11,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from prefect import flow
 from prefect.artifacts import create_link_artifact
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingImage, TrainingStore
 from prefect_bt.errors import DefinitionError, PrefectBtError
+from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_task import call_task, failed_state, job_task
 from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.serving.checkpoint_selection import requests_for_job, select_models
 from prefect_bt.serving.curl_example import format_curl
@@ -35,7 +36,7 @@ from prefect_bt.serving.served_model import ModelSelection
 from prefect_bt.serving.serving_job import ServerOptions
 
 
-@flow(name="deploy-checkpoints", persist_result=False)
+@job_flow("deploy-checkpoints")
 def deploy_checkpoints(
     model_name: str | None = None,
     *,
@@ -81,6 +82,9 @@ def deploy_checkpoints(
         return _deploy_and_wait(choice, options)
     except PrefectBtError as error:
         return failed_state(error)
+
+
+adeploy_checkpoints = asynchronous(deploy_checkpoints)
 
 
 def deploy_trained(

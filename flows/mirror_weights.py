@@ -14,7 +14,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
@@ -24,6 +23,7 @@ from prefect_bt.blocks import LocalSubstrate, TrainingSecrets, TrainingStore
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import TrainingJob, load_training_project, training_project_from_json
 from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
+from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_task import failed_state, job_task
 from prefect_bt.flows.tasks.mirror import (
     MirrorContext,
@@ -33,6 +33,7 @@ from prefect_bt.flows.tasks.mirror import (
 )
 from prefect_bt.flows.tasks.report import API_ERRORS
 from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
 from prefect_bt.planning.validation import validate_weights, validate_weights_source
@@ -44,7 +45,7 @@ from prefect_bt.weights.url_redaction import redact_url
 ARTIFACT = "mirrored-weights"
 
 
-@flow(name="mirror-weights", persist_result=False)
+@job_flow("mirror-weights")
 def mirror_weights(
     config: str | None = None,
     *,
@@ -103,6 +104,9 @@ def mirror_weights(
         if not isinstance(one, MirrorResult):
             raise one
     return rows
+
+
+amirror_weights = asynchronous(mirror_weights)
 
 
 @job_task("mirror-weights", run_name=run_name)

@@ -7,15 +7,16 @@ looking at it.
 
 from __future__ import annotations
 
-from prefect import flow
 from prefect.logging import get_run_logger
 
 from prefect_bt.blocks import LocalSubstrate
+from prefect_bt.flows.tasks.job_flow import job_flow
+from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.recover import recover_jobs
 from prefect_bt.settings import Settings
 
 
-@flow(name="reconcile", persist_result=False)
+@job_flow("reconcile")
 def reconcile(*, substrate: LocalSubstrate | None = None) -> dict[str, str]:
     """Take up every job of this machine that no process runs any more.
 
@@ -30,3 +31,6 @@ def reconcile(*, substrate: LocalSubstrate | None = None) -> dict[str, str]:
     for job_id, what in done.items():
         get_run_logger().warning("Job %s: %s.", job_id, what)
     return done
+
+
+areconcile = asynchronous(reconcile)

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 
 from prefect_bt.blocks import TrainingStore
 from prefect_bt.flows.tasks.console_output import ignore_broken_pipe
 from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
+from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
 from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.jobs.asynchronous import asynchronous
 
 ignore_broken_pipe()
 
 
-@flow(
-    name="serve",
+@job_flow(
+    "serve",
     on_cancellation=[handle_cancelled_run],
     on_crashed=[handle_crashed_run],
-    persist_result=False,
 )
 def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] | State[Any]:
     """Serve: mirror the checkpoints, run the server, route requests to it once it answers.
@@ -41,3 +41,6 @@ def serve(job_id: str, *, store: TrainingStore | None = None) -> dict[str, Any] 
         The job's document.
     """
     return run_job_to_completion(JobRequest(job_id=job_id, store=store))
+
+
+aserve = asynchronous(serve)

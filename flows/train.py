@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -31,18 +30,20 @@ from prefect_bt.blocks import (
 )
 from prefect_bt.flows.tasks.console_output import ignore_broken_pipe
 from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
+from prefect_bt.flows.tasks.job_flow import find_flow_retries, job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
 from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.options import SubmitOptions
 
 ignore_broken_pipe()  # before the run begins: Prefect's own first lines count, too
 
 
-@flow(
-    name="train",
+@job_flow(
+    "train",
+    takes_retries=True,
     on_cancellation=[handle_cancelled_run],
     on_crashed=[handle_crashed_run],
-    persist_result=False,
 )
 def train(
     config: str | None = None,
@@ -107,7 +108,7 @@ def train(
         store=store,
         substrate=substrate,
         options=SubmitOptions(
-            retries=retries,
+            retries=retries if retries is not None or retry_policy else find_flow_retries(),
             keep_last=keep_last,
             keep_every=keep_every,
             max_run_time=max_run_time,
@@ -120,3 +121,7 @@ def train(
     from prefect_bt.flows.deploy_checkpoints import deploy_trained
 
     return deploy_trained(result, deploy, deploy_checkpoints, engine)
+
+
+atrain = asynchronous(train)
+"""Train as `train` does, in a thread, while the event loop goes on; cancelled, the job stops."""

@@ -41,6 +41,18 @@ class PrefectBtError(Exception):
         self.next_step = next_step
         super().__init__(f"{message} {next_step}".rstrip())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without another call of `__init__`, which takes other arguments."""
+        return _restore_error, (type(self), self.args, self.__dict__)
+
+
+def _restore_error(
+    kind: type[PrefectBtError], arguments: tuple[Any, ...], facts: dict[str, Any]
+) -> PrefectBtError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(facts)
+    return error
+
 
 class DefinitionError(PrefectBtError):
     """`file`, `line`, `field` and `value` are None where they are not known."""

@@ -11,6 +11,10 @@ checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
     index/team-projects/<quoted name>/team-<quoted team>
                                               -> {"project_id"}: every further team's
     index/runs/<Prefect flow run id>          -> {"job_id"}
+    index/calls/<parent's flow run id>/<request>-<n>.json
+                                              -> {"job_id"}: the job that answered it
+    index/calls/<parent's flow run id>/<request>-<n>.claims/<life>
+                                              who answers it in this life of the parent; create-only
     weights/manifests/<key>-<revision>.json   what a source holds; after all of its blobs
     weights/blobs/<xx>/<sha256>               contents that manifests name
     weights/claims/<key>-<revision>/<n>.json  who fetches it, for all hosts
@@ -106,6 +110,10 @@ def team_project_index_key(name: str, team: str) -> str:
 
 def run_index_key(flow_run_id: str) -> str:
     return f"index/runs/{flow_run_id}"
+
+
+def parent_call_key(flow_run_id: str, request: str, number: int) -> str:
+    return f"index/calls/{flow_run_id}/{request}-{number}"
 
 
 def project_prefix(project_id: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
@@ -15,7 +16,7 @@ from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.credentials.secrets import resolve_secrets
-from prefect_bt.errors import WeightsError
+from prefect_bt.errors import StateError, WeightsError
 from prefect_bt.flows.tasks.finish_job import JobRun
 from prefect_bt.flows.tasks.job_task import end_lost_tasks, job_task
 from prefect_bt.flows.tasks.mirror import (
@@ -23,6 +24,11 @@ from prefect_bt.flows.tasks.mirror import (
     mirror_all,
     mirror_with_progress,
     run_name,
+)
+from prefect_bt.flows.tasks.parent_runs import (
+    claim_parent_call,
+    is_any_cancelled,
+    list_parent_runs,
 )
 from prefect_bt.flows.tasks.report import API_ERRORS, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
@@ -32,6 +38,9 @@ from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights
 from prefect_bt.prefect_api.client import run_url
+
+OWNED_POLL_INTERVAL: Final = 5.0
+"""Seconds between looks at a job that another run of the same parent runs."""
 
 
 @job_task("accept-job")
@@ -44,7 +53,7 @@ def accept_job(request: JobRequest, job: JobRun) -> None:
     run_id, is_first = str(flow_run.get_id()), flow_run.get_run_count() <= 1
     if not is_first:
         end_lost_tasks()
-    job.site = site = request.open(run_id)
+    job.site = site = _open(request, run_id)
     for note in site.notes:
         get_run_logger().info("note: %s", note)
     site.substrate.warm_up()
@@ -59,6 +68,24 @@ def accept_job(request: JobRequest, job: JobRun) -> None:
             site.ledger.delete_stop_request(site.job_id)
         transition_job(site, JobState.CREATED, message="taken up by a Prefect run")
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
+
+
+def _open(request: JobRequest, run_id: str) -> JobContext:
+    """Open the run's job. What a parent asked for before is its job again, also while it runs."""
+    parents = [] if request.job_id else list_parent_runs()
+    call = claim_parent_call(request.ledger(), parents, request.fingerprint)
+    watched = [run_id, *(str(parent.id) for parent in parents)]
+    while True:
+        try:
+            site = request.open(run_id, call)
+        except StateError:
+            if call is None or call.job_id is None or is_any_cancelled(watched):
+                raise
+            get_run_logger().info("Job %s runs already; waiting for its end.", call.job_id)
+            time.sleep(OWNED_POLL_INTERVAL)
+        else:
+            site.parent_run_ids = tuple(watched[1:])
+            return site
 
 
 def rename_flow_run(site: JobContext) -> None:

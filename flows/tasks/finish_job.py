@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
 from prefect.states import Cancelled, Failed
 
 from prefect_bt.attempts.job_context import JobContext
@@ -87,6 +88,12 @@ def _record_end(job: JobRun) -> Generator[None]:
         if job.site is not None:
             _record_failure(job.site, error)
         raise
+    except KeyboardInterrupt as interrupt:
+        if job.site is None:
+            raise
+        _finish_interrupted(job.site)
+        # Raised, it would make the run Crashed. The caller gets it once the run is Cancelled.
+        cast("Any", FlowRunContext.get()).flow.interrupt = interrupt
     except BaseException:
         if job.site is not None:
             _finish_interrupted(job.site)

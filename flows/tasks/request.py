@@ -37,6 +37,7 @@ from prefect_bt.jobs.submit import create_job
 from prefect_bt.jobs.superseded import shut_down_stale_nodes
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
+from prefect_bt.ledger.parent_calls import ParentCall
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.prefect_api.client import SecretBlocks
@@ -63,21 +64,23 @@ class JobRequest:
     options: SubmitOptions | None = None
     """Options of a new job; its substrate and secrets come from the blocks above."""
 
-    def open(self, flow_run_id: str) -> JobContext:
-        """The job of this run, accepted now unless that was done before.
+    def open(self, flow_run_id: str, call: ParentCall | None = None) -> JobContext:
+        """The job of this run or of this `call` of a parent, accepted now unless it was before.
 
         It is owned from before it exists (JobSite.claim): nobody else takes it up meanwhile, and
         a death in any line from here on can be told.
         """
         ledger, settings = self.ledger(), self.settings()
         claim = JobLock(settings.state_dir)
-        known = self.job_id or ledger.find_job_of_run(flow_run_id)
+        known = self.job_id or ledger.find_job_of_run(flow_run_id) or (call and call.job_id)
         epoch, notes = 0, tuple[str, ...]()
         try:
             if known:
                 record = ledger.get_job(known)
             else:
                 record, notes = self._accept(ledger, claim)
+                if call:
+                    call.bind(ledger, record.id)
             if known:
                 claim.acquire(known)
             epoch = _claim_epoch(ledger, record.id, settings)
@@ -101,6 +104,20 @@ class JobRequest:
             raise
         site.lock, site.epoch, site.notes = claim, epoch, notes
         return site
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what was asked for, JSON-ready and without secrets: equal for equal requests."""
+        blocks = (self.image, self.compute, self.store, self.substrate)
+        options = self.options or SubmitOptions(substrate="")
+        names = ("config", "definition", "source_dir", "job_name")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "blocks": [block and block.model_dump(mode="json") for block in blocks],
+            "options": {name: getattr(options, name) for name in ("retries", "keep_last")}
+            | {name: getattr(options, name) for name in ("keep_every", "max_run_time")},
+            "retry_policy": repr(options.retry_policy),
+        }
 
     def _accept(self, ledger: Ledger, claim: JobLock) -> tuple[JobRecord, tuple[str, ...]]:
         """Return the new job, and the notes of its plan."""

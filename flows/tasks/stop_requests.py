@@ -1,4 +1,5 @@
-"""Whether somebody asked for the job to stop: in its record, or by cancelling its Prefect run.
+"""Whether somebody asked for the job to stop: in its record, or by cancelling its Prefect run or
+a run above it.
 
 A worker's cancellation arrives as a signal; for a run that no worker watches (a script, a notebook,
 a detached process) Prefect only writes the state down. Its events tell when that happens: asking
@@ -12,18 +13,18 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from prefect.client.orchestration import get_client
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
 from prefect.runtime import flow_run
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.errors import StoreError
-from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.flows.tasks.parent_runs import is_any_cancelled
+from prefect_bt.jobs.asynchronous import stop_event
 
 RECORD_POLL_INTERVAL: Final = 0.5
 EPOCH_CHECK_INTERVAL: Final = 5.0
@@ -55,8 +56,9 @@ class StopWatcher:
         self._stopped = False
         self._record_due = self._prefect_due = self._epoch_due = 0.0
         self._pause = MIN_RUN_POLL_INTERVAL
-        self._run_id = flow_run.get_id()
-        self._events = _CancellationListener(str(self._run_id))
+        self._run_ids = [str(flow_run.get_id()), *site.parent_run_ids]
+        self._events = _CancellationListener(self._run_ids)
+        self._awaiting = stop_event.get()
 
     def __call__(self) -> bool:
         """Return whether a stop was requested.
@@ -64,6 +66,8 @@ class StopWatcher:
         Raises Superseded when another machine runs the job.
         """
         now = time.monotonic()
+        if not self._stopped and self._awaiting is not None and self._awaiting.is_set():
+            self._request_stop("the cancelled coroutine")
         if not self._stopped and now >= self._record_due:
             self._record_due = now + RECORD_POLL_INTERVAL
             # A store that does not answer says nothing; the next look is soon.
@@ -72,12 +76,11 @@ class StopWatcher:
                 if self._site.ledger.find_stop_request(self._site.job_id):
                     self._stopped = True
         if not self._stopped and (now >= self._prefect_due or self._events.poll()):
-            cancelled = self._is_run_cancelled()
+            # The runs' own word: an event may be of an earlier life of the same run.
+            cancelled = is_any_cancelled(self._run_ids)
             self._prefect_due = now + self._next_poll_delay(answered=cancelled is not None)
             if cancelled:
-                self._stopped = True
-                with suppress(StoreError):
-                    self._site.ledger.request_stop(self._site.job_id, by="Prefect's cancellation")
+                self._request_stop("Prefect's cancellation")
         return self._stopped
 
     def close(self) -> None:
@@ -95,27 +98,20 @@ class StopWatcher:
         self._pause = min(2 * self._pause, MAX_RUN_POLL_INTERVAL)
         return self._pause / 2
 
-    def _is_run_cancelled(self) -> bool | None:
-        """The run's own word: an event may be of an earlier life of the same run.
-
-        None: no answer.
-        """
-        try:
-            with get_client(sync_client=True) as client:
-                run = client.read_flow_run(self._run_id)  # pyright: ignore[reportArgumentType]
-        except API_ERRORS:
-            return None
-        return run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled())
+    def _request_stop(self, by: str) -> None:
+        self._stopped = True
+        with suppress(StoreError):
+            self._site.ledger.request_stop(self._site.job_id, by=by)
 
 
 class _CancellationListener:
-    """Listens for events of one run, in a thread with a loop of its own."""
+    """Listens for events of some runs, in a thread with a loop of its own."""
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_ids: Sequence[str]) -> None:
         self.is_listening = False
         self._filter = EventFilter(
             event=EventNameFilter(name=_CANCELLATION_EVENTS),
-            resource=EventResourceFilter(id=[f"prefect.flow-run.{run_id}"]),
+            resource=EventResourceFilter(id=[f"prefect.flow-run.{one}" for one in run_ids]),
         )
         self._received = threading.Event()
         self._loop = asyncio.new_event_loop()

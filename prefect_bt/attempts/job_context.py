@@ -38,6 +38,8 @@ class JobContext:
         """Notes of the plan, if this process accepted the job."""
         self.epoch = 0
         """Epoch in which this process acts for the job (fencing_epochs); 0 if it only reads."""
+        self.parent_run_ids: tuple[str, ...] = ()
+        """Prefect runs above this job's, whose cancellation stops it."""
         self.resumed = False
         """Whether this process takes up a job that another was running when it died."""
 

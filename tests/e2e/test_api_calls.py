@@ -57,7 +57,7 @@ def test_a_longer_job_asks_no_more(machine: Machine) -> None:
     assert len(counts) == 3, err
     _, short, long = counts
     assert sum(short.values()) > 5, "the calls were counted"
-    asked_for_run = [calls.pop("GET /api/flow_runs/ID", 0) for calls in (short, long)]
+    asked_for_run = [calls.pop("POST /api/flow_runs/filter", 0) for calls in (short, long)]
     assert asked_for_run[1] <= asked_for_run[0] + 4
     for calls in (short, long):
         del calls["POST /api/logs/"]

@@ -1,0 +1,122 @@
+"""The kind of flow that this package offers: its retries, interrupts, pickles and results.
+
+These flows return a Failed state. Prefect does not retry such a run but leaves it in AwaitingRetry
+for ever. So Prefect's retries of the flow are taken as attempts of the job, or refused.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Generator
+from typing import Any, ParamSpec, Self, TypeVar, cast
+
+from prefect import Flow
+from prefect.context import FlowRunContext
+from prefect.settings import get_current_settings
+
+from prefect_bt.errors import DefinitionError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class JobFlow(Flow[P, R]):
+    """A flow whose retries are attempts of its job."""
+
+    takes_retries = False
+    """Whether the flow has attempts; else Prefect's retries are refused."""
+    attempt_retries: int | None = None
+    """Retries given to `with_options`."""
+    interrupt: KeyboardInterrupt | None = None
+    """Interrupt of the run that is ending: the run is Cancelled, and its caller interrupted."""
+
+    def with_options(self, **options: Any) -> Self:
+        """Return a copy with other options. Retries become attempts; DefinitionError if none are.
+
+        The delay between attempts is the retry policy's.
+        """
+        retries = options.pop("retries", None)
+        if options.get("retry_delay_seconds") or (retries and not self.takes_retries):
+            raise DefinitionError(
+                f"The flow {self.name} has no retries of Prefect's.",
+                next_step="Give `train` its parameters retries and retry_policy."
+                if self.takes_retries
+                else "Run it again: it goes on from what is there.",
+            )
+        copy: Any = super().with_options(**options, retries=0)
+        copy.__class__ = type(self)
+        copy.takes_retries = self.takes_retries
+        copy.attempt_retries = self.attempt_retries if retries is None else retries
+        return copy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the flow here; the result may also be awaited, although it is there."""
+        try:
+            result: Any = super().__call__(*args, **kwargs)
+        finally:
+            interrupt, self.interrupt = self.interrupt, None
+            if interrupt is not None:
+                raise interrupt
+        if isinstance(result, dict):
+            return AwaitableDict(cast("dict[str, Any]", result))
+        return AwaitableList(cast("list[Any]", result)) if isinstance(result, list) else result
+
+    def __reduce__(self) -> Any:
+        """Pickle as a reference, also where cloudpickle is told to take this package by value."""
+        module, name = self.fn.__module__, self.fn.__name__
+        original = getattr(importlib.import_module(module), name)
+        kept = original.__dict__
+        changed = {
+            key: value
+            for key, value in self.__dict__.items()
+            if key not in kept or (value is not kept[key] and value != kept[key])
+        }
+        return load_flow, (module, name, changed)
+
+
+class AwaitableDict(dict[str, Any]):
+    """A result of a flow that code in a coroutine may await as if it came later."""
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        yield from ()
+        return self
+
+
+class AwaitableList(list[Any]):
+    """A list of the same kind."""
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        yield from ()
+        return self
+
+
+def load_flow(module: str, name: str, changed: dict[str, Any]) -> Any:
+    """Return a flow of this package, with the options that differ."""
+    import copy
+    import importlib
+
+    flow = getattr(importlib.import_module(module), name)
+    if changed:
+        flow = copy.copy(flow)
+        flow.__dict__.update(changed)
+    return flow
+
+
+def job_flow(
+    name: str, *, takes_retries: bool = False, **options: Any
+) -> Callable[[Callable[P, R]], JobFlow[P, R]]:
+    """Make a flow whose result is kept, so that a parent that is retried gets it again."""
+
+    def decorate(function: Callable[P, R]) -> JobFlow[P, R]:
+        made = JobFlow(function, name=name, retries=0, persist_result=True, **options)
+        made.takes_retries = takes_retries
+        return made
+
+    return decorate
+
+
+def find_flow_retries() -> int | None:
+    """Return the retries that the running flow was given as Prefect's, or has by default."""
+    context = FlowRunContext.get()
+    given: int | None = getattr(context.flow if context else None, "attempt_retries", None)
+    return given if given is not None else get_current_settings().flows.default_retries or None

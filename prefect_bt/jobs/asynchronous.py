@@ -1,0 +1,48 @@
+"""Asynchronous forms of the public functions and flows: each runs in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+from prefect_bt.jobs.submit import push, recreate, submit
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+stop_event: Final = contextvars.ContextVar[threading.Event | None]("stop_event", default=None)
+"""Event that is set when the coroutine that awaits the present flow is cancelled."""
+
+
+def asynchronous(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return the asynchronous form of a function: it runs in a thread, the event loop goes on.
+
+    When the coroutine is cancelled, the job that the function runs is stopped.
+    """
+
+    async def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        stop = threading.Event()
+        context = contextvars.copy_context()
+        context.run(stop_event.set, stop)
+        called = cast("Callable[[], R]", partial(context.run, function, *args, **kwargs))
+        running = asyncio.get_running_loop().run_in_executor(None, called)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([running])
+            running.exception()  # marked as seen: the caller asked for this end
+            raise
+
+    run.__name__ = run.__qualname__ = f"a{getattr(function, '__name__', 'call')}"
+    run.__doc__ = function.__doc__
+    return run
+
+
+apush = asynchronous(push)
+arecreate = asynchronous(recreate)
+asubmit = asynchronous(submit)
