@@ -30,7 +30,7 @@ from prefect_bt.flows.tasks.parent_runs import (
     is_any_cancelled,
     list_parent_runs,
 )
-from prefect_bt.flows.tasks.report import API_ERRORS, transition_job
+from prefect_bt.flows.tasks.report import API_ERRORS, report_recovery, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id
@@ -68,12 +68,15 @@ def accept_job(request: JobRequest, job: JobRun) -> None:
             site.ledger.delete_stop_request(site.job_id)
         transition_job(site, JobState.CREATED, message="taken up by a Prefect run")
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
+    if site.resumed:
+        report_recovery(site)
 
 
 def _open(request: JobRequest, run_id: str) -> JobContext:
     """Open the run's job. What a parent asked for before is its job again, also while it runs."""
-    parents = [] if request.job_id else list_parent_runs()
-    call = claim_parent_call(request.ledger(), parents, request.fingerprint)
+    parents, ledger = list_parent_runs(), request.ledger()
+    known = request.job_id or ledger.find_job_of_run(run_id)
+    call = None if known else claim_parent_call(ledger, parents, request.fingerprint)
     watched = [run_id, *(str(parent.id) for parent in parents)]
     while True:
         try:

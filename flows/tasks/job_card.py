@@ -1,33 +1,51 @@
-"""The job's card in Markdown: what was asked, how each attempt went, what is safe. Pure."""
+"""The job's card in Markdown: how it goes, on what, what is safe, where to look. Pure."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from prefect_bt.jobs.provenance import format_client, format_git
 from prefect_bt.ledger.states import JobState
+from prefect_bt.text.quantities import format_duration, format_size
+
+_SHOWN_CHECKPOINTS: Final = 20
 
 
-def render_card(document: dict[str, Any], definition: dict[str, Any]) -> str:
-    """`document` as jobs.job_document gives it; `definition` is the stored project document."""
+def render_card(document: dict[str, Any], definition: dict[str, Any], *, address: str = "") -> str:
+    """Return the card of a job.
+
+    `document` is made by jobs.job_document; `definition` is the stored project document. `address`
+    is where the model is served, for a job that runs an inference server.
+    """
     project = document["training_project"]["name"]
     lines = [
         f"# {project} / {document['name']}",
         "",
-        f"**{document['current_status']}** · job `{document['id']}` · "
+        f"**{document['current_status']}**{_status_cause(document)} · job `{document['id']}` · "
         f"{document['instance_type']['name']} · {document['substrate']}",
         "",
     ]
     if document.get("error_message"):
-        lines += [f"> {document['error_message']}", ""]
+        lines += [f"> {_escape_cell(document['error_message'])}", ""]
+    lines += _links(document, address)
     lines += _provenance(document.get("truss_user_env") or {})
-    lines += [*_attempts(document), *_checkpoints(document), *_definition(definition)]
-    lines += [
-        f"Store: `{document['store']}`  ",
-        f"Logs: `prefect-bt logs --job-id {document['id']}`",
-    ]
+    lines += [*_attempts(document), *_nodes(document), *_weights(document)]
+    lines += [*_checkpoints(document), *_definition(definition), *_commands(document)]
     return "\n".join(lines)
+
+
+def _status_cause(document: dict[str, Any]) -> str:
+    """` (user: command failed)` after the state of a failed job."""
+    failed = document.get("error_message") and document["attempts"]
+    cause = _format_cause(document["attempts"][-1]) if failed else ""
+    return f" ({cause})" if cause else ""
+
+
+def _links(document: dict[str, Any], address: str) -> list[str]:
+    links = [f"[Run]({document['flow_run_url']})"] if document.get("flow_run_url") else []
+    links += [f"serves at <{address}>"] if address else []
+    return [" · ".join(links), ""] if links else []
 
 
 def _provenance(provenance: dict[str, Any]) -> list[str]:
@@ -67,16 +85,60 @@ def _escape_cell(text: str | None) -> str:
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
+def _nodes(document: dict[str, Any]) -> list[str]:
+    """The nodes of the newest attempt, all of which run on the host of its supervisor."""
+    if not document["attempts"]:
+        return []
+    newest = document["attempts"][-1]
+    ended = {node["rank"]: node for node in newest.get("nodes") or ()}
+    resources = (document.get("resources") or {}).get("summary")
+    rows = [
+        f"| {rank} | {newest.get('host') or ''} | {_escape_cell(resources)} | "
+        f"{_format_node_end(ended.get(rank))} |"
+        for rank in range(document["node_count"])
+    ]
+    head = ["| rank | host | resources | ended |", "|---|---|---|---|"]
+    return [f"## Nodes of attempt {newest['attempt']}", "", *head, *rows, ""]
+
+
+def _format_node_end(node: dict[str, Any] | None) -> str:
+    if node is None:
+        return ""
+    code = node["exit_code"]
+    told = ["" if code is None else f"exit code {code}", node.get("reason")]
+    return _escape_cell(", ".join(word for word in told if word))
+
+
+def _weights(document: dict[str, Any]) -> list[str]:
+    rows = [
+        f"| {_escape_cell(w['source'].partition('?')[0])} | {w['revision'] or 'none yet'} | "
+        f"{format_size(w['bytes']) if w['bytes'] is not None else ''} | "
+        f"{_escape_cell(w['mount_location'])} |"
+        for w in document.get("weights") or ()
+    ]
+    if not rows:
+        return []
+    head = ["| source | revision | size | mounted at |", "|---|---|---|---|"]
+    return ["## Weights", "", *head, *rows, ""]
+
+
 def _checkpoints(document: dict[str, Any]) -> list[str]:
     rows = [
-        f"| {c['checkpoint_id']} | {c.get('checkpoint_type') or ''} | "
-        f"{c['size_bytes'] / 1e6:.1f} MB | {c['created_at']} |"
+        f"| {_escape_cell(c['checkpoint_id'])} | {c.get('checkpoint_type') or ''} | "
+        f"{format_size(c['size_bytes'])} | {c['created_at']} | {_format_lag(c.get('lag'))} |"
         for c in document["checkpoints"]
     ]
     if not rows:
         return []
-    head = ["| name | type | size | committed |", "|---|---|---|---|"]
-    return ["## Checkpoints", "", *head, *rows, ""]
+    head = ["| name | type | size | committed | lag |", "|---|---|---|---|---|"]
+    earlier = len(rows) - _SHOWN_CHECKPOINTS
+    more = ["", f"{earlier} earlier ones: `prefect-bt checkpoints list`"] if earlier > 0 else []
+    return ["## Checkpoints", "", *head, *rows[-_SHOWN_CHECKPOINTS:], *more, ""]
+
+
+def _format_lag(lag: float | None) -> str:
+    """Seconds between the last write and the commit."""
+    return "" if lag is None else format_duration(lag)
 
 
 def _definition(definition: dict[str, Any]) -> list[str]:
@@ -84,6 +146,20 @@ def _definition(definition: dict[str, Any]) -> list[str]:
     commands = "\n".join(job.get("runtime", {}).get("start_commands", []))
     image = job.get("image", {}).get("base_image", "")
     return ["## Definition", "", f"Image: `{image}`", "", "```sh", commands, "```", ""]
+
+
+def _commands(document: dict[str, Any]) -> list[str]:
+    job = f"--job-id {document['id']}"
+    return [
+        "## Commands",
+        "",
+        f"Store: `{document['store']}`",
+        "",
+        "```sh",
+        f"prefect-bt logs {job}",
+        f"prefect-bt view {job}",
+        "```",
+    ]
 
 
 def _duration(attempt: dict[str, Any]) -> str:

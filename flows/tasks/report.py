@@ -1,10 +1,17 @@
-"""What people see of a job on its Prefect run: events, a card (rank_log.py: its logs)."""
+"""What people see of a job on its Prefect run: events, a card (rank_log.py: its logs).
+
+Every event is about the resource `prefect-bt.job.<id>`. Prefect adds the run, its task and its
+deployment as related resources. What the labels mean: docs/deployments.md, Events and automations.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
+from uuid import NAMESPACE_URL, uuid5
 
 import httpx
 from prefect.artifacts import create_markdown_artifact
@@ -12,13 +19,18 @@ from prefect.events import emit_event
 from prefect.exceptions import PrefectException
 
 from prefect_bt.attempts.job_context import JobContext
+from prefect_bt.attempts.retry_policy import parse_checkpoint_name
+from prefect_bt.checkpoints.layout import parse_step
+from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.job_card import render_card
 from prefect_bt.jobs.job_json import event_document, job_document
+from prefect_bt.ledger.records import JobEvent, Outcome
 from prefect_bt.ledger.states import JobState
 
-EVENT_PREFIX: Final = "prefect-bt.job."
+EVENT_PREFIX: Final = "prefect-bt."
 API_ERRORS = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
 """What Prefect's client raises when the API does not answer, or not as it should."""
+_NEVER_BEGAN: Final = frozenset({JobState.PENDING, JobState.CREATED})
 _logger = logging.getLogger(__name__)
 
 
@@ -29,15 +41,87 @@ def transition_job(
     happened = site.ledger.append_event(
         site.job_id, state, message=message, attempt=attempt, epoch=site.epoch
     )
-    emit_event(
-        event=f"{EVENT_PREFIX}{state.short_name}",
-        resource={
-            "prefect.resource.id": f"prefect-bt.job.{site.job_id}",
-            "prefect.resource.name": site.record.name,
-            "prefect-bt.project": site.record.project_name,
-        },
+    labels: dict[str, object] = {"attempt": attempt}
+    with suppress(StoreError):  # the labels are only for show; the state is written
+        ledger, job_id = site.ledger, site.job_id
+        labels = transition_labels(ledger.list_events(job_id), ledger.list_outcomes(job_id))
+    _emit(
+        site,
+        f"job.{state.short_name}",
+        labels,
         occurred=datetime.fromtimestamp(happened.at, UTC),
         payload=event_document(happened),
+    )
+
+
+def transition_labels(events: Sequence[JobEvent], outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """Return the labels of the newest event. Pure.
+
+    `failure-class` and `cause` are on the end of a failed job and on the retry that follows a
+    failure; not on a job that failed before its attempt began, whose last outcome is an older one.
+    """
+    event, last = events[-1], outcomes[-1] if outcomes else None
+    before = events[-2].state if len(events) > 1 else JobState.PENDING
+    attempt = event.attempt if event.attempt is not None else last and last.attempt
+    labels: dict[str, object] = {"attempt": attempt, "retry": _find_retry_kind(events)}
+    if last is None:
+        return labels
+    name = parse_checkpoint_name(last)
+    labels |= {"checkpoint": name, "step": parse_step(name)}
+    failed = event.state in {JobState.FAILED, JobState.DEPLOY_FAILED} and before not in _NEVER_BEGAN
+    if failed or event.state is JobState.CREATED:
+        labels |= {"failure-class": last.failure, "cause": last.cause}
+    return labels
+
+
+def _find_retry_kind(events: Sequence[JobEvent]) -> str:
+    """Return why the job was last started: `policy`, `manual` or `crash`; "" for a first start."""
+    made = next((i for i in reversed(range(len(events))) if events[i].state is JobState.CREATED), 0)
+    if made == 0:
+        return ""
+    before = events[made - 1].state
+    if events[made].attempt is not None:
+        return "policy"
+    if before is JobState.PENDING:
+        return ""
+    return "manual" if before.terminal else "crash"
+
+
+def report_recovery(site: JobContext) -> None:
+    """Emit `prefect-bt.job.recovered`: this process continues a job whose process died."""
+    attempts = site.ledger.list_attempts(site.job_id)
+    _emit(site, "job.recovered", {"attempt": attempts[-1].attempt if attempts else None})
+
+
+def report_commit(site: JobContext, *, attempt: int, rank: int, index: int, name: str) -> None:
+    """Emit `prefect-bt.checkpoint.committed` for the rank's commit number `index` in an attempt.
+
+    The event's id follows from them, so that another process that adopts the gang reports the same
+    event again and not a second one.
+    """
+    labels = {"attempt": attempt, "rank": rank, "checkpoint": name, "step": parse_step(name)}
+    identity = uuid5(NAMESPACE_URL, f"prefect-bt:{site.job_id}/{attempt}/{rank}/{index}/{name}")
+    _emit(site, "checkpoint.committed", labels, id=identity)
+
+
+def _emit(site: JobContext, name: str, labels: Mapping[str, object], **given: Any) -> None:
+    """Emit one event about the job; labels without a value are left out."""
+    record = site.record
+    labels = {
+        "job": record.id,
+        "kind": "serving" if record.serving else "training",
+        "project": record.project_name,
+        "store": site.ledger.store.url,
+        **labels,
+    }
+    emit_event(
+        event=f"{EVENT_PREFIX}{name}",
+        resource={
+            "prefect.resource.id": f"prefect-bt.job.{record.id}",
+            "prefect.resource.name": record.name,
+            **{f"{EVENT_PREFIX}{k}": str(v) for k, v in labels.items() if v not in (None, "")},
+        },
+        **given,
     )
 
 
@@ -50,8 +134,19 @@ def publish_job_card(site: JobContext) -> None:
     try:
         create_markdown_artifact(
             key=f"job-{site.job_id}",
-            markdown=render_card(document, site.record.definition),
+            markdown=render_card(document, site.record.definition, address=_serving_address(site)),
             description=f"Job {site.job_id}: {document['current_status']}",
         )
     except API_ERRORS as error:
         _logger.warning("The card of job %s cannot be shown: %s", site.job_id, error)
+
+
+def _serving_address(site: JobContext) -> str:
+    """Return the address of the deployment that the job serves; "" for a training."""
+    if site.record.serving is None:
+        return ""
+    from prefect_bt.serving.router.deployment_folder import RouterFolder  # no training needs it
+
+    name = site.record.serving.deployment
+    listen = RouterFolder.for_deployment(site.settings.state_dir, name).read_listen_address()
+    return f"{listen.address}/v1" if listen else ""

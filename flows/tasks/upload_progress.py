@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
@@ -21,14 +22,20 @@ from prefect_bt.attempts.grace_period import find_save_estimate
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.checkpoints.upload.progress_text import format_upload, format_uploads
 from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
-from prefect_bt.errors import StoreError
-from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.errors import PrefectBtError, StoreError
+from prefect_bt.flows.tasks.report import API_ERRORS, publish_job_card, report_commit
 from prefect_bt.text.control_characters import escape_controls
 
 POLL_INTERVAL: Final = 3.0
 """Seconds between two looks at the store."""
 _PERCENT_STEP: Final = 10.0
 """Per cent of the way between two words to Prefect."""
+_CARD_INTERVAL: Final = 10.0
+"""Seconds from the first refresh of the card for a commit to the second; doubled with each one.
+
+A job that commits once a minute gets nine in its first hour, then one whenever its age doubles: 18
+in a month. A job may cost 60 requests, however long it takes; events are free.
+"""
 
 
 @contextmanager
@@ -56,11 +63,14 @@ class UploadProgressReporter:
     def __init__(self, site: JobContext, attempt: int) -> None:
         record = site.record
         self._site, self._warned = site, False
+        self._attempt = attempt
         self._uploads = UploadStatusReader(site.ledger.store, record.project_id, record.id, attempt)
         self._key = f"uploads-{record.id}-{attempt}"
         self._artifact: UUID | None = None
         self._reported_percent = -_PERCENT_STEP
         self._committed: dict[int, int] = {}
+        self._card_interval, self._card_due = _CARD_INTERVAL, 0.0
+        self._card_stale = False
         self._errors: dict[int, str] = {}
         self._logger: logging.Logger | logging.LoggerAdapter[Any] = get_run_logger()
 
@@ -76,18 +86,24 @@ class UploadProgressReporter:
             return
         try:
             self._log_commits(ranks)
+            self._refresh_card()
             self._update_artifact(ranks)
-        except StoreError:
+        except PrefectBtError:
             return
         except API_ERRORS as error:
             self._logger.debug("The uploads cannot be shown: %s", error)
 
     def _log_commits(self, ranks: Sequence[RankUpload]) -> None:
         for one in ranks:
-            names = one.status.committed
-            new = names[self._committed.get(one.rank, 0) :]
+            names, known = one.status.committed, self._committed.get(one.rank, 0)
+            new = names[known:]
             if new:
                 self._committed[one.rank] = len(names)
+                for index, name in enumerate(new, known):
+                    report_commit(
+                        self._site, attempt=self._attempt, rank=one.rank, index=index, name=name
+                    )
+                self._card_stale = True
                 shown = escape_controls(", ".join(new))
                 self._logger.info("rank %d: committed %s; %s", one.rank, shown, format_upload(one))
                 self._warn_about_last_save()
@@ -98,6 +114,13 @@ class UploadProgressReporter:
                     self._logger.warning(
                         "rank %d: tried again: %s", one.rank, escape_controls(trouble)
                     )
+
+    def _refresh_card(self) -> None:
+        now = time.monotonic()
+        if self._card_stale and now >= self._card_due:
+            self._card_stale, self._card_due = False, now + self._card_interval
+            self._card_interval *= 2
+            publish_job_card(self._site)
 
     def _warn_about_last_save(self) -> None:
         """Once an attempt, where a last checkpoint would not be saved in the time there is."""

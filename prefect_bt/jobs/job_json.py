@@ -107,6 +107,7 @@ def _attempt_documents(ledger: Ledger, job_id: str) -> list[dict[str, Any]]:
         {
             "attempt": begun.attempt,
             "started_at": format_iso(begun.at),
+            "host": begun.host.partition(":")[0] or None,
             **_outcome_document(outcomes.get(begun.attempt)),
         }
         for begun in ledger.list_attempts(job_id)
@@ -126,6 +127,10 @@ def _outcome_document(outcome: Outcome | None) -> dict[str, Any]:
         "failed_at": format_iso(outcome.failed_at) if outcome.failed_at is not None else None,
         "exit_code": outcome.exit_code,
         "message": outcome.message,
+        "nodes": [
+            {"rank": node.rank, "exit_code": node.exit_code, "reason": node.reason or None}
+            for node in outcome.nodes
+        ],
     }
 
 
@@ -174,8 +179,11 @@ def _weights_documents(ledger: Ledger, job_id: str, job: TrainingJob) -> list[di
 
 
 def _checkpoint_document(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, Any]:
+    """`lag` is in seconds, from the last write to a file until the last rank's commit."""
     status, error = sync.checkpoint_status(checkpoint)
-    shown = {"sync_status": status, "sync_error": error or None}
+    written = max((file.modified for file in checkpoint.files()), default=0.0)
+    lag = max(0.0, checkpoint.created_at - written) if written else None
+    shown = {"sync_status": status, "sync_error": error or None, "lag": lag}
     return {**checkpoint_document(checkpoint), **shown}
 
 

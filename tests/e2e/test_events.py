@@ -1,0 +1,92 @@
+"""The events of a job on a real server, and what their labels tell automations."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Machine, call, until
+
+pytestmark = [pytest.mark.integration]
+
+
+def events(machine: Machine, job_id: str, last: str) -> list[dict[str, Any]]:
+    """Return the job's events, oldest first, once one called `last` is among them."""
+
+    def seen() -> list[dict[str, Any]]:
+        wanted = {"resource": {"id": [f"prefect-bt.job.{job_id}"]}, "order": "ASC"}
+        found = call(machine, "POST", "events/filter", filter=wanted)["events"]
+        return found if any(event["event"] == f"prefect-bt.{last}" for event in found) else []
+
+    return until(seen, seconds=30, what=f"{last} of {job_id}")
+
+
+def labels(found: list[dict[str, Any]], name: str) -> list[dict[str, str]]:
+    """Return our labels of each event called `name`, without their prefix."""
+    return [
+        {
+            label.removeprefix("prefect-bt."): value
+            for label, value in event["resource"].items()
+            if label.startswith("prefect-bt.")
+        }
+        for event in found
+        if event["event"] == f"prefect-bt.{name}"
+    ]
+
+
+def test_a_failure_tells_its_cause_and_the_newest_checkpoint(machine: Machine) -> None:
+    script = """
+    mkdir -p $BT_CHECKPOINT_DIR/checkpoint-7; echo 1 > $BT_CHECKPOINT_DIR/checkpoint-7/a; exit 3
+    """
+    job = machine.train(machine.folder(script))
+    found = events(machine, job["id"], "job.failed")
+    always = {
+        "job": job["id"],
+        "kind": "training",
+        "project": "e2e",
+        "store": machine.ledger.store.url,
+    }
+    saved = {"checkpoint": "checkpoint-7", "step": "7"}
+    assert labels(found, "job.deploying") == [{**always, "attempt": "0"}]
+    assert labels(found, "checkpoint.committed") == [
+        {**always, **saved, "attempt": "0", "rank": "0"}
+    ]
+    assert labels(found, "job.failed") == [
+        {**always, **saved, "attempt": "0", "failure-class": "user", "cause": "command_failed"}
+    ]
+    run = {
+        "prefect.resource.id": f"prefect.flow-run.{job['flow_run_id']}",
+        "prefect.resource.role": "flow-run",
+    }
+    for event in found:
+        assert any(run.items() <= related.items() for related in event["related"]), event
+
+
+def test_a_recovered_job_is_told_from_a_first_start(machine: Machine, tmp_path: Path) -> None:
+    """The flow dies: the job is recovered. The training dies: the retry policy goes on."""
+    script = """
+    mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT
+    echo 1 > $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT/a
+    test $BT_RETRY_COUNT = 1 || until test -e $WORD/killed; do sleep 0.1; done
+    test $BT_RETRY_COUNT = 1 || kill -9 $$
+    """
+    job_id = machine.push(machine.folder(script, env={"WORD": str(tmp_path)}))["id"]
+    machine.wait(job_id, "RUNNING")
+    until(lambda: machine.checkpoints(job_id), seconds=60, what="a commit")
+    assert not labels(events(machine, job_id, "checkpoint.committed"), "job.recovered")
+    for flow in machine.processes(job_id, "prefect_bt.supervisor.run_flow"):
+        flow.send_signal(signal.SIGKILL)
+    assert [
+        one["attempt"] for one in labels(events(machine, job_id, "job.recovered"), "job.recovered")
+    ] == ["0"]
+    (tmp_path / "killed").touch()
+    machine.wait(job_id, "COMPLETED")
+    found = events(machine, job_id, "job.completed")
+    assert [
+        (one.get("retry"), one.get("failure-class")) for one in labels(found, "job.created")
+    ] == [("policy", "infrastructure")]
+    committed = labels(found, "checkpoint.committed")
+    assert [(one["attempt"], one["step"]) for one in committed] == [("0", "0"), ("1", "1")]
