@@ -125,6 +125,9 @@ def _make_app(kind: type[App] = App) -> App:
     app.command(f"{_COMMANDS}.machine.gc:gc", name="gc", help_epilogue="")
     app.command(f"{_COMMANDS}.machine.up_down:up", name="up", help_epilogue="")
     app.command(f"{_COMMANDS}.machine.up_down:down", name="down", help_epilogue="")
+    app.command(
+        f"{_COMMANDS}.machine.automations:create_automations", name="automations", help_epilogue=""
+    )
     app.meta.default(_launcher(app))
     return app
 

@@ -65,6 +65,9 @@ SUMMARIES: Final[dict[str, str]] = {
     "checkpoints.serve:serve_checkpoints": (
         "Serve the checkpoint files of a store in a local folder, until Ctrl-C."
     ),
+    "machine.automations:create_automations": (
+        "Create Prefect automations that notify of failures and serve checkpoints, or update them."
+    ),
     "machine.gc:gc": (
         "Find what no living job owns, on this machine and in its store, and remove it."
     ),

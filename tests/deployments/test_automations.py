@@ -1,0 +1,163 @@
+"""`prefect-bt automations` on a real server: made once, and fired by the events of real jobs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.blocks.system import Secret
+from prefect.events import Resource, ResourceSpecification
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+from prefect_bt.prefect_api.automations import TEMPLATE
+from tests.e2e.conftest import Machine, call, serve, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+NOTIFYING = ("prefect-bt-user-failure", "prefect-bt-recovered")
+SERVING = "prefect-bt-deploy-checkpoints"
+LOSE_THE_TRAINING = "kill -9 $$"
+FAIL_AFTER_THE_FLOW_DIED = "until test -e $WORD/killed; do sleep 0.1; done; exit 3"
+SAVE = "mkdir $BT_CHECKPOINT_DIR/checkpoint-1; echo 1 > $BT_CHECKPOINT_DIR/checkpoint-1/a"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """With a server that no other test uses: their jobs would fire the automations, too."""
+    root = tmp_path_factory.mktemp("automations")
+    with serve(root) as environment:
+        yield Machine(root, environment)
+
+
+@pytest.fixture(scope="module")
+def notifications() -> Generator[tuple[str, list[dict[str, str]]]]:
+    """The URL of a webhook and what has been posted to it."""
+    received: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", received
+        server.shutdown()
+
+
+def create(machine: Machine, *words: str) -> dict[str, str]:
+    """Run the command; the name of each automation and what was done about it."""
+    done = json.loads(machine.run("automations", *words, "-o", "json").stdout)
+    known = {one["id"]: one["name"] for one in call(machine, "POST", "automations/filter")}
+    assert known == {one["id"]: one["name"] for one in done if one["id"]}  # no second one of a name
+    return {one["name"]: one["status"] for one in done}
+
+
+def test_they_are_created_once(machine: Machine, notifications: Any) -> None:
+    assert create(machine) == dict.fromkeys([*NOTIFYING, SERVING], "missing")
+    told = machine.run("automations").stderr
+    assert "--notify slack-webhook/team" in told
+    assert "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-chec" in told
+    command = ["--prefect-file", "deployments/prefect.yaml", "--name", "deploy-checkpoints"]
+    subprocess.run(
+        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", *command],
+        env={**machine.environment, **machine.api, "PWD": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    missing = dict.fromkeys(NOTIFYING, "missing")
+    assert create(machine) == {**missing, SERVING: "created"}
+    api: dict[Any, Any] = {
+        PREFECT_API_URL: machine.api_url,
+        PREFECT_API_AUTH_STRING: machine.api[PREFECT_API_AUTH_STRING.name],
+    }
+    with temporary_settings(api):
+        data = {"subject": "{{subject}}", "body": "{{body}}"}
+        hook: Any = CustomWebhookNotificationBlock(
+            name="hook", url=notifications[0], json_data=data
+        )
+        hook.save("hook")
+        secret: Any = Secret(value="x")  # pyright: ignore[reportArgumentType]
+        secret.save("no-hook")
+    for name, fault in (("custom-webhook/nobody", "no block"), ("secret/no-hook", "cannot send")):
+        done = machine.run("automations", "--notify", name, check=False)
+        assert (done.returncode, fault in done.stderr) == (1, True), done.stderr
+    words = ("--notify", "custom-webhook/hook")
+    assert create(machine, *words) == {**dict.fromkeys(NOTIFYING, "created"), SERVING: "updated"}
+    assert set(create(machine, *words).values()) == {"updated"}
+    assert create(machine) == {**dict.fromkeys(NOTIFYING, "unchanged"), SERVING: "updated"}
+
+
+def test_notifications_tell_causes_apart(
+    machine: Machine, notifications: Any, tmp_path: Path
+) -> None:
+    """The events of the infrastructure's failure come before those that do notify."""
+    lost = machine.folder(LOSE_THE_TRAINING)
+    words = ("--infrastructure-retries", "0")
+    assert machine.push_wait(lost, *words)[1]["attempts"][0]["failure"] == "infrastructure"
+    failing = machine.folder(FAIL_AFTER_THE_FLOW_DIED, env={"WORD": str(tmp_path)})
+    job_id = machine.push(failing)["id"]
+    machine.wait(job_id, "RUNNING")
+    for flow in machine.processes(job_id, "prefect_bt.supervisor.run_flow"):
+        flow.send_signal(signal.SIGKILL)
+    received = notifications[1]
+    until(lambda: received, seconds=60, what="the recovery")
+    (tmp_path / "killed").touch()
+    machine.wait(job_id, "FAILED")
+    until(lambda: len(received) > 1, seconds=60, what="the failure")
+    recovered, failed = received
+    assert recovered["subject"] == f"Job {job_id} of e2e was recovered"
+    assert "continues attempt 0" in recovered["body"]
+    assert failed["subject"] == f"Job {job_id} of e2e failed"
+    assert "start command 1 exited with 3" in failed["body"]
+    assert "Cause: command_failed, attempt 0" in failed["body"]
+    assert f"/runs/flow-run/{machine.view(job_id)['flow_run_id']}" in failed["body"]
+
+
+def test_the_checkpoint_of_a_completed_training_is_deployed(machine: Machine) -> None:
+    machine.completed(machine.folder("exit 0"))  # without a checkpoint
+    job_id = machine.completed(machine.folder(SAVE))["id"]
+
+    def runs() -> list[dict[str, Any]]:
+        flow = {"name": {"any_": ["deploy-checkpoints"]}}
+        return call(machine, "POST", "flow_runs/filter", flows=flow)
+
+    (run,) = until(runs, seconds=60, what="a run of deploy-checkpoints")
+    store = {"url": machine.ledger.store.url}
+    assert run["parameters"] == {"model_name": "e2e", "job_id": job_id, "store": store}
+
+    def ended() -> str:
+        state = runs()[0]["state"]
+        return state["message"] if state["type"] == "FAILED" else ""
+
+    # The parameters fit the flow: it runs, and finds no model in what the job saved.
+    assert f"latest of job {job_id}" in until(ended, seconds=120, what="the end of the run")
+
+
+@pytest.mark.parametrize(
+    ("labels", "fires"),
+    [
+        ({"kind": "training", "checkpoint": "a"}, True),
+        ({"kind": "training"}, False),
+        ({"kind": "serving", "checkpoint": "a"}, False),
+    ],
+)
+def test_a_served_revision_is_not_deployed(labels: dict[str, str], fires: bool) -> None:
+    documents = yaml.safe_load(TEMPLATE.read_text())["automations"]
+    match = next(one["trigger"]["match"] for one in documents if one["name"] == SERVING)
+    named = {f"prefect-bt.{label}": value for label, value in labels.items()}
+    resource = Resource({"prefect.resource.id": "prefect-bt.job.x", **named})
+    assert ResourceSpecification(match).matches(resource) is fires
