@@ -26,6 +26,7 @@ from prefect_bt.flows.tasks.job_card import render_card
 from prefect_bt.jobs.job_json import event_document, job_document
 from prefect_bt.ledger.records import JobEvent, Outcome
 from prefect_bt.ledger.states import JobState
+from prefect_bt.text.control_characters import escape_controls
 
 EVENT_PREFIX: Final = "prefect-bt."
 API_ERRORS = (PrefectException, httpx.HTTPError, OSError, RuntimeError)
@@ -89,18 +90,19 @@ def _find_retry_kind(events: Sequence[JobEvent]) -> str:
 
 def report_recovery(site: JobContext) -> None:
     """Emit `prefect-bt.job.recovered`: this process continues a job whose process died."""
-    attempts = site.ledger.list_attempts(site.job_id)
-    _emit(site, "job.recovered", {"attempt": attempts[-1].attempt if attempts else None})
+    with suppress(StoreError):  # only for show
+        attempts = site.ledger.list_attempts(site.job_id)
+        _emit(site, "job.recovered", {"attempt": attempts[-1].attempt if attempts else None})
 
 
-def report_commit(site: JobContext, *, attempt: int, rank: int, index: int, name: str) -> None:
-    """Emit `prefect-bt.checkpoint.committed` for the rank's commit number `index` in an attempt.
+def report_commit(site: JobContext, *, attempt: int, rank: int, name: str) -> None:
+    """Emit `prefect-bt.checkpoint.committed` for a rank's checkpoint.
 
-    The event's id follows from them, so that another process that adopts the gang reports the same
-    event again and not a second one.
+    The event's id follows from the arguments: a process that adopts the gang and reports its
+    commits again adds no second event.
     """
     labels = {"attempt": attempt, "rank": rank, "checkpoint": name, "step": parse_step(name)}
-    identity = uuid5(NAMESPACE_URL, f"prefect-bt:{site.job_id}/{attempt}/{rank}/{index}/{name}")
+    identity = uuid5(NAMESPACE_URL, f"prefect-bt:{site.job_id}/{attempt}/{rank}/{name}")
     _emit(site, "checkpoint.committed", labels, id=identity)
 
 
@@ -119,7 +121,11 @@ def _emit(site: JobContext, name: str, labels: Mapping[str, object], **given: An
         resource={
             "prefect.resource.id": f"prefect-bt.job.{record.id}",
             "prefect.resource.name": record.name,
-            **{f"{EVENT_PREFIX}{k}": str(v) for k, v in labels.items() if v not in (None, "")},
+            **{
+                f"{EVENT_PREFIX}{label}": escape_controls(str(value))
+                for label, value in labels.items()
+                if value not in (None, "")
+            },
         },
         **given,
     )

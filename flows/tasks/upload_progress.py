@@ -95,14 +95,12 @@ class UploadProgressReporter:
 
     def _log_commits(self, ranks: Sequence[RankUpload]) -> None:
         for one in ranks:
-            names, known = one.status.committed, self._committed.get(one.rank, 0)
-            new = names[known:]
+            names = one.status.committed
+            new = names[self._committed.get(one.rank, 0) :]
             if new:
                 self._committed[one.rank] = len(names)
-                for index, name in enumerate(new, known):
-                    report_commit(
-                        self._site, attempt=self._attempt, rank=one.rank, index=index, name=name
-                    )
+                for name in new:
+                    report_commit(self._site, attempt=self._attempt, rank=one.rank, name=name)
                 self._card_stale = True
                 shown = escape_controls(", ".join(new))
                 self._logger.info("rank %d: committed %s; %s", one.rank, shown, format_upload(one))

@@ -69,7 +69,9 @@ def test_they_are_created_once(machine: Machine, notifications: Any) -> None:
     assert create(machine) == dict.fromkeys([*NOTIFYING, SERVING], "missing")
     told = machine.run("automations").stderr
     assert "--notify slack-webhook/team" in told
-    assert "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-chec" in told
+    assert (
+        "prefect deploy --prefect-file deployments/prefect.yaml --name deploy-checkpoints" in told
+    )
     command = ["--prefect-file", "deployments/prefect.yaml", "--name", "deploy-checkpoints"]
     subprocess.run(
         [sys.executable, "-m", "prefect", "--no-prompt", "deploy", *command],

@@ -77,6 +77,13 @@ def test_a_recovered_job_is_told_from_a_first_start(machine: Machine, tmp_path: 
     machine.wait(job_id, "RUNNING")
     until(lambda: machine.checkpoints(job_id), seconds=60, what="a commit")
     assert not labels(events(machine, job_id, "checkpoint.committed"), "job.recovered")
+
+    def shown_while_it_runs() -> bool:
+        wanted = {"key": {"any_": [f"job-{job_id}"]}}
+        (card,) = call(machine, "POST", "artifacts/latest/filter", artifacts=wanted)
+        return "| checkpoint-0 |" in card["data"]
+
+    until(shown_while_it_runs, seconds=30, what="the commit on the card")
     for flow in machine.processes(job_id, "prefect_bt.supervisor.run_flow"):
         flow.send_signal(signal.SIGKILL)
     assert [
