@@ -72,7 +72,7 @@ print("took", sorted(steps)[len(steps) // 2], flush=True)
 """
 SAMPLE = """
 import logging, resource, sys, time
-from prefect_bt.flows.tasks.rank_log import RankLogForwarder
+from prefect_bt.flows.tasks.reporting.rank_log import RankLogForwarder
 class Node:
     rank = 0
     def read_log(self, *, offset, limit):

@@ -20,8 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-TASKS = 4
-"""accept-job, training-attempt, provision, run-node."""
+TASKS = 5
+"""accept-job, training, attempt, provision, run-node."""
 
 CONFIG = """
 from truss_train import definitions as d

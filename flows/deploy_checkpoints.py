@@ -19,7 +19,7 @@ from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingImage, T
 from prefect_bt.errors import DefinitionError, PrefectBtError
 from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_task import call_task, failed_state, job_task
-from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.serving.checkpoint_selection import requests_for_job, select_models

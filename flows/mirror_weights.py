@@ -31,7 +31,7 @@ from prefect_bt.flows.tasks.mirror import (
     mirror_with_progress,
     run_name,
 )
-from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.planning.plan import WeightsPlan

@@ -1,6 +1,6 @@
 """The `serve` flow: one revision of a serving deployment, for as long as it serves.
 
-    accept-job -> mirror-weights (one a source) -> training-attempt (one a start of the server)
+    accept-job -> mirror-weights (one a source) -> training (one attempt a start of the server)
 
 It is `train` for a job whose command is an inference server (serving.serving_job), and beside the
 gang it sees to readiness, the gate and the route (flows.tasks.serving_watch). `prefect-bt
@@ -15,10 +15,10 @@ from typing import Any
 from prefect.client.schemas.objects import State
 
 from prefect_bt.blocks import TrainingStore
-from prefect_bt.flows.tasks.console_output import ignore_broken_pipe
 from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
 from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
+from prefect_bt.flows.tasks.reporting.console_output import ignore_broken_pipe
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.jobs.asynchronous import asynchronous
 

@@ -1,11 +1,12 @@
 """Run one training job as the Prefect flow `train`.
 
-    accept-job -> mirror-weights (one a source) -> training-attempt
-                                                     ├ provision
-                                                     ├ run-node (one a rank)
-                                                     └ upload-checkpoints
+    accept-job -> mirror-weights (one a source) -> training
+                                                     └ attempt N
+                                                        ├ provision
+                                                        ├ rank R (run-node, one a rank)
+                                                        └ upload checkpoints
 
-Each Prefect retry of `training-attempt` is one attempt of the job (docs/decisions/003). The flow is
+Each Prefect retry of `training` is one attempt of the job (docs/decisions/003). The flow is
 synchronous and supervises the gang in its main thread, because Prefect's cancellation, Ctrl-C and
 SIGTERM arrive there. Nodes are separate processes and write to files.
 """
@@ -28,10 +29,10 @@ from prefect_bt.blocks import (
     TrainingSecrets,
     TrainingStore,
 )
-from prefect_bt.flows.tasks.console_output import ignore_broken_pipe
 from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
 from prefect_bt.flows.tasks.job_flow import find_flow_retries, job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
+from prefect_bt.flows.tasks.reporting.console_output import ignore_broken_pipe
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.options import SubmitOptions

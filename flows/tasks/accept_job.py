@@ -30,7 +30,7 @@ from prefect_bt.flows.tasks.parent_runs import (
     is_any_cancelled,
     list_parent_runs,
 )
-from prefect_bt.flows.tasks.report import API_ERRORS, report_recovery, transition_job
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS, report_recovery, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id

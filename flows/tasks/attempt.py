@@ -34,11 +34,11 @@ from prefect_bt.attempts.resources import save_resources
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
 from prefect_bt.flows.tasks.job_task import call_task, job_task, outside_transaction
 from prefect_bt.flows.tasks.pull_image import ensure_image
-from prefect_bt.flows.tasks.rank_log import RankLogForwarder
-from prefect_bt.flows.tasks.report import publish_job_card, transition_job
+from prefect_bt.flows.tasks.reporting.rank_log import RankLogForwarder
+from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
+from prefect_bt.flows.tasks.reporting.upload_progress import report_upload_progress
 from prefect_bt.flows.tasks.retry_delay import RetryDelay
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
-from prefect_bt.flows.tasks.upload_progress import report_upload_progress
 from prefect_bt.host.job_lock import host_id
 from prefect_bt.ledger.records import NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState

@@ -22,7 +22,7 @@ from prefect_bt.attempts.lifecycle import (
     terminal_state,
 )
 from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateError, StoreError
-from prefect_bt.flows.tasks.report import publish_job_card, transition_job
+from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.host.job_lock import has_lock_file, is_this_host
 from prefect_bt.jobs.job_json import job_document
@@ -45,6 +45,8 @@ class JobRun:
     error: PrefectBtError | None = None
     """Error that made the job fail, or kept it from starting. It is not raised out of the flow,
     since Prefect would log it with a traceback."""
+    interrupt: KeyboardInterrupt | None = None
+    """Ctrl-C. Raised out of the flow, it would make the run Crashed."""
 
 
 @contextmanager
@@ -92,8 +94,7 @@ def _record_end(job: JobRun) -> Generator[None]:
         if job.site is None:
             raise
         _finish_interrupted(job.site)
-        # Raised, it would make the run Crashed. The caller gets it once the run is Cancelled.
-        cast("Any", FlowRunContext.get()).flow.interrupt = interrupt
+        job.interrupt = interrupt
     except BaseException:
         if job.site is not None:
             _finish_interrupted(job.site)
@@ -129,6 +130,10 @@ def _release_ownership(site: JobContext) -> None:
 
 def final_state(job: JobRun) -> dict[str, Any] | State[Any]:
     """What the flow returns: the job's document, Cancelled for a stopped job, Failed with why."""
+    if job.interrupt is not None:
+        # The caller gets the interrupt once the run is Cancelled.
+        cast("Any", FlowRunContext.get()).flow.interrupt = job.interrupt
+        return Cancelled(message="Stopped by an interrupt.")
     if job.error is not None:
         return Failed(message=str(job.error), data=job.error)
     site = job.site

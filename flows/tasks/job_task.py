@@ -24,7 +24,7 @@ from prefect.transactions import BaseTransaction
 from prefect.utilities.engine import emit_task_run_state_change_event
 
 from prefect_bt.errors import PrefectBtError
-from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 
 INTERRUPTS = (KeyboardInterrupt, TerminationSignal)
 """What Ctrl-C, SIGTERM and a worker's cancellation raise in the main thread."""

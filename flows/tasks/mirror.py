@@ -22,7 +22,7 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 
-from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.settings import Settings

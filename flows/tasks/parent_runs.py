@@ -11,7 +11,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 
-from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.parent_calls import ParentCall, claim_call
 

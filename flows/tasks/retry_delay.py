@@ -24,7 +24,7 @@ from prefect_bt.attempts.lifecycle import decide_job_retry
 from prefect_bt.attempts.retry_policy import compute_retry_delay
 from prefect_bt.errors import AttemptFailed, PrefectBtError, StoreError
 from prefect_bt.flows.tasks.job_task import set_task_state
-from prefect_bt.flows.tasks.report import publish_job_card, transition_job
+from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.ledger.fencing_epochs import Superseded
 from prefect_bt.ledger.states import JobState

@@ -22,7 +22,7 @@ from prefect_bt.attempts.gang import Gang, read_log_tail
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.credentials.secrets import resolve_secrets
 from prefect_bt.errors import PrefectBtError, ServerError, StoreError
-from prefect_bt.flows.tasks.report import API_ERRORS
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.ledger.records import FailureClass, ServingRef
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.plan import GangPlan

@@ -73,7 +73,7 @@ def main() -> int:
     _redirect_output(lock_path(Settings().state_dir, told["job_id"]).with_name("flow.log"))
     from prefect.settings import PREFECT_API_URL
 
-    from prefect_bt.flows.tasks.report import API_ERRORS
+    from prefect_bt.flows.tasks.reporting.report import API_ERRORS
     from prefect_bt.ledger.opening import open_ledger
 
     ledger = open_ledger()

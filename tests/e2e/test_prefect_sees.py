@@ -63,15 +63,15 @@ def test_the_run_shows_the_job(machine: Machine) -> None:
         tasks = ask(machine, "task_runs/filter", flow_runs={"id": {"any_": [run_id]}})
         return sorted(task["name"] for task in tasks)
 
-    nodes = ["run-node rank-0", "run-node rank-1"]
-    others = ["accept-job", "training-attempt", "provision", "upload-checkpoints"]
+    nodes = ["attempt 0 · rank 0", "attempt 0 · rank 1"]
+    others = ["accept-job", "training", "attempt 0 · provision", "attempt 0 · upload checkpoints"]
 
     def complete() -> bool:
         return all(any(name.startswith(one) for name in names()) for one in nodes + others)
 
     # Prefect makes them of events, which may come after the run's end.
     until(complete, seconds=30, what=lambda: f"{nodes + others}, but {names()}")
-    assert [name for name in names() if name.startswith("run-node")] == nodes
+    assert [name for name in names() if "rank" in name] == nodes
 
     card = ask(
         machine, "artifacts/latest/filter", artifacts={"key": {"any_": [f"job-{job['id']}"]}}

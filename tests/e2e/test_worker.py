@@ -132,9 +132,9 @@ def test_a_pushed_job_waits_for_the_worker_and_is_shown_in_prefect(machine: Mach
     def tasks_are_complete() -> bool:
         of_run = {"flow_runs": {"id": {"any_": [run_id]}}}
         tasks = call(machine, "POST", "task_runs/filter", **of_run)
-        ranks = sorted(task["name"] for task in tasks if task["name"].startswith("run-node"))
+        ranks = sorted(task["name"] for task in tasks if "rank" in task["name"])
         states = {task["state_type"] for task in tasks}
-        return ranks == ["run-node rank-0", "run-node rank-1"] and states == {"COMPLETED"}
+        return ranks == ["attempt 0 · rank 0", "attempt 0 · rank 1"] and states == {"COMPLETED"}
 
     # Prefect makes them of events, which may come after the run's end.
     until(tasks_are_complete, seconds=30, what="both ranks' tasks, and every task COMPLETED")

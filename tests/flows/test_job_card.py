@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefect_bt.flows.tasks.job_card import render_card
+from prefect_bt.flows.tasks.reporting.job_card import render_card
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "flows" / "job_card.md"
 

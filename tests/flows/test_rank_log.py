@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prefect_bt.flows.tasks import rank_log
-from prefect_bt.flows.tasks.rank_log import TAIL_LINES, RankLogForwarder
+from prefect_bt.flows.tasks.reporting import rank_log
+from prefect_bt.flows.tasks.reporting.rank_log import TAIL_LINES, RankLogForwarder
 from prefect_bt.logs.line_format import format_line, format_lines
 
 

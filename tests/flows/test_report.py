@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.flows.tasks import upload_progress
-from prefect_bt.flows.tasks.report import transition_labels
+from prefect_bt.flows.tasks.reporting import upload_progress
+from prefect_bt.flows.tasks.reporting.report import transition_labels
 from prefect_bt.ledger.records import Cause, FailureClass, JobEvent, Outcome
 from prefect_bt.ledger.states import JobState as S
 

@@ -10,7 +10,7 @@ import pytest
 
 from prefect_bt import codec
 from prefect_bt.definitions import Image, Runtime, TrainingJob, TrainingProject
-from prefect_bt.flows.tasks.job_card import render_card
+from prefect_bt.flows.tasks.reporting.job_card import render_card
 from prefect_bt.host.job_lock import JobLock
 from prefect_bt.jobs.job_json import job_document
 from prefect_bt.jobs.options import SubmitOptions

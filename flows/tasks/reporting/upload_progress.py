@@ -23,7 +23,7 @@ from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.checkpoints.upload.progress_text import format_upload, format_uploads
 from prefect_bt.checkpoints.upload.upload_status import RankUpload, UploadStatusReader
 from prefect_bt.errors import PrefectBtError, StoreError
-from prefect_bt.flows.tasks.report import API_ERRORS, publish_job_card, report_commit
+from prefect_bt.flows.tasks.reporting.report import API_ERRORS, publish_job_card, report_commit
 from prefect_bt.text.control_characters import escape_controls
 
 POLL_INTERVAL: Final = 3.0
