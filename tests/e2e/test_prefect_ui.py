@@ -1,0 +1,253 @@
+"""Blocks, runs, cancelling and retrying in both of Prefect's UIs, as a person uses them.
+
+A headless browser fills in the forms, of which only what has no default, and presses the buttons;
+the server, the deployment and the worker are those of `prefect-bt up` (`make browser`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect.blocks.core import Block
+
+from prefect_bt import blocks
+from prefect_bt.local_server.password import CLIENT_VARIABLE
+from tests.browser import browser
+from tests.in_process import environment_of
+
+from .conftest import Machine, call, until
+from .ui_pages import UIS, BlockPages, PrefectUI, RunPages
+
+pytestmark = [pytest.mark.slow, pytest.mark.integration]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A block as the forms make it: the fields without default, and one that is edited later."""
+
+    block: type[Block]
+    required: Mapping[str, Any]
+    field: str
+    edited: Any
+    typed: str = ""
+    """What the edit form is given instead of `edited`."""
+
+
+CASES = [
+    Case(
+        blocks.TrainingSecrets,
+        {"values": {"first": "planted-1c7e"}},
+        "values",
+        {"first": "planted-1c7e", "second": "planted-8a2f"},
+        # The form shows the first one masked; it is kept.
+        typed='{"first": "********", "second": "planted-8a2f"}',
+    ),
+    Case(blocks.TrainingCompute, {}, "node_count", 2),
+    Case(blocks.TrainingImage, {"base_image": "ghcr.io/team/train:1"}, "base_image", "train:2"),
+    Case(blocks.TrainingStore, {"url": "/shared/store"}, "url", "s3://bucket/store"),
+    Case(blocks.LocalSubstrate, {"state_dir": "/scratch/ui"}, "grace_seconds", 12.5),
+    Case(blocks.DockerSubstrate, {"state_dir": "/scratch/ui"}, "docker_host", "unix:///d.sock"),
+    Case(blocks.RetryPolicy, {}, "infrastructure", 7),
+    Case(blocks.ServingEngine, {}, "patience_seconds", 60.0),
+    Case(blocks.ServingDeployment, {"model_name": "stories"}, "host", "127.0.0.1"),
+]
+FAILS_ONCE = "echo attempt $BT_RETRY_COUNT; test $BT_RETRY_COUNT = 1 || exit 3\n"
+
+
+@pytest.fixture(scope="module")
+def machine(served_machine: Machine) -> Machine:
+    return served_machine
+
+
+@pytest.fixture(scope="module", params=list(UIS))
+def site(request: pytest.FixtureRequest, machine: Machine) -> Iterator[PrefectUI]:
+    """One of the UIs in a browser of its own, in which a person has signed in."""
+    with browser("--window-size=1300,1600") as page:
+        site = PrefectUI(page, machine.api_url.removesuffix("/api"), UIS[request.param])
+        site.sign_in(machine.api[CLIENT_VARIABLE])
+        yield site
+
+
+@pytest.fixture
+def forms(site: PrefectUI) -> BlockPages:
+    return BlockPages(site)
+
+
+@pytest.fixture
+def runs(site: PrefectUI) -> RunPages:
+    return RunPages(site)
+
+
+@pytest.fixture(scope="module")
+def deployment_id(machine: Machine) -> str:
+    return str(call(machine, "GET", "deployments/name/train/train")["id"])
+
+
+def properties(block: type[Block]) -> dict[str, dict[str, Any]]:
+    return block.model_json_schema()["properties"]
+
+
+def label(block: type[Block], field: str) -> str:
+    return str(properties(block)[field]["title"])
+
+
+def type_as(value: Any) -> str:
+    """Return what a person types for the value."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def expected(case: Case, **changed: Any) -> dict[str, Any]:
+    """Return the values of a block whose other fields have their defaults."""
+    shown = {
+        name: one["default"] for name, one in properties(case.block).items() if "default" in one
+    }
+    return values(case.block.model_validate({**shown, **case.required, **changed}))
+
+
+def values(block: Block) -> dict[str, Any]:
+    return {name: getattr(block, name) for name in type(block).model_fields}
+
+
+@contextmanager
+def client_of(machine: Machine) -> Iterator[None]:
+    """Let Prefect's client in this process use the machine's server."""
+    with environment_of({**machine.environment, **machine.api}):
+        yield
+
+
+def load(machine: Machine, block: type[Block], name: str) -> dict[str, Any]:
+    with client_of(machine):
+        loaded: Any = block.load(name, validate=True)
+    return values(loaded)
+
+
+def test_every_block_type_has_a_case_with_all_that_a_form_requires() -> None:
+    assert [case.block for case in CASES] == list(blocks.BLOCKS)
+    for case in CASES:
+        schema = case.block.model_json_schema()
+        required = [
+            name
+            for name in schema.get("required", ())
+            if "default" not in properties(case.block)[name]
+        ]
+        assert list(case.required) == required
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.block.__name__)
+def test_a_block_is_created_and_edited_in_its_forms(
+    case: Case, forms: BlockPages, machine: Machine
+) -> None:
+    name = f"ui-{uuid4().hex[:12]}"
+    typed = {label(case.block, field): type_as(value) for field, value in case.required.items()}
+    block_id = forms.create(case.block.get_block_type_slug(), name, typed)
+    assert load(machine, case.block, name) == expected(case)
+    edited = case.typed or type_as(case.edited)
+    forms.edit(block_id, name, {label(case.block, case.field): edited})
+    assert load(machine, case.block, name) == expected(case, **{case.field: case.edited})
+
+
+def test_a_choice_is_made_in_the_form_of_compute(forms: BlockPages, machine: Machine) -> None:
+    name = f"ui-{uuid4().hex[:12]}"
+    forms.open_create_form("prefect-bt-compute")
+    forms.ui.fill(forms.ui.words.block_name, name)
+    accelerator = label(blocks.TrainingCompute, "accelerator")
+    forms.ui.choose_tab(accelerator, "GPU")
+    forms.ui.choose(accelerator, "H100")
+    forms.save_new()
+    case = CASES[1]
+    assert case.block is blocks.TrainingCompute
+    assert load(machine, case.block, name) == expected(case, accelerator="H100")
+
+
+def test_an_image_of_a_private_registry(forms: BlockPages, machine: Machine) -> None:
+    name, block = f"ui-{uuid4().hex[:12]}", blocks.TrainingImage
+    forms.open_create_form("prefect-bt-image")
+    forms.ui.fill(forms.ui.words.block_name, name)
+    forms.ui.fill(label(block, "base_image"), "ghcr.io/team/train:1")
+    forms.ui.choose_tab(label(block, "registry_access"), "AWS key")
+    typed = {"registry": "ecr.test", "access_key_secret": "key_id", "secret_key_secret": "key"}
+    for field, value in typed.items():
+        title = blocks.AwsKey.model_json_schema()["properties"][field]["title"]
+        forms.ui.fill(title, value)
+    forms.save_new()
+    wanted = {"base_image": "ghcr.io/team/train:1", "registry_access": blocks.AwsKey(**typed)}
+    assert load(machine, block, name) == wanted
+
+
+def fill_in(runs: RunPages, machine: Machine, deployment_id: str, script: str) -> str:
+    """Open the form of train/train and give it a folder's config; return the path."""
+    config = str(machine.folder(script))
+    runs.open_run_form(deployment_id)
+    runs.ui.choose_tab("config", "str")
+    runs.ui.fill("config", config)
+    return config
+
+
+def submit(runs: RunPages, machine: Machine, deployment_id: str, **parameters: Any) -> str:
+    """Submit the form and open the run's page; return the run's id."""
+    run_id = runs.submit(deployment_id)
+    run = call(machine, "GET", f"flow_runs/{run_id}")
+    assert {name: one for name, one in run["parameters"].items() if one is not None} == parameters
+    runs.open_run(run_id)
+    return run_id
+
+
+def job_of(machine: Machine, run_id: str) -> str:
+    return until(lambda: machine.ledger.find_job_of_run(run_id), seconds=60, what="the job")
+
+
+def test_a_run_from_the_form_completes(
+    runs: RunPages, machine: Machine, deployment_id: str
+) -> None:
+    config = fill_in(runs, machine, deployment_id, "echo it runs\n")
+    run_id = submit(runs, machine, deployment_id, config=config)
+    runs.wait_for_state("Completed")
+    assert "it runs" in machine.logs(job_of(machine, run_id))
+
+
+def test_a_run_with_a_block_of_the_form(
+    runs: RunPages, machine: Machine, deployment_id: str
+) -> None:
+    name = f"ui-{uuid4().hex[:12]}"
+    with client_of(machine):
+        block_id = str(blocks.TrainingCompute(node_count=2, memory="64Mi").save(name))
+    config = fill_in(runs, machine, deployment_id, "echo $BT_GROUP_SIZE nodes\n")
+    runs.ui.choose_tab("compute", "TrainingCompute")
+    runs.ui.choose("compute", name)
+    reference = {"$ref": {"block_document_id": block_id}}
+    run_id = submit(runs, machine, deployment_id, config=config, compute=reference)
+    runs.wait_for_state("Completed")
+    assert "2 nodes" in machine.logs(job_of(machine, run_id))
+
+
+def test_a_run_is_cancelled_on_its_page(
+    runs: RunPages, machine: Machine, deployment_id: str
+) -> None:
+    config = fill_in(runs, machine, deployment_id, "echo ready; exec sleep 600\n")
+    run_id = submit(runs, machine, deployment_id, config=config)
+    job_id = job_of(machine, run_id)
+    until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
+    runs.wait_for_state("Running")
+    runs.cancel()
+    runs.wait_for_state("Cancelled")
+    machine.wait(job_id, "STOPPED")
+    machine.nothing_left(job_id)
+
+
+def test_a_failed_run_is_retried_on_its_page(
+    runs: RunPages, machine: Machine, deployment_id: str
+) -> None:
+    config = fill_in(runs, machine, deployment_id, FAILS_ONCE)
+    run_id = submit(runs, machine, deployment_id, config=config)
+    runs.wait_for_state("Failed")
+    runs.retry()
+    runs.wait_for_state("Completed")
+    job_id = job_of(machine, run_id)
+    assert "attempt 1" in machine.logs(job_id)
+    assert len(machine.view(job_id)["attempts"]) == 2
