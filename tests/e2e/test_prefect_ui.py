@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 from prefect.blocks.core import Block
+from pydantic import BaseModel
 
 from prefect_bt import blocks
 from prefect_bt.local_server.password import CLIENT_VARIABLE
@@ -80,20 +81,16 @@ def forms(site: PrefectUI) -> BlockPages:
 
 
 @pytest.fixture
-def runs(site: PrefectUI) -> RunPages:
-    return RunPages(site)
+def runs(site: PrefectUI, machine: Machine) -> RunPages:
+    deployment = call(machine, "GET", "deployments/name/train/train")
+    return RunPages(site, str(deployment["id"]))
 
 
-@pytest.fixture(scope="module")
-def deployment_id(machine: Machine) -> str:
-    return str(call(machine, "GET", "deployments/name/train/train")["id"])
-
-
-def properties(block: type[Block]) -> dict[str, dict[str, Any]]:
+def properties(block: type[BaseModel]) -> dict[str, dict[str, Any]]:
     return block.model_json_schema()["properties"]
 
 
-def label(block: type[Block], field: str) -> str:
+def label(block: type[BaseModel], field: str) -> str:
     return str(properties(block)[field]["title"])
 
 
@@ -143,58 +140,66 @@ def test_every_block_type_has_a_case_with_all_that_a_form_requires() -> None:
 def test_a_block_is_created_and_edited_in_its_forms(
     case: Case, forms: BlockPages, machine: Machine
 ) -> None:
-    name = f"ui-{uuid4().hex[:12]}"
-    typed = {label(case.block, field): type_as(value) for field, value in case.required.items()}
-    block_id = forms.create(case.block.get_block_type_slug(), name, typed)
-    assert load(machine, case.block, name) == expected(case)
-    edited = case.typed or type_as(case.edited)
-    forms.edit(block_id, name, {label(case.block, case.field): edited})
-    assert load(machine, case.block, name) == expected(case, **{case.field: case.edited})
+    name, block = f"ui-{uuid4().hex[:12]}", case.block
+
+    def fill() -> None:
+        for field, value in case.required.items():
+            forms.ui.fill(label(block, field), type_as(value))
+
+    block_id = forms.create(block.get_block_type_slug(), name, fill)
+    assert load(machine, block, name) == expected(case)
+    typed = case.typed or type_as(case.edited)
+    forms.edit(block_id, name, lambda: forms.ui.fill(label(block, case.field), typed))
+    assert load(machine, block, name) == expected(case, **{case.field: case.edited})
 
 
-def test_a_choice_is_made_in_the_form_of_compute(forms: BlockPages, machine: Machine) -> None:
-    name = f"ui-{uuid4().hex[:12]}"
-    forms.open_create_form("prefect-bt-compute")
-    forms.ui.fill(forms.ui.words.block_name, name)
-    accelerator = label(blocks.TrainingCompute, "accelerator")
-    forms.ui.choose_tab(accelerator, "GPU")
-    forms.ui.choose(accelerator, "H100")
-    forms.save_new()
-    case = CASES[1]
-    assert case.block is blocks.TrainingCompute
-    assert load(machine, case.block, name) == expected(case, accelerator="H100")
+def test_an_accelerator_is_chosen(forms: BlockPages, machine: Machine) -> None:
+    name, block = f"ui-{uuid4().hex[:12]}", blocks.TrainingCompute
+    accelerator = label(block, "accelerator")
+
+    def fill() -> None:
+        forms.ui.choose_tab(accelerator, "GPU")
+        forms.ui.choose(accelerator, "H100")
+
+    forms.create(block.get_block_type_slug(), name, fill)
+    assert load(machine, block, name) == expected(Case(block, {}, "", ""), accelerator="H100")
 
 
 def test_an_image_of_a_private_registry(forms: BlockPages, machine: Machine) -> None:
     name, block = f"ui-{uuid4().hex[:12]}", blocks.TrainingImage
-    forms.open_create_form("prefect-bt-image")
-    forms.ui.fill(forms.ui.words.block_name, name)
-    forms.ui.fill(label(block, "base_image"), "ghcr.io/team/train:1")
-    forms.ui.choose_tab(label(block, "registry_access"), "AWS key")
-    typed = {"registry": "ecr.test", "access_key_secret": "key_id", "secret_key_secret": "key"}
-    for field, value in typed.items():
-        title = blocks.AwsKey.model_json_schema()["properties"][field]["title"]
-        forms.ui.fill(title, value)
-    forms.save_new()
-    wanted = {"base_image": "ghcr.io/team/train:1", "registry_access": blocks.AwsKey(**typed)}
+    access = {"registry": "ecr.test", "access_key_secret": "key_id", "secret_key_secret": "key"}
+
+    def fill() -> None:
+        forms.ui.fill(label(block, "base_image"), "ghcr.io/team/train:1")
+        forms.ui.choose_tab(label(block, "registry_access"), "AWS key")
+        for field, value in access.items():
+            forms.ui.fill(label(blocks.AwsKey, field), value)
+
+    forms.create(block.get_block_type_slug(), name, fill)
+    wanted = {"base_image": "ghcr.io/team/train:1", "registry_access": blocks.AwsKey(**access)}
     assert load(machine, block, name) == wanted
 
 
-def fill_in(runs: RunPages, machine: Machine, deployment_id: str, script: str) -> str:
-    """Open the form of train/train and give it a folder's config; return the path."""
+def submit(runs: RunPages, machine: Machine, script: str, block: str = "") -> str:
+    """Run the script with the form of train/train and open the run's page; return the run's id.
+
+    `block` is the name of a block of compute, which is chosen there.
+    """
     config = str(machine.folder(script))
-    runs.open_run_form(deployment_id)
-    runs.ui.choose_tab("config", "str")
-    runs.ui.fill("config", config)
-    return config
 
+    def fill() -> None:
+        runs.ui.choose_tab("config", "str")
+        runs.ui.fill("config", config)
+        if block:
+            runs.ui.choose_tab("compute", "TrainingCompute")
+            runs.ui.choose("compute", block)
 
-def submit(runs: RunPages, machine: Machine, deployment_id: str, **parameters: Any) -> str:
-    """Submit the form and open the run's page; return the run's id."""
-    run_id = runs.submit(deployment_id)
-    run = call(machine, "GET", f"flow_runs/{run_id}")
-    assert {name: one for name, one in run["parameters"].items() if one is not None} == parameters
-    runs.open_run(run_id)
+    run_id = runs.submit(fill)
+    parameters = call(machine, "GET", f"flow_runs/{run_id}")["parameters"]
+    given = {name for name, value in parameters.items() if value is not None}
+    assert parameters["config"] == config
+    assert given == ({"config", "compute"} if block else {"config"})
+    runs.open(run_id)
     return run_id
 
 
@@ -202,51 +207,36 @@ def job_of(machine: Machine, run_id: str) -> str:
     return until(lambda: machine.ledger.find_job_of_run(run_id), seconds=60, what="the job")
 
 
-def test_a_run_from_the_form_completes(
-    runs: RunPages, machine: Machine, deployment_id: str
-) -> None:
-    config = fill_in(runs, machine, deployment_id, "echo it runs\n")
-    run_id = submit(runs, machine, deployment_id, config=config)
+def test_a_run_from_the_form_completes(runs: RunPages, machine: Machine) -> None:
+    run_id = submit(runs, machine, "echo it runs\n")
     runs.wait_for_state("Completed")
     assert "it runs" in machine.logs(job_of(machine, run_id))
 
 
-def test_a_run_with_a_block_of_the_form(
-    runs: RunPages, machine: Machine, deployment_id: str
-) -> None:
+def test_a_run_with_a_block_that_is_chosen_in_the_form(runs: RunPages, machine: Machine) -> None:
     name = f"ui-{uuid4().hex[:12]}"
     with client_of(machine):
-        block_id = str(blocks.TrainingCompute(node_count=2, memory="64Mi").save(name))
-    config = fill_in(runs, machine, deployment_id, "echo $BT_GROUP_SIZE nodes\n")
-    runs.ui.choose_tab("compute", "TrainingCompute")
-    runs.ui.choose("compute", name)
-    reference = {"$ref": {"block_document_id": block_id}}
-    run_id = submit(runs, machine, deployment_id, config=config, compute=reference)
+        blocks.TrainingCompute(node_count=2, memory="64Mi").save(name)
+    run_id = submit(runs, machine, "echo $BT_GROUP_SIZE nodes\n", name)
     runs.wait_for_state("Completed")
     assert "2 nodes" in machine.logs(job_of(machine, run_id))
 
 
-def test_a_run_is_cancelled_on_its_page(
-    runs: RunPages, machine: Machine, deployment_id: str
-) -> None:
-    config = fill_in(runs, machine, deployment_id, "echo ready; exec sleep 600\n")
-    run_id = submit(runs, machine, deployment_id, config=config)
+def test_a_run_is_cancelled_on_its_page(runs: RunPages, machine: Machine) -> None:
+    run_id = submit(runs, machine, "echo ready; exec sleep 600\n")
     job_id = job_of(machine, run_id)
     until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
     runs.wait_for_state("Running")
-    runs.cancel()
+    runs.cancel(run_id)
     runs.wait_for_state("Cancelled")
     machine.wait(job_id, "STOPPED")
     machine.nothing_left(job_id)
 
 
-def test_a_failed_run_is_retried_on_its_page(
-    runs: RunPages, machine: Machine, deployment_id: str
-) -> None:
-    config = fill_in(runs, machine, deployment_id, FAILS_ONCE)
-    run_id = submit(runs, machine, deployment_id, config=config)
+def test_a_failed_run_is_retried_on_its_page(runs: RunPages, machine: Machine) -> None:
+    run_id = submit(runs, machine, FAILS_ONCE)
     runs.wait_for_state("Failed")
-    runs.retry()
+    runs.retry(run_id)
     runs.wait_for_state("Completed")
     job_id = job_of(machine, run_id)
     assert "attempt 1" in machine.logs(job_id)

@@ -9,11 +9,13 @@ and the texts of buttons, tabs and menus.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-from tests.browser import Page
+from tests.browser import PATIENCE, Page
 
 SCRIPT = """
 window.ui = (() => {
@@ -27,13 +29,17 @@ window.ui = (() => {
     [...document.querySelectorAll(selector)].filter((one) => shown(one) && text(one) == wanted);
   const button = (wanted) => all("button, a, [role=menuitem]", wanted).at(-1);
   const dialog = (wanted) => all("[role=dialog] button, [role=alertdialog] button", wanted).at(-1);
-  // The first such element in the smallest part of the page that holds the field's label, too.
+  // The first such element in the smallest part of the page that holds the field's label, too;
+  // a part that also holds an earlier field is too large.
   const beside = (field, selector, fits) => {
-    const inside = (place) =>
-      [...place.querySelectorAll(selector)].find((one) => shown(one) && fits(one));
-    let place = all("label, h3", field)[0];
-    while (place && !inside(place)) place = place.parentElement;
-    return place && inside(place);
+    const labels = [...document.querySelectorAll("label, h3")].filter(shown);
+    const index = labels.findIndex((one) => text(one) == field);
+    let place = labels[index];
+    while (place && !(index > 0 && place.contains(labels[index - 1]))) {
+      const found = [...place.querySelectorAll(selector)].find((one) => shown(one) && fits(one));
+      if (found) return found;
+      place = place.parentElement;
+    }
   };
   const control = (field) => beside(field, CONTROLS, () => true);
   const tab = (field, wanted) => beside(field, "button", (one) => text(one) == wanted);
@@ -41,6 +47,10 @@ window.ui = (() => {
   const menu = () => [...document.querySelectorAll("button")].find(
     (one) => shown(one) && ["", "Open menu"].includes(text(one)) && one.querySelector("svg")
       && !one.closest("nav, [data-sidebar]"));
+  // A choice may take effect only once a request that it causes is answered.
+  let last = 0;
+  const active = () => { last = performance.now(); };
+  const isQuiet = () => ui.pending == 0 && performance.now() - last > 300;
   const state = (name) => all("span, div", name).length > 0;
   const content = (field) => control(field)?.value ?? control(field)?.innerText;
   // Press the element as the mouse does, if it is enabled and no other element covers it.
@@ -51,6 +61,7 @@ window.ui = (() => {
     const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
     const top = document.elementFromPoint(x, y);
     if (!top || !element.contains(top)) return false;
+    active();
     const at = {bubbles: true, cancelable: true, composed: true, view: window, detail: 1,
                 clientX: x, clientY: y, pointerType: "mouse", isPrimary: true};
     top.dispatchEvent(new PointerEvent("pointerdown", {...at, buttons: 1}));
@@ -75,6 +86,7 @@ window.ui = (() => {
     if (list?.tagName != "SELECT") return press(all("[role=option]", wanted)[0]);
     const option = [...list.options].find((one) => text(one) == wanted);
     if (!option) return false;
+    active();
     list.value = option.value;
     list.dispatchEvent(new Event("input", {bubbles: true}));
     list.dispatchEvent(new Event("change", {bubbles: true}));
@@ -83,19 +95,25 @@ window.ui = (() => {
   const isList = (field) => ["SELECT", "BUTTON"].includes(control(field)?.tagName);
   const opens = (field) => control(field)?.tagName == "BUTTON" && control(field);
   return {button, choose, content, control, dialog, isList, menu, opens, press, state, tab, type,
-          sent: []};
+          active, isQuiet, busy: false, pending: 0, sent: []};
 })();
-// Record what the page sends, and the answers.
+// Record requests, and those that change something with their answers.
 (() => {
+  const begin = () => { ui.pending += 1; ui.active(); };
+  const end = () => { ui.pending -= 1; ui.active(); };
   const note = (method, url, body, status, answer) => {
+    if (status == 503) ui.busy = true;
     if (method != "GET") ui.sent.push({method, path: new URL(url).pathname, body, status, answer});
   };
   const original = window.fetch;
   window.fetch = async (...given) => {
-    const request = new Request(...given), body = await request.clone().text();
-    const answer = await original(request);
-    note(request.method, request.url, body, answer.status, await answer.clone().text());
-    return answer;
+    begin();
+    try {
+      const request = new Request(...given), body = await request.clone().text();
+      const answer = await original(request);
+      note(request.method, request.url, body, answer.status, await answer.clone().text());
+      return answer;
+    } finally { end(); }
   };
   const {open, send} = XMLHttpRequest.prototype;
   XMLHttpRequest.prototype.open = function (method, url, ...rest) {
@@ -103,11 +121,15 @@ window.ui = (() => {
     return open.call(this, method, url, ...rest);
   };
   XMLHttpRequest.prototype.send = function (body) {
+    begin();
     this.addEventListener("load", () => note(...this.asked, body, this.status, this.response));
+    this.addEventListener("loadend", end);
     return send.call(this, body);
   };
 })();
 """
+LOADS = 5
+"""How often a page is loaded at most until it shows what is expected."""
 COMPLAINT = r"/^([\w ]+ is required|Name must only .*)$/m"
 """What the UIs show below a field with which they do not save."""
 
@@ -148,7 +170,22 @@ class PrefectUI:
         self.wait_for("document.body.innerText.includes('Dashboard')")
 
     def open(self, path: str, condition: str) -> None:
-        self._page.open_app(f"{self._address}{path}", condition)
+        self._page.open(f"{self._address}{path}")
+        self.wait_for_page(condition)
+
+    def wait_for_page(self, condition: str) -> None:
+        """Wait until the condition holds; load the page again from time to time.
+
+        Its SQLite may be busy: the server then answers 503, of which a page may not recover.
+        """
+        for _ in range(LOADS):
+            load_again = time.monotonic() + PATIENCE / LOADS
+            while time.monotonic() < load_again:
+                if self._page.run(f"Boolean(window.ui && {condition})"):
+                    return
+                time.sleep(0.1)
+            self._page.open(self._page.run("location.href"))
+        self.wait_for(condition)
 
     def wait_for(self, condition: str) -> None:
         """Wait until the condition holds; without end, say what the page shows and has sent."""
@@ -160,9 +197,6 @@ class PrefectUI:
     def press(self, element: str) -> None:
         """Press the element of an expression as soon as it can be pressed."""
         self.wait_for(f"ui.press({element})")
-
-    def press_button(self, text: str) -> None:
-        self.press(f"ui.button({json.dumps(text)})")
 
     def choose_tab(self, field: str, text: str) -> None:
         self.press(f"ui.tab({json.dumps(field)}, {json.dumps(text)})")
@@ -192,16 +226,31 @@ class PrefectUI:
             for one in found
         )
 
-    def wait_for_answer(self, method: str, path: str) -> dict[str, Any]:
-        """Return the answer to the page's request, whose path has this end; a refusal fails."""
-        wanted = f"one.method == {method!r} && one.path.replace(/\\/$/, '').endsWith({path!r})"
-        found = f"ui.sent.find((one) => {wanted})"
-        self._page.wait_for(f"{found} || {COMPLAINT}.test(document.body.innerText)")
-        sent = self._page.run(found)
-        shown = self._page.run("document.body.innerText")
-        assert sent, f"the page does not send the form:\n{shown}"
-        assert sent["status"] < 300, f"{self.describe_requests()}\n{shown}"
+    def send(self, fill: Callable[[], None], button: str, request: str) -> dict[str, Any]:
+        """Open and fill in a form, press the button, and return the answer to the request.
+
+        `request` is a method and the end of a path. Start anew where the server was too busy (503);
+        any other refusal fails.
+        """
+        method, path = request.split()
+        fits = f"one.method == '{method}' && one.path.replace(/\\/$/, '').endsWith('{path}')"
+        answer = f"ui.sent.find((one) => {fits})"
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            fill()
+            self.press(button)
+            self.wait_for(f"{answer} || {COMPLAINT}.test(document.body.innerText)")
+            sent, shown = self._page.run(answer), self._page.run("document.body.innerText")
+            assert sent, f"the page does not send the form:\n{shown}"
+            if not self._page.run("ui.busy") or time.monotonic() > deadline:
+                break
+        assert sent["status"] < HTTPStatus.BAD_REQUEST, f"{self.describe_requests()}\n{shown}"
         return json.loads(sent["answer"]) if sent["answer"] else {}
+
+
+def button(text: str) -> str:
+    """Return the expression of the button, link or item of a menu with this text."""
+    return f"ui.button({json.dumps(text)})"
 
 
 class BlockPages:
@@ -210,72 +259,77 @@ class BlockPages:
     def __init__(self, ui: PrefectUI) -> None:
         self.ui = ui
 
-    def create(self, slug: str, name: str, fields: Mapping[str, str]) -> str:
+    def create(self, slug: str, name: str, fill: Callable[[], None]) -> str:
         """Create a block with the form of its type; return its id."""
-        self.open_create_form(slug)
-        self.ui.fill(self.ui.words.block_name, name)
-        for field, value in fields.items():
-            self.ui.fill(field, value)
-        return self.save_new()
 
-    def open_create_form(self, slug: str) -> None:
-        ready = f"ui.control({json.dumps(self.ui.words.block_name)})"
-        self.ui.open(f"/blocks/catalog/{slug}/create", ready)
+        def fill_in() -> None:
+            label = self.ui.words.block_name
+            self.ui.open(f"/blocks/catalog/{slug}/create", f"ui.control({json.dumps(label)})")
+            self.ui.fill(label, name)
+            fill()
+            self.ui.wait_for("ui.isQuiet()")
 
-    def save_new(self) -> str:
-        self.ui.press_button(self.ui.words.create_block)
-        return str(self.ui.wait_for_answer("POST", "/block_documents")["id"])
+        answer = self.ui.send(fill_in, button(self.ui.words.create_block), "POST /block_documents")
+        return str(answer["id"])
 
-    def open_edit_form(self, block_id: str, name: str) -> None:
-        """Go to the block's page and choose Edit in its menu."""
-        shown = f"ui.menu() && document.body.innerText.includes({json.dumps(name)})"
-        self.ui.open(f"/blocks/block/{block_id}", shown)
-        self.ui.press("ui.menu()")
-        self.ui.press_button("Edit")
-        self.ui.wait_for("location.pathname.endsWith('/edit') && ui.button('Save')")
+    def edit(self, block_id: str, name: str, fill: Callable[[], None]) -> None:
+        """Go to the block's page, choose Edit in its menu, and save what is filled in."""
 
-    def edit(self, block_id: str, name: str, fields: Mapping[str, str]) -> None:
-        self.open_edit_form(block_id, name)
-        for field, value in fields.items():
-            self.ui.fill(field, value)
-        self.ui.press_button("Save")
-        self.ui.wait_for_answer("PATCH", f"/block_documents/{block_id}")
+        def fill_in() -> None:
+            shown = f"ui.menu() && document.body.innerText.includes({json.dumps(name)})"
+            self.ui.open(f"/blocks/block/{block_id}", shown)
+            self.ui.press("ui.menu()")
+            self.ui.press(button("Edit"))
+            self.ui.wait_for_page("location.pathname.endsWith('/edit') && ui.button('Save')")
+            fill()
+            self.ui.wait_for("ui.isQuiet()")
+
+        self.ui.send(fill_in, button("Save"), f"PATCH /block_documents/{block_id}")
 
 
 class RunPages:
     """The form of a deployment, and the page of a run."""
 
-    def __init__(self, ui: PrefectUI) -> None:
-        self.ui = ui
+    def __init__(self, ui: PrefectUI, deployment_id: str) -> None:
+        self.ui, self._deployment_id = ui, deployment_id
 
-    def open_run_form(self, deployment_id: str) -> None:
-        """Go to the deployment's page and choose a run with parameters."""
-        self.ui.open(f"/deployments/deployment/{deployment_id}", "ui.button('Run')")
-        self.ui.press_button("Run")
-        self.ui.press_button("Custom run")
-        self.ui.wait_for("location.pathname.endsWith('/run') && ui.button('Submit')")
+    def submit(self, fill: Callable[[], None]) -> str:
+        """Go to the deployment's page, choose a run with parameters and submit it.
 
-    def submit(self, deployment_id: str) -> str:
-        """Submit the form; return the run's id."""
-        self.ui.press_button("Submit")
-        path = f"/deployments/{deployment_id}/create_flow_run"
-        return str(self.ui.wait_for_answer("POST", path)["id"])
+        Return the run's id.
+        """
+        deployment = f"/deployments/deployment/{self._deployment_id}"
 
-    def open_run(self, run_id: str) -> None:
+        def fill_in() -> None:
+            self.ui.open(deployment, "ui.button('Run')")
+            self.ui.press(button("Run"))
+            self.ui.press(button("Custom run"))
+            self.ui.wait_for_page("location.pathname.endsWith('/run') && ui.button('Submit')")
+            fill()
+            self.ui.wait_for("ui.isQuiet()")
+
+        request = f"POST /deployments/{self._deployment_id}/create_flow_run"
+        return str(self.ui.send(fill_in, button("Submit"), request)["id"])
+
+    def open(self, run_id: str) -> None:
         self.ui.open(f"/runs/flow-run/{run_id}", "document.body.innerText.includes('Task Runs')")
 
     def wait_for_state(self, name: str) -> None:
         """Wait until the open page of a run shows the state."""
-        self.ui.wait_for(f"ui.state({json.dumps(name)})")
+        self.ui.wait_for_page(f"ui.state({json.dumps(name)})")
 
-    def cancel(self) -> None:
-        self._act("Cancel", self.ui.words.confirm_cancel)
+    def cancel(self, run_id: str) -> None:
+        self._change_state(run_id, "Cancel", self.ui.words.confirm_cancel)
 
-    def retry(self) -> None:
-        self._act("Retry", "Retry")
+    def retry(self, run_id: str) -> None:
+        self._change_state(run_id, "Retry", "Retry")
 
-    def _act(self, action: str, confirmation: str) -> None:
-        for element in self.ui.words.run_actions:
-            self.ui.press(element)
-        self.ui.press_button(action)
-        self.ui.press(f"ui.dialog({json.dumps(confirmation)})")
+    def _change_state(self, run_id: str, action: str, confirmation: str) -> None:
+        def choose_action() -> None:
+            self.open(run_id)
+            for element in self.ui.words.run_actions:
+                self.ui.press(element)
+            self.ui.press(button(action))
+
+        dialog = f"ui.dialog({json.dumps(confirmation)})"
+        self.ui.send(choose_action, dialog, f"POST /flow_runs/{run_id}/set_state")
