@@ -72,14 +72,8 @@ window.ui = (() => {
     top.dispatchEvent(new MouseEvent("click", at));
     return true;
   };
-  // Replace what the field holds, as the keys do: Ctrl-A, then the text.
-  const type = (field, value) => {
-    if (!press(control(field))) return false;
-    if (!control(field).contains(document.activeElement)) return false;
-    document.execCommand("selectAll");
-    document.execCommand("insertText", false, value);
-    return true;
-  };
+  const focus = (field) =>
+    press(control(field)) && control(field).contains(document.activeElement);
   // Choose in a list: a select element, or a button that opens one.
   const choose = (field, wanted) => {
     const list = control(field);
@@ -94,7 +88,7 @@ window.ui = (() => {
   };
   const isList = (field) => ["SELECT", "BUTTON"].includes(control(field)?.tagName);
   const opens = (field) => control(field)?.tagName == "BUTTON" && control(field);
-  return {button, choose, content, control, dialog, isList, menu, opens, press, state, tab, type,
+  return {button, choose, content, control, dialog, focus, isList, menu, opens, press, state, tab,
           active, isQuiet, busy: false, pending: 0, sent: []};
 })();
 // Record requests, and those that change something with their answers.
@@ -204,7 +198,18 @@ class PrefectUI:
     def fill(self, field: str, value: str) -> None:
         """Replace what the field holds."""
         label, typed = json.dumps(field), json.dumps(value)
-        self.wait_for(f"ui.type({label}, {typed}) && ui.content({label}) == {typed}")
+        deadline = time.monotonic() + PATIENCE
+        self._type(label, value)
+        while not self._page.run(f"ui.content({label}) == {typed}"):  # drawn anew meanwhile
+            assert time.monotonic() < deadline, self._page.run(f"ui.content({label})")
+            self._type(label, value)
+
+    def _type(self, label: str, value: str) -> None:
+        self.wait_for(f"ui.focus({label})")
+        select_all = {"key": "a", "code": "KeyA", "modifiers": 2, "commands": ["selectAll"]}
+        for kind in ("keyDown", "keyUp"):
+            self._page.call("Input.dispatchKeyEvent", type=kind, **select_all)
+        self._page.call("Input.insertText", text=value)
 
     def choose(self, field: str, option: str) -> None:
         """Choose in the field's list, once it has the option."""
@@ -238,11 +243,13 @@ class PrefectUI:
         deadline = time.monotonic() + PATIENCE
         while True:
             fill()
+            if self._page.run("ui.busy") and time.monotonic() < deadline:
+                continue
             self.press(button)
             self.wait_for(f"{answer} || {COMPLAINT}.test(document.body.innerText)")
             sent, shown = self._page.run(answer), self._page.run("document.body.innerText")
             assert sent, f"the page does not send the form:\n{shown}"
-            if not self._page.run("ui.busy") or time.monotonic() > deadline:
+            if sent["status"] != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
                 break
         assert sent["status"] < HTTPStatus.BAD_REQUEST, f"{self.describe_requests()}\n{shown}"
         return json.loads(sent["answer"]) if sent["answer"] else {}
