@@ -124,7 +124,7 @@ window.ui = (() => {
 """
 LOADS = 5
 """How often a page is loaded at most until it shows what is expected."""
-COMPLAINT = r"/^([\w ]+ is required|Name must only .*)$/m"
+COMPLAINT = r"/^([\w ]+ is required|Name must only .*|Property must be .*)$/m"
 """What the UIs show below a field with which they do not save."""
 
 
