@@ -15,11 +15,18 @@ from prefect.artifacts import create_link_artifact
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
-from prefect_bt.blocks import ServingDeployment, ServingEngine, TrainingImage, TrainingStore
+from prefect_bt.blocks import (
+    ServingDeployment,
+    ServingEngine,
+    TrainingImage,
+    TrainingSecrets,
+    TrainingStore,
+)
 from prefect_bt.errors import DefinitionError, PrefectBtError
 from prefect_bt.flows.tasks.job_flow import job_flow
 from prefect_bt.flows.tasks.job_task import call_task, failed_state, job_task
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
+from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.serving.checkpoint_selection import requests_for_job, select_models
@@ -34,6 +41,7 @@ from prefect_bt.serving.rollout.deploy import (
 from prefect_bt.serving.rollout.revisions import deployment_document
 from prefect_bt.serving.served_model import ModelSelection
 from prefect_bt.serving.serving_job import ServerOptions
+from prefect_bt.settings import use_settings
 
 
 @job_flow("deploy-checkpoints")
@@ -47,8 +55,9 @@ def deploy_checkpoints(
     engine: ServingEngine | None = None,
     image: TrainingImage | None = None,
     deployment: ServingDeployment | None = None,
+    secrets: TrainingSecrets | None = None,
     store: TrainingStore | None = None,
-    substrate: str | None = None,
+    substrate: SubstrateChoice = None,
     hold: bool = False,
 ) -> dict[str, Any] | State[Any]:
     """Deploy checkpoints: a server for them is started, and serves once it answers.
@@ -63,23 +72,26 @@ def deploy_checkpoints(
         engine: The inference server; by default vLLM with an accelerator, else transformers.
         image: On Docker, instead of the engine's: an image and how its registry is asked.
         deployment: Name, address, API key and gate.
+        secrets: Looked up before Prefect's Secret blocks and the environment; a saved block, for
+            the server looks there whenever it starts.
         store: Where the job and the deployment are kept; by default PREFECT_BT_STORE.
-        substrate: local or docker; by default PREFECT_BT_SUBSTRATE.
+        substrate: Where the server runs: a block, its name, "local" or "docker"; by default
+            PREFECT_BT_SUBSTRATE.
         hold: Do not serve until it is promoted.
 
     Returns:
         The deployment's document.
     """
+    request = JobRequest(store=store, substrate=substrate, secrets=secrets)
+    wanted = tuple(checkpoints or ()), job_id or "", project or "", base_model or ""
     try:
-        options = _options(model_name, engine, deployment, substrate, hold=hold)
+        options = _options(model_name, engine, deployment, request, hold=hold)
         if image:
             options = replace(options, server=replace(options.server, image=image.build()))
         options = replace(options, store=store.url if store else None)
-        names, base = tuple(checkpoints or ()), base_model or ""
-        choice = call_task(
-            choose_checkpoints, names, job_id or "", project or "", base, store=options.store
-        )
-        return _deploy_and_wait(choice, options)
+        with use_settings(request.settings()):
+            choice = call_task(choose_checkpoints, *wanted, store=options.store)
+            return _deploy_and_wait(choice, options)
     except PrefectBtError as error:
         return failed_state(error)
 
@@ -89,17 +101,21 @@ adeploy_checkpoints = asynchronous(deploy_checkpoints)
 
 def deploy_trained(
     job: dict[str, Any],
+    request: JobRequest,
     deployment: ServingDeployment,
     checkpoints: list[str] | None,
     engine: ServingEngine | None,
 ) -> dict[str, Any] | State[Any]:
     """The last step of `train`: the job's document, with the deployment's in it."""
     try:
-        options = _options(None, engine, deployment, str(job["substrate"]), hold=False)
-        options = replace(options, store=str(job["store"]))
+        options = _options(None, engine, deployment, request, hold=False)
+        options = replace(options, store=str(job["store"]), substrate=str(job["substrate"]))
         names = tuple(checkpoints or ())
-        choice = call_task(choose_checkpoints, names, str(job["id"]), "", "", store=options.store)
-        return {**job, "deployment": _deploy_and_wait(choice, options)}
+        with use_settings(request.settings()):
+            choice = call_task(
+                choose_checkpoints, names, str(job["id"]), "", "", store=options.store
+            )
+            return {**job, "deployment": _deploy_and_wait(choice, options)}
     except PrefectBtError as error:
         return failed_state(error)
 
@@ -152,7 +168,7 @@ def _options(
     model_name: str | None,
     engine: ServingEngine | None,
     deployment: ServingDeployment | None,
-    substrate: str | None,
+    request: JobRequest,
     *,
     hold: bool,
 ) -> DeployOptions:
@@ -163,10 +179,13 @@ def _options(
             next_step="Give model_name, or a Serving Deployment block.",
             field="model_name",
         )
+    secrets = request.secrets
     return DeployOptions(
         model_name=name,
         server=engine.build() if engine else ServerOptions(),
-        substrate=substrate or "",
+        substrate=request.settings().substrate,
+        secrets=secrets.build() if secrets else None,
+        secrets_block=getattr(secrets, "_block_document_name", None) or "",
         host=deployment.host if deployment else "",
         port=deployment.port if deployment else None,
         key_secret=deployment.api_key_secret if deployment else "",

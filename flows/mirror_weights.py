@@ -19,7 +19,7 @@ from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 
-from prefect_bt.blocks import LocalSubstrate, TrainingSecrets, TrainingStore
+from prefect_bt.blocks import TrainingSecrets, TrainingStore
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import TrainingJob, load_training_project, training_project_from_json
 from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
@@ -32,7 +32,7 @@ from prefect_bt.flows.tasks.mirror import (
     run_name,
 )
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
@@ -56,7 +56,7 @@ def mirror_weights(
     auth_secret_name: str | None = None,
     secrets: TrainingSecrets | None = None,
     store: TrainingStore | None = None,
-    substrate: LocalSubstrate | None = None,
+    substrate: SubstrateChoice = None,
 ) -> list[dict[str, Any]] | State[Any]:
     """Mirror weights before jobs need them, so that those start at once.
 
@@ -82,12 +82,12 @@ def mirror_weights(
         "ignore_patterns": ignore_patterns,
         "auth_secret_name": auth_secret_name,
     }
+    request = JobRequest(store=store, substrate=substrate)
     try:
         plans = _plans(config, definition, sources, patterns)
+        site = MirrorContext(request.settings(), request.ledger().store)
     except PrefectBtError as error:
         return failed_state(error)
-    request = JobRequest(store=store, substrate=substrate)
-    site = MirrorContext(request.settings(), request.ledger().store)
     looked_in = (*((secrets.build(),) if secrets else ()), SecretBlocks(), EnvironmentSecrets())
 
     def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:

@@ -7,17 +7,21 @@ looking at it.
 
 from __future__ import annotations
 
+from typing import Any
+
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
-from prefect_bt.blocks import LocalSubstrate
+from prefect_bt.errors import PrefectBtError
 from prefect_bt.flows.tasks.job_flow import job_flow
+from prefect_bt.flows.tasks.job_task import failed_state
+from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.recover import recover_jobs
-from prefect_bt.settings import Settings
 
 
 @job_flow("reconcile")
-def reconcile(*, substrate: LocalSubstrate | None = None) -> dict[str, str]:
+def reconcile(*, substrate: SubstrateChoice = None) -> dict[str, str] | State[Any]:
     """Take up every job of this machine that no process runs any more.
 
     Args:
@@ -26,7 +30,10 @@ def reconcile(*, substrate: LocalSubstrate | None = None) -> dict[str, str]:
     Returns:
         Job id -> what was done about it; empty when nothing was left behind.
     """
-    state_dir = substrate.folder if substrate else Settings().state_dir
+    try:
+        state_dir = JobRequest(substrate=substrate).settings().state_dir
+    except PrefectBtError as error:
+        return failed_state(error)
     done = dict(recover_jobs(state_dir))
     for job_id, what in done.items():
         get_run_logger().warning("Job %s: %s.", job_id, what)

@@ -19,8 +19,6 @@ from prefect.client.schemas.objects import State
 from pydantic import NonNegativeInt, PositiveInt
 
 from prefect_bt.blocks import (
-    DockerSubstrate,
-    LocalSubstrate,
     RetryPolicy,
     ServingDeployment,
     ServingEngine,
@@ -33,7 +31,7 @@ from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crash
 from prefect_bt.flows.tasks.job_flow import find_flow_retries, job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
 from prefect_bt.flows.tasks.reporting.console_output import ignore_broken_pipe
-from prefect_bt.flows.tasks.request import JobRequest
+from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.options import SubmitOptions
 
@@ -61,7 +59,7 @@ def train(
     compute: TrainingCompute | None = None,
     secrets: TrainingSecrets | None = None,
     store: TrainingStore | None = None,
-    substrate: LocalSubstrate | DockerSubstrate | None = None,
+    substrate: SubstrateChoice = None,
     retry_policy: RetryPolicy | None = None,
     deploy: ServingDeployment | None = None,
     deploy_checkpoints: list[str] | None = None,
@@ -87,7 +85,8 @@ def train(
         compute: Replaces the definition's compute.
         secrets: Looked up before Prefect's Secret blocks and the environment.
         store: Where jobs, logs and checkpoints are kept; by default PREFECT_BT_STORE.
-        substrate: Where nodes run; by default PREFECT_BT_SUBSTRATE with its usual state folder.
+        substrate: Where nodes run: a block, its name, "local" or "docker"; by default
+            PREFECT_BT_SUBSTRATE with its usual state folder.
         retry_policy: When a failed attempt is followed by another; `retries` wins over it.
         deploy: Once the job completed, its checkpoints become a revision of this deployment; the
             run fails when they do not answer.
@@ -121,7 +120,7 @@ def train(
         return result
     from prefect_bt.flows.deploy_checkpoints import deploy_trained
 
-    return deploy_trained(result, deploy, deploy_checkpoints, engine)
+    return deploy_trained(result, request, deploy, deploy_checkpoints, engine)
 
 
 atrain = asynchronous(train)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
@@ -103,7 +105,7 @@ class Settings(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
-        found = {name.lower(): value for name, value in os.environ.items() if value}
+        found = {name.lower(): value for name, value in process_environment().items() if value}
         names = {name: variable_name(name).lower() for name in cls.model_fields}
         return {n: found[key] for n, key in names.items() if key in found} | given
 
@@ -125,6 +127,29 @@ class Settings(BaseModel):
                 self.docker_capabilities, self.docker_new_privileges, self.docker_processes
             )
         return given
+
+
+_chosen: ContextVar[Mapping[str, str] | None] = ContextVar("chosen settings", default=None)
+
+
+def process_environment() -> dict[str, str]:
+    """Return the environment for a process that is to have this context's settings."""
+    return {**os.environ, **(_chosen.get() or {})}
+
+
+@contextmanager
+def use_settings(settings: Settings) -> Generator[None]:
+    """Make `settings` those of this context, and of the processes that it starts."""
+    values = settings.model_dump(exclude_unset=True, exclude_none=True)
+    token = _chosen.set({variable_name(name): _as_text(value) for name, value in values.items()})
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def _as_text(value: object) -> str:
+    return ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
 
 
 def variable_name(field: str) -> str:

@@ -91,13 +91,11 @@ ENVIRON_READERS: dict[str, str] = {
     "supervisor.run_flow": "the same, and the lock, handed on",
     "host": "a GPU listing, a child's environment and an inherited lock depend on it",
     "jobs.provenance": "git runs in this environment, less the variables that name a repository",
-    "jobs.start": "it hands this environment to the process that runs the flow",
     "filesystem.permissions": "a node's store is opened without our settings",
     "local_server": "the server's process is started with this environment",
     "serving.engines.transformers_server": "it runs inside the job, and without prefect_bt",
     "serving.engines.require_key": "the same",
     "serving.rollout.gate": "its command is run in this environment",
-    "serving.rollout.deploy": "the router is started with what a Python needs of it",
     "flows.tasks.serving_watch": "the same, when the router died",
 }
 # "module:function" -> why it may swallow any exception. One that raises again is no matter.

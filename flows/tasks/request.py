@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -41,10 +42,14 @@ from prefect_bt.ledger.parent_calls import ParentCall
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
 from prefect_bt.prefect_api.client import SecretBlocks
+from prefect_bt.serving.deployment_records import DeploymentLedger
 from prefect_bt.settings import Settings
-from prefect_bt.substrates import open_substrate
+from prefect_bt.substrates import SUBSTRATES, open_substrate
 
 B = TypeVar("B", bound=Block)
+
+SubstrateChoice = LocalSubstrate | DockerSubstrate | str | None
+"""A block, its name, or "local" or "docker" with the settings of the process."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class JobRequest:
     compute: TrainingCompute | None = None
     secrets: TrainingSecrets | None = None
     store: TrainingStore | None = None
-    substrate: LocalSubstrate | DockerSubstrate | None = None
+    substrate: SubstrateChoice = None
     options: SubmitOptions | None = None
     """Options of a new job; its substrate and secrets come from the blocks above."""
 
@@ -90,7 +95,7 @@ class JobRequest:
                 open_substrate(record.substrate, **settings.substrate_options(record.substrate)),
                 record,
                 settings=settings,
-                secret_sources=self._secret_sources(),
+                secret_sources=(*_serving_secrets(ledger, record), *self._secret_sources()),
             )
         except StateError:
             if known and claim.descriptor is not None:  # not another process's of this machine
@@ -108,11 +113,13 @@ class JobRequest:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Return what was asked for, JSON-ready and without secrets: equal for equal requests."""
-        blocks = (self.image, self.compute, self.store, self.substrate)
+        blocks = (self.image, self.compute, self.store, self._substrate_block)
         options = self.options or SubmitOptions(substrate="")
         names = ("config", "definition", "source_dir", "job_name")
+        chosen = self.substrate if isinstance(self.substrate, str) else ""
         return {
             **{name: getattr(self, name) for name in names},
+            "substrate": chosen,
             "blocks": [block and block.model_dump(mode="json") for block in blocks],
             "options": {name: getattr(options, name) for name in ("retries", "keep_last")}
             | {name: getattr(options, name) for name in ("keep_every", "max_run_time")},
@@ -169,9 +176,9 @@ class JobRequest:
 
     def settings(self) -> Settings:
         """Ours, with what the substrate's block says instead."""
-        if self.substrate is None:
-            return Settings()
-        block = self.substrate
+        block = self._substrate_block
+        if block is None:
+            return Settings(substrate=str(self.substrate)) if self.substrate else Settings()
         privileges = block.privileges if isinstance(block, DockerSubstrate) else Privileges()
         return Settings(
             state_dir=block.folder,
@@ -183,6 +190,26 @@ class JobRequest:
             docker_processes=privileges.max_processes,
             grace=block.grace_seconds,
             orphan_deadline=block.orphan_deadline_seconds,
+        )
+
+    @cached_property
+    def _substrate_block(self) -> LocalSubstrate | DockerSubstrate | None:
+        """The substrate's block, loaded if it was given by name; DefinitionError without one."""
+        given = self.substrate
+        if not isinstance(given, str):
+            return given
+        if given in SUBSTRATES:
+            return None
+        kinds = {kind.get_block_type_slug(): kind for kind in (LocalSubstrate, DockerSubstrate)}
+        slug, _, name = given.rpartition("/")
+        for kind in [kinds[slug]] if slug in kinds else kinds.values():
+            with suppress(ValueError):
+                return kind.load(name)
+        raise DefinitionError(
+            f"No substrate block is called {given!r}.",
+            next_step=f"Save one, or give {' or '.join(SUBSTRATES)}.",
+            field="substrate",
+            value=given,
         )
 
     def _secret_sources(self) -> tuple[SecretSource, ...]:
@@ -197,8 +224,22 @@ def _claim_epoch(ledger: Ledger, job_id: str, settings: Settings) -> int:
     return ledger.claim(job_id, host_id(settings.state_dir))
 
 
-def _substrate(value: object) -> LocalSubstrate | DockerSubstrate | None:
+def _serving_secrets(ledger: Ledger, record: JobRecord) -> tuple[SecretSource, ...]:
+    """Return the secrets of the block that a serving revision was deployed with."""
+    if record.serving is None:
+        return ()
+    serving = record.serving
+    revision = DeploymentLedger(ledger).get_revision(serving.deployment, serving.revision)
+    with suppress(ValueError):  # the block was deleted: the secrets are looked up elsewhere
+        if revision.secrets_block:
+            return (TrainingSecrets.load(revision.secrets_block).build(),)
+    return ()
+
+
+def _substrate(value: object) -> SubstrateChoice:
     """Whichever it is: a reference says which block, a value of which type it was."""
+    if isinstance(value, str):
+        return value
     if not isinstance(value, dict):
         return None
     given = cast("dict[str, Any]", value)

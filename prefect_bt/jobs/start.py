@@ -8,7 +8,6 @@ This module imports almost nothing, so that the process can be started before an
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -43,6 +42,8 @@ class JobLauncher:
         """`lock`: of a job that there is already, and that this starter lets go of in the end."""
         self.job_id = lock.job_id if lock else make_id()
         """What the job should be called, so that a list of processes shows whose they are."""
+        from prefect_bt.settings import process_environment
+
         self._lock = lock
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -51,7 +52,7 @@ class JobLauncher:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=_with_absolute_paths(os.environ),
+                env=_with_absolute_paths(process_environment()),
                 cwd="/",
                 start_new_session=True,
             )

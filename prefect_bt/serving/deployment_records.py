@@ -59,6 +59,8 @@ class Revision:
     gate: dict[str, Any] | None = None
     by: str = ""
     key_secret: str = ""
+    secrets_block: str = ""
+    """Name of the Training Secrets block that its server's secrets are looked up in first."""
 
     @property
     def required_checkpoints(self) -> tuple[tuple[str, str], ...]:

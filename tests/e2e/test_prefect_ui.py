@@ -188,11 +188,11 @@ def submit(runs: RunPages, machine: Machine, script: str, block: str = "") -> st
     config = str(machine.folder(script))
 
     def fill() -> None:
-        runs.ui.choose_tab("config", "str")
-        runs.ui.fill("config", config)
+        runs.ui.choose_tab("Config", "Text")
+        runs.ui.fill("Config", config)
         if block:
-            runs.ui.choose_tab("compute", "TrainingCompute")
-            runs.ui.choose("compute", block)
+            runs.ui.choose_tab("Compute", "TrainingCompute")
+            runs.ui.choose("Compute", block)
 
     run_id = runs.submit(fill)
     parameters = call(machine, "GET", f"flow_runs/{run_id}")["parameters"]

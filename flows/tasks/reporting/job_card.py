@@ -91,7 +91,8 @@ def _nodes(document: dict[str, Any]) -> list[str]:
         return []
     newest = document["attempts"][-1]
     ended = {node["rank"]: node for node in newest.get("nodes") or ()}
-    resources = (document.get("resources") or {}).get("summary")
+    found: dict[str, Any] = document.get("resources") or {}
+    resources = found.get("summary")
     rows = [
         f"| {rank} | {newest.get('host') or ''} | {_escape_cell(resources)} | "
         f"{_format_node_end(ended.get(rank))} |"

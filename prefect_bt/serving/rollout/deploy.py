@@ -7,7 +7,6 @@ serves by mistake: without the wish a revision stands by, and the one before goe
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -42,7 +41,7 @@ from prefect_bt.serving.serving_job import (
     resolve_compute,
     write_files,
 )
-from prefect_bt.settings import Settings
+from prefect_bt.settings import Settings, process_environment
 from prefect_bt.substrates import open_substrate
 
 UNLIMITED_RETRIES: Final = 10_000
@@ -66,7 +65,8 @@ class DeployOptions:
     `host` and `port` are the deployment's own address, by default a free port of this machine
     alone. `key_secret` names the secret that is its API key, by default the one it has.
     `ready_timeout`: seconds that the server may take to answer first. `hold`: it is not to serve
-    until it is promoted. `gate`: as serving.rollout.gate reads it.
+    until it is promoted. `gate`: as serving.rollout.gate reads it. `secrets`: looked up first;
+    `secrets_block` is the saved block that it comes from.
     """
 
     model_name: str
@@ -80,6 +80,13 @@ class DeployOptions:
     hold: bool = False
     by: str = ""
     store: str | None = None
+    secrets: SecretSource | None = None
+    secrets_block: str = ""
+
+    @property
+    def secret_sources(self) -> tuple[SecretSource, ...] | None:
+        """Return where the server's secrets are looked up; None for the usual places."""
+        return (self.secrets, *default_secret_sources()) if self.secrets else None
 
 
 @dataclass(frozen=True)
@@ -196,12 +203,13 @@ def _ensure_router(options: DeployOptions) -> str:
     place = RouterFolder.for_deployment(state_dir, options.model_name)
     if options.key_secret:
         # As `push` looks for secrets: without a server, asking Prefect would start one.
-        sources: tuple[SecretSource, ...] = (EnvironmentSecrets(), *default_secret_sources())
+        usual: tuple[SecretSource, ...] = (EnvironmentSecrets(), *default_secret_sources())
+        sources = options.secret_sources or usual
         place.write_key(resolve_secrets([options.key_secret], sources)[options.key_secret])
     return ensure_router(
         state_dir,
         options.model_name,
-        environment=os.environ,
+        environment=process_environment(),
         host=options.host,
         port=options.port,
         max_body_bytes=settings.request_bytes,
@@ -223,6 +231,7 @@ def _revision(number: int, serving: ServingJob, options: DeployOptions, ledger: 
         gate=options.gate,
         by=options.by,
         key_secret=options.key_secret,
+        secrets_block=options.secrets_block,
     )
 
 
@@ -246,6 +255,7 @@ def _submit_options(options: DeployOptions, serving: ServingRef | None) -> Submi
         store=options.store,
         retry_policy=RESTART_BUDGET,
         serving=serving,
+        secret_sources=options.secret_sources,
     )
 
 
