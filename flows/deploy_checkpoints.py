@@ -103,18 +103,21 @@ def deploy_trained(
     job: dict[str, Any],
     request: JobRequest,
     deployment: ServingDeployment,
-    checkpoints: list[str] | None,
     engine: ServingEngine | None,
+    checkpoints: list[str] | None,
+    *,
+    after: list[State[Any]],
 ) -> dict[str, Any] | State[Any]:
-    """The last step of `train`: the job's document, with the deployment's in it."""
+    """The last step of `train`: the job's document, with the deployment's in it.
+
+    `after`: the tasks that the deployment follows in the graph.
+    """
     try:
         options = _options(None, engine, deployment, request, hold=False)
         options = replace(options, store=str(job["store"]), substrate=str(job["substrate"]))
-        names = tuple(checkpoints or ())
+        wanted = tuple(checkpoints or ()), str(job["id"]), "", ""
         with use_settings(request.settings()):
-            choice = call_task(
-                choose_checkpoints, names, str(job["id"]), "", "", store=options.store
-            )
+            choice = call_task(choose_checkpoints, *wanted, store=options.store, wait_for=after)
             return {**job, "deployment": _deploy_and_wait(choice, options)}
     except PrefectBtError as error:
         return failed_state(error)

@@ -27,7 +27,7 @@ from prefect_bt.blocks import (
     TrainingSecrets,
     TrainingStore,
 )
-from prefect_bt.flows.tasks.finish_job import handle_cancelled_run, handle_crashed_run
+from prefect_bt.flows.tasks.finish_job import JobRun, handle_cancelled_run, handle_crashed_run
 from prefect_bt.flows.tasks.job_flow import find_flow_retries, job_flow
 from prefect_bt.flows.tasks.job_run import run_job_to_completion
 from prefect_bt.flows.tasks.reporting.console_output import ignore_broken_pipe
@@ -115,12 +115,13 @@ def train(
             retry_policy=retry_policy.build() if retry_policy else None,
         ),
     )
-    result = run_job_to_completion(request)
+    job = JobRun()
+    result = run_job_to_completion(request, job)
     if deploy is None or not isinstance(result, dict):
         return result
     from prefect_bt.flows.deploy_checkpoints import deploy_trained
 
-    return deploy_trained(result, request, deploy, deploy_checkpoints, engine)
+    return deploy_trained(result, request, deploy, engine, deploy_checkpoints, after=job.ended)
 
 
 atrain = asynchronous(train)

@@ -32,7 +32,12 @@ from prefect_bt.attempts.lifecycle import (
 from prefect_bt.attempts.max_run_time import check_run_time
 from prefect_bt.attempts.resources import save_resources
 from prefect_bt.errors import AttemptFailed, ServerError, StoreError
-from prefect_bt.flows.tasks.job_task import call_task, job_task, outside_transaction
+from prefect_bt.flows.tasks.job_task import (
+    call_task,
+    job_task,
+    outside_transaction,
+    read_result,
+)
 from prefect_bt.flows.tasks.pull_image import ensure_image
 from prefect_bt.flows.tasks.reporting.rank_log import RankLogForwarder
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
@@ -50,20 +55,25 @@ API_RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Seconds before each further question for a secret while Prefect's API does not answer."""
 
 
-def run_attempts(site: JobContext, mirrored: Sequence[PrefectFuture[Any]] = ()) -> None:
+def run_attempts(site: JobContext, mirrored: Sequence[PrefectFuture[Any]] = ()) -> list[State[Any]]:
     """Run attempts until one succeeds, is stopped, or the retry policy says no; AttemptFailed.
 
-    `mirrored`: the tasks that the attempts begin after.
+    `mirrored`: the tasks that the attempts begin after. Return the states of the tasks `training`
+    and `attempt`, for what begins after them.
     """
     if site.resumed and not _should_continue(site):
-        return
+        return []
     budget = site.record.retries
     with RetryDelay(site) as delay:
         retried = training.with_options(
             retries=max(1, budget.user + budget.infrastructure + budget.out_of_memory),
             retry_condition_fn=delay.decide,
         )
-        call_task(retried, site, delay, quote(list(mirrored)), wait_for=list(mirrored))
+        after = list(mirrored)
+        state = retried(site, delay, quote(after), return_state=True, wait_for=after)
+        read_result(state)
+        return [state, *delay.attempts[-1:]]
+    return []
 
 
 @job_task("training")
@@ -86,7 +96,9 @@ def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[A
         else:
             number = gang.attempt
         delay.has_begun = True
-        ended = call_task(run_attempt, site, number, gang, stop, wait_for=mirrored)
+        state = run_attempt(site, number, gang, stop, return_state=True, wait_for=mirrored)
+    delay.attempts.append(state)
+    ended = read_result(state)
     return Cancelled(message=ended.message) if isinstance(ended, State) else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from prefect.client.schemas.objects import State
@@ -47,16 +47,18 @@ class JobRun:
     since Prefect would log it with a traceback."""
     interrupt: KeyboardInterrupt | None = None
     """Ctrl-C. Raised out of the flow, it would make the run Crashed."""
+    ended: list[State[Any]] = field(default_factory=list[State[Any]])
+    """States of the last tasks of the job, which its deployment follows in the graph."""
 
 
 @contextmanager
-def finalize_job() -> Generator[JobRun]:
+def finalize_job(job: JobRun | None = None) -> Generator[JobRun]:
     """At the end, write down how the job that was taken up ended, and leave nothing behind.
 
     It is owned until then. Where even that cannot be written, the lock's file stays behind, by
     which others see that the job is to be ended (jobs.stop.reconcile_job).
     """
-    job = JobRun()
+    job = job or JobRun()
     try:
         with _yield_when_superseded(job), _record_end(job):
             yield job

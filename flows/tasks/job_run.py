@@ -9,25 +9,29 @@ from prefect.client.schemas.objects import State
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.flows.tasks.accept_job import accept_job, mirror_job_weights, rename_flow_run
 from prefect_bt.flows.tasks.attempt import run_attempts
-from prefect_bt.flows.tasks.finish_job import final_state, finalize_job
+from prefect_bt.flows.tasks.finish_job import JobRun, final_state, finalize_job
 from prefect_bt.flows.tasks.job_task import call_task
 from prefect_bt.flows.tasks.request import JobRequest
 
 
-def run_job_to_completion(request: JobRequest) -> dict[str, Any] | State[Any]:
-    """In the main thread of a flow run, where cancellation arrives. Returns what the flow does."""
-    with finalize_job() as job:
+def run_job_to_completion(
+    request: JobRequest, run: JobRun | None = None
+) -> dict[str, Any] | State[Any]:
+    """Run the job in the main thread of a flow run, where cancellation arrives.
+
+    Return what the flow returns; `run` has the job's tasks then.
+    """
+    with finalize_job(run) as job:
         call_task(accept_job, request, job)
         assert job.site is not None, "the task opened it"
-        _mirror_and_run(job.site)
+        job.ended = _mirror_and_run(job.site)
     return final_state(job)
 
 
-def _mirror_and_run(site: JobContext) -> None:
+def _mirror_and_run(site: JobContext) -> list[State[Any]]:
     rename_flow_run(site)
     if site.ledger.get_state(site.job_id).terminal:
-        return
+        return []
     # A job that is taken up has its weights: nothing comes between its gang and who watches it.
     mirrored = [] if site.resumed else mirror_job_weights(site)
-    if mirrored is not None:
-        run_attempts(site, mirrored)
+    return [] if mirrored is None else run_attempts(site, mirrored)

@@ -81,7 +81,11 @@ def call_task(called: Task[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Raises the error that ended the task, interrupts included.
     """
-    state: State[Any] = called(*args, return_state=True, **kwargs)
+    return read_result(called(*args, return_state=True, **kwargs))
+
+
+def read_result(state: State[Any]) -> Any:
+    """Return the result of a task that ended, or its Cancelled state; raise what ended it."""
     ended: Any = getattr(state.data, "result", state.data)
     if isinstance(ended, BaseException):
         raise ended

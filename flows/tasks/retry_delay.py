@@ -46,6 +46,8 @@ class RetryDelay:
         self._site = site
         self.has_begun = False
         """Whether this process ran an attempt; else a crash has taken a part of the delay."""
+        self.attempts: list[State[Any]] = []
+        """States in which the attempts of this process ended."""
         self._decided_attempt: int | None = None
         self._ended = threading.Event()
         self._is_main = threading.current_thread() is threading.main_thread()
