@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-PATIENCE = 300.0
+PATIENCE = float(os.environ.get("TEST_PATIENCE", "300"))
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 

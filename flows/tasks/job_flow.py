@@ -20,17 +20,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_TAB_TITLES = {
-    "null": "Not set",
-    "string": "Text",
-    "integer": "Number",
-    "number": "Number",
-    "array": "List",
-    "object": "JSON",
-}
-"""Titles of the tabs by which a form chooses between the types of a parameter."""
-
-
 class JobFlow(Flow[P, R]):
     """A flow whose retries are attempts of its job."""
 
@@ -40,15 +29,6 @@ class JobFlow(Flow[P, R]):
     """Retries given to `with_options`."""
     interrupt: KeyboardInterrupt | None = None
     """Interrupt of the run that is ending: the run is Cancelled, and its caller interrupted."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for name, field in self.parameters.properties.items():
-            words = name.replace("_", " ").capitalize()
-            field["title"] = words.replace(" id", " ID").replace(" dir", " folder")
-            for branch in field.get("anyOf", ()):
-                if branch.get("type") in _TAB_TITLES:
-                    branch["title"] = _TAB_TITLES[branch["type"]]
 
     def with_options(self, **options: Any) -> Self:
         """Return a copy with other options. Retries become attempts; DefinitionError if none are.

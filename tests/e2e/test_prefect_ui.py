@@ -52,8 +52,8 @@ CASES = [
     Case(blocks.TrainingCompute, {}, "node_count", 2),
     Case(blocks.TrainingImage, {"base_image": "ghcr.io/team/train:1"}, "base_image", "train:2"),
     Case(blocks.TrainingStore, {"url": "/shared/store"}, "url", "s3://bucket/store"),
-    Case(blocks.LocalSubstrate, {"state_dir": "/scratch/ui"}, "grace_seconds", 12.5),
-    Case(blocks.DockerSubstrate, {"state_dir": "/scratch/ui"}, "docker_host", "unix:///d.sock"),
+    Case(blocks.LocalSubstrate, {}, "grace_seconds", 12.5),
+    Case(blocks.DockerSubstrate, {}, "docker_host", "unix:///d.sock"),
     Case(blocks.RetryPolicy, {}, "infrastructure", 7),
     Case(blocks.ServingEngine, {}, "patience_seconds", 60.0),
     Case(blocks.ServingDeployment, {"model_name": "stories"}, "host", "127.0.0.1"),
@@ -188,11 +188,11 @@ def submit(runs: RunPages, machine: Machine, script: str, block: str = "") -> st
     config = str(machine.folder(script))
 
     def fill() -> None:
-        runs.ui.choose_tab("Config", "Text")
-        runs.ui.fill("Config", config)
+        runs.ui.choose_tab("config", "str")
+        runs.ui.fill("config", config)
         if block:
-            runs.ui.choose_tab("Compute", "TrainingCompute")
-            runs.ui.choose("Compute", block)
+            runs.ui.choose_tab("compute", "TrainingCompute")
+            runs.ui.choose("compute", block)
 
     run_id = runs.submit(fill)
     parameters = call(machine, "GET", f"flow_runs/{run_id}")["parameters"]
