@@ -7,14 +7,16 @@ for ever. So Prefect's retries of the flow are taken as attempts of the job, or 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from prefect import Flow
 from prefect.context import FlowRunContext
+from prefect.logging import get_logger
 from prefect.settings import get_current_settings
 
-from prefect_bt.errors import DefinitionError
+from prefect_bt.errors import DefinitionError, PrefectBtError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,3 +124,13 @@ def find_flow_retries() -> int | None:
     context = FlowRunContext.get()
     given: int | None = getattr(context.flow if context else None, "attempt_retries", None)
     return given if given is not None else get_current_settings().flows.default_retries or None
+
+
+def _is_unknown_error(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, PrefectBtError)
+
+
+# Of a run that a worker started, Prefect logs the traceback of the error in its Failed state.
+for _name in ("engine", "flow_runs"):
+    get_logger(_name).addFilter(_is_unknown_error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from prefect_bt.object_keys import job_prefix
 
 from .conftest import Machine, call, until
 from .test_retry import flow_processes
-from .test_worker import DEPLOYMENT, run_is
+from .test_worker import DEPLOYMENT, run_from_form, run_is
 
 pytestmark = [pytest.mark.integration]
 
@@ -221,16 +222,32 @@ def test_crashed_flow(machine: Machine) -> None:
     run_is(machine, run_id, "CANCELLED")
 
 
-def test_refused_definition(machine: Machine) -> None:
-    from .test_worker import run_from_form
+@pytest.mark.parametrize("wrong", ["definition", "script", "substrate"])
+def test_a_run_that_cannot_succeed_says_so_in_a_sentence(
+    machine: Machine, served_machine: Machine, wrong: str
+) -> None:
+    """A refused form, and a failed rank, of a run that the worker started."""
+    given: dict[str, Any] = {"config": str(served_machine.folder("exit 3\n"))}
+    if wrong == "definition":
+        given = {"definition": {"name": "refused", "job": {}}}
+    elif wrong == "substrate":
+        given["substrate"] = "moon"
+    run_id = run_from_form(served_machine, given)
+    run = run_is(served_machine, run_id, "FAILED")
+    said = {"definition": "image", "substrate": "moon", "script": "Rank 0 failed first"}[wrong]
+    assert said in run["state"]["message"]
+    if wrong != "script":
+        check_tasks(served_machine, run_id, {"accept-job": ("Failed", said)})
 
-    run_id = run_from_form(machine, {"definition": {"name": "refused", "job": {}}})
-    run = run_is(machine, run_id, "FAILED")
-    assert "image" in run["state"]["message"]
-    check_tasks(machine, run_id, {"accept-job": ("Failed", "image")})
-    lines = log_lines(machine, run_id)
-    assert "Traceback" not in "\n".join(lines)
-    assert len(lines) < 12, lines
+    def is_over() -> bool:
+        lines = log_lines(served_machine, run_id)
+        return sum("Finished in state Failed" in line for line in lines) >= 2
+
+    until(is_over, seconds=20, what=lambda: "\n".join(log_lines(served_machine, run_id)))
+    time.sleep(5)  # in which Prefect would send a traceback
+    lines = log_lines(served_machine, run_id)
+    assert not any("Traceback" in line or "NoneType" in line for line in lines), lines
+    assert wrong == "script" or len(lines) < 15, lines
 
 
 def test_upload_that_failed(machine: Machine) -> None:
