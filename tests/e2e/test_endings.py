@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from typing import Any
@@ -279,6 +280,9 @@ def test_upload_that_failed(machine: Machine) -> None:
     run_id = run_of(machine, job_id)
     check_tasks(machine, run_id, {**ACCEPTED, "training": ("Failed", said), **one})
     run_is(machine, run_id, "FAILED")
+    # What could not be committed is kept; other tests of this machine count what is left.
+    until(lambda: not machine.job_processes(job_id), seconds=30, what="no process left")
+    shutil.rmtree(machine.state_dir / "jobs" / job_id)
 
 
 def awaited_retries(machine: Machine, run_id: str) -> list[Any]:
