@@ -65,9 +65,13 @@ def run_attempts(site: JobContext, mirrored: Sequence[PrefectFuture[Any]] = ()) 
         return []
     budget = site.record.retries
     with RetryDelay(site) as delay:
+
+        def decide(task: Any, task_run: Any, state: State[Any]) -> bool:
+            return delay.decide(task, task_run, state)  # Prefect 3.8 calls no bound method
+
         retried = training.with_options(
             retries=max(1, budget.user + budget.infrastructure + budget.out_of_memory),
-            retry_condition_fn=delay.decide,
+            retry_condition_fn=decide,
         )
         after = list(mirrored)
         state = retried(site, delay, quote(after), return_state=True, wait_for=after)
@@ -76,7 +80,7 @@ def run_attempts(site: JobContext, mirrored: Sequence[PrefectFuture[Any]] = ()) 
     return []
 
 
-@job_task("training")
+@job_task("training", raises=True)
 def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[Any]]) -> Any:
     """Run one attempt; Prefect's retries of this task are the job's.
 

@@ -33,9 +33,12 @@ P = ParamSpec("P")
 
 
 def job_task(
-    name: str, *, run_name: str | Callable[..., str] | None = None
+    name: str, *, run_name: str | Callable[..., str] | None = None, raises: bool = False
 ) -> Callable[[Callable[P, Any]], Task[P, Any]]:
-    """Make a task whose run ends in a state with the error's sentence, without a traceback."""
+    """Make a task whose run ends in a state with the error's sentence, without a traceback.
+
+    `raises`: for a task that Prefect retries; Prefect 3.8 does not retry a Failed state.
+    """
 
     def decorate(function: Callable[P, Any]) -> Task[P, Any]:
         @wraps(function)
@@ -43,6 +46,8 @@ def job_task(
             try:
                 return function(*args, **kwargs)
             except PrefectBtError as error:
+                if raises:
+                    raise
                 return failed_state(error)
             except INTERRUPTS as error:
                 return Cancelled(message="Stopped by an interrupt.", data=error)
