@@ -14,7 +14,7 @@ CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 OLDEST = CONSTRAINTS.with_name("constraints-prefect-3.8.txt")
 
 
-def test_constraints_of_the_oldest_prefect_differ_in_prefect_alone() -> None:
+def test_both_constraints_files_differ_only_in_prefect() -> None:
     newest, oldest = (
         {line for line in file.read_text().splitlines() if "==" in line}
         for file in (CONSTRAINTS, OLDEST)

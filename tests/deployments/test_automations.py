@@ -103,7 +103,7 @@ def test_they_are_created_once(machine: Machine, notifications: Any) -> None:
     assert create(machine) == {**dict.fromkeys(NOTIFYING, "unchanged"), SERVING: "updated"}
 
 
-def test_notifications_tell_causes_apart(
+def test_notifications_by_failure_class(
     machine: Machine, notifications: Any, tmp_path: Path
 ) -> None:
     """The events of the infrastructure's failure come before those that do notify."""

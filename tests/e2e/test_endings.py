@@ -224,7 +224,7 @@ def test_crashed_flow(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["definition", "script", "substrate"])
-def test_a_run_that_cannot_succeed_says_so_in_a_sentence(
+def test_a_failed_run_logs_no_traceback(
     machine: Machine, served_machine: Machine, wrong: str
 ) -> None:
     """A refused form, and a failed rank, of a run that the worker started."""

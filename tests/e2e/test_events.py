@@ -65,7 +65,7 @@ def test_a_failure_tells_its_cause_and_the_newest_checkpoint(machine: Machine) -
         assert any(run.items() <= related.items() for related in event["related"]), event
 
 
-def test_a_recovered_job_is_told_from_a_first_start(machine: Machine, tmp_path: Path) -> None:
+def test_recovered_event_after_a_crash_only(machine: Machine, tmp_path: Path) -> None:
     """The flow dies: the job is recovered. The training dies: the retry policy goes on."""
     script = """
     mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$BT_RETRY_COUNT

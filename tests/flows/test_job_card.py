@@ -81,7 +81,7 @@ def test_a_failed_job() -> None:
     assert render_card(DOCUMENT, DEFINITION) + "\n" == GOLDEN.read_text()
 
 
-def test_a_job_that_has_not_begun_and_one_that_serves() -> None:
+def test_card_of_pending_and_serving_jobs() -> None:
     empty = {**DOCUMENT, "error_message": None, "attempts": [], "weights": [], "checkpoints": []}
     card = render_card({**empty, "flow_run_url": None}, DEFINITION)
     assert [line for line in card.splitlines() if line.startswith("## ")] == [

@@ -43,6 +43,8 @@ import pickle, sys
 flow = pickle.loads(sys.stdin.buffer.read())
 assert flow.name == "renamed" and type(flow).__name__ == "JobFlow", flow
 given = {"job_id": "x"} if flow.fn.__name__ == "serve" else {}
+original = getattr(sys.modules[flow.fn.__module__], flow.fn.__name__)
+assert original is not flow and original.name != "renamed"
 flow.validate_parameters(flow.serialize_parameters(given))
 """
     done = subprocess.run(
