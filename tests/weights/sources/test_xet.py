@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,13 @@ def large(source: HubSource) -> ListedFile:
 
 
 def of_us() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if xet.__name__ in p.cmdline()]
+    """List the running processes that download over Xet; children of other tests may have ended."""
+    found = list[psutil.Process]()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # A zombie, too: the process of another test
+            if xet.__name__ in process.cmdline():
+                found.append(process)
+    return found
 
 
 # -- what it brings -------------------------------------------------------------------------
