@@ -23,7 +23,7 @@ from prefect_bt.blocks import (
     TrainingStore,
 )
 from prefect_bt.errors import DefinitionError, PrefectBtError
-from prefect_bt.flows.tasks.job_flow import job_flow
+from prefect_bt.flows.tasks.job_flow import interrupted_state, job_flow
 from prefect_bt.flows.tasks.job_task import call_task, failed_state, job_task
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
@@ -94,6 +94,8 @@ def deploy_checkpoints(
             return _deploy_and_wait(choice, options)
     except PrefectBtError as error:
         return failed_state(error)
+    except KeyboardInterrupt as interrupt:
+        return interrupted_state(interrupt)
 
 
 adeploy_checkpoints = asynchronous(deploy_checkpoints)
@@ -108,7 +110,7 @@ def deploy_trained(
     *,
     after: list[State[Any]],
 ) -> dict[str, Any] | State[Any]:
-    """The last step of `train`: the job's document, with the deployment's in it.
+    """Deploy as the last step of `train`; return the job's document with the deployment's in it.
 
     `after`: the tasks that the deployment follows in the graph.
     """
@@ -121,10 +123,12 @@ def deploy_trained(
             return {**job, "deployment": _deploy_and_wait(choice, options)}
     except PrefectBtError as error:
         return failed_state(error)
+    except KeyboardInterrupt as interrupt:
+        return interrupted_state(interrupt)
 
 
 def _deploy_and_wait(choice: ModelSelection, options: DeployOptions) -> dict[str, Any]:
-    """The deployment's document, once it answers."""
+    """Return the deployment's document once it answers."""
     deployed = call_task(start_server, choice, options)
     verdict = call_task(await_answer, deployed, store=options.store)
     _show(deployed, verdict)
@@ -140,7 +144,7 @@ def choose_checkpoints(
     *,
     store: str | None = None,
 ) -> ModelSelection:
-    """Which files are served; what cannot be is refused here."""
+    """Select the files to serve; raise the error of a checkpoint that cannot be served."""
     ledger = open_ledger(store)
     wanted = requests_for_job(ledger, names, job_id=job_id, project=project)
     return select_models(ledger, wanted, base_model=base_model)
@@ -148,7 +152,7 @@ def choose_checkpoints(
 
 @job_task("start-server")
 def start_server(choice: ModelSelection, options: DeployOptions) -> DeployedRevision:
-    """The revision's job is accepted, and goes on by itself from here."""
+    """Create the revision and start its job, which runs in a process and a flow run of its own."""
     deployed = deploy(choice, options)
     log = get_run_logger()
     for note in deployed.notes:
@@ -160,7 +164,7 @@ def start_server(choice: ModelSelection, options: DeployOptions) -> DeployedRevi
 
 @job_task("await-answer")
 def await_answer(deployed: DeployedRevision, *, store: str | None = None) -> ReadinessVerdict:
-    """Until it answers under every name; ServingError with the reason when it never will."""
+    """Wait until the server answers under every name; ServingError if it never will."""
     log = get_run_logger()
     verdict = wait_for_ready(open_ledger(store), deployed, lambda phrase: log.info("%s", phrase))
     log.info("%s", verdict.sentence)

@@ -23,7 +23,7 @@ from prefect_bt.blocks import TrainingSecrets, TrainingStore
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import TrainingJob, load_training_project, training_project_from_json
 from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
-from prefect_bt.flows.tasks.job_flow import job_flow
+from prefect_bt.flows.tasks.job_flow import interrupted_state, job_flow
 from prefect_bt.flows.tasks.job_task import failed_state, job_task
 from prefect_bt.flows.tasks.mirror import (
     MirrorContext,
@@ -94,7 +94,10 @@ def mirror_weights(
         future: Any = mirror_one.submit(site, plan, looked_in, stop)  # pyright: ignore[reportUnknownMemberType]
         return future
 
-    futures = mirror_all(plans, submit, stop_requested=lambda: False, keep_going=True)
+    try:
+        futures = mirror_all(plans, submit, stop_requested=lambda: False, keep_going=True)
+    except KeyboardInterrupt as interrupt:
+        return interrupted_state(interrupt)
     outcomes = [_outcome(futures[plan.key]) for plan in plans]
     rows = [_row(plan, one) for plan, one in zip(plans, outcomes, strict=True)]
     _show(rows)

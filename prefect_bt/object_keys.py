@@ -29,6 +29,7 @@ checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
             workspace.tar                     the user's folder
             events/<seq>.json                 what happened, create-only, in order
             runs/<Prefect flow run id>.json   which runs of Prefect were this job
+            calls/<parent's flow run id>/<request>-<n>   which calls of parents it answers
             stop.json                         somebody asked for the job to stop
             max_run_time.json                 what a retry gave instead of the job's limit, seconds
             weights/<key>.json                the revision of a weights source that the job uses:
@@ -59,6 +60,7 @@ INDEX_JOBS: Final = "index/jobs"
 INDEX_REOPENED: Final = "index/reopened"
 
 ID_ALPHABET: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+CALLS_INDEX: Final = "index/calls"
 PROJECTS_INDEX: Final = "index/projects"
 TEAM_PROJECTS_INDEX: Final = "index/team-projects"
 _MAX_TEAM_BYTES: Final = 200
@@ -112,10 +114,6 @@ def run_index_key(flow_run_id: str) -> str:
     return f"index/runs/{flow_run_id}"
 
 
-def parent_call_key(flow_run_id: str, request: str, number: int) -> str:
-    return f"index/calls/{flow_run_id}/{request}-{number}"
-
-
 def project_prefix(project_id: str) -> str:
     return f"training_projects/{project_id}"
 
@@ -150,6 +148,10 @@ def manifests_prefix(project_id: str, job_id: str) -> str:
 
 def objects_prefix(project_id: str, job_id: str, attempt: int) -> str:
     return f"{job_prefix(project_id, job_id)}/objects/{attempt:04d}"
+
+
+def job_calls_prefix(project_id: str, job_id: str) -> str:
+    return f"{job_prefix(project_id, job_id)}/calls"
 
 
 def job_objects_prefix(project_id: str, job_id: str) -> str:

@@ -68,7 +68,7 @@ def accept_job(request: JobRequest, job: JobRun) -> None:
             site.ledger.delete_stop_request(site.job_id)
         transition_job(site, JobState.CREATED, message="taken up by a Prefect run")
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
-    if site.resumed:
+    if site.resumed or (state is JobState.CREATED and not is_first):
         report_recovery(site)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from prefect.client.schemas.objects import State
-from prefect.context import FlowRunContext
 from prefect.states import Cancelled, Failed
 
 from prefect_bt.attempts.job_context import JobContext
@@ -22,6 +21,7 @@ from prefect_bt.attempts.lifecycle import (
     terminal_state,
 )
 from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateError, StoreError
+from prefect_bt.flows.tasks.job_flow import interrupted_state
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.host.job_lock import has_lock_file, is_this_host
@@ -93,10 +93,9 @@ def _record_end(job: JobRun) -> Generator[None]:
             _record_failure(job.site, error)
         raise
     except KeyboardInterrupt as interrupt:
-        if job.site is None:
-            raise
-        _finish_interrupted(job.site)
         job.interrupt = interrupt
+        if job.site is not None:
+            _finish_interrupted(job.site)
     except BaseException:
         if job.site is not None:
             _finish_interrupted(job.site)
@@ -133,9 +132,7 @@ def _release_ownership(site: JobContext) -> None:
 def final_state(job: JobRun) -> dict[str, Any] | State[Any]:
     """What the flow returns: the job's document, Cancelled for a stopped job, Failed with why."""
     if job.interrupt is not None:
-        # The caller gets the interrupt once the run is Cancelled.
-        cast("Any", FlowRunContext.get()).flow.interrupt = job.interrupt
-        return Cancelled(message="Stopped by an interrupt.")
+        return interrupted_state(job.interrupt)
     if job.error is not None:
         return Failed(message=str(job.error), data=job.error)
     site = job.site

@@ -12,9 +12,11 @@ from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from prefect import Flow
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.logging import get_logger
 from prefect.settings import get_current_settings
+from prefect.states import Cancelled
 
 from prefect_bt.errors import DefinitionError, PrefectBtError
 
@@ -115,6 +117,12 @@ def job_flow(
         return made
 
     return decorate
+
+
+def interrupted_state(interrupt: KeyboardInterrupt) -> State[Any]:
+    """Return the state of a run that Ctrl-C ends; its caller is interrupted once it is set."""
+    cast("Any", FlowRunContext.get()).flow.interrupt = interrupt
+    return Cancelled(message="Stopped by an interrupt.")
 
 
 def find_flow_retries() -> int | None:

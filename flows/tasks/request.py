@@ -70,7 +70,7 @@ class JobRequest:
     """Options of a new job; its substrate and secrets come from the blocks above."""
 
     def open(self, flow_run_id: str, call: ParentCall | None = None) -> JobContext:
-        """The job of this run or of this `call` of a parent, accepted now unless it was before.
+        """Open the job of this run or of this `call` of a parent; accept it if there is none.
 
         It is owned from before it exists (JobSite.claim): nobody else takes it up meanwhile, and
         a death in any line from here on can be told.
@@ -85,7 +85,7 @@ class JobRequest:
             else:
                 record, notes = self._accept(ledger, claim)
                 if call:
-                    call.bind(ledger, record.id)
+                    call.bind(ledger, record)
             if known:
                 claim.acquire(known)
             epoch = _claim_epoch(ledger, record.id, settings)
@@ -194,7 +194,7 @@ class JobRequest:
 
     @cached_property
     def _substrate_block(self) -> LocalSubstrate | DockerSubstrate | None:
-        """The substrate's block, loaded if it was given by name; DefinitionError without one."""
+        """Return the substrate's block, loaded if given by name; DefinitionError if unknown."""
         given = self.substrate
         if not isinstance(given, str):
             return given

@@ -23,7 +23,7 @@ from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import decide_job_retry
 from prefect_bt.attempts.retry_policy import compute_retry_delay
 from prefect_bt.errors import AttemptFailed, PrefectBtError, StoreError
-from prefect_bt.flows.tasks.job_task import set_task_state
+from prefect_bt.flows.tasks.job_task import INTERRUPTS, set_task_state
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.ledger.fencing_epochs import Superseded
@@ -64,15 +64,17 @@ class RetryDelay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> bool:
-        """Swallow the interruption of a delay: the job has been stopped."""
+        """Swallow the interruption of a delay: the job has been stopped. Ctrl-C goes on."""
         _ = kind, trace
+        in_delay = not self._ended.is_set()
         self._ended.set()
         if self._is_main:
             signal.signal(_SIGNAL, self._old_handler)
-        if not isinstance(error, DelayInterrupted):
-            return False
-        if self._task_run:
+        stopped = isinstance(error, DelayInterrupted)
+        if self._task_run and (stopped or (in_delay and isinstance(error, INTERRUPTS))):
             set_task_state(self._task_run, Cancelled(message="Stopped before the next attempt."))
+        if not stopped:
+            return False
         if self._superseded:
             raise self._superseded
         return True
@@ -110,7 +112,7 @@ class RetryDelay:
         task.retry_delay_seconds = round(left, 1) if left > MIN_DELAY_SECONDS else 0
         soon = f"in {left:.1f} s" if left > MIN_DELAY_SECONDS else "now"
         why = f"Attempt {last.attempt + 1} begins {soon}: {decision.reason}."
-        self._announce(f"{why}", escape_controls(last.message), last.attempt)
+        self._announce(why, escape_controls(last.message), last.attempt)
         self._task_run = task_run
         if left > MIN_DELAY_SECONDS:
             self._watch()

@@ -150,7 +150,7 @@ class _CancellationListener:
             self._loop.close()
 
     async def _listen(self) -> None:
-        """Until the connection is lost for good; then the run is asked, as without events."""
+        """Listen until the connection is lost for good; the run is asked from then on."""
         subscriber: Any = get_events_subscriber(self._filter, reconnect_on_clean_close=True)
         async with subscriber:
             self.is_listening = True

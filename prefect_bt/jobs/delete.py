@@ -22,6 +22,7 @@ from prefect_bt.host.state_folder import JobFolder
 from prefect_bt.jobs.stop import open_job_context, reconcile_job
 from prefect_bt.ledger.fencing_epochs import DELETE, Superseded
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.parent_calls import delete_calls
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.object_keys import (
     INDEX_REOPENED,
@@ -220,6 +221,7 @@ def _delete_records(ledger: Ledger, project_id: str, job_id: str) -> None:
     for info in store.list(manifests_prefix(project_id, job_id)):
         store.delete(info.key)
     store.abort_uploads(job_objects_prefix(project_id, job_id))
+    delete_calls(store, project_id, job_id)
     for info in store.list(f"{INDEX_REOPENED}/{job_id}"):
         store.delete(info.key)
     marker = deleting_key(project_id, job_id)

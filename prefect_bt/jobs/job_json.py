@@ -179,7 +179,7 @@ def _weights_documents(ledger: Ledger, job_id: str, job: TrainingJob) -> list[di
 
 
 def _checkpoint_document(checkpoint: CommittedCheckpoint, sync: SyncStatus) -> dict[str, Any]:
-    """`lag` is in seconds, from the last write to a file until the last rank's commit."""
+    """Return the document; `lag`: seconds from the last write to the last rank's commit."""
     status, error = sync.checkpoint_status(checkpoint)
     written = max((file.modified for file in checkpoint.files()), default=0.0)
     lag = max(0.0, checkpoint.created_at - written) if written else None

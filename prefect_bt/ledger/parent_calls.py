@@ -15,19 +15,25 @@ from itertools import count
 
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
-from prefect_bt.object_keys import parent_call_key
+from prefect_bt.ledger.records import JobRecord
+from prefect_bt.object_keys import CALLS_INDEX, job_calls_prefix
+from prefect_bt.object_store.protocols import Store
 
 
 @dataclass(frozen=True)
 class ParentCall:
-    """One call of a parent: the key of its record, and the job that answered it before."""
+    """One call of a parent: its name in the index, and the job that answered it before."""
 
-    key: str
+    name: str
     job_id: str | None
 
-    def bind(self, ledger: Ledger, job_id: str) -> None:
-        """Record the job that answers the call."""
-        ledger.store.put(self.key, json.dumps({"job_id": job_id}).encode())
+    def bind(self, ledger: Ledger, record: JobRecord) -> None:
+        """Record the job that answers the call, and with the job the call, which goes with it."""
+        folder = job_calls_prefix(record.project_id, record.id)
+        ledger.store.put(f"{folder}/{self.name}", b"{}")
+        ledger.store.put(
+            f"{CALLS_INDEX}/{self.name}.json", json.dumps({"job_id": record.id}).encode()
+        )
 
 
 def claim_call(ledger: Ledger, parent_run_id: str, request: object, *, life: str) -> ParentCall:
@@ -38,13 +44,23 @@ def claim_call(ledger: Ledger, parent_run_id: str, request: object, *, life: str
     text = json.dumps(request, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     for number in count():
-        key = parent_call_key(parent_run_id, digest, number)
+        name = f"{parent_run_id}/{digest}-{number}"
         try:
-            ledger.store.create(f"{key}.claims/{life}", b"{}")
+            ledger.store.create(f"{CALLS_INDEX}/{name}.claims/{life}", b"{}")
         except ObjectExists:
             continue
-        return ParentCall(f"{key}.json", _find_job(ledger, f"{key}.json"))
+        return ParentCall(name, _find_job(ledger, f"{CALLS_INDEX}/{name}.json"))
     raise AssertionError("numbers do not end")
+
+
+def delete_calls(store: Store, project_id: str, job_id: str) -> None:
+    """Delete the records of the calls that a job answers."""
+    folder = job_calls_prefix(project_id, job_id)
+    for info in store.list(folder):
+        name = info.key.removeprefix(f"{folder}/")
+        for claim in store.list(f"{CALLS_INDEX}/{name}.claims"):
+            store.delete(claim.key)
+        store.delete(f"{CALLS_INDEX}/{name}.json")
 
 
 def _find_job(ledger: Ledger, key: str) -> str | None:

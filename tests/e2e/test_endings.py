@@ -13,6 +13,7 @@ import pytest
 from prefect_bt.object_keys import job_prefix
 
 from .conftest import Machine, call, until
+from .test_python_api import python
 from .test_retry import flow_processes
 from .test_worker import DEPLOYMENT, run_from_form, run_is
 
@@ -162,6 +163,32 @@ def test_stopped_while_a_retry_is_awaited(machine: Machine) -> None:
     run_id = run_of(machine, job_id)
     until(lambda: awaited_retries(machine, run_id), seconds=20, what="AwaitingRetry")
     machine.run("stop", "--job-id", job_id)
+    machine.wait(job_id, "STOPPED", seconds=20)
+    run_is(machine, run_id, "CANCELLED")
+    until(
+        lambda: task_states(machine, run_id)["training"][0] == "Cancelled",
+        seconds=20,
+        what=lambda: f"{task_states(machine, run_id)}",
+    )
+    machine.nothing_left(job_id)
+
+
+def test_interrupted_while_a_retry_is_awaited(machine: Machine) -> None:
+    config = machine.folder("exit 3\n", project="interrupted delay")
+    source = f"""
+    from prefect_bt.blocks import RetryPolicy
+    from prefect_bt.flows.train import train
+    policy = RetryPolicy(user=1, first_delay_seconds=900, longest_delay_seconds=900)
+    train({str(config)!r}, retry_policy=policy)
+    """
+    process = python(machine, source)
+    (job_id,) = until(lambda: machine.jobs_of("interrupted delay"), seconds=60, what="the job")
+    until(lambda: machine.ledger.list_outcomes(job_id), seconds=60, what="the first attempt's end")
+    run_id = run_of(machine, job_id)
+    until(lambda: awaited_retries(machine, run_id), seconds=20, what="AwaitingRetry")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=200)
+    assert err.rstrip().endswith("KeyboardInterrupt")
     machine.wait(job_id, "STOPPED", seconds=20)
     run_is(machine, run_id, "CANCELLED")
     until(

@@ -16,7 +16,7 @@ from prefect_bt.flows.mirror_weights import mirror_weights
 from tests.in_process import environment_of
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
-from .conftest import Machine, until
+from .conftest import Machine, call, until
 from .test_prefect_sees import ask
 from .test_python_api import python
 from .test_weights import SOURCE, config
@@ -139,8 +139,13 @@ def test_an_interrupt_ends_it_and_keeps_what_has_come(
     process = run(machine, hub, sources=[f"hf://{name}"])
     until(lambda: hub.sent, seconds=60, what="the first bytes")
     process.send_signal(number)
-    process.communicate(timeout=200)  # at the server's speed it would take minutes
+    _, err = process.communicate(timeout=200)  # at the server's speed it would take minutes
     assert process.returncode != 0
+    if number is signal.SIGINT:
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        flow = {"name": {"any_": ["mirror-weights"]}}
+        newest = call(machine, "POST", "flow_runs/filter", flows=flow, sort="START_TIME_DESC")[0]
+        assert newest["state"]["message"] == "Stopped by an interrupt."
     assert f"hf://{name}" not in [tree["source"] for tree in listed(machine)]
     unfinished = json.loads(machine.run("weights", "list", "-o", "json").stdout)
     assert unfinished["unfinished_bytes"] > 0

@@ -15,6 +15,7 @@ import pytest
 from prefect_bt.blocks import RetryPolicy
 
 from .conftest import Machine, call, until
+from .test_events import events, labels
 
 pytestmark = [pytest.mark.integration]
 
@@ -145,6 +146,8 @@ def test_the_pause_before_a_retry_says_why_outlives_a_crash_and_heeds_a_stop(
     for pid in flow:
         os.kill(pid, signal.SIGKILL)
     until(lambda: flow_processes(machine, job_id) - flow, seconds=30, what="another flow process")
+    (recovered,) = labels(events(machine, job_id, "job.recovered"), "job.recovered")
+    assert recovered["attempt"] == "0"
     machine.run("stop", "--job-id", job_id)
     machine.wait(job_id, "STOPPED", seconds=30)
     assert [a["status"] for a in machine.view(job_id)["attempts"]] == ["failed"]

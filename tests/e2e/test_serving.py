@@ -23,7 +23,7 @@ from prefect_bt.serving.rollout.revisions import list_revision_statuses
 from prefect_bt.serving.router.deployment_folder import Route, RouterFolder
 from tests.optional import needs
 
-from .conftest import Machine, until
+from .conftest import Machine, call, until
 from .test_python_api import output, python
 
 pytestmark = [pytest.mark.integration, needs("torch", "transformers", "peft", "openai")]
@@ -264,6 +264,25 @@ def test_the_last_step_of_a_training_is_a_model_that_answers(
     assert "passed 1 prompt of its gate" in deployment["revisions"][0]["sentence"]
     assert said(deployment["address"], "trained")
     assert_engine_refuses_direct_requests(machine, deployment["revisions"][0]["job_id"])
+    check_interrupted_deployment(machine, job["id"])
     machine.run("deployments", "stop", "trained", "--yes")
-    machine.nothing_left(DeploymentLedger(machine.ledger).find_job_id("trained", 1))
+    for number in (1, 2):
+        machine.nothing_left(DeploymentLedger(machine.ledger).find_job_id("trained", number))
     machine.nothing_left(job["id"])
+
+
+def check_interrupted_deployment(machine: Machine, job_id: str) -> None:
+    """Ctrl-C ends the run that waits; the revision goes on."""
+    source = f"""
+    from prefect_bt.flows.deploy_checkpoints import deploy_checkpoints
+    deploy_checkpoints("trained", job_id={job_id!r}, checkpoints=["merged"])
+    """
+    process = python(machine, source)
+    records = DeploymentLedger(machine.ledger)
+    until(lambda: records.find_job_id("trained", 2), seconds=60, what="revision 2")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=200)
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    flow = {"name": {"any_": ["deploy-checkpoints"]}}
+    newest = call(machine, "POST", "flow_runs/filter", flows=flow, sort="START_TIME_DESC")[0]
+    assert newest["state"]["message"] == "Stopped by an interrupt."

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from prefect_bt.object_keys import CALLS_INDEX
+
 from .conftest import Machine, call, until
 from .test_worker import run_is
 
@@ -123,3 +125,8 @@ def test_a_retried_parent_gets_the_same_jobs(machine: Machine, mode: str) -> Non
     assert set(first) & jobs == set(first[:2])
     attempts: dict[str, Any] = {job: len(machine.view(job)["attempts"]) for job in jobs}
     assert sorted(attempts.values()) == [1, 1, 2]
+    for job in jobs:
+        machine.run("delete", "--job-id", job, "--yes")
+    store = machine.ledger.store
+    (run_id,) = sweep.lines("run")[0]
+    assert not [*store.list(f"{CALLS_INDEX}/{run_id}")], "nothing of deleted jobs is left"

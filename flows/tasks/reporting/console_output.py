@@ -13,7 +13,7 @@ from rich.console import Console
 
 
 def ignore_broken_pipe() -> None:
-    """From now on, in this process."""
+    """Ignore broken pipes from now on, in this process."""
     Console.on_broken_pipe = _silence_console
 
 

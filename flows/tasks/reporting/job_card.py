@@ -36,7 +36,7 @@ def render_card(document: dict[str, Any], definition: dict[str, Any], *, address
 
 
 def _status_cause(document: dict[str, Any]) -> str:
-    """` (user: command failed)` after the state of a failed job."""
+    """Return ` (user: command failed)`, which follows the state of a failed job."""
     failed = document.get("error_message") and document["attempts"]
     cause = _format_cause(document["attempts"][-1]) if failed else ""
     return f" ({cause})" if cause else ""
@@ -49,7 +49,7 @@ def _links(document: dict[str, Any], address: str) -> list[str]:
 
 
 def _provenance(provenance: dict[str, Any]) -> list[str]:
-    """Which code the job was made from, and by which client."""
+    """Return which code the job was made from, and by which client."""
     told = {"Git": format_git(provenance), "Pushed from": format_client(provenance)}
     lines = [f"{label}: {_escape_cell(text)}  " for label, text in told.items() if text]
     return [*lines, ""] if lines else []
@@ -68,25 +68,25 @@ def _attempts(document: dict[str, Any]) -> list[str]:
 
 
 def _format_cause(attempt: dict[str, Any]) -> str:
-    """`infrastructure: killed`: the retry budget it draws on, and what it was."""
+    """Return `infrastructure: killed`: the failure's retry budget and its cause."""
     told = [attempt.get("failure"), attempt.get("cause")]
     return ": ".join(dict.fromkeys(str(word).replace("_", " ") for word in told if word))
 
 
 def _render_next_attempt(document: dict[str, Any]) -> list[str]:
-    """Why another attempt follows, while it has not begun."""
+    """Return why another attempt follows, while it has not begun."""
     events: list[dict[str, Any]] = document.get("events") or [{}]
     waits = events[-1].get("state") == JobState.CREATED.value
     return ["", _escape_cell(events[-1].get("message"))] if waits else []
 
 
 def _escape_cell(text: str | None) -> str:
-    """On one line, without what ends a cell."""
+    """Return the text on one line, without characters that end a cell."""
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
 def _nodes(document: dict[str, Any]) -> list[str]:
-    """The nodes of the newest attempt, all of which run on the host of its supervisor."""
+    """Return the nodes of the newest attempt, all of which run on its host."""
     if not document["attempts"]:
         return []
     newest = document["attempts"][-1]
@@ -138,7 +138,7 @@ def _checkpoints(document: dict[str, Any]) -> list[str]:
 
 
 def _format_lag(lag: float | None) -> str:
-    """Seconds between the last write and the commit."""
+    """Format the seconds between the last write and the commit."""
     return "" if lag is None else format_duration(lag)
 
 

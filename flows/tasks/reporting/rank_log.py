@@ -50,7 +50,7 @@ class RankLogForwarder:
         self._logger: Logger = logger or get_run_logger()
 
     def forward(self) -> bool:
-        """Show what is new; whether there may be more at once."""
+        """Show new lines; return whether there may be more already."""
         until = self._offset + MAX_POLL_BYTES
         while self._offset < until:
             data = self._handle.read_log(offset=self._offset, limit=READ_BYTES)
@@ -83,7 +83,7 @@ class RankLogForwarder:
         self._log_lines(b"\n".join(self._skipped_tail.split(b"\n")[-TAIL_LINES:]))
 
     def _forward_lines(self, data: bytes) -> None:
-        """Whole lines, the last without its newline."""
+        """Show whole lines as far as the budget goes, the last without its newline."""
         now = self._clock()
         self._budget += (now - self._refilled) * self._rate
         self._budget, self._refilled = min(BURST_LINES, self._budget), now

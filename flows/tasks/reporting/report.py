@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 def transition_job(
     site: JobContext, state: JobState, *, message: str = "", attempt: int | None = None
 ) -> None:
-    """The job's next state: in its record, and as the event `prefect-bt.job.<state>`."""
+    """Write the job's next state, and emit the event `prefect-bt.job.<state>`."""
     happened = site.ledger.append_event(
         site.job_id, state, message=message, attempt=attempt, epoch=site.epoch
     )
@@ -89,8 +89,14 @@ def _find_retry_kind(events: Sequence[JobEvent]) -> str:
 
 
 def report_recovery(site: JobContext) -> None:
-    """Emit `prefect-bt.job.recovered`: this process continues a job whose process died."""
+    """Emit `prefect-bt.job.recovered`: this process continues a job whose process died.
+
+    Unless a person asked for the job's next attempt, which is not recovery.
+    """
     with suppress(StoreError):  # only for show
+        events = site.ledger.list_events(site.job_id)
+        if events[-1].state is JobState.CREATED and _find_retry_kind(events) == "manual":
+            return
         attempts = site.ledger.list_attempts(site.job_id)
         _emit(site, "job.recovered", {"attempt": attempts[-1].attempt if attempts else None})
 

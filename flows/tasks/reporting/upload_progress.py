@@ -121,7 +121,7 @@ class UploadProgressReporter:
             publish_job_card(self._site)
 
     def _warn_about_last_save(self) -> None:
-        """Once an attempt, where a last checkpoint would not be saved in the time there is."""
+        """Warn once an attempt, where a last checkpoint would not be saved in the time there is."""
         site = self._site
         settings = site.settings
         found = find_save_estimate(
