@@ -19,15 +19,20 @@ from pydantic_core import CoreSchema
 from prefect_bt.blocks.block_docs import DOCUMENTATION
 
 
-class SavedBlockId(UUID):
-    """The id of a saved block, for code that awaits `save`, too."""
+class Awaitable:
+    """A value that code in a coroutine may await, although it is there."""
 
     def __await__(self) -> Generator[Any, Any, Self]:
+        """Return the value itself."""
         yield from ()
         return self
 
 
-class FormBlock(Block):
+class SavedBlockId(Awaitable, UUID):
+    """The id of a saved block, for code that awaits `save`, too."""
+
+
+class FormBlock(Awaitable, Block):
     """Base of the block types of this package; no block type by itself.
 
     The first UI stores `{}` when nothing was changed in a form, so every field that a form prefills
@@ -52,11 +57,6 @@ class FormBlock(Block):
     def load(cls, *args: Any, **kwargs: Any) -> Self:
         """Load a block as Prefect's method does, also in a notebook without `await`."""
         return cast("Any", super()).load(*args, **kwargs, _sync=True)
-
-    def __await__(self) -> Generator[Any, Any, Self]:
-        """Return the block itself, for code that awaits `load`."""
-        yield from ()
-        return self
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -36,7 +36,6 @@ class TrainingImage(FormBlock):
     """
 
     base_image: str = Field(
-        default=...,
         min_length=1,
         title="Image",
         description="As for docker pull: pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime.",

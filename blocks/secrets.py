@@ -34,7 +34,6 @@ class TrainingSecrets(FormBlock):
 
     # A dict of SecretStr would come back in plain text from the API; a SecretDict is masked.
     values: SecretDict = Field(
-        default=...,
         title="Secrets",
         description='Names and values as a JSON object: {"hf_access_token": "hf_..."}.',
     )

@@ -81,9 +81,8 @@ class ServingEngine(FormBlock):
 
     def build(self) -> ServerOptions:
         """Return the options for prefect_bt.serving.rollout.deploy."""
-        from prefect_bt.serving.serving_job import (
-            ServerOptions,  # every run of `train` loads blocks
-        )
+        # Here, because every run of `train` loads blocks.
+        from prefect_bt.serving.serving_job import ServerOptions
 
         variables = EnvironmentVariables(self.environment)
         if self.hf_token_secret:

@@ -32,7 +32,6 @@ class TrainingStore(FormBlock):
     """
 
     url: str = Field(
-        default=...,
         min_length=1,
         title="URL",
         description="A folder that every machine sees, or a bucket: s3://team-bucket/training.",

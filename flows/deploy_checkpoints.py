@@ -68,9 +68,9 @@ def deploy_checkpoints(
         project: Where to look for that job.
         checkpoints: Names, or "latest", which is what it is by default; several LoRA adapters of
             one base model are served together.
-        base_model: Of adapters that do not tell theirs: an id of the Hub, a URI or a folder.
+        base_model: Base model of LoRA adapters that name none: a Hub id, a URI or a folder.
         engine: The inference server; by default vLLM with an accelerator, else transformers.
-        image: On Docker, instead of the engine's: an image and how its registry is asked.
+        image: Image on Docker instead of the engine's, with its registry's login.
         deployment: Name, address, API key and gate.
         secrets: Looked up before Prefect's Secret blocks and the environment; a saved block, for
             the server looks there whenever it starts.

@@ -18,10 +18,11 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
+from prefect.states import Cancelled
 
 from prefect_bt.blocks import TrainingSecrets, TrainingStore
-from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
-from prefect_bt.definitions import TrainingJob, load_training_project, training_project_from_json
+from prefect_bt.credentials.secrets import SecretSource, resolve_secrets
+from prefect_bt.definitions import load_training_project, training_project_from_json
 from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, WeightsError
 from prefect_bt.flows.tasks.job_flow import interrupted_state, job_flow
 from prefect_bt.flows.tasks.job_task import failed_state, job_task
@@ -33,11 +34,10 @@ from prefect_bt.flows.tasks.mirror import (
 )
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
-from prefect_bt.jobs.asynchronous import asynchronous
+from prefect_bt.jobs.asynchronous import asynchronous, is_stop_requested
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights, plan_weights_sources
 from prefect_bt.planning.validation import validate_weights, validate_weights_source
-from prefect_bt.prefect_api.client import SecretBlocks
 from prefect_bt.text.quantities import format_size
 from prefect_bt.weights import MirrorResult
 from prefect_bt.weights.url_redaction import redact_url
@@ -82,22 +82,24 @@ def mirror_weights(
         "ignore_patterns": ignore_patterns,
         "auth_secret_name": auth_secret_name,
     }
-    request = JobRequest(store=store, substrate=substrate)
+    request = JobRequest(store=store, substrate=substrate, secrets=secrets)
     try:
         plans = _plans(config, definition, sources, patterns)
         site = MirrorContext(request.settings(), request.ledger().store)
     except PrefectBtError as error:
         return failed_state(error)
-    looked_in = (*((secrets.build(),) if secrets else ()), SecretBlocks(), EnvironmentSecrets())
+    looked_in = request.secret_sources()
 
     def submit(plan: WeightsPlan, stop: threading.Event) -> PrefectFuture[Any]:
         future: Any = mirror_one.submit(site, plan, looked_in, stop)  # pyright: ignore[reportUnknownMemberType]
         return future
 
     try:
-        futures = mirror_all(plans, submit, stop_requested=lambda: False, keep_going=True)
+        futures = mirror_all(plans, submit, stop_requested=is_stop_requested, keep_going=True)
     except KeyboardInterrupt as interrupt:
         return interrupted_state(interrupt)
+    if is_stop_requested():
+        return Cancelled(message="Stopped; what is here already is kept.")
     outcomes = [_outcome(futures[plan.key]) for plan in plans]
     rows = [_row(plan, one) for plan, one in zip(plans, outcomes, strict=True)]
     _show(rows)
@@ -143,19 +145,18 @@ def _plans(
             validate_weights_source(document)
         plans = plan_weights_sources(documents)
     else:
-        job = _job(config, definition)
+        project = (
+            training_project_from_json(definition or {})
+            if config is None
+            else load_training_project(Path(config).expanduser())
+        )
+        job = project.job
         if problems := list(chain.from_iterable(validate_weights(job))):
             raise PlanError(problems)
         plans = plan_weights(job)
     if not plans:
         raise DefinitionError("There is no weights source.", next_step="Name one to mirror.")
     return list({plan.key: plan for plan in plans}.values())
-
-
-def _job(config: str | None, definition: dict[str, Any] | None) -> TrainingJob:
-    if config is not None:
-        return load_training_project(Path(config).expanduser()).job
-    return training_project_from_json(definition or {}).job
 
 
 def _outcome(future: PrefectFuture[Any]) -> MirrorResult | Exception:

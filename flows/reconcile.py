@@ -18,6 +18,7 @@ from prefect_bt.flows.tasks.job_task import failed_state
 from prefect_bt.flows.tasks.request import JobRequest, SubstrateChoice
 from prefect_bt.jobs.asynchronous import asynchronous
 from prefect_bt.jobs.recover import recover_jobs
+from prefect_bt.settings import use_settings
 
 
 @job_flow("reconcile")
@@ -25,16 +26,18 @@ def reconcile(*, substrate: SubstrateChoice = None) -> dict[str, str] | State[An
     """Take up every job of this machine that no process runs any more.
 
     Args:
-        substrate: Where nodes run; by default this machine with its usual state folder.
+        substrate: Substrate whose state folder is searched for jobs, and whose settings they get;
+            by default the usual ones.
 
     Returns:
         Job id -> what was done about it; empty when nothing was left behind.
     """
     try:
-        state_dir = JobRequest(substrate=substrate).settings().state_dir
+        settings = JobRequest(substrate=substrate).settings()
     except PrefectBtError as error:
         return failed_state(error)
-    done = dict(recover_jobs(state_dir))
+    with use_settings(settings):
+        done = dict(recover_jobs(settings.state_dir))
     for job_id, what in done.items():
         get_run_logger().warning("Job %s: %s.", job_id, what)
     return done

@@ -78,8 +78,8 @@ def train(
         source_dir: Folder to pack as the workspace; by default that of the config file.
         job_name: Replaces the job's name.
         retries: How many failures of the user's own code to survive.
-        keep_last: Let go of committed checkpoints but the last so many of a series.
-        keep_every: Keep those whose step is a multiple of it, too.
+        keep_last: Keep only the newest so many committed checkpoints of each series.
+        keep_every: Also keep those whose step is a multiple of this.
         max_run_time: How long a new job's commands may run, in all attempts: seconds, or "12h".
         image: Replaces the definition's image.
         compute: Replaces the definition's compute.

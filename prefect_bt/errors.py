@@ -28,9 +28,10 @@ attributes: nothing in prefect_bt may decide by message text.
 
 from __future__ import annotations
 
+import copyreg
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 
 class PrefectBtError(Exception):
@@ -43,15 +44,7 @@ class PrefectBtError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without another call of `__init__`, which takes other arguments."""
-        return _restore_error, (type(self), self.args, self.__dict__)
-
-
-def _restore_error(
-    kind: type[PrefectBtError], arguments: tuple[Any, ...], facts: dict[str, Any]
-) -> PrefectBtError:
-    error = kind.__new__(kind, *arguments)
-    error.__dict__.update(facts)
-    return error
+        return cast("Any", copyreg).__newobj__, (type(self), *self.args), self.__dict__
 
 
 class DefinitionError(PrefectBtError):

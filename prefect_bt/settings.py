@@ -140,7 +140,7 @@ def process_environment() -> dict[str, str]:
 @contextmanager
 def use_settings(settings: Settings) -> Generator[None]:
     """Make `settings` those of this context, and of the processes that it starts."""
-    values = settings.model_dump(exclude_unset=True, exclude_none=True)
+    values = settings.model_dump(exclude_unset=True)
     token = _chosen.set({variable_name(name): _as_text(value) for name, value in values.items()})
     try:
         yield
@@ -149,6 +149,9 @@ def use_settings(settings: Settings) -> Generator[None]:
 
 
 def _as_text(value: object) -> str:
+    """Return the text of a variable; "" for None, which overrides a variable of the machine."""
+    if value is None:
+        return ""
     return ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
 
 

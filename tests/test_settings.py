@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from prefect_bt.host.container_privileges import Privileges
 from prefect_bt.logs.line_format import parse_lines
-from prefect_bt.settings import Settings
+from prefect_bt.settings import Settings, use_settings
 
 
 def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,6 +17,14 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_BT_GRACE", "")
     assert Settings().store == str(Path.home() / ".prefect-bt")
     assert Settings().grace == 30.0
+
+
+def test_a_chosen_none_replaces_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_BT_DOCKER_PROCESSES", "4096")
+    monkeypatch.setenv("PREFECT_BT_GRACE", "12")
+    with use_settings(Settings(docker_processes=None)):
+        assert (Settings().docker_processes, Settings().grace) == (None, 12.0)
+    assert Settings().docker_processes == 4096
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from prefect_bt.flows.tasks.reporting.report import API_ERRORS, report_recovery,
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.flows.tasks.stop_requests import watch_for_stop
 from prefect_bt.host.job_lock import host_id
+from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.ledger.states import JobState
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.planning.planner import plan_weights
@@ -44,16 +45,21 @@ OWNED_POLL_INTERVAL: Final = 5.0
 
 
 @job_task("accept-job")
-def accept_job(request: JobRequest, job: JobRun) -> None:
+def accept_job(request: JobRequest, job: JobRun) -> State[Any] | None:
     """Open the job of this run, or create it if there is none; `job` has it from then on.
 
     Repeating a run reopens its job unless the job completed. A job that was stopped before its
-    first run started stays stopped. Raise StateError if another process owns the job.
+    first run started stays stopped, and so does one that was stopped in another run of the same
+    parent. Raise StateError if another process owns the job.
     """
     run_id, is_first = str(flow_run.get_id()), flow_run.get_run_count() <= 1
     if not is_first:
         end_lost_tasks()
-    job.site = site = _open(request, run_id)
+    opened = _open(request, run_id)
+    if opened is None:
+        return Cancelled(message="Stopped while another run of the same parent had the job.")
+    job.site, waited = opened
+    site = job.site
     for note in site.notes:
         get_run_logger().info("note: %s", note)
     site.substrate.warm_up()
@@ -61,8 +67,8 @@ def accept_job(request: JobRequest, job: JobRun) -> None:
     scheduled = site.ledger.find_job_of_run(run_id) == site.job_id
     host = host_id(site.settings.state_dir)
     site.ledger.bind_run(run_id, site.job_id, url=run_url(run_id), host=host)
-    if state is JobState.STOPPED and scheduled and is_first:
-        return
+    if state is JobState.STOPPED and (waited or (scheduled and is_first)):
+        return None
     if state in {JobState.PENDING, JobState.FAILED, JobState.DEPLOY_FAILED, JobState.STOPPED}:
         if state.terminal:
             site.ledger.delete_stop_request(site.job_id)
@@ -70,25 +76,35 @@ def accept_job(request: JobRequest, job: JobRun) -> None:
     site.resumed = state in {JobState.DEPLOYING, JobState.RUNNING}
     if site.resumed or (state is JobState.CREATED and not is_first):
         report_recovery(site)
+    return None
 
 
-def _open(request: JobRequest, run_id: str) -> JobContext:
-    """Open the run's job. What a parent asked for before is its job again, also while it runs."""
+def _open(request: JobRequest, run_id: str) -> tuple[JobContext, bool] | None:
+    """Open the run's job, and tell whether another run of the parent had to end first.
+
+    A job that the parent asked for before is its job again. Return None if the run is cancelled
+    while another run has the job.
+    """
     parents, ledger = list_parent_runs(), request.ledger()
     known = request.job_id or ledger.find_job_of_run(run_id)
     call = None if known else claim_parent_call(ledger, parents, request.fingerprint)
     watched = [run_id, *(str(parent.id) for parent in parents)]
+    waited = False
     while True:
         try:
             site = request.open(run_id, call)
         except StateError:
-            if call is None or call.job_id is None or is_any_cancelled(watched):
+            if call is None or call.job_id is None:
                 raise
-            get_run_logger().info("Job %s runs already; waiting for its end.", call.job_id)
+            if is_stop_requested() or is_any_cancelled(watched):
+                return None
+            if not waited:
+                get_run_logger().info("Job %s runs already; waiting for its end.", call.job_id)
+            waited = True
             time.sleep(OWNED_POLL_INTERVAL)
         else:
             site.parent_run_ids = tuple(watched[1:])
-            return site
+            return site, waited
 
 
 def rename_flow_run(site: JobContext) -> None:

@@ -94,7 +94,8 @@ def training(site: JobContext, delay: RetryDelay, mirrored: list[PrefectFuture[A
             delay.check_elapsed()
             if stop():
                 message = "Stopped before an attempt began."
-                transition_job(site, JobState.STOPPED, message=message)
+                if site.ledger.get_state(site.job_id) is not JobState.STOPPED:  # in its delay
+                    transition_job(site, JobState.STOPPED, message=message)
                 return Cancelled(message=message)
             number = _begin_attempt(site)
         else:
@@ -183,7 +184,7 @@ def _serving_context(site: JobContext, gang: Gang) -> AbstractContextManager[Non
 
 @job_task("provision", run_name="attempt {attempt} · provision")
 def provision(site: JobContext, attempt: int) -> Gang:
-    """Secrets and plan first, then all nodes or none."""
+    """Resolve the secrets and the plan, then launch all nodes or none."""
     plan = plan_attempt(site, attempt)
     save_resources(site.ledger, plan)
     secrets = _resolve_secrets(site)

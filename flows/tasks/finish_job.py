@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Failed
+from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.attempts.lifecycle import (
@@ -22,6 +22,7 @@ from prefect_bt.attempts.lifecycle import (
 )
 from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateError, StoreError
 from prefect_bt.flows.tasks.job_flow import interrupted_state
+from prefect_bt.flows.tasks.job_task import failed_state
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
 from prefect_bt.flows.tasks.request import JobRequest
 from prefect_bt.host.job_lock import has_lock_file, is_this_host
@@ -134,7 +135,7 @@ def final_state(job: JobRun) -> dict[str, Any] | State[Any]:
     if job.interrupt is not None:
         return interrupted_state(job.interrupt)
     if job.error is not None:
-        return Failed(message=str(job.error), data=job.error)
+        return failed_state(job.error)
     site = job.site
     assert site is not None
     if site.ledger.get_state(site.job_id) is JobState.STOPPED:
@@ -143,7 +144,7 @@ def final_state(job: JobRun) -> dict[str, Any] | State[Any]:
 
 
 def handle_cancelled_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
-    """Prefect's hook, in the worker's process: the flow's was ended before it could finish."""
+    """Stop the job of a run that Prefect cancelled: a hook, in the worker's process."""
     _ = flow, state
     site = _find_job_context(flow_run)
     if site is None:
@@ -153,15 +154,14 @@ def handle_cancelled_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
         with suppress(StateError):  # another process is at it
             finalize_abandoned_job(site, JobState.STOPPED, "cancelled in Prefect before it began")
     else:
-        reconcile_running_job(
-            site
-        )  # unless another process has taken the job up: that one sees the request
+        # Unless another process has taken the job up: that one sees the request.
+        reconcile_running_job(site)
 
 
 def handle_crashed_run(flow: Any, flow_run: Any, state: State[Any]) -> None:
-    """Prefect's hook after the flow's process died: the job is taken up again.
+    """Take up the job of a run whose process died: a hook, in the worker's process.
 
-    One that had not begun has nobody to take it up: its run is scheduled again.
+    The run of a job that had not begun is scheduled again.
     """
     _ = flow, state
     site = _find_job_context(flow_run)

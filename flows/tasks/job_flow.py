@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from prefect import Flow
@@ -18,6 +19,7 @@ from prefect.logging import get_logger
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled
 
+from prefect_bt.blocks.forms import Awaitable
 from prefect_bt.errors import DefinitionError, PrefectBtError
 
 P = ParamSpec("P")
@@ -54,13 +56,15 @@ class JobFlow(Flow[P, R]):
         return copy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the flow here; the result may also be awaited, although it is there."""
+        """Run the flow and return its result, which a coroutine may also await."""
         try:
             result: Any = super().__call__(*args, **kwargs)
         finally:
-            interrupt, self.interrupt = self.interrupt, None
-            if interrupt is not None:
-                raise interrupt
+            # Interrupts arrive in the main thread; the flow of another one goes on.
+            if threading.current_thread() is threading.main_thread():
+                interrupt, self.interrupt = self.interrupt, None
+                if interrupt is not None:
+                    raise interrupt
         if isinstance(result, dict):
             return AwaitableDict(cast("dict[str, Any]", result))
         return AwaitableList(cast("list[Any]", result)) if isinstance(result, list) else result
@@ -78,26 +82,16 @@ class JobFlow(Flow[P, R]):
         return load_flow, (module, name, changed)
 
 
-class AwaitableDict(dict[str, Any]):
-    """A result of a flow that code in a coroutine may await as if it came later."""
-
-    def __await__(self) -> Generator[Any, Any, Self]:
-        yield from ()
-        return self
+class AwaitableDict(Awaitable, dict[str, Any]):
+    """A document that may be awaited."""
 
 
-class AwaitableList(list[Any]):
-    """A list of the same kind."""
-
-    def __await__(self) -> Generator[Any, Any, Self]:
-        yield from ()
-        return self
+class AwaitableList(Awaitable, list[Any]):
+    """A list that may be awaited."""
 
 
 def load_flow(module: str, name: str, changed: dict[str, Any]) -> Any:
     """Return a copy of a flow of this package, with the options that differ."""
-    import importlib
-
     flow: Any = getattr(importlib.import_module(module), name)
     loaded: Any = object.__new__(cast("type[Any]", type(flow)))
     loaded.__dict__.update({**flow.__dict__, **changed})
@@ -121,7 +115,8 @@ def job_flow(
 
 def interrupted_state(interrupt: KeyboardInterrupt) -> State[Any]:
     """Return the state of a run that Ctrl-C ends; its caller is interrupted once it is set."""
-    cast("Any", FlowRunContext.get()).flow.interrupt = interrupt
+    if threading.current_thread() is threading.main_thread():
+        cast("Any", FlowRunContext.get()).flow.interrupt = interrupt
     return Cancelled(message="Stopped by an interrupt.")
 
 
@@ -132,11 +127,13 @@ def find_flow_retries() -> int | None:
     return given if given is not None else get_current_settings().flows.default_retries or None
 
 
-def _is_unknown_error(record: logging.LogRecord) -> bool:
+def _is_no_known_error(record: logging.LogRecord) -> bool:
+    """Return False for the line with which Prefect's engine logs the error of a Failed state."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, PrefectBtError)
+    by_engine = "exited with unexpected exception" in str(record.msg)
+    return not (by_engine and isinstance(error, PrefectBtError))
 
 
 # Of a run that a worker started, Prefect logs the traceback of the error in its Failed state.
 for _name in ("engine", "flow_runs"):
-    get_logger(_name).addFilter(_is_unknown_error)
+    get_logger(_name).addFilter(_is_no_known_error)

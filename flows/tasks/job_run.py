@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.flows.tasks.accept_job import accept_job, mirror_job_weights, rename_flow_run
@@ -22,8 +23,9 @@ def run_job_to_completion(
     Return what the flow returns; `run` has the job's tasks then.
     """
     with finalize_job(run) as job:
-        call_task(accept_job, request, job)
-        assert job.site is not None, "the task opened it"
+        accepted = call_task(accept_job, request, job)
+        if job.site is None:
+            return Cancelled(message=accepted.message)
         job.ended = _mirror_and_run(job.site)
     return final_state(job)
 

@@ -61,15 +61,10 @@ def job_task(
             # Never retried, whatever Prefect's default is; without a retry that is left, Prefect
             # logs a failed state with the traceback of no exception ("NoneType: None").
             retries=1,
-            retry_condition_fn=_never_retry,
+            retry_condition_fn=lambda _task, _run, _state: False,
         )
 
     return decorate
-
-
-def _never_retry(task: Any, task_run: Any, state: Any) -> bool:
-    _ = task, task_run, state
-    return False
 
 
 def failed_state(error: PrefectBtError) -> State[Any]:

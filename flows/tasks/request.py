@@ -24,7 +24,7 @@ from prefect_bt.blocks import (
     TrainingSecrets,
     TrainingStore,
 )
-from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource
+from prefect_bt.credentials.secrets import SecretSource
 from prefect_bt.definitions import (
     TrainingProject,
     load_training_project,
@@ -34,6 +34,7 @@ from prefect_bt.errors import DefinitionError, PrefectBtError, StateError
 from prefect_bt.host.container_privileges import Privileges
 from prefect_bt.host.job_lock import JobLock, host_id
 from prefect_bt.jobs.options import SubmitOptions
+from prefect_bt.jobs.start import default_secret_sources
 from prefect_bt.jobs.submit import create_job
 from prefect_bt.jobs.superseded import shut_down_stale_nodes
 from prefect_bt.ledger.ledger import Ledger
@@ -41,7 +42,6 @@ from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.ledger.parent_calls import ParentCall
 from prefect_bt.ledger.records import JobRecord
 from prefect_bt.ledger.states import JobState
-from prefect_bt.prefect_api.client import SecretBlocks
 from prefect_bt.serving.deployment_records import DeploymentLedger
 from prefect_bt.settings import Settings
 from prefect_bt.substrates import SUBSTRATES, open_substrate
@@ -95,7 +95,7 @@ class JobRequest:
                 open_substrate(record.substrate, **settings.substrate_options(record.substrate)),
                 record,
                 settings=settings,
-                secret_sources=(*_serving_secrets(ledger, record), *self._secret_sources()),
+                secret_sources=(*_serving_secrets(ledger, record), *self.secret_sources()),
             )
         except StateError:
             if known and claim.descriptor is not None:  # not another process's of this machine
@@ -132,7 +132,7 @@ class JobRequest:
         options = replace(
             self.options or SubmitOptions(),
             substrate=self.settings().substrate,
-            secret_sources=self._secret_sources(),
+            secret_sources=self.secret_sources(),
         )
         record, plan = create_job(ledger, project, source_dir=folder, options=options, lock=claim)
         return record, plan.notes
@@ -164,18 +164,18 @@ class JobRequest:
 
     @classmethod
     def from_run_parameters(cls, parameters: Mapping[str, Any]) -> JobRequest:
-        """What the stored parameters of a run say of where its job is kept and run."""
+        """Read from the stored parameters of a run where its job is kept and run."""
         return cls(
             store=_block(TrainingStore, parameters.get("store")),
             substrate=_substrate(parameters.get("substrate")),
         )
 
     def ledger(self) -> Ledger:
-        """The records in the store that was asked for."""
+        """Return the records of the store that was asked for."""
         return Ledger(self.store.build()) if self.store else open_ledger()
 
     def settings(self) -> Settings:
-        """Ours, with what the substrate's block says instead."""
+        """Return this process's settings, overridden by the substrate's block."""
         block = self._substrate_block
         if block is None:
             return Settings(substrate=str(self.substrate)) if self.substrate else Settings()
@@ -212,9 +212,10 @@ class JobRequest:
             value=given,
         )
 
-    def _secret_sources(self) -> tuple[SecretSource, ...]:
+    def secret_sources(self) -> tuple[SecretSource, ...]:
+        """Return where secrets are looked up: the given block, then the default sources."""
         given = (self.secrets.build(),) if self.secrets else ()
-        return (*given, SecretBlocks(), EnvironmentSecrets())
+        return (*given, *default_secret_sources())
 
 
 def _claim_epoch(ledger: Ledger, job_id: str, settings: Settings) -> int:

@@ -32,7 +32,8 @@ from prefect_bt.text.control_characters import escape_controls
 
 POLL_INTERVAL = 0.1
 MIN_DELAY_SECONDS = 0.05
-_SIGNAL = signal.SIGUSR1
+_SIGNAL = signal.SIGURG
+"""Ignored by default, and used by hardly any program."""
 
 
 class DelayInterrupted(Exception):

@@ -105,9 +105,8 @@ class RevisionController:
         status = self._gang.handles[0].observe()
         if status.commands_ended:
             return
-        if (
-            self._has_failed
-        ):  # its gate is not asked again, and whoever judged it may have died since
+        if self._has_failed:
+            # Its gate is not asked again; the process that judged it may have died since.
             self._site.ledger.request_stop(self._site.job_id, by="its readiness check")
             return
         if not self._ready:

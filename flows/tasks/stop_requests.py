@@ -24,7 +24,7 @@ from prefect.runtime import flow_run
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.errors import StoreError
 from prefect_bt.flows.tasks.parent_runs import is_any_cancelled
-from prefect_bt.jobs.asynchronous import stop_event
+from prefect_bt.jobs.asynchronous import is_stop_requested
 
 RECORD_POLL_INTERVAL: Final = 0.5
 EPOCH_CHECK_INTERVAL: Final = 5.0
@@ -58,7 +58,6 @@ class StopWatcher:
         self._pause = MIN_RUN_POLL_INTERVAL
         self._run_ids = [str(flow_run.get_id()), *site.parent_run_ids]
         self._events = _CancellationListener(self._run_ids)
-        self._awaiting = stop_event.get()
 
     def __call__(self) -> bool:
         """Return whether a stop was requested.
@@ -66,7 +65,7 @@ class StopWatcher:
         Raises Superseded when another machine runs the job.
         """
         now = time.monotonic()
-        if not self._stopped and self._awaiting is not None and self._awaiting.is_set():
+        if not self._stopped and is_stop_requested():
             self._request_stop("the cancelled coroutine")
         if not self._stopped and now >= self._record_due:
             self._record_due = now + RECORD_POLL_INTERVAL

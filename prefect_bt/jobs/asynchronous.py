@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -14,22 +15,31 @@ from prefect_bt.jobs.submit import push, recreate, submit
 P = ParamSpec("P")
 R = TypeVar("R")
 
-stop_event: Final = contextvars.ContextVar[threading.Event | None]("stop_event", default=None)
-"""Event that is set when the coroutine that awaits the present flow is cancelled."""
+_stop_event: Final = contextvars.ContextVar[threading.Event | None]("stop_event", default=None)
+
+
+def is_stop_requested() -> bool:
+    """Return whether the coroutine that awaits the present function was cancelled."""
+    event = _stop_event.get()
+    return event is not None and event.is_set()
 
 
 def asynchronous(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     """Return the asynchronous form of a function: it runs in a thread, the event loop goes on.
 
-    When the coroutine is cancelled, the job that the function runs is stopped.
+    When the coroutine is cancelled, the job that the function runs is stopped; one that it only
+    submits goes on.
     """
 
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:
         stop = threading.Event()
         context = contextvars.copy_context()
-        context.run(stop_event.set, stop)
+        context.run(_stop_event.set, stop)
         called = cast("Callable[[], R]", partial(context.run, function, *args, **kwargs))
-        running = asyncio.get_running_loop().run_in_executor(None, called)
+        # Not the loop's own executor: a few long jobs would keep its threads from all else.
+        executor = ThreadPoolExecutor(1)
+        running = asyncio.get_running_loop().run_in_executor(executor, called)
+        executor.shutdown(wait=False)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:

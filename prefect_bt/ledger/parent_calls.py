@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from itertools import count
 
 from prefect_bt.errors import NotFoundError, ObjectExists, ObjectNotFound
 from prefect_bt.ledger.ledger import Ledger
@@ -28,7 +27,7 @@ class ParentCall:
     job_id: str | None
 
     def bind(self, ledger: Ledger, record: JobRecord) -> None:
-        """Record the job that answers the call, and with the job the call, which goes with it."""
+        """Record which job answers the call: in the index, and with the job for its deletion."""
         folder = job_calls_prefix(record.project_id, record.id)
         ledger.store.put(f"{folder}/{self.name}", b"{}")
         ledger.store.put(
@@ -43,14 +42,15 @@ def claim_call(ledger: Ledger, parent_run_id: str, request: object, *, life: str
     """
     text = json.dumps(request, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    for number in count():
+    number = 0
+    while True:
         name = f"{parent_run_id}/{digest}-{number}"
         try:
             ledger.store.create(f"{CALLS_INDEX}/{name}.claims/{life}", b"{}")
         except ObjectExists:
-            continue
-        return ParentCall(name, _find_job(ledger, f"{CALLS_INDEX}/{name}.json"))
-    raise AssertionError("numbers do not end")
+            number += 1
+        else:
+            return ParentCall(name, _find_job(ledger, f"{CALLS_INDEX}/{name}.json"))
 
 
 def delete_calls(store: Store, project_id: str, job_id: str) -> None:

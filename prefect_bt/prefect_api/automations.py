@@ -27,9 +27,9 @@ _NEEDS_DEPLOYMENT: Final = (
 
 @dataclass(frozen=True)
 class AutomationResult:
-    """`status` is created, updated, unchanged or missing; `reason` why it is one of the last two.
+    """`status` is created, updated, unchanged or missing; `reason` says why of the last two.
 
-    `id` is "" for a missing automation.
+    Those were left alone. `id` is "" for a missing automation.
     """
 
     name: str

@@ -226,7 +226,7 @@ def prefect_client(*, temporary: bool = True) -> Generator[SyncPrefectClient]:
     with _api_settings() as api_url:
         if not api_url and not temporary:
             raise ServerError(
-                "No Prefect API is configured, so no deployment can run.",
+                "No Prefect API is configured.",
                 next_step="Start one with `prefect-bt up`, or set PREFECT_API_URL.",
             )
         try:

@@ -274,8 +274,9 @@ def test_the_last_step_of_a_training_is_a_model_that_answers(
 def check_interrupted_deployment(machine: Machine, job_id: str) -> None:
     """Ctrl-C ends the run that waits; the revision goes on."""
     source = f"""
-    from prefect_bt.flows.deploy_checkpoints import deploy_checkpoints
-    deploy_checkpoints("trained", job_id={job_id!r}, checkpoints=["merged"])
+    import asyncio
+    from prefect_bt.flows.deploy_checkpoints import adeploy_checkpoints
+    asyncio.run(adeploy_checkpoints("trained", job_id={job_id!r}, checkpoints=["merged"]))
     """
     process = python(machine, source)
     records = DeploymentLedger(machine.ledger)

@@ -130,3 +130,60 @@ def test_a_retried_parent_gets_the_same_jobs(machine: Machine, mode: str) -> Non
     store = machine.ledger.store
     (run_id,) = sweep.lines("run")[0]
     assert not [*store.list(f"{CALLS_INDEX}/{run_id}")], "nothing of deleted jobs is left"
+
+
+WAITS = """
+import sys, time
+from pathlib import Path
+from prefect import flow
+from prefect.deployments import run_deployment
+from prefect.runtime import flow_run
+
+@flow(retries=1)
+def parent(config, go_on):
+    life = flow_run.run_count
+    key, given = f"{flow_run.get_id()}-{life}", {"config": config}
+    run = run_deployment("train/train", parameters=given, timeout=0, idempotency_key=key)
+    print("run", run.id, flush=True)
+    while life == 1 and not Path(go_on).exists():
+        time.sleep(0.1)
+    if life == 1:
+        raise RuntimeError("the parent fails while its job runs")
+
+parent(*sys.argv[1:])
+"""
+
+
+def test_a_run_that_waits_for_its_job_hears_that_it_is_stopped(
+    machine: Machine, tmp_path: Path
+) -> None:
+    """The job is not taken up again by a second run of a parent that asked for it twice."""
+    script, go_on, project = tmp_path / "parent.py", tmp_path / "go-on", f"waits-{tmp_path.name}"
+    script.write_text(WAITS)
+    config = machine.folder("echo ready; sleep 600\n", project=project)
+    command = [sys.executable, str(script), str(config), str(go_on)]
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, env={**machine.environment, **machine.api}, stdout=out, stderr=out
+        )
+    (job_id,) = until(lambda: machine.jobs_of(project), seconds=60, what=log.read_text)
+    until(lambda: "ready" in machine.logs(job_id), seconds=60, what="ready")
+    go_on.touch()
+    assert process.wait(300) == 0, log.read_text()
+    runs = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("run ")]
+    waiting = f"Job {job_id} runs already"
+
+    def waits() -> bool:
+        of_run = {"flow_run_id": {"any_": runs[1:]}}
+        found = call(machine, "POST", "logs/filter", logs=of_run)
+        return any(line["message"].startswith(waiting) for line in found)
+
+    until(waits, seconds=60, what=waiting)
+    machine.run("stop", "--job-id", job_id)
+    machine.wait(job_id, "STOPPED")
+    for run_id in runs:
+        run_is(machine, run_id, "CANCELLED")
+    assert len(machine.view(job_id)["attempts"]) == 1
+    assert machine.view(job_id)["current_status"] == "TRAINING_JOB_STOPPED"
+    machine.nothing_left(job_id)

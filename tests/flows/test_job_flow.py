@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import os
 import pickle
 import subprocess
 import sys
 import threading
+import time
 
 import cloudpickle
 import pytest
+from prefect.logging import get_logger
 from prefect.settings import PREFECT_FLOWS_DEFAULT_RETRIES, temporary_settings
 
 import prefect_bt
@@ -21,7 +25,7 @@ from prefect_bt.flows.reconcile import reconcile
 from prefect_bt.flows.serve import serve
 from prefect_bt.flows.tasks.job_flow import AwaitableDict, find_flow_retries
 from prefect_bt.flows.train import train
-from prefect_bt.jobs.asynchronous import asynchronous, stop_event
+from prefect_bt.jobs.asynchronous import asynchronous, is_stop_requested
 
 FLOWS = [train, serve, mirror_weights, deploy_checkpoints, reconcile]
 
@@ -102,10 +106,9 @@ def test_a_cancelled_coroutine_stops_what_it_runs_and_waits_for_it() -> None:
     began, ended = threading.Event(), threading.Event()
 
     def work() -> None:
-        stop = stop_event.get()
-        assert stop
         began.set()
-        assert stop.wait(60)
+        while not is_stop_requested():
+            time.sleep(0.01)
         ended.set()
 
     async def run() -> None:
@@ -117,3 +120,31 @@ def test_a_cancelled_coroutine_stops_what_it_runs_and_waits_for_it() -> None:
         assert ended.is_set()
 
     asyncio.run(run())
+
+
+def test_long_calls_do_not_take_the_threads_of_the_loop() -> None:
+    """As many as its executor has, and more."""
+    over, count = threading.Event(), (os.cpu_count() or 1) + 5
+
+    async def run() -> None:
+        wait = asynchronous(over.wait)
+        running = [asyncio.create_task(wait(60)) for _ in range(count)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(over.set)
+        assert all(await asyncio.gather(*running))
+
+    asyncio.run(run())
+
+
+def test_only_the_engines_line_about_a_known_error_is_dropped() -> None:
+    """A person's own `logger.exception` in a flow is shown."""
+
+    def is_shown(message: str, error: Exception) -> bool:
+        info = (type(error), error, None)
+        record = logging.LogRecord("flow_runs", logging.ERROR, "", 0, message, None, info)
+        return bool(get_logger("flow_runs").filter(record))
+
+    by_engine, failed = "Engine execution exited with unexpected exception", "The job failed."
+    assert not is_shown(by_engine, errors.AttemptFailed(failed, outcome={}))
+    assert is_shown("falling back", errors.AttemptFailed(failed, outcome={}))
+    assert is_shown(by_engine, OSError(failed))

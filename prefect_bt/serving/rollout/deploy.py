@@ -19,6 +19,7 @@ from prefect_bt.checkpoints.retention import holds
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import Compute
 from prefect_bt.errors import CheckpointError, DefinitionError, ServingError
+from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import JobLauncher, default_secret_sources
 from prefect_bt.jobs.stop import reconcile_job
@@ -267,10 +268,10 @@ def wait_for_ready(
     deployed: DeployedRevision,
     on_progress: Callable[[str], object] = lambda _: None,
 ) -> ReadinessVerdict:
-    """Until the revision answers. `on_progress` hears a phrase about how far it is, when that
-    changes.
+    """Wait until the revision answers; call `on_progress` with a phrase whenever that changes.
 
-    ServingError with the reason when it never will.
+    Raise ServingError with the reason if it never will, and KeyboardInterrupt once the coroutine
+    that waits is cancelled.
     """
     deployments, told, settled = DeploymentLedger(ledger), "", time.monotonic()
     name, number = deployed.name, deployed.revision.number
@@ -283,6 +284,8 @@ def wait_for_ready(
             verdict = verdicts[-1] if verdicts else None
             raise not_serving_error(ledger, name, number, job_id=deployed.job_id, verdict=verdict)
         phrase = PROGRESS_MESSAGES.get(state, "")
+        if is_stop_requested():
+            raise KeyboardInterrupt
         if phrase != told:
             told = phrase
             on_progress(phrase)
