@@ -19,7 +19,7 @@ from pydantic_core import CoreSchema
 from prefect_bt.blocks.block_docs import DOCUMENTATION
 
 
-class Awaitable:
+class AwaitableValue:
     """A value that code in a coroutine may await, although it is there."""
 
     def __await__(self) -> Generator[Any, Any, Self]:
@@ -28,11 +28,11 @@ class Awaitable:
         return self
 
 
-class SavedBlockId(Awaitable, UUID):
+class SavedBlockId(AwaitableValue, UUID):
     """The id of a saved block, for code that awaits `save`, too."""
 
 
-class FormBlock(Awaitable, Block):
+class FormBlock(AwaitableValue, Block):
     """Base of the block types of this package; no block type by itself.
 
     The first UI stores `{}` when nothing was changed in a form, so every field that a form prefills

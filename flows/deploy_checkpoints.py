@@ -60,7 +60,7 @@ def deploy_checkpoints(
     substrate: SubstrateChoice = None,
     hold: bool = False,
 ) -> dict[str, Any] | State[Any]:
-    """Deploy checkpoints: a server for them is started, and serves once it answers.
+    """Start a server for chosen checkpoints; the deployment serves them once it answers.
 
     Args:
         model_name: What the deployment is called; or give the block `deployment`.

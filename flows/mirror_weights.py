@@ -27,6 +27,7 @@ from prefect_bt.errors import DefinitionError, PlanError, PrefectBtError, Weight
 from prefect_bt.flows.tasks.job_flow import interrupted_state, job_flow
 from prefect_bt.flows.tasks.job_task import failed_state, job_task
 from prefect_bt.flows.tasks.mirror import (
+    KEPT,
     MirrorContext,
     mirror_all,
     mirror_with_progress,
@@ -99,7 +100,7 @@ def mirror_weights(
     except KeyboardInterrupt as interrupt:
         return interrupted_state(interrupt)
     if is_stop_requested():
-        return Cancelled(message="Stopped; what is here already is kept.")
+        return Cancelled(message=KEPT)
     outcomes = [_outcome(futures[plan.key]) for plan in plans]
     rows = [_row(plan, one) for plan, one in zip(plans, outcomes, strict=True)]
     _show(rows)
@@ -120,7 +121,7 @@ def mirror_one(
     source: WeightsPlan,
     secret_sources: Sequence[SecretSource],
     stop: threading.Event,
-) -> MirrorResult:
+) -> MirrorResult | State[Any]:
     """Fetch one source, unless it is here."""
     wanted = [source.secret] if source.secret else []
     secret = next(iter(resolve_secrets(wanted, secret_sources).values()), None)

@@ -16,7 +16,7 @@ from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.credentials.secrets import resolve_secrets
-from prefect_bt.errors import StateError, WeightsError
+from prefect_bt.errors import StateError
 from prefect_bt.flows.tasks.finish_job import JobRun
 from prefect_bt.flows.tasks.job_task import end_lost_tasks, job_task
 from prefect_bt.flows.tasks.mirror import (
@@ -149,14 +149,11 @@ def mirror_weights(
     where = MirrorContext(site.settings, site.ledger.store, site.job_id)
     values = resolve_secrets(wanted, site.secret_sources, team=site.team)
     secret = next(iter(values.values()), None)
-    try:
-        mirrored = mirror_with_progress(
-            where, source, secret=secret, stop=stop, revision=pin.revision if pin else ""
-        )
-    except WeightsError:
-        if stop.is_set():
-            return Cancelled(message="Stopped; what is here already is kept.")
-        raise
+    mirrored = mirror_with_progress(
+        where, source, secret=secret, stop=stop, revision=pin.revision if pin else ""
+    )
+    if isinstance(mirrored, State):
+        return mirrored
     site.ledger.pin_weights(
         site.job_id, source.key, mirrored.revision, files=mirrored.files, size=mirrored.bytes
     )

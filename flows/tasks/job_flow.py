@@ -19,7 +19,7 @@ from prefect.logging import get_logger
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled
 
-from prefect_bt.blocks.forms import Awaitable
+from prefect_bt.blocks.forms import AwaitableValue
 from prefect_bt.errors import DefinitionError, PrefectBtError
 
 P = ParamSpec("P")
@@ -82,11 +82,11 @@ class JobFlow(Flow[P, R]):
         return load_flow, (module, name, changed)
 
 
-class AwaitableDict(Awaitable, dict[str, Any]):
+class AwaitableDict(AwaitableValue, dict[str, Any]):
     """A document that may be awaited."""
 
 
-class AwaitableList(Awaitable, list[Any]):
+class AwaitableList(AwaitableValue, list[Any]):
     """A list that may be awaited."""
 
 
@@ -127,7 +127,7 @@ def find_flow_retries() -> int | None:
     return given if given is not None else get_current_settings().flows.default_retries or None
 
 
-def _is_no_known_error(record: logging.LogRecord) -> bool:
+def _is_shown(record: logging.LogRecord) -> bool:
     """Return False for the line with which Prefect's engine logs the error of a Failed state."""
     error = record.exc_info[1] if record.exc_info else None
     by_engine = "exited with unexpected exception" in str(record.msg)
@@ -136,4 +136,4 @@ def _is_no_known_error(record: logging.LogRecord) -> bool:
 
 # Of a run that a worker started, Prefect logs the traceback of the error in its Failed state.
 for _name in ("engine", "flow_runs"):
-    get_logger(_name).addFilter(_is_no_known_error)
+    get_logger(_name).addFilter(_is_shown)

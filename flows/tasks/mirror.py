@@ -19,9 +19,12 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
+from prefect.states import Cancelled
 
+from prefect_bt.errors import WeightsError
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
@@ -30,6 +33,8 @@ from prefect_bt.weights import MirrorPhase, MirrorProgress, MirrorResult, NodeCa
 from prefect_bt.weights.progress_text import format_progress, format_result
 from prefect_bt.weights.url_redaction import redact_url
 
+KEPT: Final = "Stopped; what is here already is kept."
+"""Message of a mirror that was cancelled."""
 MAX_CONCURRENT: Final = 2
 """One source alone fills a line; a second one fills the pauses of the first."""
 POLL_INTERVAL: Final = 0.25
@@ -67,22 +72,30 @@ def mirror_with_progress(
     secret: str | None,
     stop: threading.Event,
     revision: str = "",
-) -> MirrorResult:
-    """Mirror one source inside a task, and show how far it is. WeightsError."""
+) -> MirrorResult | State[Any]:
+    """Mirror one source inside a task, and show how far it is. WeightsError.
+
+    Return a Cancelled state once `stop` is set.
+    """
     settings = site.settings
     with report_mirror_progress(plan, site.artifact_key(plan)) as show:
-        mirrored = mirror_source(
-            plan,
-            cache=NodeCache(settings.weights_dir, settings.weights_bytes),
-            secret=secret,
-            store=site.store,
-            revision=revision,
-            lease_holder=site.holder,
-            upload_to_store=settings.mirror_to_store,
-            stall_timeout=settings.stall_seconds,
-            on_progress=show.update,
-            stop=stop,
-        )
+        try:
+            mirrored = mirror_source(
+                plan,
+                cache=NodeCache(settings.weights_dir, settings.weights_bytes),
+                secret=secret,
+                store=site.store,
+                revision=revision,
+                lease_holder=site.holder,
+                upload_to_store=settings.mirror_to_store,
+                stall_timeout=settings.stall_seconds,
+                on_progress=show.update,
+                stop=stop,
+            )
+        except WeightsError:
+            if stop.is_set():
+                return Cancelled(message=KEPT)
+            raise
         show.log_result(mirrored)
         return mirrored
 

@@ -27,9 +27,9 @@ _NEEDS_DEPLOYMENT: Final = (
 
 @dataclass(frozen=True)
 class AutomationResult:
-    """`status` is created, updated, unchanged or missing; `reason` says why of the last two.
+    """Result for one automation. `status` is created, updated, unchanged or missing.
 
-    Those were left alone. `id` is "" for a missing automation.
+    `reason` says why the last two were left alone; `id` is "" for a missing automation.
     """
 
     name: str

@@ -163,6 +163,10 @@ def test_stopped_while_a_retry_is_awaited(machine: Machine) -> None:
     run_id = run_of(machine, job_id)
     until(lambda: awaited_retries(machine, run_id), seconds=20, what="AwaitingRetry")
     machine.run("stop", "--job-id", job_id)
+    check_stopped_in_delay(machine, job_id, run_id)
+
+
+def check_stopped_in_delay(machine: Machine, job_id: str, run_id: str) -> None:
     machine.wait(job_id, "STOPPED", seconds=20)
     run_is(machine, run_id, "CANCELLED")
     until(
@@ -189,14 +193,7 @@ def test_interrupted_while_a_retry_is_awaited(machine: Machine) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=200)
     assert err.rstrip().endswith("KeyboardInterrupt")
-    machine.wait(job_id, "STOPPED", seconds=20)
-    run_is(machine, run_id, "CANCELLED")
-    until(
-        lambda: task_states(machine, run_id)["training"][0] == "Cancelled",
-        seconds=20,
-        what=lambda: f"{task_states(machine, run_id)}",
-    )
-    machine.nothing_left(job_id)
+    check_stopped_in_delay(machine, job_id, run_id)
 
 
 @pytest.mark.parametrize("where", [(), DEPLOYMENT], ids=["by itself", "worker"])

@@ -9,14 +9,17 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from prefect_bt.flows.mirror_weights import mirror_weights
+from prefect_bt.flows.tasks.mirror import KEPT
 from tests.in_process import environment_of
 from tests.weights.hub_server import Hub, Repo, serving_hub
 
 from .conftest import Machine, call, until
+from .test_endings import task_states
 from .test_prefect_sees import ask
 from .test_python_api import python
 from .test_weights import SOURCE, config
@@ -43,7 +46,7 @@ def hub() -> Iterator[Hub]:
 
 
 def run(
-    machine: Machine, hub: Hub, call_of_it: str = "mirror_weights({})", **parameters: Any
+    machine: Machine, hub: Hub, expression: str = "mirror_weights({})", **parameters: Any
 ) -> subprocess.Popen[str]:
     given = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
     source = f"""
@@ -51,7 +54,7 @@ def run(
     os.environ["HF_ENDPOINT"] = {hub.url!r}
     os.environ["PREFECT_BT_SECRET_PRE_TOKEN"] = "hf_pl4nted"
     from prefect_bt.flows.mirror_weights import amirror_weights, mirror_weights
-    print(json.dumps({call_of_it.format(given)}))
+    print(json.dumps({expression.format(given)}))
     """
     return python(machine, source)
 
@@ -131,23 +134,23 @@ def listed(machine: Machine) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("call_of_it", "number", "message"),
+    ("expression", "number", "message"),
     [
         ("mirror_weights({})", signal.SIGINT, "Stopped by an interrupt."),
         ("mirror_weights({})", signal.SIGTERM, ""),
-        ("asyncio.run(amirror_weights({}))", signal.SIGINT, "Stopped; what is here"),
+        ("asyncio.run(amirror_weights({}))", signal.SIGINT, KEPT),
     ],
     ids=["interrupt", "termination", "cancelled coroutine"],
 )
 def test_an_interrupt_ends_it_and_keeps_what_has_come(
-    machine: Machine, hub: Hub, call_of_it: str, number: signal.Signals, message: str
+    machine: Machine, hub: Hub, expression: str, number: signal.Signals, message: str
 ) -> None:
-    name = f"o/slow-{len(call_of_it)}-{number.name.lower()}"
+    name = f"o/slow-{uuid4().hex[:8]}"
     hub.repos[name] = Repo()
     hub.repos[name].commit({"model.safetensors": os.urandom(4 << 20)})
     hub.bad.seconds_a_chunk = 10.0
     hub.sent = 0
-    process = run(machine, hub, call_of_it, sources=[f"hf://{name}"])
+    process = run(machine, hub, expression, sources=[f"hf://{name}"])
     until(lambda: hub.sent, seconds=60, what="the first bytes")
     process.send_signal(number)
     _, err = process.communicate(timeout=200)  # at the server's speed it would take minutes
@@ -157,6 +160,8 @@ def test_an_interrupt_ends_it_and_keeps_what_has_come(
         flow = {"name": {"any_": ["mirror-weights"]}}
         newest = call(machine, "POST", "flow_runs/filter", flows=flow, sort="START_TIME_DESC")[0]
         assert newest["state"]["message"].startswith(message)
+        (task,) = task_states(machine, newest["id"]).values()
+        assert task == ("Cancelled", "CANCELLED", KEPT)
     assert f"hf://{name}" not in [tree["source"] for tree in listed(machine)]
     unfinished = json.loads(machine.run("weights", "list", "-o", "json").stdout)
     assert unfinished["unfinished_bytes"] > 0

@@ -114,7 +114,7 @@ FAILS_ONCE = "exit $((3 - 3 * BT_RETRY_COUNT))\n"
 
 @pytest.mark.parametrize("given", ["with_options(retries=1)", "with_options(name='train')"])
 def test_retries_of_the_flow_are_attempts(machine: Machine, given: str) -> None:
-    """Those given to the flow, and the default of all flows in Prefect's settings."""
+    """Retries given to the flow, and the default of all flows in Prefect's settings."""
     config = machine.folder(FAILS_ONCE)
     machine.environment["PREFECT_FLOWS_DEFAULT_RETRIES"] = "0" if "retries" in given else "1"
     try:
@@ -129,7 +129,7 @@ def test_retries_of_the_flow_are_attempts(machine: Machine, given: str) -> None:
 
 
 def test_in_an_event_loop(machine: Machine) -> None:
-    """As in a notebook: blocks are saved and loaded at once, flows may be awaited."""
+    """Save and load blocks at once, and await flows, as in a notebook."""
     config = machine.folder("echo hi\n")
     source = f"""
         import asyncio

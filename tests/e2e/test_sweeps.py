@@ -132,7 +132,7 @@ def test_a_retried_parent_gets_the_same_jobs(machine: Machine, mode: str) -> Non
     assert not [*store.list(f"{CALLS_INDEX}/{run_id}")], "nothing of deleted jobs is left"
 
 
-WAITS = """
+PARENT = """
 import sys, time
 from pathlib import Path
 from prefect import flow
@@ -159,7 +159,7 @@ def test_a_run_that_waits_for_its_job_hears_that_it_is_stopped(
 ) -> None:
     """The job is not taken up again by a second run of a parent that asked for it twice."""
     script, go_on, project = tmp_path / "parent.py", tmp_path / "go-on", f"waits-{tmp_path.name}"
-    script.write_text(WAITS)
+    script.write_text(PARENT)
     config = machine.folder("echo ready; sleep 600\n", project=project)
     command = [sys.executable, str(script), str(config), str(go_on)]
     log = tmp_path / "log"

@@ -123,7 +123,7 @@ def test_a_cancelled_coroutine_stops_what_it_runs_and_waits_for_it() -> None:
 
 
 def test_long_calls_do_not_take_the_threads_of_the_loop() -> None:
-    """As many as its executor has, and more."""
+    """Run more calls at once than the loop's executor has threads."""
     over, count = threading.Event(), (os.cpu_count() or 1) + 5
 
     async def run() -> None:

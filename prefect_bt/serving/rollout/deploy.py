@@ -61,7 +61,7 @@ _RECONCILE_INTERVAL: Final = 5.0
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """How the choice is served. `server.compute` may leave out what serving_compute fills in.
+    """Options of a deployment. `server.compute` may leave out what serving_compute fills in.
 
     `host` and `port` are the deployment's own address, by default a free port of this machine
     alone. `key_secret` names the secret that is its API key, by default the one it has.
