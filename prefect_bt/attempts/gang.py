@@ -19,7 +19,6 @@ from prefect_bt.attempts.failure_summary import (
     summarize_other_ranks,
 )
 from prefect_bt.attempts.max_run_time import RunTimeLimit
-from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, Outcome, StopReason
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.line_format import parse_lines
@@ -310,15 +309,8 @@ def launch_gang(
     secrets: Mapping[str, str],
     timing: Timing | None = None,
 ) -> Gang:
-    """All nodes or none: when one cannot be launched, those before it are removed again."""
-    launched: list[NodeHandle] = []
-    try:
-        for node in plan.nodes:
-            needed = {name: secrets[name] for name in set(node.secret_environment.values())}
-            launched.append(substrate.launch(node, secrets=needed))
-    except BaseException as error:
-        _roll_back(launched, error)
-        raise
+    """Launch all nodes of the attempt or none; SubstrateError."""
+    launched = substrate.launch(plan, secrets=secrets)
     timing = timing or Timing()
     grace = max(node.grace for node in plan.nodes)
     return Gang(plan.attempt, launched, grace=grace, timing=timing, started_at=timing.wall_clock())
@@ -343,12 +335,3 @@ def _has_failed(status: NodeStatus) -> bool:
     if status.stop_reason is StopReason.STRAGGLER:
         return False
     return bool(status.exit_code) or (status.exit_code is None and bool(status.reason))
-
-
-def _roll_back(launched: Sequence[NodeHandle], error: BaseException) -> None:
-    for handle in launched:
-        try:
-            handle.stop(reason="another node could not be launched", force=True)
-            handle.remove()
-        except SubstrateError as also:
-            error.add_note(str(also))

@@ -14,7 +14,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Protocol
 
 from prefect_bt.ledger.records import NodeStatus
-from prefect_bt.planning.plan import ImagePlan, NodePlan
+from prefect_bt.planning.plan import GangPlan, ImagePlan
 
 if TYPE_CHECKING:
     from prefect_bt.host.processes import ProcessIdentity
@@ -156,8 +156,12 @@ class Substrate(Protocol):
         """What BT_LEADER_ADDR holds on every node of the attempt."""
         ...
 
-    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> NodeHandle:
-        """Start one node; `secrets` maps reference names to values. Raises SubstrateError."""
+    def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> Sequence[NodeHandle]:
+        """Launch every node of the attempt or none, and return their handles in rank order.
+
+        `secrets` maps the names of references to values. A node gets only those that it names.
+        Raises SubstrateError, also for an attempt that was launched before.
+        """
         ...
 
     def list_nodes(self, job_id: str) -> Sequence[NodeHandle]:

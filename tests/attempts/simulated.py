@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from prefect_bt.attempts.gang import Gang, Timing, launch_gang
 from prefect_bt.errors import SubstrateError
+from prefect_bt.host.nodes.launch import launch_nodes
 from prefect_bt.ledger.records import NodePhase, NodeStatus
 from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan, Resources, WorkspacePlan
 from prefect_bt.substrates.protocol import Capacity, NodeHandle
@@ -106,6 +107,7 @@ class Simulated:
     clock: Clock = field(default_factory=Clock)
     refuse: int | None = None
     nodes: list[SimulatedNode] = field(default_factory=list)
+    secrets: list[Mapping[str, str]] = field(default_factory=list)
     name: str = "simulated"
 
     def capacity(self) -> Capacity:
@@ -114,7 +116,11 @@ class Simulated:
     def leader_address(self, job_id: str, attempt: int) -> str:
         return f"{job_id}-{attempt}"
 
-    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> NodeHandle:
+    def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[NodeHandle]:
+        return launch_nodes(gang, self.launch_node, secrets=secrets)
+
+    def launch_node(self, node: NodePlan, secrets: Mapping[str, str]) -> NodeHandle:
+        self.secrets.append(secrets)
         if node.rank == self.refuse:
             raise SubstrateError("no room", substrate=self.name, rank=node.rank)
         made = SimulatedNode(

@@ -5,7 +5,7 @@ A substrate under test is a `Place`: it opens itself, and says whether anything 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from prefect_bt.logs.line_format import parse_lines
 from prefect_bt.planning.plan import NodePlan
 from prefect_bt.substrates import SUBSTRATES, open_substrate
 from prefect_bt.substrates.protocol import NodeHandle, Substrate
-from tests.node_agent.rig import JOB, make_plan, wait_until
+from tests.node_agent.rig import JOB, make_gang, make_plan, wait_until
 
 
 class Place(NamedTuple):
@@ -28,6 +28,14 @@ class Place(NamedTuple):
 
     def plan(self, *commands: str, **changes: object) -> NodePlan:
         return make_plan(self.state, commands, **changes)
+
+    def launch(
+        self, plan: NodePlan, *, ranks: int = 1, secrets: Mapping[str, str] | None = None
+    ) -> NodeHandle:
+        """Launch a gang of so many such nodes; return the handle of rank 0."""
+        handles = self.substrate.launch(make_gang(plan, ranks), secrets=secrets or {})
+        assert [handle.rank for handle in handles] == list(range(ranks))
+        return handles[0]
 
 
 @pytest.fixture(params=["local"])
@@ -65,7 +73,7 @@ def test_names_and_facts(place: Place) -> None:
 
 
 def test_a_node_runs_and_says_how_it_ended(place: Place) -> None:
-    handle = place.substrate.launch(place.plan("echo hello", "exit 3"), secrets={})
+    handle = place.launch(place.plan("echo hello", "exit 3"))
     assert (handle.rank, handle.attempt) == (0, 0)
     status = over(handle)
     assert (status.rank, status.phase, status.exit_code) == (0, NodePhase.DONE, 3)
@@ -75,7 +83,7 @@ def test_a_node_runs_and_says_how_it_ended(place: Place) -> None:
 
 
 def test_the_log_is_read_in_pieces(place: Place) -> None:
-    handle = place.substrate.launch(place.plan("seq 1 500"), secrets={})
+    handle = place.launch(place.plan("seq 1 500"))
     over(handle)
     whole = handle.read_log(offset=0, limit=1 << 20)
     assert whole.endswith(b"\n")
@@ -87,15 +95,14 @@ def test_the_log_is_read_in_pieces(place: Place) -> None:
 
 def test_secrets_reach_the_command_and_not_the_log(place: Place) -> None:
     plan = place.plan('echo "$TOKEN"; test ${#TOKEN} = 16', secret_environment={"TOKEN": "t"})
-    handle = place.substrate.launch(plan, secrets={"t": "very-secret-word"})
+    handle = place.launch(plan, secrets={"t": "very-secret-word"})
     assert over(handle).exit_code == 0
     assert b"very-secret-word" not in handle.read_log(offset=0, limit=1 << 20)
 
 
 @pytest.mark.slow
 def test_nodes_are_found_and_stopped_by_another_process(place: Place) -> None:
-    place.substrate.launch(place.plan("sleep 300", rank=1, group_size=2), secrets={})
-    place.substrate.launch(place.plan("sleep 300", rank=0, group_size=2), secrets={})
+    place.launch(place.plan("sleep 300"), ranks=2)
     found = place.reopen().list_nodes(JOB)
     assert [(handle.attempt, handle.rank) for handle in found] == [(0, 0), (0, 1)]
     for handle in found:
@@ -110,14 +117,14 @@ def test_nodes_are_found_and_stopped_by_another_process(place: Place) -> None:
 @pytest.mark.slow
 def test_force_ends_a_deaf_command(place: Place) -> None:
     command = "trap '' TERM; echo deaf; while :; do sleep 0.1; done"
-    handle = place.substrate.launch(place.plan(command), secrets={})
+    handle = place.launch(place.plan(command))
     wait_until(lambda: "deaf" in lines(handle))
     handle.stop(reason="stopped", force=True)
     assert over(handle).reason == "stopped"
 
 
 def test_stopping_and_removing_what_is_over_is_no_error(place: Place) -> None:
-    handle = place.substrate.launch(place.plan("true"), secrets={})
+    handle = place.launch(place.plan("true"))
     over(handle)
     handle.stop(reason="late")
     assert handle.observe().reason == ""
@@ -129,7 +136,7 @@ def test_stopping_and_removing_what_is_over_is_no_error(place: Place) -> None:
 
 
 def test_a_running_node_is_removed(place: Place) -> None:
-    handle = place.substrate.launch(place.plan("sleep 300"), secrets={})
+    handle = place.launch(place.plan("sleep 300"))
     wait_until(lambda: handle.observe().phase is NodePhase.RUNNING)
     handle.remove()
     assert list(place.substrate.list_nodes(JOB)) == []
@@ -138,12 +145,12 @@ def test_a_running_node_is_removed(place: Place) -> None:
 @pytest.mark.slow
 def test_an_attempt_is_launched_once(place: Place) -> None:
     plan = place.plan("true")
-    handle = place.substrate.launch(plan, secrets={})
+    handle = place.launch(plan)
     with pytest.raises(SubstrateError) as caught:
-        place.substrate.launch(plan, secrets={})
+        place.launch(plan)
     assert caught.value.rank == 0
     assert over(handle).exit_code == 0
-    second = place.substrate.launch(replace(plan, attempt=1), secrets={})
+    second = place.launch(replace(plan, attempt=1))
     assert over(second).exit_code == 0
     assert [handle.attempt for handle in place.substrate.list_nodes(JOB)] == [0, 1]
 

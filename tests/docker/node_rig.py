@@ -72,7 +72,7 @@ class DockerRig:
     def launch_plan(
         self, plan: NodePlan, secrets: Mapping[str, str] | None = None
     ) -> DockerNodeHandle:
-        handle = self.substrate.launch(plan, secrets=secrets or {})
+        handle = self.substrate.launch_node(plan, secrets=secrets or {})
         self.left.append((handle, mark_of(handle)))
         return handle
 

@@ -253,7 +253,7 @@ def test_engines_that_are_elsewhere_or_nowhere(
     substrate = DockerContainerSubstrate(tmp_path, environment={**os.environ, "DOCKER_HOST": host})
     for call in (
         substrate.capacity,
-        lambda: substrate.launch(make_plan(tmp_path, ("true",)), secrets={}),
+        lambda: substrate.launch_node(make_plan(tmp_path, ("true",)), secrets={}),
     ):
         with pytest.raises(SubstrateError, match=said) as caught:
             call()
@@ -311,7 +311,7 @@ def _launch_in_child(rig: DockerRig, attempt: int, place: str) -> None:
     substrate._create = creating  # type: ignore[method-assign]
     try:
         plan = rig.plan("sleep 300", attempt=attempt, rank=1, group_size=2)
-        substrate.launch(plan, secrets={})
+        substrate.launch_node(plan, secrets={})
         _die_at("launched", place)
     finally:
         os._exit(0)

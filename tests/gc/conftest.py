@@ -62,7 +62,7 @@ class Site:
     def node(self, job_id: str, command: str = "true", **changes: object) -> HostHandle:
         plan = make_plan(self.state, (command,), job_id=job_id, **changes)
         plan = replace(plan, store=str(self.root / "store"))
-        return LocalProcessSubstrate(self.state, orphan_deadline=None).launch(plan, secrets={})
+        return LocalProcessSubstrate(self.state, orphan_deadline=None).launch_node(plan, secrets={})
 
     def look(self, **options: object) -> Findings:
         return scan_for_orphans(self.settings, **options)

@@ -155,7 +155,7 @@ state = Path(sys.argv[1], "state")
 substrate = LocalProcessSubstrate(state, orphan_deadline=None)
 commands = ("echo port $BT_LEADER_PORT",)
 nodes = [
-    substrate.launch(make_plan(state, commands, rank=rank, group_size=2), secrets={})
+    substrate.launch_node(make_plan(state, commands, rank=rank, group_size=2), secrets={})
     for rank in range(2)
 ]
 print([wait_over(node).exit_code for node in nodes])

@@ -15,6 +15,7 @@ from prefect_bt.ledger.records import NodePhase, NodeStatus
 from prefect_bt.logs.line_format import PLATFORM_PREFIX, parse_lines
 from prefect_bt.planning.plan import (
     CheckpointPlan,
+    GangPlan,
     ImagePlan,
     NodePlan,
     Resources,
@@ -60,6 +61,13 @@ def make_plan(state: Path, commands: tuple[str, ...], **changes: object) -> Node
     return replace(plan, **changes)  # type: ignore[arg-type]
 
 
+def make_gang(plan: NodePlan, ranks: int = 1) -> GangPlan:
+    """Return the plan of a gang of so many such nodes."""
+    node = replace(plan, group_size=ranks)
+    nodes = tuple(replace(node, rank=rank) for rank in range(ranks))
+    return GangPlan(plan.job_id, "job-1", plan.project_id, "p", plan.attempt, "local", nodes)
+
+
 def with_checkpoints(plan: NodePlan) -> NodePlan:
     return replace(
         plan,
@@ -83,7 +91,7 @@ class Rig:
         return self.launch_plan(make_plan(self.state, commands, **changes), secrets=secrets)
 
     def launch_plan(self, plan: NodePlan, secrets: Mapping[str, str] | None = None) -> HostHandle:
-        handle = self.substrate.launch(plan, secrets=secrets or {})
+        handle = self.substrate.launch_node(plan, secrets=secrets or {})
         self.nodes.append((handle, mark_of(handle)))
         return handle
 

@@ -96,7 +96,7 @@ def test_no_zombie_is_left_with_the_launcher(rig: Rig) -> None:
 def test_a_failed_launch_leaves_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
     with pytest.raises(SubstrateError, match="could not be launched"):
-        rig.substrate.launch(make_plan(rig.state, ("true",)), secrets={})
+        rig.substrate.launch_node(make_plan(rig.state, ("true",)), secrets={})
     assert not (rig.state / "jobs" / JOB).exists()
 
 

@@ -12,18 +12,57 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from prefect_bt import codec
 from prefect_bt.environment import SECRET_PREFIX
+from prefect_bt.errors import SubstrateError
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import PRIVATE_MODE, ensure_private_folder
 from prefect_bt.host.nodes.files import write_text_atomic
 from prefect_bt.host.processes import FLOW_VARIABLE, MARK_VARIABLE, UPLOADER_VARIABLE
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord, make_mark
-from prefect_bt.planning.plan import NodePlan
+from prefect_bt.planning.plan import GangPlan, NodePlan
+
+
+class RemovableNode(Protocol):
+    """A launched node that can be taken back."""
+
+    def stop(self, *, reason: str, force: bool = False) -> None: ...
+    def remove(self) -> None: ...
+
+
+HandleT = TypeVar("HandleT", bound=RemovableNode)
+
+
+def launch_nodes(
+    gang: GangPlan,
+    launch: Callable[[NodePlan, Mapping[str, str]], HandleT],
+    *,
+    secrets: Mapping[str, str],
+) -> list[HandleT]:
+    """Launch node after node; if one cannot be launched, remove those before it and raise."""
+    launched: list[HandleT] = []
+    try:
+        for node in gang.nodes:
+            needed = {name: secrets[name] for name in set(node.secret_environment.values())}
+            launched.append(launch(node, needed))
+    except BaseException as error:
+        _roll_back(launched, error)
+        raise
+    return launched
+
+
+def _roll_back(launched: Sequence[RemovableNode], error: BaseException) -> None:
+    for handle in launched:
+        try:
+            handle.stop(reason="another node could not be launched", force=True)
+            handle.remove()
+        except SubstrateError as also:
+            error.add_note(str(also))
 
 
 class NodeLauncher:

@@ -26,11 +26,11 @@ from prefect_bt.host.mounts.namespace_plan import Bind, ViewError, VolumeFolderE
 from prefect_bt.host.mounts.volumes import ensure_volumes
 from prefect_bt.host.nodes.container_pipes import ContainerRecord, create_pipes
 from prefect_bt.host.nodes.files import free_disk_bytes, write_text_atomic
-from prefect_bt.host.nodes.launch import NodeLauncher, iter_nodes
+from prefect_bt.host.nodes.launch import NodeLauncher, iter_nodes, launch_nodes
 from prefect_bt.host.processes import read_start_time
 from prefect_bt.host.state_folder import JobFolder, NodeRecord
 from prefect_bt.ledger.records import Cause
-from prefect_bt.planning.plan import ImagePlan, NodePlan
+from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan
 from prefect_bt.registries import ProgressCallback, pull_image
 from prefect_bt.substrates.docker.container import (
     ContainerSpec,
@@ -124,7 +124,13 @@ class DockerContainerSubstrate:
         )
         return PreparedImage(pulled.reference, pulled.notes)
 
-    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> DockerNodeHandle:
+    def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[DockerNodeHandle]:
+        """As the protocol says."""
+        return launch_nodes(
+            gang, lambda node, needed: self.launch_node(node, secrets=needed), secrets=secrets
+        )
+
+    def launch_node(self, node: NodePlan, *, secrets: Mapping[str, str]) -> DockerNodeHandle:
         """Start the node and return once its container runs; SubstrateError leaves nothing."""
         handle = self._handle(node.job_id, node.attempt, node.rank)
         try:

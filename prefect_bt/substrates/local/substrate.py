@@ -14,10 +14,10 @@ from typing import Final
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.host.nodes.handle import LOOPBACK, SUBSTRATE_NAME, HostHandle
-from prefect_bt.host.nodes.launch import NodeLauncher, iter_nodes
+from prefect_bt.host.nodes.launch import NodeLauncher, iter_nodes, launch_nodes
 from prefect_bt.host.ports import NoFreePort
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.planning.plan import ImagePlan, NodePlan
+from prefect_bt.planning.plan import GangPlan, ImagePlan, NodePlan
 from prefect_bt.substrates.local.capacity import measure_capacity, probe_mount_namespace
 from prefect_bt.substrates.local.gang_ports import GangPorts
 from prefect_bt.substrates.protocol import Capacity, PreparedImage
@@ -76,7 +76,13 @@ class LocalProcessSubstrate:
         _ = given
         return PreparedImage(image.reference)
 
-    def launch(self, node: NodePlan, *, secrets: Mapping[str, str]) -> HostHandle:
+    def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[HostHandle]:
+        """As the protocol says."""
+        return launch_nodes(
+            gang, lambda node, needed: self.launch_node(node, secrets=needed), secrets=secrets
+        )
+
+    def launch_node(self, node: NodePlan, *, secrets: Mapping[str, str]) -> HostHandle:
         """Start the node and return at once; SubstrateError leaves nothing behind."""
         handle = HostHandle(JobFolder(self.state_dir, node.job_id), node.attempt, node.rank)
         try:
