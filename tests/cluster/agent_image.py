@@ -36,7 +36,9 @@ PYTHON = Path(sys.base_prefix, "bin", f"python{_VERSION}")
 _STDLIB = Path(sysconfig.get_path("stdlib", "posix_prefix", {"installed_base": sys.base_prefix}))
 _LEFT_OUT = {"ensurepip", "idlelib", "lib2to3", "site-packages", "test", "tests", "tkinter"}
 _LEFT_OUT |= {"dist-packages", "turtledemo", f"config-{_VERSION}-x86_64-linux-gnu"}
-_NO_LIBRARY = re.compile(r"(_test|_tkinter|_ctypes_test|_curses|xxlimited|xxsub|_xxtest|nis|readline)")
+_NO_LIBRARY = re.compile(
+    r"(_test|_tkinter|_ctypes_test|_curses|xxlimited|xxsub|_xxtest|nis|readline)"
+)
 _LABEL = "prefect-bt.test.content"
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _CHANGES = (
@@ -49,22 +51,19 @@ _CHANGES = (
 
 
 def build_agent_image(engine: docker.APIClient, tag: str) -> str:
-    """Return `tag` (repository:tag), which the Engine then has; nothing if it has this content."""
+    """Return `tag` (repository:tag), which the Engine then has; an image of this content is reused.
+
+    Several tags may name one image: whoever removes a tag does not take it from others.
+    """
     key = _content_key()
-    try:
-        labels = engine.inspect_image(tag)["Config"]["Labels"] or {}
-    except docker.errors.ImageNotFound:
-        labels = {}
-    if labels.get(_LABEL) == key:
-        return tag
     repository, _, name = tag.rpartition(":")
+    if same := engine.images(filters={"label": f"{_LABEL}={key}"}, quiet=True):
+        engine.tag(same[0], repository, name, force=True)
+        return tag
     changes = [*_CHANGES, f"LABEL {_LABEL}={key}"]
     with tempfile.NamedTemporaryFile(suffix=".tar") as file:
         write_agent_rootfs(Path(file.name))
-        with Path(file.name).open("rb") as stream:
-            engine.import_image_from_data(
-                stream, repository=repository, tag=name, changes=changes
-            )
+        engine.import_image_from_data(file, repository=repository, tag=name, changes=changes)
     return tag
 
 
