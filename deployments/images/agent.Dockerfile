@@ -22,14 +22,6 @@ RUN ["python", "-m", "pip", "--python", "/opt/agent/bin/python", "install", "--c
      "--no-deps", "."]
 
 FROM ${BASE}
-ARG VERSION=0.1.0
-ARG REVISION=""
-LABEL org.opencontainers.image.title="prefect-bt agent" \
-      org.opencontainers.image.description="What runs beside a training job's container in a pod" \
-      org.opencontainers.image.documentation="https://prefect-bt.readthedocs.io/en/stable/" \
-      org.opencontainers.image.licenses="MIT" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
 RUN ["useradd", "--uid", "65532", "--user-group", "--no-create-home", "--home-dir", "/tmp", \
      "--shell", "/usr/sbin/nologin", "agent"]
 COPY --from=build /opt/agent /opt/agent
@@ -38,6 +30,14 @@ ENV PATH=/opt/agent/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/tmp \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
+ARG VERSION=0.1.0
+ARG REVISION=""
+LABEL org.opencontainers.image.title="prefect-bt agent" \
+      org.opencontainers.image.description="What runs beside a training job's container in a pod" \
+      org.opencontainers.image.documentation="https://prefect-bt.readthedocs.io/en/stable/" \
+      org.opencontainers.image.licenses="MIT" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 WORKDIR /tmp
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "prefect_bt.node_agent.pod"]
