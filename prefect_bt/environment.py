@@ -8,6 +8,7 @@ RESERVED_PREFIX: Final = "BT_"
 RESERVED_NAMES: Final = ("PORT", "HOSTNAME")
 """Further variables that the platform reserves. A definition must not set them."""
 JOB_ID_VARIABLE: Final = "BT_TRAINING_JOB_ID"
+RANK_VARIABLE: Final = "BT_NODE_RANK"
 LEADER_PORT_VARIABLE: Final = "BT_LEADER_PORT"
 SECRET_PREFIX: Final = "PREFECT_BT_SECRET_"
 

@@ -44,6 +44,8 @@ checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
             attempts/<n>/outcome.json         written when the attempt is over
             attempts/<n>/logs/rank-<r>.log    sealed logs
             attempts/<n>/uploads/rank-<r>.json   what the rank's uploader says of itself, replaced
+            nodes/<n>/                        what its nodes in a cluster tell their watchers, while
+                                              they are there (ledger/node_objects.py)
             manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
             objects/<attempt>/rank-<r>/…      bytes that manifests name
                                               (checkpoints/committed/stored_objects.py)
@@ -140,6 +142,15 @@ def log_key(project_id: str, job_id: str, attempt: int, rank: int) -> str:
 
 def uploads_prefix(project_id: str, job_id: str, attempt: int) -> str:
     return f"{attempt_prefix(project_id, job_id, attempt)}/uploads"
+
+
+def job_nodes_prefix(project_id: str, job_id: str) -> str:
+    """The folder over the nodes of every attempt."""
+    return f"{job_prefix(project_id, job_id)}/nodes"
+
+
+def nodes_prefix(project_id: str, job_id: str, attempt: int) -> str:
+    return f"{job_nodes_prefix(project_id, job_id)}/{attempt:04d}"
 
 
 def manifests_prefix(project_id: str, job_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
+from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.container_privileges import Privileges, parse_capabilities
 from prefect_bt.text.durations import parse_duration
 
@@ -66,6 +68,8 @@ class Settings(BaseModel):
     docker_processes: int | None = Field(default=None, ge=64)
     """Processes and threads that a container may have; None: a quarter of the machine's, at most
     32768."""
+    kubernetes: ClusterSettings = Field(default_factory=ClusterSettings)
+    """The cluster (cluster_settings.py)."""
     grace: float = Field(default=30.0, ge=0)
     """Seconds between the polite and the forced signal."""
     notice: float | None = Field(default=None, gt=0)
@@ -107,19 +111,25 @@ class Settings(BaseModel):
     def _read_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
         found = {name.lower(): value for name, value in process_environment().items() if value}
         names = {name: variable_name(name).lower() for name in cls.model_fields}
-        return {n: found[key] for n, key in names.items() if key in found} | given
+        chosen = {n: found[key] for n, key in names.items() if key in found} | given
+        return {**chosen, "kubernetes": _read_cluster_settings(chosen.get("kubernetes"), found)}
 
     @property
     def weights_dir(self) -> Path:
         """The root of this machine's node cache (weights.cache.node_cache.NodeCache)."""
         return self.state_dir / "weights"
 
-    def substrate_options(self, name: str) -> dict[str, Any]:
-        """What `open_substrate` is given for the substrate of that name."""
+    def substrate_options(self, name: str, *, store: str = "") -> dict[str, Any]:
+        """What `open_substrate` is given for the substrate of that name.
+
+        `store`: that of the jobs, if it is not that of the settings.
+        """
         given: dict[str, Any] = {
             "state_dir": self.state_dir,
             "orphan_deadline": self.orphan_deadline,
         }
+        if name == "kubernetes":
+            return {"cluster": self.kubernetes, "store": store or self.store}
         if name == "docker":
             given["docker_host"] = self.docker_host
             given["enforce_limits"] = self.docker_enforce_limits
@@ -127,6 +137,22 @@ class Settings(BaseModel):
                 self.docker_capabilities, self.docker_new_privileges, self.docker_processes
             )
         return given
+
+
+def _read_cluster_settings(given: Any, variables: Mapping[str, str]) -> Any:
+    """Return the cluster's settings: a JSON object, and fields of it that have their own variable.
+
+    `variables`: by lower-case names. ValueError for what is no JSON object.
+    """
+    if isinstance(given, ClusterSettings):
+        return given
+    chosen: dict[str, Any] = json.loads(given) if isinstance(given, str) else dict(given or {})
+    for name, field in ClusterSettings.model_fields.items():
+        text = variables.get(variable_name(f"kubernetes_{name}").lower())
+        if text is not None and name not in chosen:
+            is_text = isinstance(field.get_default(call_default_factory=True), str)
+            chosen[name] = text if is_text else json.loads(text)
+    return chosen
 
 
 _chosen: ContextVar[Mapping[str, str] | None] = ContextVar("chosen settings", default=None)
@@ -150,6 +176,8 @@ def use_settings(settings: Settings) -> Generator[None]:
 
 def _as_text(value: object) -> str:
     """Return the text of a variable; "" for None, which overrides a variable of the machine."""
+    if isinstance(value, dict):
+        return json.dumps(value)
     if value is None:
         return ""
     return ",".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)

@@ -92,7 +92,10 @@ class JobRequest:
             claim.write_store_url(ledger.store.url)
             site = JobContext(
                 ledger,
-                open_substrate(record.substrate, **settings.substrate_options(record.substrate)),
+                open_substrate(
+                    record.substrate,
+                    **settings.substrate_options(record.substrate, store=ledger.store.url),
+                ),
                 record,
                 settings=settings,
                 secret_sources=(*_serving_secrets(ledger, record), *self.secret_sources()),

@@ -160,6 +160,32 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.LAUNCH_FAILED: CauseInfo(
         _INFRASTRUCTURE, "it could not be launched", "The message of the attempt says why."
     ),
+    Cause.UNSCHEDULABLE: CauseInfo(
+        _INFRASTRUCTURE,
+        "no machine of the cluster takes it",
+        "Ask for less, free or add machines, or correct the node selectors and the tolerations of "
+        "the Kubernetes Substrate block; patience_seconds is how long a job waits.",
+    ),
+    Cause.QUOTA_EXCEEDED: CauseInfo(
+        _INFRASTRUCTURE,
+        "the quota of its namespace is used up",
+        "Wait for other jobs to end, ask for less, or have the ResourceQuota raised.",
+    ),
+    Cause.ADMISSION_DENIED: CauseInfo(
+        _DEPLOY,
+        "the cluster refused its pods",
+        "Change what the message names, in the job or in the Kubernetes Substrate block.",
+    ),
+    Cause.FORBIDDEN: CauseInfo(
+        _DEPLOY,
+        "the cluster does not let prefect-bt run it",
+        "Apply deployments/kubernetes/rbac.yaml for the user of the kubeconfig.",
+    ),
+    Cause.POD_DELETED: CauseInfo(
+        _INFRASTRUCTURE,
+        "its pod was deleted",
+        "Somebody or something outside of prefect-bt did: `kubectl get events` may tell who.",
+    ),
     Cause.UPLOAD_FAILED: CauseInfo(
         _INFRASTRUCTURE,
         "its checkpoints could not all be uploaded",
@@ -253,6 +279,11 @@ CAUSES_BY_ERROR: Final[tuple[tuple[type[Exception], Cause], ...]] = (
 _SELF_EXPLANATORY: Final = frozenset({Cause.OUT_OF_MEMORY, Cause.ORPHANED})
 """Causes to which a node's own words add nothing."""
 
+_TOLD_BY_THE_PLATFORM: Final = frozenset(
+    {Cause.CONTAINER_PROTOCOL, Cause.PREEMPTED, Cause.EVICTED, Cause.POD_DELETED}
+)
+"""Causes to which the reason adds what the platform said, also when the commands had begun."""
+
 _SIGNAL_NAMES: Final = {known.value: known.name for known in signal.Signals}
 
 
@@ -280,8 +311,8 @@ def diagnose_node(status: NodeStatus) -> Diagnosis:
     what, cure = remedy.description or _format_exit(status), remedy.remedy
     if cause is Cause.COMMAND_FAILED:
         cure = REMEDIES_BY_EXIT_CODE.get(status.exit_code or 0, cure)
-    unset = status.started_at is None or cause is Cause.CONTAINER_PROTOCOL
-    if cause not in _SELF_EXPLANATORY and unset and status.reason:
+    told = status.started_at is None or cause in _TOLD_BY_THE_PLATFORM
+    if cause not in _SELF_EXPLANATORY and told and status.reason and status.reason != what:
         # Before the commands ran, the node's own words name what was missing.
         what = f"{what}: {status.reason}"
     return Diagnosis(cause, remedy.failure_class, what, cure)

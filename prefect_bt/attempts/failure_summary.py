@@ -15,7 +15,9 @@ from prefect_bt.text.ranks import format_ranks
 
 _MAX_EXIT_CODES: Final = 3
 _OUR_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGKILL})
-_NEVER_REQUESTED: Final = frozenset({StopReason.ORPHANED, StopReason.CONTAINER_GONE})
+_NEVER_REQUESTED: Final = frozenset(
+    {StopReason.ORPHANED, StopReason.CONTAINER_GONE, StopReason.POD_DELETED}
+)
 
 
 def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -> bool:

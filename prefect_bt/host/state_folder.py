@@ -139,6 +139,13 @@ class NodeRecord:
     uploader: tuple[str, ...] = ()
     contained: bool = False
     """Whether its commands run in a container, and not on this machine itself."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """In a pod: the path of each volume of the plan, in the commands' container and in ours."""
+
+    @property
+    def in_pod(self) -> bool:
+        """Whether the node is a pod, whose volumes and containers were made for it."""
+        return bool(self.mounts)
 
 
 def make_mark(state_dir: Path, *, job_id: str, attempt: int, rank: int) -> str:

@@ -42,7 +42,8 @@ def open_job_context(
 ) -> JobContext:
     """The job as this process sees it, without any secret."""
     settings = settings or Settings()
-    substrate = open_substrate(record.substrate, **settings.substrate_options(record.substrate))
+    options = settings.substrate_options(record.substrate, store=ledger.store.url)
+    substrate = open_substrate(record.substrate, **options)
     return JobContext(ledger, substrate, record, settings=settings)
 
 

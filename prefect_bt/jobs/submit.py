@@ -223,7 +223,8 @@ def plan_submission(ledger: Ledger, project: TrainingProject, options: SubmitOpt
     """The plan as it looks before the job has an id; PlanError with every problem."""
     options.build_retry_budget(None)
     project, settings = assign_team(ledger, project), Settings()
-    substrate = open_substrate(options.substrate, **settings.substrate_options(options.substrate))
+    chosen = settings.substrate_options(options.substrate, store=ledger.store.url)
+    substrate = open_substrate(options.substrate, **chosen)
     context = PlanContext(
         job_id=DRY_RUN_ID,
         job_name=project.job.name or "job-<n>",

@@ -42,7 +42,8 @@ def shut_down_stale_nodes(
     here = is_this_host(settings.state_dir, ledger.get_host(record.id))
     if here and not over:
         return
-    substrate = open_substrate(record.substrate, **settings.substrate_options(record.substrate))
+    options = settings.substrate_options(record.substrate, store=ledger.store.url)
+    substrate = open_substrate(record.substrate, **options)
     why = "the job is over" if over else "another machine runs the job"
     shut_down_local_nodes(JobContext(ledger, substrate, record, settings=settings), why)
     with suppress(NotFoundError):

@@ -63,6 +63,14 @@ class Cause(StrEnum):
     LAUNCH_FAILED = "launch_failed"
     UPLOAD_FAILED = "upload_failed"
     STORE_FAILED = "store_failed"
+    UNSCHEDULABLE = "unschedulable"
+    """No machine of the cluster takes it."""
+    QUOTA_EXCEEDED = "quota_exceeded"
+    ADMISSION_DENIED = "admission_denied"
+    """The cluster's own rules refuse its pods."""
+    FORBIDDEN = "forbidden"
+    """The user whom we are for the cluster may not do what is needed."""
+    POD_DELETED = "pod_deleted"
     IMAGE_PULL_FAILED = "image_pull_failed"
     REGISTRY_UNREACHABLE = "registry_unreachable"
     REGISTRY_REFUSED = "registry_refused"
@@ -110,6 +118,8 @@ class StopReason(StrEnum):
     """The job's commands have run as long as they may."""
     CONTAINER_GONE = "its container is gone"
     """The container ended while commands ran in it."""
+    POD_DELETED = "its pod was deleted"
+    """Kubernetes ended the pod, and the supervisor had not asked for it."""
 
 
 _STOP_REASONS: Final = {known.value: known for known in StopReason}
@@ -137,6 +147,8 @@ class NodeStatus:
     oom: bool = False
     cause: Cause | None = None
     """What the substrate itself knows of why; None: exit code, signal and phase tell."""
+    waiting: str = ""
+    """What a node that has not begun waits for, as its substrate says it."""
 
     @property
     def stop_reason(self) -> StopReason | None:

@@ -15,7 +15,12 @@ from prefect_bt.errors import PrefectBtError
 from prefect_bt.filesystem.permissions import ensure_store_folder
 from prefect_bt.host import processes
 from prefect_bt.host.mounts import namespace
-from prefect_bt.host.mounts.volumes import NodePaths, ensure_volumes, local_store_folder
+from prefect_bt.host.mounts.volumes import (
+    NodePaths,
+    ensure_volumes,
+    local_store_folder,
+    mounted_volumes,
+)
 from prefect_bt.host.nodes.container_pipes import ContainerRecord, Pipes
 from prefect_bt.host.nodes.files import StatusFile, read_record
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
@@ -38,6 +43,7 @@ from prefect_bt.node_agent.commands.loop import (
     CommandLoop,
     CommandsResult,
 )
+from prefect_bt.node_agent.commands.pod_runner import PodRunner
 from prefect_bt.node_agent.commands.runner import Runner, ShellRunner
 from prefect_bt.node_agent.commands.stop_signal import StopMonitor
 from prefect_bt.node_agent.log_writer import LogFile, OutputLog
@@ -132,7 +138,10 @@ class Agent:
         if task.startup_error:
             raise namespace.ViewError(task.startup_error)
         state_dir = Path(task.record.state_dir)
-        paths = ensure_volumes(task.plan, state_dir=state_dir, node=task.folder)
+        if task.record.in_pod:
+            paths = mounted_volumes(task.plan, task.record.mounts)
+        else:
+            paths = ensure_volumes(task.plan, state_dir=state_dir, node=task.folder)
         store = local_store_folder(task.plan.store)
         if store is not None:
             # Made now: in the view it could be a folder that ends with the node.
@@ -156,23 +165,27 @@ class Agent:
             )
 
     def _enter_container(self) -> None:
-        """The container is there already (its launcher made it); now it is told what it needs."""
+        """Wait for the container, which its launcher made, and send it what it needs."""
         task = self.task
         self.stop_monitor.poll()
         if task.pipes is None or self.stop_monitor.reason:
             return
-        record = read_record(ContainerRecord, task.folder.container_record)
-        if record is None:
-            raise ContainerStartError("its launcher did not say which container it is")
-        self.container = container = ContainerRunner(
-            record, task.pipes, should_continue=self._should_continue
-        )
+        self.container = container = self._create_container_runner(task.pipes)
         names = task.plan.secret_environment.items()
         container.wait_until_ready({name: task.secrets[reference] for name, reference in names})
+        workdir = container.workdir
         if task.plan.workspace.in_image:
             container.prepare_workdir("copy", task.plan.workspace.directory)
-        elif record.workdir.strip("/"):
-            container.prepare_workdir("link", record.workdir)
+        elif workdir is None or workdir.strip("/"):
+            container.prepare_workdir("link", workdir or "")
+
+    def _create_container_runner(self, pipes: Pipes) -> ContainerRunner:
+        if self.task.record.in_pod:
+            return PodRunner(pipes, should_continue=self._should_continue)
+        record = read_record(ContainerRecord, self.task.folder.container_record)
+        if record is None:
+            raise ContainerStartError("its launcher did not say which container it is")
+        return ContainerRunner(record, pipes, should_continue=self._should_continue)
 
     def _should_continue(self) -> bool:
         self.stop_monitor.poll()

@@ -52,7 +52,9 @@ def main(arguments: list[str]) -> NoReturn:
         _reserve_gpus(plan, Path(record.state_dir)) if not record.contained else ((), "")
     )
     # Both hold the pipes: a container lives for as long as one of us does.
-    pipes = open_pipes(folder) if record.contained else None
+    pipes = None
+    if record.contained:
+        pipes = open_pipes(folder, only_container_reports=record.in_pod)
     # A polite signal waits until guard and agent can take it: unhandled, it would end them.
     signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     agent = os.fork()

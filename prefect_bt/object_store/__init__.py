@@ -22,6 +22,11 @@ SCHEMES: Final[dict[str, str]] = {
 """Scheme -> `module:class`, imported on use. A class has `open(url) -> Store`."""
 
 
+def is_local_url(url: str) -> bool:
+    """Return whether the store is a folder of this machine."""
+    return "://" not in url or url.startswith("file://")
+
+
 def open_store(url: str) -> Store:
     """The store at `url`: a folder (`/data`, `~/data`, `file:///data`), a bucket
     (`s3://bucket/prefix`; object_store.urls has them all).

@@ -62,7 +62,7 @@ def format_memory(size: int) -> str:
 
 def _gpu_share(capacity: Capacity, gpus: int) -> tuple[int, int]:
     """Return the CPUs and the memory that belong to so many of the machine's GPUs."""
-    if not gpus:
+    if not gpus or capacity.enforcement is Enforcement.REQUESTS:
         return 0, 0
     cpus = max(1, capacity.cpus * gpus // capacity.gpus)
     return cpus, _round_down(_memory_for_jobs(capacity) * gpus // capacity.gpus)
@@ -84,7 +84,7 @@ def _shared_memory(compute: Compute, capacity: Capacity, memory: int) -> int:
     `memory`: what a node with GPUs gets; 0 for a node without. Nodes without GPUs divide the
     machine among the gang, unless limits are enforced.
     """
-    if capacity.enforcement is Enforcement.NONE:
+    if capacity.enforcement in {Enforcement.NONE, Enforcement.REQUESTS}:
         return 0
     asked = parse_memory(compute.memory)
     if not memory and capacity.enforcement is Enforcement.RESERVED:
@@ -96,13 +96,15 @@ def _explain(compute: Compute, capacity: Capacity, gpus: int) -> str:
     parts = [_format_basis(compute, capacity, gpus), f"{_format_minimums(compute)} are minimums"]
     if capacity.enforcement is Enforcement.NONE:
         parts.append("they are checked, not enforced: the node shares this machine")
+    elif capacity.enforcement is Enforcement.REQUESTS:
+        parts.append("they are requests of its pod, not limits")
     elif capacity.enforcement is Enforcement.LIMITS:
         parts.append("what the node gets is a hard limit here (enforce_limits)")
     return "; ".join(parts)
 
 
 def _format_basis(compute: Compute, capacity: Capacity, gpus: int) -> str:
-    if not gpus:
+    if not gpus or capacity.enforcement is Enforcement.REQUESTS:
         free = capacity.enforcement is not Enforcement.LIMITS
         return "what is asked, and more while the machine has it" if free else "what is asked"
     cpus, memory = _gpu_share(capacity, gpus)

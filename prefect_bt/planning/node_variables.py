@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from prefect_bt.definitions import (
     TrainingProject,
 )
+from prefect_bt.environment import RANK_VARIABLE
 from prefect_bt.node_paths import PROJECT_CACHE_NAME, SCRATCH_DIR, TEAM_CACHE_NAME, WORKSPACE_DIR
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.translation import (
@@ -17,8 +18,8 @@ from prefect_bt.planning.translation import (
 )
 
 
-def platform_variables(project: TrainingProject, context: PlanContext, rank: int) -> dict[str, str]:
-    """Return the variables (docs/compatibility.md, Environment variables of a node)."""
+def platform_variables(project: TrainingProject, context: PlanContext) -> dict[str, str]:
+    """Return the variables of rank 0 (docs/compatibility.md, Environment variables of a node)."""
     job = project.job
     variables = {
         "BT_TRAINING_JOB_ID": context.job_id,
@@ -30,7 +31,7 @@ def platform_variables(project: TrainingProject, context: PlanContext, rank: int
         "BT_RETRY_COUNT": str(context.attempt),
         "BT_GROUP_SIZE": str(job.compute.node_count),
         "BT_LEADER_ADDR": context.leader_address,
-        "BT_NODE_RANK": str(rank),
+        RANK_VARIABLE: "0",
     }
     if context.retry_reason:
         variables["BT_RETRY_REASON"] = context.retry_reason

@@ -7,9 +7,10 @@ reference and is resolved at the moment of launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from prefect_bt.environment import RANK_VARIABLE
 from prefect_bt.ledger.records import Resources, RetentionPolicy
 
 
@@ -138,6 +139,11 @@ class NodePlan:
     """Seconds between the polite and the forced signal."""
     epoch: int = 0
     """Epoch in which its uploader commits (ledger.fencing_epochs); 0 in plans of older releases."""
+
+    def for_rank(self, rank: int) -> NodePlan:
+        """Return the plan of another node of the same gang: only the rank differs."""
+        environment = {**self.environment, RANK_VARIABLE: str(rank)}
+        return replace(self, rank=rank, environment=environment)
 
 
 @dataclass(frozen=True)

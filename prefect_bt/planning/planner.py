@@ -23,6 +23,7 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import PlanError
 from prefect_bt.node_paths import SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.object_keys import weights_tree_name
+from prefect_bt.object_store import is_local_url
 from prefect_bt.planning.allocation import allocate_resources
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.ignored_fields import iter_ineffective_fields
@@ -63,15 +64,14 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         *validate_names(names),
         *validate_job(project.job, context.capacity, substrate=context.substrate),
         *(_validate_image(project.job) if context.supports_images else ()),
+        *_validate_store(context),
         *context.missing_references,
     ]
     if problems:
         raise PlanError(problems)
     weights = plan_weights(project.job)
-    nodes = tuple(
-        _plan_node(project, context, rank=rank, weights=weights)
-        for rank in range(project.job.compute.node_count)
-    )
+    first = _plan_node(project, context, weights=weights)
+    nodes = tuple(first.for_rank(rank) for rank in range(project.job.compute.node_count))
     return GangPlan(
         job_id=context.job_id,
         job_name=context.job_name,
@@ -84,6 +84,15 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         image_secrets=list_image_secret_names(project.job) if context.supports_images else (),
         notes=tuple(_iter_notes(project.job, context)),
     )
+
+
+def _validate_store(context: PlanContext) -> Iterator[str]:
+    if not context.capacity.shares_local_store and is_local_url(context.store):
+        yield (
+            f"The store {context.store} is a folder of this machine, which pods do not reach. Use "
+            "a bucket (PREFECT_BT_STORE=s3://bucket/prefix), or a folder that all machines share, "
+            "and name its claim in store_claim of the Kubernetes Substrate block."
+        )
 
 
 def _validate_image(job: TrainingJob) -> Iterator[str]:
@@ -150,9 +159,9 @@ def _plan_node(
     project: TrainingProject,
     context: PlanContext,
     *,
-    rank: int,
     weights: tuple[WeightsPlan, ...],
 ) -> NodePlan:
+    """Return the plan of rank 0."""
     job = project.job
     variables = job.runtime.environment_variables
     literal = {name: value for name, value in variables.items() if isinstance(value, str)}
@@ -161,12 +170,12 @@ def _plan_node(
         job_id=context.job_id,
         project_id=context.project_id,
         attempt=context.attempt,
-        rank=rank,
+        rank=0,
         group_size=job.compute.node_count,
         store=context.store,
         image=plan_image(job, context.pinned_image),
         commands=tuple(job.runtime.start_commands),
-        environment={**literal, **platform_variables(project, context, rank)},
+        environment={**literal, **platform_variables(project, context)},
         secret_environment={
             name: value.name
             for name, value in variables.items()

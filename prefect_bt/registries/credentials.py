@@ -21,9 +21,14 @@ from prefect_bt.definitions.variables import SecretReference
 from prefect_bt.errors import IdentityError, SecretError
 from prefect_bt.registries.ecr import log_in_with_keys, log_in_with_role
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
-from prefect_bt.registries.reference import ImageReference, normalize_registry_host
+from prefect_bt.registries.reference import (
+    DOCKER_HUB,
+    ImageReference,
+    normalize_registry_host,
+)
 
 GOOGLE_KEY_USER: Final = "_json_key"
+_HUB_ADDRESS: Final = "https://index.docker.io/v1/"
 GOOGLE_TOKEN_USER: Final = "oauth2accesstoken"
 
 
@@ -72,6 +77,21 @@ def resolve_login(
     except IdentityError as error:
         fault = PullErrorKind.CREDENTIALS if error.refused else PullErrorKind.NO_TOKEN
         raise PullError(fault, error.message, next_step=error.next_step) from None
+
+
+def docker_configuration(
+    reference: ImageReference, auth: Mapping[str, object], secrets: Mapping[str, str]
+) -> str:
+    """Return the login as Docker's configuration file has it, for whoever pulls the image for us.
+
+    As `resolve_login`.
+    """
+    login = resolve_login(reference, auth, secrets)
+    known = json.loads(base64.urlsafe_b64decode(login.header))
+    pair = base64.b64encode(f"{known['username']}:{known['password']}".encode()).decode()
+    host = _HUB_ADDRESS if reference.host == DOCKER_HUB else reference.host
+    entry = {"username": known["username"], "password": known["password"], "auth": pair}
+    return json.dumps({"auths": {host: entry}})
 
 
 def find_docker_login(engine: Any, host: str) -> Login | None:

@@ -15,6 +15,7 @@ from prefect_bt.substrates.protocol import Substrate
 SUBSTRATES: Final[Mapping[str, str]] = {
     "local": "prefect_bt.substrates.local.substrate",
     "docker": "prefect_bt.substrates.docker.substrate",
+    "kubernetes": "prefect_bt.substrates.kubernetes.substrate",
 }
 
 

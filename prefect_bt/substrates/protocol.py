@@ -28,6 +28,8 @@ class Enforcement(StrEnum):
     """Planning checks them; nodes share the machine and its `/dev/shm`."""
     RESERVED = "reserved"
     """They weigh when the machine is busy; a node may use more."""
+    REQUESTS = "requests"
+    """Kubernetes places a node where they are free; a node may use more."""
     LIMITS = "limits"
     """A node never has more."""
 
@@ -45,6 +47,8 @@ class Capacity:
     """Whether folders are mounted at the exact paths of the definition, not mapped."""
     mapped_reason: str = ""
     enforcement: Enforcement = Enforcement.NONE
+    shares_local_store: bool = True
+    """Whether nodes reach a store that is a folder of this machine."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ STORED = {
     StopReason.ORPHANED: "orphaned",
     StopReason.MAX_RUN_TIME: "maximum run time",
     StopReason.CONTAINER_GONE: "its container is gone",
+    StopReason.POD_DELETED: "its pod was deleted",
 }
 
 

@@ -63,7 +63,8 @@ def open_logs(
     from prefect_bt.substrates import open_substrate
 
     try:
-        live = open_substrate(record.substrate, **Settings().substrate_options(record.substrate))
+        options = Settings().substrate_options(record.substrate, store=ledger.store.url)
+        live = open_substrate(record.substrate, **options)
     except PrefectBtError as error:
         terminal.warn(f"Only what is in the store is shown: {error}")
         live = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -59,6 +60,21 @@ def ensure_volumes(plan: NodePlan, *, state_dir: Path, node: NodeFolder) -> Node
     kept = {folder for kind, folder in folders.items() if kind in PERSISTENT_KINDS}
     create_mount_points(binds, within=kept)
     return NodePaths(tuple(binds), folders)
+
+
+def mounted_volumes(plan: NodePlan, mounts: Sequence[tuple[str, str]]) -> NodePaths:
+    """Return the volumes of a pod, which are mounted already: `mounts` maps targets to folders."""
+    folders = dict(mounts)
+    binds = tuple(
+        Bind(Path(folders[volume.target]), volume.target, volume.read_only)
+        for volume in plan.volumes
+    )
+    kinds = {
+        volume.kind: Path(folders[volume.target])
+        for volume in plan.volumes
+        if volume.kind is not VolumeKind.WEIGHTS
+    }
+    return NodePaths(binds, kinds)
 
 
 def _ensure_folder(folder: Path, state_dir: Path, *, create: bool) -> Identity:

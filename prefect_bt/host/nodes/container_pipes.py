@@ -1,8 +1,10 @@
-"""How a node on this machine runs its commands inside a container: through pipes in one folder.
+"""How a node runs its commands inside a container: through pipes in a folder that both have.
 
     <node>/control/     mounted read-only at /.prefect-bt
         orders          agent -> first process: `set`, `copy`, `link`, `run`, `end`
-        signals         agent -> its listener: names of signals for everything in the container
+        signals         agent -> its listener: names of signals for everything in the container, or
+                        COUNT
+        counts          listener -> agent: processes, their CPU ticks and OOM kills, after a COUNT
         reports         first process -> agent: `ready`, then each command's exit code
         output          what the commands print, both streams
 
@@ -26,17 +28,44 @@ from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.host.state_folder import NodeFolder
 
 MOUNTED_AT: Final = "/.prefect-bt"
-PIPE_NAMES: Final = ("orders", "signals", "reports", "output")
+PIPE_NAMES: Final = ("orders", "signals", "counts", "reports", "output")
+"""In the order in which they are created: the first process waits for the last one."""
 READY: Final = "ready"
+COUNT: Final = "COUNT"
+FOREIGN_PROCESSES: Final = 2
+"""Processes in a container that are not the commands': the first one and its listener."""
 _ESCAPED_BYTE: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
 
 INIT_SCRIPT: Final = f"""
-cd "${{1:-.}}" || exit 1
+_bt_home=$PWD
 _bt_control={MOUNTED_AT}
-( trap '' HUP INT QUIT TERM
-  while IFS=' ' read -r _bt_name; do kill "-$_bt_name" -1; done
+while [ ! -p "$_bt_control/output" ]; do sleep 0.1 2>/dev/null || sleep 1; done
+cd "${{1:-.}}" || exit 1
+_bt_count() {{
+  _bt_alive=0 _bt_ticks=0 _bt_killed=0
+  for _bt_file in /proc/[0-9]*/stat; do
+    read -r _bt_line <"$_bt_file" || continue
+    set -- ${{_bt_line##*) }}
+    [ "$1" = Z ] || _bt_alive=$((_bt_alive + 1))
+    _bt_ticks=$((_bt_ticks + ${{12}} + ${{13}} + ${{14}} + ${{15}}))
+  done
+  for _bt_file in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do
+    [ -r "$_bt_file" ] || continue
+    while read -r _bt_name _bt_value; do
+      [ "$_bt_name" = oom_kill ] && _bt_killed=$_bt_value
+    done <"$_bt_file"
+  done
+  echo "$_bt_alive $_bt_ticks $_bt_killed" >&6
+}}
+( trap '' HUP INT QUIT TERM PIPE
+  while IFS=' ' read -r _bt_name; do
+    case $_bt_name in
+      {COUNT}) _bt_count ;;
+      *) kill "-$_bt_name" -1 ;;
+    esac
+  done
   kill -TERM -1; sleep 5; kill -KILL -1
-) <"$_bt_control/signals" >/dev/null 2>&1 &
+) <"$_bt_control/signals" 6>"$_bt_control/counts" >/dev/null 2>&1 &
 exec 3<"$_bt_control/orders" 4>"$_bt_control/reports" 5>"$_bt_control/output"
 exec </dev/null >/dev/null 2>&1
 _bt_decode() {{ _bt_text=$(printf '%b.' "$1"); _bt_text=${{_bt_text%.}}; }}
@@ -51,7 +80,8 @@ while IFS=' ' read -r _bt_verb _bt_text <&3; do
          echo "$?" >&4 ;;
     copy) cp -R "$_bt_text/." . 2>&5
           echo "$?" >&4 ;;
-    link) for _bt_name in "$_bt_text"/* "$_bt_text"/.[!.]*; do
+    link) _bt_text=${{_bt_text:-$_bt_home}}
+          [ "$_bt_text" = / ] || for _bt_name in "$_bt_text"/* "$_bt_text"/.[!.]*; do
             if [ -e "$_bt_name" ] && [ ! -e "${{_bt_name##*/}}" ] && [ ! -L "${{_bt_name##*/}}" ]
             then ln -s "$_bt_name" . 2>&5 || break
             fi
@@ -63,7 +93,9 @@ done
 exit 0
 """
 """Its first argument: the folder to start in, empty for the image's own. It asks of the image a
-POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln.
+POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln, and in a pod, where the
+pipes may come later than the container, the wait for them needs sleep. `link` without a folder
+links the image's own WORKDIR.
 
 An order without its last dot was never written to its end, and is not followed. A variable that the
 shell does not let anybody set (UID in bash) is tried aside first: it would end the shell.
@@ -95,22 +127,30 @@ class Pipes(NamedTuple):
 
     orders: int
     signals: int
+    counts: int
     reports: int
     output: int
 
 
 def create_pipes(folder: NodeFolder) -> None:
-    """Raises OSError."""
+    """Create the folder and its pipes for a container whose first process is root. OSError."""
     folder.control.mkdir()
     folder.control.chmod(0o700)
     for name in PIPE_NAMES:
         os.mkfifo(folder.control / name, 0o600)
 
 
-def open_pipes(folder: NodeFolder) -> Pipes:
-    """Hold them: as long as somebody does, no end of them is an end. Raises OSError."""
-    flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-    return Pipes(*(os.open(folder.control / name, flags) for name in PIPE_NAMES))
+def open_pipes(folder: NodeFolder, *, only_container_reports: bool = False) -> Pipes:
+    """Hold them: as long as somebody does, no end of them is an end. Raises OSError.
+
+    `only_container_reports`: do not hold the writing end of `reports`, so that its end is the end
+    of the container's first process.
+    """
+    flags = os.O_NONBLOCK | os.O_CLOEXEC
+    modes = dict.fromkeys(PIPE_NAMES, os.O_RDWR)
+    if only_container_reports:
+        modes["reports"] = os.O_RDONLY
+    return Pipes(*(os.open(folder.control / name, modes[name] | flags) for name in PIPE_NAMES))
 
 
 def format_order(verb: str, text: str = "") -> bytes:
@@ -132,8 +172,13 @@ def format_set_variable(name: str, value: str) -> bytes:
 
 def signal_all(pipes: Pipes, number: signal.Signals) -> None:
     """To every process in the container but its first and its listener."""
+    signal_listener(pipes, number.name.removeprefix("SIG"))
+
+
+def signal_listener(pipes: Pipes, word: str) -> None:
+    """Send the listener the name of a signal, or COUNT."""
     try:
-        os.write(pipes.signals, f"{number.name.removeprefix('SIG')}\n".encode())
+        os.write(pipes.signals, f"{word}\n".encode())
     except BlockingIOError:
         return  # nobody reads: the container is gone, or going
 

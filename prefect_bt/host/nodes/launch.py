@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -85,8 +86,12 @@ class NodeLauncher:
         self.uploader = tuple(uploader)
         self.environment = os.environ if environment is None else environment
 
-    def create_node_folder(self, node: NodePlan, *, contained: bool = False) -> int:
+    def create_node_folder(
+        self, node: NodePlan, *, contained: bool = False, mounts: Sequence[tuple[str, str]] = ()
+    ) -> int:
         """The node's folder with what it is about to be; the descriptor that holds its lock.
+
+        `contained`, `mounts`: as in NodeRecord.
 
         OSError leaves the folder behind; FileExistsError: this attempt of the rank was launched
         before.
@@ -98,7 +103,8 @@ class NodeLauncher:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             write_text_atomic(folder.plan, codec.dumps(node))
-            write_text_atomic(folder.record, codec.dumps(self._record(node, contained=contained)))
+            record = replace(self._record(node), contained=contained, mounts=tuple(mounts))
+            write_text_atomic(folder.record, codec.dumps(record))
         except BaseException:
             os.close(lock)
             raise
@@ -144,7 +150,7 @@ class NodeLauncher:
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([package, *known]))
         return {**environment, MARK_VARIABLE: mark}
 
-    def _record(self, node: NodePlan, *, contained: bool) -> NodeRecord:
+    def _record(self, node: NodePlan) -> NodeRecord:
         mark = make_mark(self.state_dir, job_id=node.job_id, attempt=node.attempt, rank=node.rank)
         return NodeRecord(
             job_id=node.job_id,
@@ -155,7 +161,6 @@ class NodeLauncher:
             orphan_deadline=self.orphan_deadline,
             map_paths=self.map_paths,
             uploader=self.uploader,
-            contained=contained,
         )
 
 

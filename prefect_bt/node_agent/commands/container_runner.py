@@ -50,6 +50,8 @@ KILLED_STATUS: Final = ExitStatus(128 + signal.SIGKILL, signal.SIGKILL)
 class ContainerRunner:
     """A Runner (node_agent.commands.runner). It is not used before `wait_until_ready` returned."""
 
+    ready_timeout: float | None = READY_TIMEOUT
+
     def __init__(
         self,
         record: ContainerRecord,
@@ -78,7 +80,9 @@ class ContainerRunner:
 
     def wait_until_ready(self, variables: Mapping[str, str]) -> None:
         """Wait for its first process, then send the variables. Raises NotStarted, Broken."""
-        if self._wait_for_reply(READY_TIMEOUT) != READY:
+        if self._wait_for_reply(self.ready_timeout) != READY:
+            if not self._look():
+                return
             if self.gone:
                 raise ContainerStartError(
                     "its container ended before a command could run in it: its image needs a POSIX "
@@ -87,10 +91,19 @@ class ContainerRunner:
             raise ContainerStartError(
                 f"the image's /bin/sh did not begin within {READY_TIMEOUT:.0f} s"
             )
-        self._own = [process.pid for process in processes.list_descendants(self.record.pid)]
-        self._kills_before = self._count_oom_kills()
+        self._record_idle_state()
         for name, value in variables.items():
             self._send(format_set_variable(name, value))
+
+    @property
+    def workdir(self) -> str | None:
+        """Return the image's own WORKDIR; None if only its first process knows it."""
+        return self.record.workdir
+
+    def _record_idle_state(self) -> None:
+        """Record what is in the container before any command."""
+        self._own = [process.pid for process in processes.list_descendants(self.record.pid)]
+        self._kills_before = self._count_oom_kills()
 
     def prepare_workdir(self, verb: str, place: str) -> None:
         """Copy or link (`verb`) `place` to where commands start. Raises NotStarted, Broken."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 from prefect_bt.checkpoints.retention import holds
 from prefect_bt.credentials.secrets import EnvironmentSecrets, SecretSource, resolve_secrets
 from prefect_bt.definitions import Compute
-from prefect_bt.errors import CheckpointError, DefinitionError, ServingError
+from prefect_bt.errors import CheckpointError, DefinitionError, ServingError, SubstrateError
 from prefect_bt.jobs.asynchronous import is_stop_requested
 from prefect_bt.jobs.options import SubmitOptions
 from prefect_bt.jobs.start import JobLauncher, default_secret_sources
@@ -113,6 +113,12 @@ def plan_serving(
     if options.gate is not None:
         parse_gate(options.gate)
     name = options.substrate or settings.substrate
+    if name == "kubernetes":
+        raise SubstrateError(
+            "Checkpoints cannot be served on Kubernetes yet.",
+            substrate=name,
+            next_step="Serve them on this machine: --substrate docker, or local.",
+        )
     substrate = open_substrate(name, **settings.substrate_options(name))
     compute: Compute = resolve_compute(options.server.compute, substrate.capacity())
     inside = substrate.supports_images

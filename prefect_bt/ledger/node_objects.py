@@ -1,0 +1,232 @@
+"""What a node in a cluster and the watchers of its gang tell each other: objects in the store.
+
+<job>/nodes/<attempt>/
+    gang.json                    GangRecord; written before the gang is launched, create-only
+    rank-<r>/status-<n>.json     NodeStatus; the newest has the highest number
+    rank-<r>/request.json        NodeRequest, replaced by whoever asks the node to stop
+    rank-<r>/log-<offset>        the node's log from that byte on, up to the next one's offset
+
+One listing tells a watcher what is new of every rank. A segment of a log is replaced until it has
+its full size, so that a log has few objects and a line is seen within a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from prefect_bt import codec
+from prefect_bt.errors import ObjectNotFound, StoreError
+from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.object_keys import nodes_prefix
+from prefect_bt.object_store.protocols import (
+    SupportsDelete,
+    SupportsGet,
+    SupportsList,
+    SupportsPut,
+)
+
+T = TypeVar("T")
+REFRESH_INTERVAL: Final = 0.5
+"""Seconds between two listings of a watcher."""
+
+
+class NodeObjectStore(SupportsGet, SupportsPut, SupportsList, SupportsDelete, Protocol):
+    """What is asked of the store."""
+
+
+@dataclass(frozen=True)
+class GangRecord:
+    """Where the nodes of an attempt run. `name` is that of the Kubernetes Job."""
+
+    name: str
+    namespace: str
+    context: str
+    size: int
+    created_at: float
+
+
+@dataclass(frozen=True)
+class NodeRequest:
+    """What a node is to do, as host.nodes.files.NodeStopRequest; `kill` tells one kill of its
+    commands from the next, and is empty for none."""
+
+    reason: str = ""
+    force: bool = False
+    grace: float | None = None
+    kill: str = ""
+
+
+@dataclass(frozen=True)
+class RankObjects:
+    """The objects of one rank, for the node that writes them."""
+
+    store: NodeObjectStore
+    prefix: str
+
+    def status_key(self, number: int) -> str:
+        return f"{self.prefix}/status-{number:06d}.json"
+
+    def write_status(self, status: NodeStatus, number: int) -> None:
+        """Write the status, then delete the one before. StoreError."""
+        self.store.put(self.status_key(number), codec.dumps(status).encode())
+        if number:
+            self.store.delete(self.status_key(number - 1))
+
+    def write_log(self, data: bytes, *, offset: int) -> None:
+        """Write or replace the segment that begins at `offset`. StoreError."""
+        self.store.put(f"{self.prefix}/log-{offset:015d}", data)
+
+    def read_request(self) -> NodeRequest:
+        """Return what is asked of the node now. StoreError."""
+        return _read(self.store, f"{self.prefix}/request.json", NodeRequest) or NodeRequest()
+
+    def write_request(self, request: NodeRequest) -> None:
+        """Ask the node for something. StoreError."""
+        self.store.put(f"{self.prefix}/request.json", codec.dumps(request).encode())
+
+    def count_statuses(self) -> int:
+        """Return the number of the next status: an earlier container may have written some."""
+        numbers = [
+            int(info.key.rpartition("-")[2].removesuffix(".json"))
+            for info in self.store.list(self.prefix)
+            if "/status-" in info.key
+        ]
+        return max(numbers, default=-1) + 1
+
+
+class _Segment(NamedTuple):
+    offset: int
+    size: int
+    key: str
+
+
+@dataclass
+class _RankView:
+    """What the last listing told of a rank."""
+
+    status_key: str = ""
+    status: NodeStatus | None = None
+    segments: list[_Segment] = field(default_factory=list[_Segment])
+
+
+class GangObjects:
+    """The objects of one attempt, for its watchers. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        store: NodeObjectStore,
+        prefix: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store, self.prefix, self._clock = store, prefix, clock
+        self._lock = threading.Lock()
+        self._listed_at = -REFRESH_INTERVAL
+        self._ranks: dict[int, _RankView] = {}
+
+    @classmethod
+    def of_attempt(
+        cls, store: NodeObjectStore, project_id: str, job_id: str, attempt: int
+    ) -> GangObjects:
+        return cls(store, nodes_prefix(project_id, job_id, attempt))
+
+    def rank(self, rank: int) -> RankObjects:
+        return RankObjects(self.store, f"{self.prefix}/rank-{rank}")
+
+    def read_record(self) -> GangRecord | None:
+        """Return where the gang runs; None for an attempt that was never launched. StoreError."""
+        return _read(self.store, f"{self.prefix}/gang.json", GangRecord)
+
+    def create_record(self, record: GangRecord) -> None:
+        """Write it once. ObjectExists, StoreError."""
+        self.store.create(f"{self.prefix}/gang.json", codec.dumps(record).encode())
+
+    def read_status(self, rank: int) -> NodeStatus | None:
+        """Return the rank's newest status, at most REFRESH_INTERVAL old; None before its first.
+
+        While the store does not answer, the status stays what it was.
+        """
+        with self._lock:
+            self._refresh()
+            view = self._ranks.get(rank)
+            return view.status if view else None
+
+    def read_latest_status(self, rank: int) -> NodeStatus | None:
+        """Return the rank's newest status as it is now. StoreError."""
+        with self._lock:
+            self._refresh_now()
+            view = self._ranks.get(rank)
+            return view.status if view else None
+
+    def read_log(self, rank: int, *, offset: int, limit: int) -> bytes:
+        """Return at most `limit` bytes from `offset`; none while the store does not answer."""
+        with self._lock:
+            self._refresh()
+            view = self._ranks.get(rank)
+            segments = list(view.segments) if view else []
+        for begin, size, key in segments:
+            if begin <= offset < begin + size:
+                length = min(limit, begin + size - offset)
+                with suppress(StoreError):
+                    return self.store.get_range(key, start=offset - begin, length=length)
+        return b""
+
+    def delete(self) -> None:
+        """Delete everything; the record last, so that an interrupted deletion is found. Idempotent.
+
+        StoreError.
+        """
+        keys = [info.key for info in self.store.list(self.prefix)]
+        for key in sorted(keys, key=lambda key: key.endswith("/gang.json")):
+            self.store.delete(key)
+        with self._lock:
+            self._ranks.clear()
+
+    def _refresh(self) -> None:
+        if self._clock() - self._listed_at < REFRESH_INTERVAL:
+            return
+        with suppress(StoreError):
+            self._refresh_now()
+
+    def _refresh_now(self) -> None:
+        self._listed_at = self._clock()
+        seen = self._list()
+        for rank, view in seen.items():
+            self._read_new_status(self._ranks.get(rank, _RankView()), view)
+        self._ranks = seen
+
+    def _list(self) -> dict[int, _RankView]:
+        seen: dict[int, _RankView] = {}
+        for info in self.store.list(self.prefix):
+            place, _, name = info.key.removeprefix(f"{self.prefix}/").partition("/")
+            if not name:
+                continue
+            view = seen.setdefault(int(place.removeprefix("rank-")), _RankView())
+            if name.startswith("status-"):
+                view.status_key = max(view.status_key, info.key)
+            elif name.startswith("log-"):
+                begin = int(name.removeprefix("log-"))
+                view.segments.append(_Segment(begin, info.size, info.key))
+        return seen
+
+    def _read_new_status(self, before: _RankView, view: _RankView) -> None:
+        """Read the status if it is another; one that was replaced meanwhile waits for the next."""
+        view.status = before.status
+        if view.status_key and view.status_key != before.status_key:
+            found = _read(self.store, view.status_key, NodeStatus)
+            view.status = found or before.status
+            if found is None:
+                view.status_key = before.status_key
+
+
+def _read(store: SupportsGet, key: str, kind: type[T]) -> T | None:
+    """Return the object at `key`; None where there is none, or it is damaged. StoreError."""
+    try:
+        return codec.loads(kind, store.get(key))
+    except (ObjectNotFound, ValueError, TypeError, KeyError):
+        return None

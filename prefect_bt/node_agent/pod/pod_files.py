@@ -1,0 +1,80 @@
+"""Read what a pod's agent starts from, and create the folder and the pipes of its node."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_bt import codec
+from prefect_bt.host.nodes import pod_layout
+from prefect_bt.host.nodes.container_pipes import PIPE_NAMES
+from prefect_bt.host.nodes.handle import HostHandle
+from prefect_bt.host.nodes.launch import NodeLauncher
+from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.ledger.node_objects import GangObjects, RankObjects
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.plan import NodePlan, WeightsPlan
+
+
+@dataclass(frozen=True)
+class PodFiles:
+    """What the pod's Secret holds, and where this container has its volumes."""
+
+    plan: NodePlan
+    weights: tuple[WeightsPlan, ...]
+    secrets: dict[str, str]
+    environment: dict[str, str]
+    state: Path = Path(pod_layout.STATE)
+    control: Path = Path(pod_layout.CONTROL)
+    weights_cache: Path = Path(pod_layout.WEIGHTS)
+
+    @classmethod
+    def read(cls, secret: Path, variables: Mapping[str, str]) -> PodFiles:
+        """Raises OSError, ValueError: the pod is not one of ours."""
+        plan = codec.loads(NodePlan, (secret / pod_layout.PLAN_FILE).read_bytes())
+        weights = json.loads((secret / pod_layout.WEIGHTS_FILE).read_bytes())
+        return cls(
+            plan.for_rank(pod_layout.rank_of(variables)),
+            tuple(codec.decode(WeightsPlan, one) for one in weights),
+            json.loads((secret / pod_layout.SECRETS_FILE).read_bytes()),
+            json.loads((secret / pod_layout.ENVIRONMENT_FILE).read_bytes()),
+        )
+
+    @property
+    def handle(self) -> HostHandle:
+        """Return the node as its launcher on one machine would see it."""
+        return HostHandle(
+            JobFolder(self.state, self.plan.job_id), self.plan.attempt, self.plan.rank
+        )
+
+    @property
+    def staging_log(self) -> Path:
+        """Return the log of the init container, which the node's log goes on from."""
+        return self.state / "staging.log"
+
+    def open_objects(self) -> RankObjects:
+        """Return the node's objects in the store. StoreError."""
+        plan = self.plan
+        gang = GangObjects.of_attempt(
+            open_store(plan.store), plan.project_id, plan.job_id, plan.attempt
+        )
+        return gang.rank(plan.rank)
+
+    def create_node(self) -> tuple[NodeLauncher, int]:
+        """Create the node's folder and pipes; return its launcher and the lock. Raises OSError."""
+        launcher = NodeLauncher(self.state)
+        lock = launcher.create_node_folder(
+            self.plan, contained=True, mounts=pod_layout.volume_mounts(self.plan)
+        )
+        folder = self.handle.folder
+        if self.staging_log.exists():
+            self.staging_log.rename(folder.log)
+        folder.control.symlink_to(self.control)
+        for name in PIPE_NAMES:
+            # The commands may run as any user: the folder is the pod's alone.
+            os.mkfifo(self.control / name)
+            (self.control / name).chmod(0o666)
+        return launcher, lock

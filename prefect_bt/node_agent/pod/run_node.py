@@ -1,0 +1,63 @@
+"""Run the node of a pod: the guard and agent of any node, with a publisher beside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Final
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.host.nodes.container_pipes import open_pipes, signal_all
+from prefect_bt.host.nodes.handle import HostHandle
+from prefect_bt.ledger.node_objects import NodeRequest
+from prefect_bt.ledger.records import NodePhase, NodeStatus, StopReason
+from prefect_bt.node_agent.pod.pod_files import PodFiles
+from prefect_bt.node_agent.pod.publisher import INTERVAL, NodePublisher
+
+EXIT_LOST: Final = 1
+
+
+def run_node(pod: PodFiles) -> int:
+    """Run the node to its end; return the exit code of its commands."""
+    launcher, lock = pod.create_node()
+    handle = pod.handle
+    started = launcher.start(handle.folder, (lock,))
+    started.send_secrets(pod.secrets)
+    os.close(lock)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: _stop_politely(handle))
+    publisher = NodePublisher(
+        pod.open_objects(),
+        observe=handle.observe,
+        read_log=handle.read_log,
+        on_request=lambda before, now: _obey(handle, before, now),
+    )
+    while not handle.observe().is_over:
+        publisher.publish()
+        time.sleep(INTERVAL)
+    publisher.publish_end()
+    return _exit_code(handle.observe())
+
+
+def _stop_politely(handle: HostHandle) -> None:
+    """Pass on that Kubernetes ends the pod; a node that flushes goes on with it."""
+    with suppress(SubstrateError):
+        handle.stop(reason=StopReason.POD_DELETED)
+
+
+def _obey(handle: HostHandle, before: NodeRequest, now: NodeRequest) -> None:
+    if now.reason:
+        with suppress(SubstrateError):
+            handle.stop(reason=now.reason, force=now.force, grace=now.grace)
+    if now.kill != before.kill:
+        pipes = open_pipes(handle.folder, only_container_reports=True)
+        signal_all(pipes, signal.SIGKILL)
+        for descriptor in pipes:
+            os.close(descriptor)
+
+
+def _exit_code(status: NodeStatus) -> int:
+    """Return the commands' exit code; not 0 for a node that is lost or left an upload undone."""
+    failed = status.phase is NodePhase.LOST or bool(status.upload_error)
+    return status.exit_code or (EXIT_LOST if failed else 0)

@@ -1,0 +1,133 @@
+"""Mirror the weights of a node in the pod's init container, before the node begins.
+
+The commands' container mounts each published tree, which has to be there when it is made.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from prefect_bt.credentials.redaction import Redactor
+from prefect_bt.errors import PrefectBtError
+from prefect_bt.ledger.node_objects import NodeRequest
+from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
+from prefect_bt.node_agent.commands.loop import EXIT_NOT_STARTED
+from prefect_bt.node_agent.log_writer import LogFile
+from prefect_bt.node_agent.pod.pod_files import PodFiles
+from prefect_bt.node_agent.pod.publisher import INTERVAL, NodePublisher
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.plan import VolumeKind, WeightsPlan
+from prefect_bt.settings import Settings
+from prefect_bt.weights import MirrorProgress, NodeCache, mirror_source
+from prefect_bt.weights.progress_text import format_progress, format_result
+from prefect_bt.weights.url_redaction import redact_url
+
+PERCENT_STEP = 10.0
+"""Per cent of the way between two lines of the log."""
+
+
+def mirror_weights(pod: PodFiles) -> int:
+    """Mirror every source; return the exit code of the container."""
+    staging = _Staging(pod)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: staging.stop(StopReason.POD_DELETED))
+    publisher = NodePublisher(
+        pod.open_objects(),
+        observe=staging.observe,
+        read_log=staging.read_log,
+        on_request=staging.obey,
+    )
+    with ThreadPoolExecutor(1) as threads:
+        work = threads.submit(staging.mirror_all)
+        while not work.done():
+            publisher.publish()
+            time.sleep(INTERVAL)
+    if staging.finish(work):
+        publisher.publish()
+        return 0
+    publisher.publish_end()
+    return EXIT_NOT_STARTED
+
+
+class _Staging:
+    """The mirrors of one pod, in the order of the definition."""
+
+    def __init__(self, pod: PodFiles) -> None:
+        self._pod = pod
+        self._status = NodeStatus(pod.plan.rank, NodePhase.STAGING)
+        self._redact = Redactor(pod.secrets.values())
+        self._log = LogFile(pod.staging_log, self._redact)
+        self._stop = threading.Event()
+        self._reason = ""
+
+    def observe(self) -> NodeStatus:
+        return self._status
+
+    def read_log(self, *, offset: int, limit: int) -> bytes:
+        with self._pod.staging_log.open("rb") as file:
+            file.seek(offset)
+            return file.read(limit)
+
+    def obey(self, before: NodeRequest, now: NodeRequest) -> None:
+        if now.reason:
+            self.stop(now.reason)
+
+    def stop(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._stop.set()
+
+    def mirror_all(self) -> None:
+        """Raises PrefectBtError, OSError."""
+        trees = [v.key for v in self._pod.plan.volumes if v.kind is VolumeKind.WEIGHTS]
+        for source in self._pod.weights:
+            tree = next(name for name in trees if name.startswith(source.key))
+            self._mirror(source, tree.removeprefix(source.key).removeprefix("-"))
+
+    def finish(self, work: Future[None]) -> bool:
+        """Whether the node can begin; else the status says why not."""
+        reason, cause = self._reason, None
+        if not reason:
+            try:
+                work.result()
+            except (PrefectBtError, OSError) as error:
+                reason, cause = f"staging failed: {self._redact(str(error))}", Cause.STAGING_FAILED
+                self._log.write_platform(reason)
+        self._log.close()
+        if not reason:
+            return True
+        self._status = NodeStatus(
+            self._pod.plan.rank,
+            NodePhase.DONE,
+            exit_code=EXIT_NOT_STARTED if cause else None,
+            reason=reason,
+            ended_at=time.time(),
+            cause=cause,
+        )
+        return False
+
+    def _mirror(self, source: WeightsPlan, revision: str) -> None:
+        settings, name = Settings(), redact_url(source.source)
+        shown = -PERCENT_STEP
+
+        def show(progress: MirrorProgress) -> None:
+            nonlocal shown
+            if progress.files_total and progress.percent - shown >= PERCENT_STEP:
+                shown = progress.percent
+                with suppress(OSError):
+                    self._log.write_platform(f"{name}: {format_progress(progress)}")
+
+        mirrored = mirror_source(
+            source,
+            cache=NodeCache(self._pod.weights_cache, settings.weights_bytes),
+            secret=self._pod.secrets.get(source.secret),
+            store=open_store(self._pod.plan.store),
+            revision=revision,
+            upload_to_store=settings.mirror_to_store,
+            stall_timeout=settings.stall_seconds,
+            on_progress=show,
+            stop=self._stop,
+        )
+        self._log.write_platform(f"{name}: {format_result(mirrored)}")

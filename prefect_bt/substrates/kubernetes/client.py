@@ -1,0 +1,276 @@
+"""The API server of a cluster: plain requests and one watch, and its errors in our words.
+
+The `kubernetes` package finds the server and logs in. Objects are the JSON that the server speaks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+from urllib.parse import urlencode
+
+from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.errors import SubstrateError
+from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.refusals import classify_refusal
+
+SUBSTRATE_NAME: Final = "kubernetes"
+CONNECT_TIMEOUT: Final = 10.0
+READ_TIMEOUT: Final = 30.0
+RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before each repetition of a request that the server could not take."""
+MAX_RETRY_AFTER: Final = 15.0
+"""Seconds that a server may ask for before the next request."""
+_RETRIED: Final = frozenset({429, 500, 502, 503, 504})
+_JSON: Final = "application/json"
+_POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+_CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
+
+Json = dict[str, Any]
+Query = Mapping[str, str | int]
+
+
+class _Call(NamedTuple):
+    """One request."""
+
+    method: str
+    path: str
+    body: Any = None
+    query: Query | None = None
+
+
+class ClusterError(SubstrateError):
+    """`status`: the HTTP status; 0 where no server answered."""
+
+    def __init__(self, message: str, *, status: int = 0, next_step: str, cause: Cause) -> None:
+        self.status = status
+        super().__init__(message, substrate=SUBSTRATE_NAME, next_step=next_step, cause=cause.value)
+
+
+class ClusterClient:
+    """Connects when it is first used. Safe to use from several threads."""
+
+    def __init__(
+        self, settings: ClusterSettings, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._settings, self._sleep = settings, sleep
+        self._connecting = threading.Lock()
+        self._configuration: Any = None
+        self._pool: Any = None
+        self._namespace, self._context = settings.namespace, settings.context
+
+    @property
+    def context(self) -> str:
+        """Return the name of the kubeconfig's context; "" in a pod. ClusterError."""
+        self.connect()
+        return self._context
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace of the settings, or that of the context. ClusterError."""
+        self.connect()
+        return self._namespace
+
+    def connect_in_background(self) -> None:
+        """Import the client and read the kubeconfig, which takes half a second."""
+
+        def connect() -> None:
+            with suppress(SubstrateError):  # the first request raises it
+                self.connect()
+
+        threading.Thread(target=connect, name="kubernetes-connect", daemon=True).start()
+
+    def connect(self) -> None:
+        """Read the kubeconfig, unless that was done. ClusterError."""
+        with self._connecting:
+            if self._pool is None:
+                self._load()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        query: Query | None = None,
+        action: str = "",
+    ) -> Json:
+        """Return the answer's object. ClusterError; a server that is busy is asked again.
+
+        A PATCH is a merge patch. `action` is for messages, as in "create Job x".
+        """
+        action = action or f"{method} {path}"
+        call = _Call(method, path, body, query)
+        for pause in (*RETRY_DELAYS, None):
+            try:
+                with self._open(call, READ_TIMEOUT) as answer:
+                    data, status = answer.read(), int(answer.status)
+                    if status < HTTPStatus.BAD_REQUEST:
+                        return cast("Json", json.loads(data))
+                    error = _refusal_error(action, status, data)
+                    asked = _retry_after(answer)
+            except _transport_errors() as trouble:
+                error, asked = self._unreachable_error(trouble), None
+            if pause is None or not _may_repeat(method, error.status):
+                raise error
+            self._sleep(pause if asked is None else asked)
+        raise AssertionError  # the last turn raises
+
+    def find(self, path: str, *, action: str = "") -> Json | None:
+        """Return the object; None where there is none. ClusterError."""
+        try:
+            return self.request("GET", path, action=action)
+        except ClusterError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def delete(self, path: str, *, query: Query | None = None, action: str = "") -> None:
+        """Delete it, or all that the query selects; nothing there is no error. ClusterError."""
+        try:
+            self.request("DELETE", path, query=query, action=action)
+        except ClusterError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+
+    @contextmanager
+    def watch(self, path: str, query: Query, *, timeout: float) -> Generator[Generator[Json]]:
+        """Yield the events of one watch, until the server ends it. ClusterError.
+
+        `timeout`: seconds of silence after which the connection is given up.
+        """
+        query = {**query, "watch": "1", "allowWatchBookmarks": "true"}
+        try:
+            with self._open(_Call("GET", path, None, query), timeout) as answer:
+                if answer.status >= HTTPStatus.BAD_REQUEST:
+                    raise _refusal_error(f"watch {path}", int(answer.status), answer.read())
+                yield _iter_lines(answer)
+        except _transport_errors() as trouble:
+            raise self._unreachable_error(trouble) from trouble
+
+    @contextmanager
+    def _open(self, call: _Call, timeout: float) -> Generator[Any]:
+        """Send the request; yield the answer, whose body is not read yet."""
+        self.connect()
+        configuration = self._configuration
+        headers = {"Accept": _JSON, "Content-Type": _CONTENT_TYPES.get(call.method, _JSON)}
+        for name in ("authorization", "BearerToken"):
+            if token := configuration.get_api_key_with_prefix(name):
+                headers["authorization"] = token
+        url = f"{configuration.host.rstrip('/')}{call.path}"
+        limits: Any = import_module("urllib3").Timeout(connect=CONNECT_TIMEOUT, read=timeout)
+        answer = self._pool.request(
+            call.method,
+            f"{url}?{urlencode(call.query)}" if call.query else url,
+            body=None if call.body is None else json.dumps(call.body),
+            headers=headers,
+            timeout=limits,
+            preload_content=False,
+            retries=False,
+        )
+        try:
+            yield answer
+        finally:
+            answer.close() if "watch" in (call.query or {}) else answer.release_conn()
+
+    def _load(self) -> None:
+        settings = self._settings
+        config: Any = import_module("kubernetes.config")
+        client: Any = import_module("kubernetes.client")
+        configuration = client.Configuration()
+        try:
+            known = self._load_kubeconfig(config, configuration, settings)
+            if not known:
+                config.load_incluster_config(client_configuration=configuration)
+                self._namespace = self._namespace or _POD_NAMESPACE.read_text().strip()
+        except (config.ConfigException, OSError, ValueError) as error:
+            raise ClusterError(
+                f"No Kubernetes cluster is configured: {error}.",
+                next_step="Let KUBECONFIG name a kubeconfig, or set kubeconfig and context in the "
+                "Kubernetes Substrate block. `kubectl cluster-info` should answer.",
+                cause=Cause.CONFIGURATION,
+            ) from error
+        self._namespace = self._namespace or "default"
+        self._configuration = configuration
+        self._pool = client.ApiClient(configuration).rest_client.pool_manager
+
+    def _load_kubeconfig(self, config: Any, configuration: Any, settings: ClusterSettings) -> bool:
+        """Return whether there is one; else we may be in a pod."""
+        context = settings.context or None
+        if settings.kubeconfig.lstrip().startswith("{"):
+            given = json.loads(settings.kubeconfig)
+            config.load_kube_config_from_dict(
+                given, context=context, client_configuration=configuration
+            )
+            return True
+        path = settings.kubeconfig or None
+        try:
+            contexts, current = config.list_kube_config_contexts(path)
+        except config.ConfigException:
+            if path is None and _POD_NAMESPACE.exists():
+                return False
+            raise
+        config.load_kube_config(path, context=context, client_configuration=configuration)
+        chosen = next((one for one in contexts if one["name"] == context), current)
+        self._context = str(chosen["name"])
+        self._namespace = self._namespace or chosen["context"].get("namespace", "")
+        return True
+
+    def _unreachable_error(self, trouble: Exception) -> ClusterError:
+        host = self._configuration.host if self._configuration else "the API server"
+        return ClusterError(
+            f"The Kubernetes API at {host} does not answer: {trouble}.",
+            next_step="See that `kubectl cluster-info` answers with the same kubeconfig.",
+            cause=Cause.LAUNCH_FAILED,
+        )
+
+
+def _iter_lines(answer: Any) -> Generator[Json]:
+    """Yield each whole line; a last one without its end was cut off."""
+    rest = b""
+    for data in answer.stream(None, decode_content=False):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.strip():
+                yield cast("Json", json.loads(line))
+
+
+def _refusal_error(action: str, status: int, data: bytes) -> ClusterError:
+    """Return the error for what the server said: a Status object, or a proxy's text."""
+    try:
+        message = str(json.loads(data).get("message") or "")
+    except (ValueError, AttributeError):
+        message = data[:300].decode(errors="replace")
+    refusal = classify_refusal(message, status)
+    what = f"Kubernetes did not {action}" if " " in action else action
+    return ClusterError(
+        f"{what}: {message.rstrip('.')}." if message else f"{what} (HTTP {status}).",
+        status=status,
+        next_step=refusal.remedy,
+        cause=refusal.cause,
+    )
+
+
+def _may_repeat(method: str, status: int) -> bool:
+    """A creation may have happened although its answer was lost; it is repeated if refused."""
+    return status == HTTPStatus.TOO_MANY_REQUESTS or (
+        method != "POST" and (status == 0 or status in _RETRIED)
+    )
+
+
+def _retry_after(answer: Any) -> float | None:
+    text = str(answer.headers.get("Retry-After", ""))
+    return min(float(text), MAX_RETRY_AFTER) if text.isdigit() else None
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    errors: Any = import_module("urllib3.exceptions")
+    return (errors.HTTPError, OSError)

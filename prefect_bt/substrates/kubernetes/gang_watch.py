@@ -1,0 +1,157 @@
+"""The pods of one attempt, kept up to date by one watch.
+
+The first look lists the pods, and a thread watches them from there. Whatever ends the watch (a
+version that is too old, a server that is busy, restarts or falls silent), the pods are listed again
+and watched from there. While no server answers, the pods are what they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Final
+
+from prefect_bt.errors import SubstrateError
+from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.client import ClusterClient, ClusterError
+from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem, read_pod
+from prefect_bt.substrates.kubernetes.refusals import classify_refusal
+
+WATCH_SECONDS: Final = 240
+"""How long the server keeps a watch open."""
+SILENCE_SECONDS: Final = 90.0
+"""A server sends a bookmark each minute: a connection that is silent for longer is dead."""
+RESTART_DELAYS: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
+"""Seconds before the watch begins again, the last one over again while nothing answers."""
+REASON_INTERVAL: Final = 5.0
+"""Seconds between two looks at why there are no pods."""
+
+
+class GangWatch:
+    """The pods of one Job. Safe to use from several threads; `close` ends the thread."""
+
+    def __init__(self, client: ClusterClient, namespace: str, job: str) -> None:
+        self._client, self._name = client, job
+        self._core = f"/api/v1/namespaces/{namespace}"
+        self._job_path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{job}"
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._views: dict[int, PodView] = {}
+        self._seen: dict[int, PodView] = {}
+        self._asked_at = -REASON_INTERVAL
+        self._missing: Problem | None = None
+        self._job: dict[str, Any] | None = {}
+
+    def start(self) -> None:
+        """List the pods and watch them from now on. Idempotent. ClusterError."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            version = self._list()
+            self._thread = threading.Thread(
+                target=self._run, args=(version,), daemon=True, name=f"watch-{self._name}"
+            )
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def find(self, rank: int) -> PodView | None:
+        """Return the rank's pod; None while it has none."""
+        return self._views.get(rank)
+
+    def find_last(self, rank: int) -> PodView | None:
+        """Return the rank's pod as it was last seen, if it is gone now."""
+        return self._seen.get(rank)
+
+    def find_missing_reason(self) -> tuple[Problem | None, bool]:
+        """Return why a rank has no pod, and whether it gets none: its Job is gone or suspended.
+
+        Asks now and then.
+        """
+        with self._lock:
+            if time.monotonic() - self._asked_at >= REASON_INTERVAL:
+                self._asked_at = time.monotonic()
+                with suppress(SubstrateError):
+                    self._job = self._client.find(self._job_path)
+                    self._missing = self._read_failed_creation()
+            return self._missing, self._job is None or bool(
+                self._job.get("spec", {}).get("suspend")
+            )
+
+    def _read_failed_creation(self) -> Problem | None:
+        """Return what the Job's newest event says of pods that could not be created."""
+        selector = f"involvedObject.name={self._name},involvedObject.kind=Job"
+        found = self._client.request(
+            "GET", f"{self._core}/events", query={"fieldSelector": selector}
+        )
+        failed = [one for one in found["items"] if one.get("reason") == "FailedCreate"]
+        if not failed:
+            return None
+        newest = max(failed, key=lambda one: str(one.get("lastTimestamp") or ""))
+        message = " ".join(str(newest.get("message", "")).split()).rstrip(".")
+        cause = classify_refusal(message).cause
+        return Problem(cause, message.removeprefix("Error creating: "))
+
+    def _list(self) -> str:
+        """Replace what is known; return the version to watch from. ClusterError."""
+        query = {"labelSelector": f"batch.kubernetes.io/job-name={self._name}"}
+        found = self._client.request(
+            "GET", f"{self._core}/pods", query=query, action=f"list the pods of Job {self._name}"
+        )
+        views = [read_pod(pod) for pod in found["items"]]
+        # A Job whose index was given to a second pod has the younger one last.
+        self._views = {view.rank: view for view in views}
+        self._seen.update(self._views)
+        return str(found["metadata"]["resourceVersion"])
+
+    def _run(self, version: str) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                version = version or self._list()
+                version = self._watch(version)
+                failures = 0
+                self._closed.wait(RESTART_DELAYS[0])
+            except (ClusterError, ValueError, KeyError) as error:
+                version = ""
+                pause = RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)]
+                expired = isinstance(error, ClusterError) and error.status == HTTPStatus.GONE
+                failures = 0 if expired else failures + 1
+                self._closed.wait(pause)
+
+    def _watch(self, version: str) -> str:
+        """Apply events until the server ends the watch; return the version to go on from."""
+        query = {
+            "labelSelector": f"batch.kubernetes.io/job-name={self._name}",
+            "resourceVersion": version,
+            "timeoutSeconds": WATCH_SECONDS,
+        }
+        with self._client.watch(f"{self._core}/pods", query, timeout=SILENCE_SECONDS) as events:
+            for event in events:
+                if self._closed.is_set():
+                    break
+                if event["type"] == "ERROR":
+                    raise _watch_error(event["object"])
+                version = str(event["object"]["metadata"]["resourceVersion"])
+                self._apply(event)
+        return version
+
+    def _apply(self, event: dict[str, Any]) -> None:
+        if event["type"] == "BOOKMARK":
+            return
+        view = read_pod(event["object"])
+        self._seen[view.rank] = view
+        if event["type"] != "DELETED":
+            self._views = {**self._views, view.rank: view}
+        elif (now := self._views.get(view.rank)) is not None and now.name == view.name:
+            self._views = {rank: one for rank, one in self._views.items() if rank != view.rank}
+
+
+def _watch_error(status: dict[str, Any]) -> ClusterError:
+    code = int(status.get("code", 0))
+    message = str(status.get("message", "the watch ended"))
+    return ClusterError(message, status=code, next_step="", cause=Cause.LAUNCH_FAILED)

@@ -1,0 +1,44 @@
+"""Merge a user's patch into a manifest."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+_Object = dict[str, Any]
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """Return `target` with `patch` in it: objects by key (null deletes), other values replaced.
+
+    Lists whose members are objects with names are merged by name.
+
+    >>> merge({"a": 1, "b": {"c": 2}}, {"a": None, "b": {"d": 3}})
+    {'b': {'c': 2, 'd': 3}}
+    >>> merge([{"name": "x", "v": 1}], [{"name": "x", "w": 2}, {"name": "y"}])
+    [{'name': 'x', 'v': 1, 'w': 2}, {'name': 'y'}]
+    """
+    if isinstance(patch, dict) and isinstance(target, dict):
+        # Objects of JSON: their keys are texts.
+        return _merge_objects(cast("_Object", target), cast("_Object", patch))
+    if _is_named_list(patch) and _is_named_list(target):
+        return _merge_lists(cast("list[_Object]", target), cast("list[_Object]", patch))
+    return cast("Any", patch)
+
+
+def _merge_objects(target: _Object, patch: _Object) -> _Object:
+    merged = {key: value for key, value in target.items() if patch.get(key, value) is not None}
+    for key, value in patch.items():
+        if value is not None:
+            merged[key] = merge(target.get(key), value)
+    return merged
+
+
+def _merge_lists(target: list[_Object], patch: list[_Object]) -> list[_Object]:
+    changes = {one["name"]: one for one in patch}
+    known: list[_Object] = [merge(one, changes.pop(one["name"], {})) for one in target]
+    return [*known, *changes.values()]
+
+
+def _is_named_list(value: Any) -> bool:
+    members = cast("list[Any]", value) if isinstance(value, list) else [None]
+    return all(isinstance(one, dict) and "name" in one for one in members)

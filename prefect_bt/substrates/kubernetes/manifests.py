@@ -1,0 +1,154 @@
+"""The objects of one attempt, from its gang plan: a Job, a Service and a Secret. Pure."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from prefect_bt import codec
+from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.host.nodes import pod_layout
+from prefect_bt.planning.plan import GangPlan
+from prefect_bt.substrates.kubernetes.json_merge import merge
+from prefect_bt.substrates.kubernetes.names import (
+    AGENT,
+    CACHE_CLAIM,
+    LABEL_QUEUE,
+    gang_name,
+    render_labels,
+)
+from prefect_bt.substrates.kubernetes.pod_template import PULL_SECRET_KEY, render_pod
+
+Manifest = dict[str, Any]
+KEPT_SECONDS: Final = 7 * 86400
+"""How long the cluster keeps a Job that is over and that nobody removed."""
+
+
+@dataclass(frozen=True)
+class GangSecrets:
+    """What the attempt's Secret holds besides the plan; all of it is secret.
+
+    `values` by reference name; `environment` are variables of the agent, such as the store's
+    credentials; `registry_login` is a Docker configuration with the login of the job's image.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    registry_login: str = field(default="", repr=False)
+
+
+def render_job(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: bool) -> Manifest:
+    """Return the Job, suspended: its pods begin when the other objects are there.
+
+    A pod is never replaced: the next attempt is another Job. Its condition tells whether the Job
+    failed by an exit code of the commands or by a disruption of a pod.
+    """
+    labels = render_labels(gang)
+    queue = {LABEL_QUEUE: settings.queue_name} if settings.queue_name else {}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": gang_name(gang.job_id, gang.attempt),
+            "labels": {**labels, **queue},
+        },
+        "spec": {
+            "suspend": True,
+            "completions": len(gang.nodes),
+            "parallelism": len(gang.nodes),
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "podReplacementPolicy": "Failed",
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "FailJob",
+                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                    },
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {
+                            "containerName": AGENT,
+                            "operator": "NotIn",
+                            "values": [0],
+                        },
+                    },
+                ]
+            },
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": render_pod(gang, settings, pulls_with_login=pulls_with_login),
+            },
+        },
+    }
+    return merge(job, settings.job_patch)
+
+
+def render_service(gang: GangPlan, owner: Manifest) -> Manifest:
+    """Return the headless Service that gives each pod of the gang its name, ready or not."""
+    labels = render_labels(gang)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _owned_metadata(gang, owner),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": labels,
+        },
+    }
+
+
+def render_secret(gang: GangPlan, secrets: GangSecrets, owner: Manifest) -> Manifest:
+    """Return the one Secret of the attempt; the login of its image is in it, too."""
+    texts = {
+        pod_layout.PLAN_FILE: codec.dumps(gang.nodes[0]),
+        pod_layout.WEIGHTS_FILE: json.dumps([codec.encode(one) for one in gang.weights]),
+        pod_layout.SECRETS_FILE: json.dumps(dict(secrets.values)),
+        pod_layout.ENVIRONMENT_FILE: json.dumps(dict(secrets.environment)),
+    }
+    if secrets.registry_login:
+        texts[PULL_SECRET_KEY] = secrets.registry_login
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/dockerconfigjson" if secrets.registry_login else "Opaque",
+        "immutable": True,
+        "metadata": _owned_metadata(gang, owner),
+        "data": {name: b64encode(text.encode()).decode() for name, text in texts.items()},
+    }
+
+
+def render_cache_claim(settings: ClusterSettings) -> Manifest:
+    """Return the claim of a cache that has a storage class. It belongs to no job."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": CACHE_CLAIM, "labels": {"app.kubernetes.io/managed-by": "prefect-bt"}},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": settings.cache_storage_class,
+            "resources": {"requests": {"storage": settings.cache_size}},
+        },
+    }
+
+
+def _owned_metadata(gang: GangPlan, owner: Manifest) -> Manifest:
+    """Return the metadata of an object that goes with the Job, by which it has its name."""
+    return {
+        "name": gang_name(gang.job_id, gang.attempt),
+        "labels": render_labels(gang),
+        "ownerReferences": [
+            {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "name": owner["metadata"]["name"],
+                "uid": owner["metadata"]["uid"],
+                "controller": True,
+            }
+        ],
+    }

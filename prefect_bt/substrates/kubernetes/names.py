@@ -1,0 +1,49 @@
+"""Names and labels of what an attempt has in the cluster."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prefect_bt.planning.plan import GangPlan
+
+LABEL_JOB: Final = "prefect-bt/job-id"
+LABEL_ATTEMPT: Final = "prefect-bt/attempt"
+LABEL_PROJECT: Final = "prefect-bt/project-id"
+LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+INDEX_ANNOTATION: Final = "batch.kubernetes.io/job-completion-index"
+JOB_NAME_LABEL: Final = "batch.kubernetes.io/job-name"
+AGENT: Final = "agent"
+COMMANDS: Final = "commands"
+STAGING: Final = "weights"
+"""Name of the init container, where there are weights."""
+CACHE_CLAIM: Final = "prefect-bt-cache"
+
+
+def gang_name(job_id: str, attempt: int) -> str:
+    """Return the name of the attempt's Job, of its Service and of its Secret.
+
+    >>> gang_name("abc1234", 0)
+    'prefect-bt-abc1234-0'
+    """
+    return f"prefect-bt-{job_id}-{attempt}"
+
+
+def host_name(job_id: str, attempt: int, rank: int) -> str:
+    """Return the name by which the pods of the namespace reach a rank, at any moment.
+
+    >>> host_name("abc1234", 0, 1)
+    'prefect-bt-abc1234-0-1.prefect-bt-abc1234-0'
+    """
+    name = gang_name(job_id, attempt)
+    return f"{name}-{rank}.{name}"
+
+
+def render_labels(gang: GangPlan) -> dict[str, str]:
+    """Return the labels of everything that the attempt has in the cluster."""
+    return {
+        MANAGED_BY: "prefect-bt",
+        LABEL_JOB: gang.job_id,
+        LABEL_ATTEMPT: str(gang.attempt),
+        LABEL_PROJECT: gang.project_id,
+    }

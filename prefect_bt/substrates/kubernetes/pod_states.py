@@ -1,0 +1,206 @@
+"""What Kubernetes says of a pod, as causes: a total table, with an explicit unknown. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, cast
+
+from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.names import (
+    AGENT,
+    COMMANDS,
+    INDEX_ANNOTATION,
+    STAGING,
+)
+
+Json = dict[str, Any]
+
+
+class Problem(NamedTuple):
+    """A cause, and what Kubernetes said: words without a full stop."""
+
+    cause: Cause
+    message: str
+
+
+class PodView(NamedTuple):
+    """One pod, as far as its gang is concerned."""
+
+    name: str
+    rank: int
+    began: bool = False
+    """Whether a container of ours has run in it, which publishes a status."""
+    ended: bool = False
+    """Whether nothing of it runs any more, or its machine is given up."""
+    blocked: Problem | None = None
+    """Why it does not start."""
+    failure: Problem | None = None
+    """Why it ended, or the commands' container did, where Kubernetes knows."""
+
+
+def read_pod(pod: Json) -> PodView:
+    """Return what the pod object tells; its rank is its index in the Job."""
+    metadata, status = pod["metadata"], _part(pod, "status")
+    name = str(metadata["name"])
+    rank = int(_part(metadata, "annotations").get(INDEX_ANNOTATION, -1))
+    containers = {str(one["name"]): _part(one, "state") for one in _containers(status)}
+    disruption = _find_disruption(pod, status)
+    given_up = disruption is not None and disruption.cause is Cause.NODE_LOST
+    return PodView(
+        name,
+        rank,
+        began=any(
+            "running" in state or "terminated" in state
+            for which, state in containers.items()
+            if which in {AGENT, STAGING}
+        ),
+        ended=status.get("phase") in {"Succeeded", "Failed"}
+        or (given_up and "deletionTimestamp" in metadata),
+        blocked=_find_block(pod, status),
+        failure=disruption or _find_container_failure(containers),
+    )
+
+
+def _containers(status: Json) -> Iterator[Json]:
+    yield from status.get("initContainerStatuses") or []
+    yield from status.get("containerStatuses") or []
+
+
+# -- why it does not start ------------------------------------------------------------------
+
+_IMAGE_CAUSES: Final = (
+    (r"not found|manifest unknown|no such image|does not exist", Cause.IMAGE_NOT_FOUND),
+    (r"unauthorized|authentication required|denied|forbidden|401|403", Cause.REGISTRY_REFUSED),
+    (
+        r"no such host|timeout|timed out|refused|unreachable|misbehaving",
+        Cause.REGISTRY_UNREACHABLE,
+    ),
+)
+"""What a runtime says of a pull, which reaches us as text alone; the first that fits."""
+_WAITING_CAUSES: Final = {
+    "InvalidImageName": Cause.CONFIGURATION,
+    "CreateContainerConfigError": Cause.CONFIGURATION,
+    "CreateContainerError": Cause.LAUNCH_FAILED,
+    "RunContainerError": Cause.IMAGE_UNUSABLE,
+    "ErrImageNeverPull": Cause.IMAGE_NOT_FOUND,
+}
+_PULL_REASONS: Final = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+}
+
+
+def _find_block(pod: Json, status: Json) -> Problem | None:
+    for one in _containers(status):
+        waiting = _part(_part(one, "state"), "waiting")
+        problem = _read_waiting(str(waiting.get("reason", "")), str(waiting.get("message", "")))
+        if problem is not None:
+            return _blame_agent_image(one, problem) if one["name"] != COMMANDS else problem
+    for condition in _conditions(status):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Problem(Cause.UNSCHEDULABLE, _clean(condition.get("message", "")))
+    if status.get("phase") == "Pending":
+        return Problem(Cause.LAUNCH_FAILED, _describe_creation(pod))
+    return None
+
+
+def _read_waiting(reason: str, message: str) -> Problem | None:
+    if reason in _PULL_REASONS:
+        fitting = (cause for words, cause in _IMAGE_CAUSES if re.search(words, message, re.I))
+        cause = next(fitting, Cause.IMAGE_PULL_FAILED)
+        return Problem(cause, _clean(message) or reason)
+    cause = _WAITING_CAUSES.get(reason)
+    return None if cause is None else Problem(cause, _clean(message) or reason)
+
+
+def _blame_agent_image(container: Json, problem: Problem) -> Problem:
+    """A user who reads of "the image" thinks of the job's."""
+    return Problem(
+        Cause.CONFIGURATION,
+        f"prefect-bt's own image {container['image']!r} cannot be used: {problem.message}. Build "
+        "and push it (deployments/README.md), and name it in agent_image of the Kubernetes "
+        "Substrate block",
+    )
+
+
+def _describe_creation(pod: Json) -> str:
+    machine = _part(pod, "spec").get("nodeName", "")
+    return f"its containers are being created on {machine}" if machine else "it is being scheduled"
+
+
+# -- why it ended ---------------------------------------------------------------------------
+
+_DISRUPTIONS: Final = {
+    "PreemptionByScheduler": Cause.PREEMPTED,
+    "EvictionByEvictionAPI": Cause.EVICTED,
+    "TerminationByKubelet": Cause.EVICTED,
+    "DeletionByTaintManager": Cause.NODE_LOST,
+    "DeletionByPodGC": Cause.NODE_LOST,
+}
+"""Reasons of the condition DisruptionTarget."""
+_POD_REASONS: Final = {
+    "Evicted": Cause.EVICTED,
+    "Preempting": Cause.PREEMPTED,
+    "NodeLost": Cause.NODE_LOST,
+    "NodeShutdown": Cause.PREEMPTED,
+    "Terminated": Cause.PREEMPTED,
+    "UnexpectedAdmissionError": Cause.CAPACITY_MISSING,
+    "OutOfcpu": Cause.CAPACITY_MISSING,
+    "OutOfmemory": Cause.CAPACITY_MISSING,
+    "OutOfpods": Cause.CAPACITY_MISSING,
+    "NodeAffinity": Cause.UNSCHEDULABLE,
+}
+
+
+def _find_disruption(pod: Json, status: Json) -> Problem | None:
+    reason = str(status.get("reason", ""))
+    if reason in _POD_REASONS:
+        return Problem(_POD_REASONS[reason], _clean(status.get("message", "")) or reason)
+    for condition in _conditions(status):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            which = str(condition.get("reason", ""))
+            cause = _DISRUPTIONS.get(which, Cause.EVICTED)
+            machine = _part(pod, "spec").get("nodeName", "")
+            where = f" (machine {machine})" if machine else ""
+            return Problem(cause, f"{_clean(condition.get('message', '')) or which}{where}")
+    return None
+
+
+def _find_container_failure(containers: dict[str, Json]) -> Problem | None:
+    for name in (COMMANDS, AGENT, STAGING):
+        ended = _part(containers.get(name, {}), "terminated")
+        if ended.get("exitCode"):
+            return _read_end(name, ended)
+    return None
+
+
+def _read_end(name: str, ended: Json) -> Problem:
+    reason, message = str(ended.get("reason", "")), _clean(ended.get("message", ""))
+    ours = name != COMMANDS
+    if reason == "OOMKilled":
+        cause = Cause.NODE_LOST if ours else Cause.OUT_OF_MEMORY
+        return Problem(cause, f"the container {name!r} was killed for lack of memory")
+    if reason in {"StartError", "ContainerCannotRun"} and not ours:
+        return Problem(Cause.IMAGE_UNUSABLE, message or reason)
+    what = f"the container {name!r} ended with {ended['exitCode']}"
+    return Problem(
+        Cause.NODE_LOST if ours else Cause.KILLED, f"{what}: {message}" if message else what
+    )
+
+
+def _part(value: Json, name: str) -> Json:
+    """Return the object under the name; an empty one for none."""
+    return cast("Json", value.get(name) or {})
+
+
+def _conditions(status: Json) -> list[Json]:
+    return status.get("conditions") or []
+
+
+def _clean(message: object) -> str:
+    """Return one line, without a full stop."""
+    return " ".join(str(message or "").split()).rstrip(".")

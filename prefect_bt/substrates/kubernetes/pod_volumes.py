@@ -1,0 +1,97 @@
+"""The volumes of a node's pod, and where its containers have them. Pure.
+
+Caches and weights are folders of one volume, the cache: a claim, a folder of the machine, or one
+that ends with the pod. Every other volume of the plan ends with the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.host.nodes import pod_layout
+from prefect_bt.object_keys import quote_name
+from prefect_bt.planning.plan import GangPlan, NodePlan, Volume, VolumeKind
+from prefect_bt.substrates.kubernetes.names import CACHE_CLAIM, gang_name
+
+_CACHE_FOLDERS: Final = {
+    VolumeKind.CACHE_BASE: "cache/bases",
+    VolumeKind.PROJECT_CACHE: "cache/projects",
+    VolumeKind.TEAM_CACHE: "cache/teams",
+    VolumeKind.HF_CACHE: "cache/huggingface",
+}
+"""As in a state folder (host.state_folder)."""
+_WEIGHTS: Final = "weights"
+_SECRET_MODE: Final = 0o440
+
+
+def render_volumes(gang: GangPlan, settings: ClusterSettings) -> list[dict[str, Any]]:
+    """Return the volumes of every pod of the gang."""
+    node = gang.nodes[0]
+    limit = node.resources.shared_memory
+    shared_memory = {"medium": "Memory"} | ({"sizeLimit": str(limit)} if limit else {})
+    secret = {"secretName": gang_name(gang.job_id, gang.attempt), "defaultMode": _SECRET_MODE}
+    own: list[dict[str, Any]] = [
+        {"name": _volume_name(number), "emptyDir": {}}
+        for number, volume in enumerate(node.volumes)
+        if not _is_cached(volume)
+    ]
+    cached = any(_is_cached(volume) for volume in node.volumes)
+    claim = {"persistentVolumeClaim": {"claimName": settings.store_claim}}
+    return [
+        {"name": "secret", "secret": secret},
+        {"name": "state", "emptyDir": {}},
+        {"name": "control", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": shared_memory},
+        *own,
+        *([{"name": "cache", **_cache_source(settings)}] if cached else []),
+        *([{"name": "store", **claim}] if settings.store_claim else []),
+    ]
+
+
+def render_mounts(
+    node: NodePlan,
+    settings: ClusterSettings,
+    places: Mapping[int, str],
+    *,
+    weights_cache: str = "",
+) -> list[dict[str, Any]]:
+    """Return the mounts of the plan's volumes, each by its number, at `places`.
+
+    `weights_cache`: where the whole cache of weights is mounted, "" for nowhere.
+    """
+    mounts = [_mount(node.volumes[number], number, place, node) for number, place in places.items()]
+    if weights_cache:
+        mounts.append({"name": "cache", "mountPath": weights_cache, "subPath": _WEIGHTS})
+    return mounts
+
+
+def _mount(volume: Volume, number: int, place: str, node: NodePlan) -> dict[str, Any]:
+    mount: dict[str, Any] = {"name": _volume_name(number), "mountPath": place}
+    key = volume.key or node.project_id
+    if volume.kind is VolumeKind.WEIGHTS:
+        tree = pod_layout.weights_tree(key)
+        mount = {"name": "cache", "mountPath": place, "subPath": f"{_WEIGHTS}/{tree}"}
+    elif volume.kind in _CACHE_FOLDERS:
+        folder = f"{_CACHE_FOLDERS[volume.kind]}/{quote_name(key)}"
+        mount = {"name": "cache", "mountPath": place, "subPath": folder}
+    return mount | ({"readOnly": True} if volume.read_only else {})
+
+
+def _is_cached(volume: Volume) -> bool:
+    return volume.kind is VolumeKind.WEIGHTS or volume.kind in _CACHE_FOLDERS
+
+
+def _volume_name(number: int) -> str:
+    return f"volume-{number}"
+
+
+def _cache_source(settings: ClusterSettings) -> dict[str, Any]:
+    claim = settings.cache_claim or (CACHE_CLAIM if settings.cache_storage_class else "")
+    if claim:
+        return {"persistentVolumeClaim": {"claimName": claim}}
+    if settings.cache_host_path:
+        return {"hostPath": {"path": settings.cache_host_path, "type": "DirectoryOrCreate"}}
+    return {"emptyDir": {}}

@@ -1,0 +1,88 @@
+"""Why the API server refuses an object, from its message. Pure.
+
+Kubernetes has one status code for what RBAC, a quota and an admission rule refuse: the message is
+the only thing that tells them apart (v1.20 to v1.36).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from prefect_bt.ledger.records import Cause
+
+
+class Refusal(NamedTuple):
+    """A row of the table; `pattern` is searched for in lower case."""
+
+    pattern: str
+    cause: Cause
+    remedy: str
+
+
+_REFUSALS: Final = (
+    Refusal(
+        "exceeded quota",
+        Cause.QUOTA_EXCEEDED,
+        "Wait for other jobs to end, ask for less, or have the ResourceQuota raised.",
+    ),
+    Refusal(
+        "failed quota",
+        Cause.QUOTA_EXCEEDED,
+        "The quota wants limits of every pod: set enforce_limits in the Kubernetes Substrate "
+        "block.",
+    ),
+    Refusal(
+        "violates podsecurity",
+        Cause.ADMISSION_DENIED,
+        "Set run_as_user to a user other than root in the Kubernetes Substrate block, patch the "
+        "Job with job_patch, or use a namespace with the level `baseline`.",
+    ),
+    Refusal(
+        "admission webhook",
+        Cause.ADMISSION_DENIED,
+        "Change what the message names, in the job or in the Kubernetes Substrate block.",
+    ),
+    Refusal(
+        "no priorityclass",
+        Cause.CONFIGURATION,
+        "Correct priority_class in the Kubernetes Substrate block.",
+    ),
+    Refusal(
+        "error looking up service account",
+        Cause.CONFIGURATION,
+        "Create the service account, or correct service_account in the Kubernetes Substrate block.",
+    ),
+    Refusal(
+        'namespaces "',
+        Cause.CONFIGURATION,
+        "Create the namespace, or correct namespace in the Kubernetes Substrate block.",
+    ),
+    Refusal(
+        "is forbidden",
+        Cause.FORBIDDEN,
+        "Apply deployments/kubernetes/rbac.yaml for the user of the kubeconfig.",
+    ),
+    Refusal(
+        "unauthorized",
+        Cause.FORBIDDEN,
+        "Log in to the cluster again: `kubectl get pods` should answer with the same kubeconfig.",
+    ),
+    Refusal("denied the request", Cause.ADMISSION_DENIED, "Change what the message names."),
+)
+_UNPROCESSABLE: Final = (400, 422)
+
+
+def classify_refusal(message: str, status: int = 0) -> Refusal:
+    """Return the first row that fits, else one by the HTTP status."""
+    text = message.lower()
+    for row in _REFUSALS:
+        if row.pattern in text and not (row.pattern == 'namespaces "' and "not found" not in text):
+            return row
+    if status in _UNPROCESSABLE:
+        return Refusal(
+            "",
+            Cause.CONFIGURATION,
+            "Correct what the message names, in the definition or in the Kubernetes Substrate "
+            "block.",
+        )
+    return Refusal("", Cause.LAUNCH_FAILED, "The next attempt tries again.")

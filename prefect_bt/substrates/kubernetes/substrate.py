@@ -1,0 +1,280 @@
+"""Nodes as pods of an Indexed Job, and their state in the job's store."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Final
+
+from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.credentials.store_access import forwarded_variables
+from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, SubstrateError
+from prefect_bt.ledger.node_objects import GangObjects, GangRecord
+from prefect_bt.ledger.records import Cause
+from prefect_bt.object_keys import job_index_key, job_nodes_prefix
+from prefect_bt.object_store import open_store
+from prefect_bt.planning.plan import GangPlan, ImagePlan
+from prefect_bt.registries.credentials import docker_configuration
+from prefect_bt.registries.pull_errors import PullError
+from prefect_bt.registries.reference import parse_reference
+from prefect_bt.substrates.kubernetes.client import (
+    SUBSTRATE_NAME,
+    ClusterClient,
+    ClusterError,
+    Json,
+)
+from prefect_bt.substrates.kubernetes.gang import KubernetesGang
+from prefect_bt.substrates.kubernetes.manifests import (
+    GangSecrets,
+    render_cache_claim,
+    render_job,
+    render_secret,
+    render_service,
+)
+from prefect_bt.substrates.kubernetes.names import gang_name, host_name
+from prefect_bt.substrates.kubernetes.node_handle import KubernetesNodeHandle
+from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
+
+UNBOUNDED: Final = 1 << 60
+"""What a cluster may have: its scheduler knows, not we."""
+
+
+class KubernetesSubstrate:
+    """Runs gangs in one namespace of a cluster. `store`: the URL of the jobs' store."""
+
+    def __init__(self, settings: ClusterSettings, store: str) -> None:
+        self.settings, self.store_url = settings, store
+        self.client = ClusterClient(settings)
+        self._clients: dict[str, ClusterClient] = {}
+        self._store: Any = None
+        self._projects: dict[str, str] = {}
+        self._gangs: dict[tuple[str, int], KubernetesGang] = {}
+
+    @property
+    def name(self) -> str:
+        return SUBSTRATE_NAME
+
+    @property
+    def supports_images(self) -> bool:
+        return True
+
+    @property
+    def store(self) -> Any:
+        """Return the store, opened when it is first used."""
+        if self._store is None:
+            self._store = open_store(self.store_url)
+        return self._store
+
+    def capacity(self) -> Capacity:
+        limits = self.settings.enforce_limits
+        return Capacity(
+            cpus=UNBOUNDED,
+            memory=UNBOUNDED,
+            gpus=UNBOUNDED,
+            enforcement=Enforcement.LIMITS if limits else Enforcement.REQUESTS,
+            shares_local_store=bool(self.settings.store_claim),
+        )
+
+    def leader_address(self, job_id: str, attempt: int) -> str:
+        return host_name(job_id, attempt, 0)
+
+    def warm_up(self) -> None:
+        self.client.connect_in_background()
+
+    def prepare_image(self, image: ImagePlan, **given: object) -> PreparedImage:
+        """Do nothing: the machines of the cluster pull the image."""
+        _ = given
+        return PreparedImage(image.reference)
+
+    def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[KubernetesNodeHandle]:
+        """As the protocol says; the pods begin once everything that they need is there."""
+        given = self._collect_secrets(gang, secrets)
+        made = self._record(gang)
+        try:
+            job = self._create_job(gang, given, made.record.namespace)
+        except BaseException:
+            made.objects.delete()
+            raise
+        try:
+            self._complete(gang, given, job)
+            made.start_watch()
+        except BaseException as error:
+            try:
+                made.remove()
+            except SubstrateError as also:
+                error.add_note(str(also))
+            raise
+        self._gangs[gang.job_id, gang.attempt] = made
+        return [KubernetesNodeHandle(made, gang.attempt, node.rank) for node in gang.nodes]
+
+    def list_nodes(self, job_id: str) -> Sequence[KubernetesNodeHandle]:
+        """As the protocol says. SubstrateError where the store does not answer."""
+        try:
+            attempts = self._list_attempts(job_id)
+            gangs = [(attempt, self._open_gang(job_id, attempt)) for attempt in attempts]
+        except StoreError as error:
+            raise _store_error(error) from error
+        return [
+            KubernetesNodeHandle(gang, attempt, rank)
+            for attempt, gang in gangs
+            if gang is not None
+            for rank in range(gang.record.size)
+        ]
+
+    # -- launching --------------------------------------------------------------------------
+
+    def _record(self, gang: GangPlan) -> KubernetesGang:
+        """Write down where the gang will be, before anything of it is there."""
+        record = GangRecord(
+            gang_name(gang.job_id, gang.attempt),
+            self.client.namespace,
+            self.client.context,
+            len(gang.nodes),
+            time.time(),
+        )
+        objects = GangObjects.of_attempt(self.store, gang.project_id, gang.job_id, gang.attempt)
+        try:
+            objects.create_record(record)
+        except ObjectExists:
+            raise _already_launched_error(gang) from None
+        except StoreError as error:
+            raise _store_error(error) from error
+        patience = self.settings.patience_seconds
+        return KubernetesGang(self.client, objects, record, patience=patience)
+
+    def _create_job(self, gang: GangPlan, secrets: GangSecrets, namespace: str) -> Json:
+        """Create the Job, suspended. ClusterError."""
+        if self.settings.cache_storage_class and not self.settings.cache_claim:
+            self._ensure_cache_claim(f"/api/v1/namespaces/{namespace}")
+        manifest = render_job(gang, self.settings, pulls_with_login=bool(secrets.registry_login))
+        action = f"create Job {manifest['metadata']['name']}"
+        jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        return self.client.request("POST", jobs, body=manifest, action=action)
+
+    def _complete(self, gang: GangPlan, secrets: GangSecrets, job: Json) -> None:
+        """Create what the Job owns, then let it begin. ClusterError."""
+        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+        core = f"/api/v1/namespaces/{namespace}"
+        for kind, manifest in (
+            ("secrets", render_secret(gang, secrets, job)),
+            ("services", render_service(gang, job)),
+        ):
+            action = f"create the {manifest['kind']} {name}"
+            self.client.request("POST", f"{core}/{kind}", body=manifest, action=action)
+        if not self.settings.queue_name:  # else Kueue begins it when there is room
+            path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+            begin = {"spec": {"suspend": False}}
+            self.client.request("PATCH", path, body=begin, action=f"begin Job {name}")
+
+    def _ensure_cache_claim(self, core: str) -> None:
+        claim = render_cache_claim(self.settings)
+        try:
+            self.client.request(
+                "POST",
+                f"{core}/persistentvolumeclaims",
+                body=claim,
+                action="create the cache claim",
+            )
+        except ClusterError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+
+    def _collect_secrets(self, gang: GangPlan, secrets: Mapping[str, str]) -> GangSecrets:
+        """Return what the agents need of the job's secrets, and the login of its image."""
+        named = set(gang.nodes[0].secret_environment.values())
+        named |= {source.secret for source in gang.weights if source.secret}
+        image = gang.nodes[0].image
+        login = ""
+        if image.auth:
+            try:
+                login = docker_configuration(parse_reference(image.reference), image.auth, secrets)
+            except PullError as error:
+                raise _login_error(image, error) from error
+        forwards = self.settings.forward_credentials
+        return GangSecrets(
+            {name: secrets[name] for name in sorted(named)},
+            forwarded_variables(self.store_url, os.environ) if forwards else {},
+            login,
+        )
+
+    # -- finding ----------------------------------------------------------------------------
+
+    def _list_attempts(self, job_id: str) -> list[int]:
+        project_id = self._find_project(job_id)
+        if project_id is None:
+            return []
+        prefix = job_nodes_prefix(project_id, job_id)
+        places = [
+            info.key.removeprefix(f"{prefix}/").partition("/") for info in self.store.list(prefix)
+        ]
+        return sorted(int(attempt) for attempt, _, name in places if name == "gang.json")
+
+    def _find_project(self, job_id: str) -> str | None:
+        if job_id not in self._projects:
+            with suppress(ObjectNotFound):
+                known = json.loads(self.store.get(job_index_key(job_id)))
+                self._projects[job_id] = str(known["project_id"])
+        return self._projects.get(job_id)
+
+    def _open_gang(self, job_id: str, attempt: int) -> KubernetesGang | None:
+        known = self._gangs.get((job_id, attempt))
+        if known is not None:
+            return known
+        project_id = self._projects[job_id]
+        objects = GangObjects.of_attempt(self.store, project_id, job_id, attempt)
+        record = objects.read_record()
+        if record is None:
+            return None
+        opened = KubernetesGang(
+            self._client_of(record),
+            objects,
+            record,
+            patience=self.settings.patience_seconds,
+        )
+        self._gangs[job_id, attempt] = opened
+        return opened
+
+    def _client_of(self, record: GangRecord) -> ClusterClient:
+        """Return the client of the cluster that the gang was launched in."""
+        if record.context in {"", self.settings.context}:
+            return self.client
+        if record.context not in self._clients:
+            settings = self.settings.model_copy(update={"context": record.context})
+            self._clients[record.context] = ClusterClient(settings)
+        return self._clients[record.context]
+
+
+def create_substrate(cluster: ClusterSettings, store: str) -> KubernetesSubstrate:
+    """For the table of substrates; see KubernetesSubstrate."""
+    return KubernetesSubstrate(cluster, store)
+
+
+def _already_launched_error(gang: GangPlan) -> SubstrateError:
+    return SubstrateError(
+        f"Attempt {gang.attempt} of job {gang.job_id} was launched before.",
+        substrate=SUBSTRATE_NAME,
+        rank=0,
+        next_step="Give the next attempt a new number.",
+    )
+
+
+def _store_error(error: StoreError) -> SubstrateError:
+    return SubstrateError(
+        f"The store of the nodes' state does not answer: {error.message}",
+        substrate=SUBSTRATE_NAME,
+        next_step=error.next_step,
+        cause=Cause.STORE_FAILED,
+    )
+
+
+def _login_error(image: ImagePlan, error: PullError) -> SubstrateError:
+    return SubstrateError(
+        f"docker_auth does not give a login for {image.reference}: {error.message}.",
+        substrate=SUBSTRATE_NAME,
+        next_step=error.next_step or "Correct image.docker_auth.",
+        cause=Cause.REGISTRY_REFUSED,
+    )
