@@ -69,8 +69,8 @@ class KubernetesGang:
         return status
 
     def _observe_pod(self, status: NodeStatus) -> NodeStatus:
-        pod = self._watch.find(status.rank)
-        if pod is None or pod.ended:
+        pod, there = self._watch.find(status.rank)
+        if pod is None or not there or pod.ended:
             return self._observe_absent(status, pod)
         if status.commands_ended:
             return self._explain(status)
@@ -86,7 +86,7 @@ class KubernetesGang:
         return self._wait(status, pod.blocked)
 
     def _observe_absent(self, status: NodeStatus, pod: PodView | None) -> NodeStatus:
-        """Of a rank whose pod has ended, is gone or was never there."""
+        """Of a rank whose pod has ended or is gone; without a pod, it was never there."""
         try:
             latest = self.objects.read_latest_status(status.rank) or status
         except StoreError:
@@ -94,11 +94,10 @@ class KubernetesGang:
         if latest.is_over:
             return self._conclude(self._explain(latest))
         asked = self._find_request(status.rank).reason
-        last = pod or self._watch.find_last(status.rank)
         if asked and latest.started_at is None:
             return self._conclude(stop_before_start(latest, asked, self._clock()))
-        if last is not None:
-            return self._conclude(lose(latest, last.failure, self._clock()))
+        if pod is not None:
+            return self._conclude(lose(latest, pod.failure, self._clock()))
         problem, job_gone = self._watch.find_missing_reason()
         if job_gone and self._clock() - self.record.created_at > _NEVER_BEGUN:
             gone = Problem(Cause.POD_DELETED, "its Job was deleted, or never begun")
@@ -116,7 +115,7 @@ class KubernetesGang:
         return replace(status, waiting=blocked.message)
 
     def _explain(self, status: NodeStatus) -> NodeStatus:
-        pod = self._watch.find_last(status.rank)
+        pod, _ = self._watch.find(status.rank)
         asked = self._find_request(status.rank).reason if status.stop_reason else ""
         return explain_end(status, pod.failure if pod else None, asked)
 
@@ -134,8 +133,8 @@ class KubernetesGang:
         request = replace(request, force=request.force or before.force, kill=before.kill)
         self._write_request(rank, request)
         self.start_watch()
-        pod = self._watch.find(rank)
-        if pod is not None and not pod.began:
+        pod, there = self._watch.find(rank)
+        if pod is not None and there and not pod.began:
             self._delete_pod(pod)
 
     def kill_commands(self, rank: int) -> bool:
@@ -150,8 +149,8 @@ class KubernetesGang:
         if status.is_over or not self._find_request(rank).reason:
             return
         self.start_watch()
-        pod = self._watch.find(rank)
-        if pod is not None:
+        pod, there = self._watch.find(rank)
+        if pod is not None and there:
             self._delete_pod(pod, grace=0)
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)
         self._conclude(lose(status, problem, self._clock()))

@@ -39,8 +39,8 @@ class GangWatch:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._views: dict[int, PodView] = {}
-        self._seen: dict[int, PodView] = {}
+        self._pods: dict[int, tuple[PodView, bool]] = {}
+        """Rank -> its pod as it was last seen, and whether it is there. Replaced, never changed."""
         self._asked_at = -REASON_INTERVAL
         self._missing: Problem | None = None
         self._job: dict[str, Any] | None = {}
@@ -59,13 +59,9 @@ class GangWatch:
     def close(self) -> None:
         self._closed.set()
 
-    def find(self, rank: int) -> PodView | None:
-        """Return the rank's pod; None while it has none."""
-        return self._views.get(rank)
-
-    def find_last(self, rank: int) -> PodView | None:
-        """Return the rank's pod as it was last seen, if it is gone now."""
-        return self._seen.get(rank)
+    def find(self, rank: int) -> tuple[PodView | None, bool]:
+        """Return the rank's pod as it was last seen, if it ever was, and whether it is there."""
+        return self._pods.get(rank, (None, False))
 
     def find_missing_reason(self) -> tuple[Problem | None, bool]:
         """Return why a rank has no pod, and whether it gets none: its Job is gone or suspended.
@@ -103,9 +99,8 @@ class GangWatch:
             "GET", f"{self._core}/pods", query=query, action=f"list the pods of Job {self._name}"
         )
         views = [read_pod(pod) for pod in found["items"]]
-        # A Job whose index was given to a second pod has the younger one last.
-        self._views = {view.rank: view for view in views}
-        self._seen.update(self._views)
+        gone = {rank: (view, False) for rank, (view, _) in self._pods.items()}
+        self._pods = gone | {view.rank: (view, True) for view in views}
         return str(found["metadata"]["resourceVersion"])
 
     def _run(self, version: str) -> None:
@@ -144,11 +139,10 @@ class GangWatch:
         if event["type"] == "BOOKMARK":
             return
         view = read_pod(event["object"])
-        self._seen[view.rank] = view
-        if event["type"] != "DELETED":
-            self._views = {**self._views, view.rank: view}
-        elif (now := self._views.get(view.rank)) is not None and now.name == view.name:
-            self._views = {rank: one for rank, one in self._views.items() if rank != view.rank}
+        known, _ = self.find(view.rank)
+        deleted = event["type"] == "DELETED"
+        if not (deleted and known is not None and known.name != view.name):
+            self._pods = {**self._pods, view.rank: (view, not deleted)}
 
 
 def _watch_error(status: dict[str, Any]) -> ClusterError:
