@@ -279,10 +279,16 @@ CAUSES_BY_ERROR: Final[tuple[tuple[type[Exception], Cause], ...]] = (
 _SELF_EXPLANATORY: Final = frozenset({Cause.OUT_OF_MEMORY, Cause.ORPHANED})
 """Causes to which a node's own words add nothing."""
 
-_TOLD_BY_THE_PLATFORM: Final = frozenset(
-    {Cause.CONTAINER_PROTOCOL, Cause.PREEMPTED, Cause.EVICTED, Cause.POD_DELETED}
+_TOLD_BY_THE_SUBSTRATE: Final = frozenset(
+    {
+        Cause.CONTAINER_PROTOCOL,
+        Cause.PREEMPTED,
+        Cause.EVICTED,
+        Cause.NODE_LOST,
+        Cause.POD_DELETED,
+    }
 )
-"""Causes to which the reason adds what the platform said, also when the commands had begun."""
+"""Causes of a status to which its reason adds what was seen, also when the commands had begun."""
 
 _SIGNAL_NAMES: Final = {known.value: known.name for known in signal.Signals}
 
@@ -311,7 +317,7 @@ def diagnose_node(status: NodeStatus) -> Diagnosis:
     what, cure = remedy.description or _format_exit(status), remedy.remedy
     if cause is Cause.COMMAND_FAILED:
         cure = REMEDIES_BY_EXIT_CODE.get(status.exit_code or 0, cure)
-    told = status.started_at is None or cause in _TOLD_BY_THE_PLATFORM
+    told = status.started_at is None or status.cause in _TOLD_BY_THE_SUBSTRATE
     if cause not in _SELF_EXPLANATORY and told and status.reason and status.reason != what:
         # Before the commands ran, the node's own words name what was missing.
         what = f"{what}: {status.reason}"
