@@ -40,8 +40,8 @@ LEVELS: dict[int, str] = {
     # adapters: see SDKs, never each other
     3: "object_store.* substrates.*",
     # protocols, literal tables imported on use, pure planning
-    2: "cluster_settings credentials host ledger object_store object_store.protocols planning registries settings"
-    " substrates substrates.protocol",
+    2: "cluster_settings credentials host ledger object_store object_store.protocols planning"
+    " registries settings substrates substrates.protocol",
     # data
     1: "definitions ledger.pinned_weights ledger.records ledger.states planning.plan",
     # base: standard library only

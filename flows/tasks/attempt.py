@@ -292,7 +292,13 @@ def _follow_rank(site: JobContext, attempt: int, rank: int) -> PrefectFuture[Any
 
 
 def _make_status_observer(site: JobContext, attempt: int) -> Callable[[Sequence[NodeStatus]], None]:
+    shown: dict[int, str] = {}
+
     def observe(statuses: Sequence[NodeStatus]) -> None:
+        for status in statuses:
+            if status.waiting and shown.get(status.rank) != status.waiting:
+                shown[status.rank] = status.waiting
+                get_run_logger().info("Rank %d waits: %s", status.rank, status.waiting)
         started = any(status.started_at is not None for status in statuses)
         # Watching goes on without a store; the job's end is written with more patience.
         with suppress(StoreError):

@@ -2,6 +2,7 @@
 
 <job>/nodes/<attempt>/
     gang.json                    GangRecord; written before the gang is launched, create-only
+    waiting.txt                  what the gang waits for before it starts; by a watcher, for `logs`
     rank-<r>/status-<n>.json     NodeStatus; the newest has the highest number
     rank-<r>/request.json        NodeRequest, replaced by whoever asks the node to stop
     rank-<r>/log-<offset>        the node's log from that byte on, up to the next one's offset
@@ -145,6 +146,17 @@ class GangObjects:
     def create_record(self, record: GangRecord) -> None:
         """Write it once. ObjectExists, StoreError."""
         self.store.create(f"{self.prefix}/gang.json", codec.dumps(record).encode())
+
+    def write_waiting(self, text: str) -> None:
+        """Replace what the gang waits for. StoreError."""
+        self.store.put(f"{self.prefix}/waiting.txt", text.encode())
+
+    def read_waiting(self) -> str:
+        """Return what the gang waits for, as it was last written; "" for nothing. StoreError."""
+        try:
+            return self.store.get(f"{self.prefix}/waiting.txt").decode(errors="replace")
+        except ObjectNotFound:
+            return ""
 
     def read_status(self, rank: int) -> NodeStatus | None:
         """Return the rank's newest status, at most REFRESH_INTERVAL old; None before its first.

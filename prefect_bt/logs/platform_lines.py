@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 from prefect_bt.ledger.ledger import Ledger
+from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.ledger.records import AttemptRecord, JobEvent, JobRecord, Outcome
 from prefect_bt.ledger.states import JobState
 from prefect_bt.logs.job_reader import JobLine
@@ -130,7 +131,14 @@ class JobHistory:
         ):
             return f"Attempt {attempt}: pulling the image {self._image}."
         nodes = "its node" if self._nodes == 1 else f"its {self._nodes} nodes"
-        return f"Attempt {attempt}: waiting for {nodes} to start."
+        return f"Attempt {attempt}: waiting for {nodes} to start{self._format_obstacle(attempt)}."
+
+    def _format_obstacle(self, attempt: int) -> str:
+        """Return what a gang in a cluster waits for, where its watcher wrote that down."""
+        record = self._record
+        objects = GangObjects.of_attempt(self._ledger.store, record.project_id, record.id, attempt)
+        said = objects.read_waiting()
+        return f" ({said})" if said else ""
 
     def _format_mirroring(self) -> str:
         if not self._weights:

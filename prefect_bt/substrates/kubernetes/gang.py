@@ -50,6 +50,7 @@ class KubernetesGang:
         self._blocked_since: dict[int, float] = {}
         self._final: dict[int, NodeStatus] = {}
         """Statuses that were concluded here and stand."""
+        self._waiting = ""
 
     def start_watch(self) -> None:
         """Watch the pods from now on. Idempotent. ClusterError."""
@@ -112,7 +113,14 @@ class KubernetesGang:
         since = self._blocked_since.setdefault(status.rank, self._clock())
         if self._clock() - since >= self._patience:
             return self._conclude(fail_to_start(status, blocked, self._clock()))
+        self._publish_waiting(f"rank {status.rank}: {blocked.message}")
         return replace(status, waiting=blocked.message)
+
+    def _publish_waiting(self, text: str) -> None:
+        if text != self._waiting:
+            with suppress(StoreError):
+                self.objects.write_waiting(text)
+                self._waiting = text
 
     def _explain(self, status: NodeStatus) -> NodeStatus:
         pod, _ = self._watch.find(status.rank)
