@@ -17,6 +17,7 @@
             root/  mirrors/         the private root of the view: mount points, nothing more
             control/                pipes into its container (prefect_bt.host.nodes.container_pipes)
             container.json          which container that is
+            ready  go               in a pod: files by which a gang starts its commands together
             mapped/                 stand-ins for parent folders when paths are mapped
     cache/bases/<project id>  cache/projects/<project id>  cache/teams/<name>
     cache/huggingface/<project id>  huggingface in the base, and /root/.cache/huggingface
@@ -113,6 +114,16 @@ class NodeFolder:
     def control(self) -> Path:
         """What a container's first process hears and says (host.nodes.container_pipes)."""
         return self.path / "control"
+
+    @property
+    def ready(self) -> Path:
+        """There once the node of a pod can start its commands."""
+        return self.path / "ready"
+
+    @property
+    def go(self) -> Path:
+        """There once all nodes of its gang can."""
+        return self.path / "go"
 
     @property
     def container_record(self) -> Path:

@@ -4,6 +4,7 @@
     gang.json                    GangRecord; written before the gang is launched, create-only
     waiting.txt                  what the gang waits for before it starts; by a watcher, for `logs`
     rank-<r>/status-<n>.json     NodeStatus; the newest has the highest number
+    rank-<r>/ready               the node can start its commands, and waits for the others
     rank-<r>/request.json        NodeRequest, replaced by whoever asks the node to stop
     rank-<r>/log-<offset>        the node's log from that byte on, up to the next one's offset
 
@@ -82,6 +83,10 @@ class RankObjects:
         """Write or replace the segment that begins at `offset`. StoreError."""
         self.store.put(f"{self.prefix}/log-{offset:015d}", data)
 
+    def write_ready(self) -> None:
+        """Say that the node can start its commands. StoreError."""
+        self.store.put(f"{self.prefix}/ready", b"")
+
     def read_request(self) -> NodeRequest:
         """Return what is asked of the node now. StoreError."""
         return _read(self.store, f"{self.prefix}/request.json", NodeRequest) or NodeRequest()
@@ -146,6 +151,10 @@ class GangObjects:
     def create_record(self, record: GangRecord) -> None:
         """Write it once. ObjectExists, StoreError."""
         self.store.create(f"{self.prefix}/gang.json", codec.dumps(record).encode())
+
+    def count_ready(self) -> int:
+        """Return how many nodes can start their commands. StoreError."""
+        return sum(info.key.endswith("/ready") for info in self.store.list(self.prefix))
 
     def write_waiting(self, text: str) -> None:
         """Replace what the gang waits for. StoreError."""

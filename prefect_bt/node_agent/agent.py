@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.errors import PrefectBtError
@@ -50,6 +50,8 @@ from prefect_bt.node_agent.log_writer import LogFile, OutputLog
 from prefect_bt.node_agent.paths import list_protected_folders, list_volume_mounts, map_volume_paths
 from prefect_bt.node_agent.upload_watchdog import DEFAULT_COMMAND, UploaderConfig, UploaderProcess
 from prefect_bt.planning.plan import NodePlan, VolumeKind
+
+GANG_POLL_INTERVAL: Final = 0.1
 
 
 class AgentConfig(NamedTuple):
@@ -108,6 +110,7 @@ class Agent:
             paths = self._prepare_paths()
             self._stage(paths)
             self._enter_container()
+            self._wait_for_gang()
         except Exception as error:  # the edge of the node: every cause is named
             ours = isinstance(error, (namespace.ViewError, ContainerStartError, PrefectBtError))
             why = str(error) if ours else f"{type(error).__name__}: {error}"
@@ -186,6 +189,14 @@ class Agent:
         if record is None:
             raise ContainerStartError("its launcher did not say which container it is")
         return ContainerRunner(record, pipes, should_continue=self._should_continue)
+
+    def _wait_for_gang(self) -> None:
+        """Of a gang of pods, no node starts its commands before all can."""
+        if not self.task.record.in_pod or self.task.plan.group_size == 1:
+            return
+        self.task.folder.ready.touch()
+        while self._should_continue() and not self.task.folder.go.exists():
+            time.sleep(GANG_POLL_INTERVAL)
 
     def _should_continue(self) -> bool:
         self.stop_monitor.poll()

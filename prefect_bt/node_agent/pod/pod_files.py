@@ -14,7 +14,7 @@ from prefect_bt.host.nodes.container_pipes import PIPE_NAMES
 from prefect_bt.host.nodes.handle import HostHandle
 from prefect_bt.host.nodes.launch import NodeLauncher
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.ledger.node_objects import GangObjects, RankObjects
+from prefect_bt.ledger.node_objects import GangObjects
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import NodePlan, WeightsPlan
 
@@ -55,13 +55,11 @@ class PodFiles:
         """Return the log of the init container, which the node's log goes on from."""
         return self.state / "staging.log"
 
-    def open_objects(self) -> RankObjects:
-        """Return the node's objects in the store. StoreError."""
+    def open_gang(self) -> GangObjects:
+        """Return the gang's objects in the store. StoreError."""
         plan = self.plan
-        gang = GangObjects.of_attempt(
-            open_store(plan.store), plan.project_id, plan.job_id, plan.attempt
-        )
-        return gang.rank(plan.rank)
+        store = open_store(plan.store)
+        return GangObjects.of_attempt(store, plan.project_id, plan.job_id, plan.attempt)
 
     def create_node(self) -> tuple[NodeLauncher, int]:
         """Create the node's folder and pipes; return its launcher and the lock. Raises OSError."""

@@ -8,10 +8,10 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from prefect_bt.errors import SubstrateError
+from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.host.nodes.container_pipes import open_pipes, signal_all
 from prefect_bt.host.nodes.handle import HostHandle
-from prefect_bt.ledger.node_objects import NodeRequest
+from prefect_bt.ledger.node_objects import GangObjects, NodeRequest
 from prefect_bt.ledger.records import NodePhase, NodeStatus, StopReason
 from prefect_bt.node_agent.pod.pod_files import PodFiles
 from prefect_bt.node_agent.pod.publisher import INTERVAL, NodePublisher
@@ -27,17 +27,43 @@ def run_node(pod: PodFiles) -> int:
     started.send_secrets(pod.secrets)
     os.close(lock)
     signal.signal(signal.SIGTERM, lambda _number, _frame: _stop_politely(handle))
+    gang = pod.open_gang()
+    start = _GangStart(gang, pod)
     publisher = NodePublisher(
-        pod.open_objects(),
+        gang.rank(pod.plan.rank),
         observe=handle.observe,
         read_log=handle.read_log,
         on_request=lambda before, now: _obey(handle, before, now),
     )
     while not handle.observe().is_over:
-        publisher.publish()
+        if publisher.publish():
+            start.advance()
         time.sleep(INTERVAL)
     publisher.publish_end()
     return _exit_code(handle.observe())
+
+
+class _GangStart:
+    """The start that all nodes of a gang share: each says that it is ready, and goes when all are.
+
+    A gang that is not whole would wait for its missing ranks with the machines of the others.
+    """
+
+    def __init__(self, gang: GangObjects, pod: PodFiles) -> None:
+        self._gang, self._rank, self._size = gang, pod.plan.rank, pod.plan.group_size
+        self._folder = pod.handle.folder
+        self._announced = False
+
+    def advance(self) -> None:
+        """Take the next step that can be taken now; a store that fails delays it."""
+        if not self._folder.ready.exists() or self._folder.go.exists():
+            return
+        with suppress(StoreError):
+            if not self._announced:
+                self._gang.rank(self._rank).write_ready()
+                self._announced = True
+            if self._gang.count_ready() >= self._size:
+                self._folder.go.touch()
 
 
 def _stop_politely(handle: HostHandle) -> None:

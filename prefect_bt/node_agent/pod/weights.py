@@ -35,7 +35,7 @@ def mirror_weights(pod: PodFiles) -> int:
     staging = _Staging(pod)
     signal.signal(signal.SIGTERM, lambda _number, _frame: staging.stop(StopReason.POD_DELETED))
     publisher = NodePublisher(
-        pod.open_objects(),
+        pod.open_gang().rank(pod.plan.rank),
         observe=staging.observe,
         read_log=staging.read_log,
         on_request=staging.obey,

@@ -112,9 +112,19 @@ class KubernetesGang:
             return status
         since = self._blocked_since.setdefault(status.rank, self._clock())
         if self._clock() - since >= self._patience:
-            return self._conclude(fail_to_start(status, blocked, self._clock()))
+            return self._give_up(status, blocked)
         self._publish_waiting(f"rank {status.rank}: {blocked.message}")
         return replace(status, waiting=blocked.message)
+
+    def _give_up(self, status: NodeStatus, blocked: Problem) -> NodeStatus:
+        """Conclude that the node does not start, and see to it that it does not start later."""
+        pod, there = self._watch.find(status.rank)
+        if pod is not None and there:
+            if blocked.cause is Cause.LAUNCH_FAILED:
+                blocked = self._watch.find_pod_warning(pod) or blocked
+            with suppress(SubstrateError):
+                self._delete_pod(pod, grace=0)
+        return self._conclude(fail_to_start(status, blocked, self._clock()))
 
     def _publish_waiting(self, text: str) -> None:
         if text != self._waiting:
@@ -128,7 +138,11 @@ class KubernetesGang:
         return explain_end(status, pod.failure if pod else None, asked)
 
     def _conclude(self, status: NodeStatus) -> NodeStatus:
+        """Keep the status. A gang that is over has nothing left in the cluster that could begin."""
         self._final[status.rank] = status
+        if len(self._final) == self.record.size:
+            with suppress(SubstrateError):  # its removal tries again
+                self._delete_job()
         return status
 
     # -- acting -----------------------------------------------------------------------------
@@ -166,15 +180,13 @@ class KubernetesGang:
     def remove(self) -> None:
         """Delete the Job with all that it owns, and the objects in the store. SubstrateError."""
         selector = f"batch.kubernetes.io/job-name={self.record.name}"
-        job = f"/apis/batch/v1/namespaces/{self.record.namespace}/jobs/{self.record.name}"
-        action = f"remove Job {self.record.name}"
-        self._client.delete(job, query={"propagationPolicy": "Background"}, action=action)
+        self._delete_job()
         deadline = time.monotonic() + REMOVAL_TIMEOUT
         while self._list_pods(selector):
             self._client.delete(
                 f"{self._core}/pods",
                 query={"labelSelector": selector, "gracePeriodSeconds": 0},
-                action=action,
+                action=f"delete the pods of Job {self.record.name}",
             )
             if time.monotonic() > deadline:
                 break
@@ -184,6 +196,11 @@ class KubernetesGang:
             self.objects.delete()
         except StoreError as error:
             raise self._error("cannot be removed", error) from error
+
+    def _delete_job(self) -> None:
+        path = f"/apis/batch/v1/namespaces/{self.record.namespace}/jobs/{self.record.name}"
+        action = f"delete Job {self.record.name}"
+        self._client.delete(path, query={"propagationPolicy": "Background"}, action=action)
 
     def _list_pods(self, selector: str) -> list[object]:
         found = self._client.request(

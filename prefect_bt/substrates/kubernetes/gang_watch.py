@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause
@@ -78,19 +78,27 @@ class GangWatch:
                 self._job.get("spec", {}).get("suspend")
             )
 
+    def find_pod_warning(self, pod: PodView) -> Problem | None:
+        """Return the newest warning about a pod that does not start; None without one."""
+        with suppress(SubstrateError):
+            warnings = [one for one in self._list_events("Pod", pod.name) if _is_warning(one)]
+            return Problem(Cause.LAUNCH_FAILED, _newest_message(warnings)) if warnings else None
+        return None
+
     def _read_failed_creation(self) -> Problem | None:
         """Return what the Job's newest event says of pods that could not be created."""
-        selector = f"involvedObject.name={self._name},involvedObject.kind=Job"
-        found = self._client.request(
-            "GET", f"{self._core}/events", query={"fieldSelector": selector}
-        )
-        failed = [one for one in found["items"] if one.get("reason") == "FailedCreate"]
+        events = self._list_events("Job", self._name)
+        failed = [one for one in events if one.get("reason") == "FailedCreate"]
         if not failed:
             return None
-        newest = max(failed, key=lambda one: str(one.get("lastTimestamp") or ""))
-        message = " ".join(str(newest.get("message", "")).split()).rstrip(".")
-        cause = classify_refusal(message).cause
-        return Problem(cause, message.removeprefix("Error creating: "))
+        message = _newest_message(failed).removeprefix("Error creating: ")
+        return Problem(classify_refusal(message).cause, message)
+
+    def _list_events(self, kind: str, name: str) -> list[dict[str, Any]]:
+        selector = f"involvedObject.kind={kind},involvedObject.name={name}"
+        query = {"fieldSelector": selector}
+        found = self._client.request("GET", f"{self._core}/events", query=query)
+        return cast("list[dict[str, Any]]", found["items"])
 
     def _list(self) -> str:
         """Replace what is known; return the version to watch from. ClusterError."""
@@ -143,6 +151,18 @@ class GangWatch:
         deleted = event["type"] == "DELETED"
         if not (deleted and known is not None and known.name != view.name):
             self._pods = {**self._pods, view.rank: (view, not deleted)}
+
+
+def _is_warning(event: dict[str, Any]) -> bool:
+    return event.get("type") == "Warning"
+
+
+def _newest_message(events: list[dict[str, Any]]) -> str:
+    """Return it as one line without a full stop."""
+    newest = max(
+        events, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or "")
+    )
+    return " ".join(str(newest.get("message", "")).split()).rstrip(".")
 
 
 def _watch_error(status: dict[str, Any]) -> ClusterError:
