@@ -72,12 +72,13 @@ def _default(obj: Obj, **values: Any) -> None:
 
 
 def _quality(spec: Obj) -> str:
+    kinds = {"cpu", "memory"}
     asked = [container["resources"] for container in spec["containers"]]
-    if not any(each.get("requests") or each.get("limits") for each in asked):
+    if not any(kinds & {*(each.get("requests") or {})} for each in asked):
         return "BestEffort"
     whole = all(
-        {"cpu", "memory"} <= set(each.get("limits") or {})
-        and each["limits"].items() <= (each.get("requests") or {}).items()
+        kinds <= {*(each.get("limits") or {})}
+        and all(each["limits"][kind] == each["requests"][kind] for kind in kinds)
         for each in asked
     )
     return "Guaranteed" if whole else "Burstable"

@@ -63,32 +63,28 @@ class Handler(BaseHTTPRequestHandler):
         """Answer any request: the names of the methods below are this one's, too."""
         api = self.server.api
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        user, call, code = "", None, 500
+        user, call, code, body = "", None, 200, None
         try:
             user = api.access.user(self.headers.get("Authorization", ""))
             api.throttle()
-            page = fixed_page(urlsplit(self.path).path)
-            call = None if page is not None else self._call(user, data)
-            code = self._send(200, page) if call is None or page is not None else self._do(call)
+            body = fixed_page(urlsplit(self.path).path)
+            if body is None:
+                call = self._call(user, data)
+                api.access.check(call.attempt)
+                if call.attempt.verb != "watch":
+                    code, body = api.answer(call)
         except ApiError as error:
-            code = self._send(error.code, error.status())
-        finally:
-            if call is None or call.attempt.verb != "watch" or code != 200:
-                self._note(user, call, code)
+            code, body = error.code, error.status()
+        self._note(user, call, code)
+        if body is None and call is not None:
+            self._watch(call)
+        else:
+            self._send(code, body or {})
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
-    def _do(self, call: Call) -> int:
-        api = self.server.api
-        api.access.check(call.attempt)
-        if call.attempt.verb != "watch":
-            return self._send(*api.answer(call))
-        self._note(call.attempt.user, call, 200)
-        self._watch(call)
-        return 200
-
     def _note(self, user: str, call: Call | None, code: int) -> None:
-        """Write the line of the request log; a watch has it from its begin."""
+        """Write the line of the request log, before the client has its answer."""
         what = (self.command.lower(), urlsplit(self.path).path, "")
         if call is not None:
             what = (call.attempt.verb, call.attempt.path, call.attempt.name)
@@ -110,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         attempt = Attempt(user, verb, resource, sub, namespace, name)
         return Call(attempt, query, body, content)
 
-    def _send(self, code: int, body: Obj | bytes) -> int:
+    def _send(self, code: int, body: Obj | bytes) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(code)
         kind = "text/plain" if isinstance(body, bytes) else "application/json"
@@ -120,7 +116,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-        return code
 
     def _watch(self, call: Call) -> None:
         self.send_response(200)

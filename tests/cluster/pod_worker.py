@@ -212,6 +212,8 @@ class PodWorker:
             if before in ("ErrImagePull", "ImagePullBackOff"):
                 image, reason = container.spec["image"], "ImagePullBackOff"
                 message = f'Back-off pulling image "{image}": ErrImagePull: {message}'
+        if reason == "ErrImageNeverPull":
+            self._event(reason, message, "Warning")
         container.state = {"waiting": {"reason": reason, "message": message}}
         self._event("Failed", f"Error: {reason if 'Image' in reason else message}", "Warning")
         self._publish()

@@ -1,0 +1,85 @@
+"""A plain client of the API for the cluster's own tests, and what recordings are compared with."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .access import ADMIN
+from .api_server import ApiServer
+from .resources import Obj
+
+RECORDINGS = Path(__file__).parent / "recordings"
+MERGE = "application/merge-patch+json"
+
+
+def recorded(name: str) -> Any:
+    """Return what a real cluster (v1.36) answered."""
+    return json.loads((RECORDINGS / f"{name}.json").read_text())
+
+
+class Client:
+    """Sends requests as a user."""
+
+    def __init__(self, server: ApiServer, user: str = ADMIN) -> None:
+        self._server, self._user = server, user
+
+    def call(self, verb: str, path: str, body: Any = None, kind: str = "") -> tuple[int, Any]:
+        """Return the code and the answer, whatever they are."""
+        with self._open(verb, path, body, kind or "application/json") as answer:
+            data = answer.read()
+        as_json = "json" in answer.headers.get("Content-Type", "")
+        return answer.status, json.loads(data) if as_json else data.decode()
+
+    def get(self, path: str) -> Any:
+        code, answer = self.call("GET", path)
+        assert code == 200, answer
+        return answer
+
+    def watch(self, path: str) -> Iterator[Obj]:
+        """Yield events until the server ends the watch."""
+        with self._open("GET", path, None, "application/json") as answer:
+            for line in answer:
+                yield json.loads(line)
+
+    def _open(self, verb: str, path: str, body: Any, kind: str) -> Any:
+        token = self._server.access.token(self._user)
+        request = urllib.request.Request(
+            self._server.address + path,
+            method=verb,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": kind},
+        )
+        try:
+            return urllib.request.urlopen(request, timeout=30)
+        except urllib.error.HTTPError as error:
+            return error
+
+
+class Recorder:
+    """Watches until `stop`, in a thread."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        self.events: list[Obj] = []
+        self._lines = client.watch(path)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for event in self._lines:
+                self.events.append(event)
+        except OSError:
+            self.events.append({"type": "CUT", "object": {}})
+
+    def stop(self) -> None:
+        self._thread.join(30)
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()

@@ -1,0 +1,191 @@
+"""What the API server answers, beside what a real one answered to the same requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+
+from .api_server import ApiServer
+from .client import MERGE, Client, recorded
+from .objects import Store
+from .resources import NAMESPACES, Obj
+
+ERRORS = recorded("errors")
+ONLY_BEGIN = {
+    "immutable_job_template": 'Job.batch "imm" is invalid: spec.template',
+    "immutable_job_completions": 'Job.batch "imm" is invalid: spec.completions: Invalid value: 3: ',
+    "wrong_type": 'Job in version "v1" cannot be handled as a Job: json: cannot unmarshal ',
+}
+"""Where messages are Go's: how both begin."""
+JOB: Obj = ERRORS["strict_unknown_field"]["request"]["body"]
+CONFIG: Obj = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {}}
+
+
+def job(name: str, **spec: Any) -> Obj:
+    fields = {key: value for key, value in JOB["spec"].items() if key != "bogus"}
+    return {**JOB, "metadata": {"name": name}, "spec": {**fields, **spec}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ApiServer]:
+    """An API server alone, with what the requests of the recording want to be there."""
+    made = ApiServer(Store())
+    made.start()
+    client = Client(made)
+    for name in ("rec", "rec-quota"):
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        assert client.call("POST", "/api/v1/namespaces", body)[0] == 201
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}
+    assert client.call("POST", "/api/v1/nodes", node)[0] == 201
+    quota = recorded("failed_create")["quota"]
+    made.verbs.create(
+        *_place("ResourceQuota", "rec-quota"), {k: v for k, v in quota.items() if k != "status"}
+    )
+    made.verbs.create(*_place("ConfigMap", "rec"), CONFIG)
+    made.verbs.create(*_place("Job", "rec"), job("imm", suspend=True))
+    for name in ("over", "second"):
+        made.verbs.create(*_place("Job", "rec-quota"), job(name, suspend=True))
+    yield made
+    made.stop()
+
+
+def _place(kind: str, namespace: str) -> tuple[Any, str]:
+    from .resources import RESOURCES
+
+    return next(each for each in RESOURCES if each.kind == kind), namespace
+
+
+@pytest.mark.parametrize("name", [name for name in ERRORS if "request" in ERRORS[name]])
+def test_an_error_is_a_real_ones(server: ApiServer, name: str) -> None:
+    wanted, request = ERRORS[name], ERRORS[name]["request"]
+    path = request["path"]
+    if name == "namespace_not_found":
+        path = path.replace("/rec/", "/nowhere/")
+    client = Client(server, request.get("user", "admin"))
+    if name == "unauthorized":
+        client = Client(_Stranger(server))
+    kind = request.get("contentType", "")
+    code, answer = client.call(request["verb"], path, request.get("body"), kind)
+    said = json.loads(json.dumps(answer).replace("nowhere", "rec"))
+    assert (code, said["reason"]) == (wanted["code"], wanted["body"]["reason"])
+    if begin := ONLY_BEGIN.get(name):
+        assert said["message"].startswith(begin)
+        assert wanted["body"]["message"].startswith(begin)
+    else:
+        assert said == wanted["body"]
+
+
+class _Stranger:
+    """A server as one sees it whose token it never gave."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.address, self.access = server.address, self
+
+    def token(self, _: str) -> str:
+        return "wrong"
+
+
+def test_a_watch_from_a_forgotten_version(server: ApiServer) -> None:
+    (event,) = Client(server).watch("/api/v1/namespaces/rec/pods?watch=1&resourceVersion=1")
+    (wanted,) = ERRORS["watch_expired"]["lines"]
+    assert event["type"] == wanted["type"]
+    assert event["object"]["message"].startswith("too old resource version: 1 (")
+    for key in ("code", "reason", "status", "kind"):
+        assert event["object"][key] == wanted["object"][key]
+
+
+def test_a_watch_tells_of_changes_and_bookmarks(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.cluster.watches.BOOKMARK_SECONDS", 0.2)
+    client, path = Client(server), "/api/v1/namespaces/rec/configmaps"
+    version = client.get(path)["metadata"]["resourceVersion"]
+    events = client.watch(
+        f"{path}?watch=1&resourceVersion={version}&timeoutSeconds=1&allowWatchBookmarks=true"
+        "&labelSelector=a%3Db"
+    )
+    meta = {"generateName": "w-", "labels": {"a": "b"}}
+    made = client.call("POST", path, {**CONFIG, "metadata": meta})[1]
+    name = made["metadata"]["name"]
+    client.call("PATCH", f"{path}/{name}", {"data": {"x": "y"}}, MERGE)
+    client.call("POST", path, {**CONFIG, "metadata": {"generateName": "other-"}})
+    client.call("DELETE", f"{path}/{name}")
+    told = list(events)
+    types = [each["type"] for each in told]
+    assert [each for each in types if each != "BOOKMARK"] == ["ADDED", "MODIFIED", "DELETED"]
+    assert "BOOKMARK" in types
+    versions = [int(each["object"]["metadata"]["resourceVersion"]) for each in told]
+    assert versions == sorted(versions)
+
+
+def test_what_a_user_may_do_is_what_roles_say(server: ApiServer) -> None:
+    rules = [
+        {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"], "resourceNames": ["s"]},
+    ]
+    rbac = "rbac.authorization.k8s.io"
+    head = {"apiVersion": f"{rbac}/v1", "metadata": {"name": "reader"}}
+    base = f"/apis/{rbac}/v1/namespaces/rec"
+    admin, user = Client(server), Client(server, "reader")
+    assert admin.call("POST", f"{base}/roles", {**head, "kind": "Role", "rules": rules})[0] == 201
+    subject = {"kind": "User", "name": "reader", "apiGroup": rbac}
+    role = {"kind": "Role", "name": "reader", "apiGroup": rbac}
+    binding = {**head, "kind": "RoleBinding", "subjects": [subject], "roleRef": role}
+    assert user.call("GET", "/api/v1/namespaces/rec/pods")[0] == 403
+    assert admin.call("POST", f"{base}/rolebindings", binding)[0] == 201
+    pods = "/api/v1/namespaces/rec/pods"
+    wanted = {f"{pods}": 200, f"{pods}/x": 404, f"{pods}/x/log": 404, "/api/v1/pods": 403}
+    wanted |= {"/api/v1/namespaces/rec-quota/pods": 403, "/api/v1/namespaces/rec/secrets": 403}
+    wanted |= {"/api/v1/namespaces/rec/secrets/s": 404, "/api/v1/namespaces/rec/secrets/t": 403}
+    assert {path: user.call("GET", path)[0] for path in wanted} == wanted
+    assert user.call("DELETE", f"{pods}/x")[0] == 403
+    assert user.call("GET", "/version")[0] == 200
+
+
+def test_throttled_requests_say_when_to_come_again(server: ApiServer) -> None:
+    server.throttled = 2
+    codes = [Client(server).call("GET", "/api/v1/namespaces/rec/pods") for _ in range(3)]
+    assert [code for code, _ in codes] == [429, 429, 200]
+    assert codes[0][1]["details"]["retryAfterSeconds"] == 1
+
+
+def test_an_admission_webhook_refuses_pods(server: ApiServer) -> None:
+    server.verbs.denied = "no shell"
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
+    pod["spec"] = {"containers": [{"name": "a", "image": "b:1"}]}
+    code, answer = Client(server).call("POST", "/api/v1/namespaces/rec/pods", pod)
+    server.verbs.denied = ""
+    said = 'admission webhook "w" denied the request: no shell'
+    assert (code, answer["message"]) == (403, said)
+
+
+def test_a_job_is_deleted_with_or_without_what_it_owns(server: ApiServer) -> None:
+    client, path = Client(server), "/apis/batch/v1/namespaces/rec/jobs"
+    answer = recorded("job_delete")["answer"]
+    for name, policy in (("gone", "Background"), ("orphans", "Orphan")):
+        client.call("POST", path, job(name, suspend=True))
+        code, told = client.call("DELETE", f"{path}/{name}", {"propagationPolicy": policy})
+        assert code == 200
+        if policy == "Background":
+            assert told.keys() == answer.keys()
+            assert told["details"].keys() == answer["details"].keys()
+        else:
+            assert told["metadata"]["finalizers"] == ["orphan"]
+
+
+def test_the_log_of_requests(server: ApiServer) -> None:
+    before = len(server.log)
+    Client(server, "somebody").call("GET", "/api/v1/namespaces/rec/pods/x/log?tailLines=3")
+    (line,) = server.log[before:]
+    told = (line.user, line.verb, line.resource, line.name, line.status)
+    assert told == ("somebody", "get", "pods/log", "x", 403)
+
+
+def test_a_namespace_has_an_account(server: ApiServer) -> None:
+    assert server.store.get(NAMESPACES, "", "rec")["status"]["phase"] == "Active"
+    Client(server).get("/api/v1/namespaces/rec/serviceaccounts/default")

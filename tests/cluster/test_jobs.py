@@ -1,0 +1,276 @@
+"""The life of Jobs and pods, beside what was recorded of a real cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import docker
+import pytest
+
+from tests.node_agent.rig import wait_until
+
+from .client import MERGE, Client, Recorder, recorded
+from .resources import Obj
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+PODS, JOBS = "/api/v1/namespaces/rec/pods", "/apis/batch/v1/namespaces/rec/jobs"
+POLICY: Obj = recorded("job_life")["spec"]["podFailurePolicy"]
+LIFE = "sleep 1; test $JOB_COMPLETION_INDEX = 1 && exit 3; trap 'exit 9' TERM; sleep 100 & wait"
+BACK = "sleep 1; test $JOB_COMPLETION_INDEX = 1 && exit 3; sleep 100"
+
+
+class Watched:
+    """The cluster, and all that its API tells of Jobs and pods during a test."""
+
+    def __init__(self, cluster: Cluster, image: str) -> None:
+        self.cluster, self.image = cluster, image
+        self.client = Client(cluster.server)
+        version = self.client.get(PODS)["metadata"]["resourceVersion"]
+        query = f"?watch=1&resourceVersion={version}"
+        self.pods = Recorder(self.client, PODS + query)
+        self.jobs = Recorder(self.client, JOBS + query)
+
+    def start(self, name: str, command: str, **spec: Any) -> None:
+        container = {"name": "a", "image": self.image, "command": ["sh", "-c", command]}
+        pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 2}
+        pod |= {"containers": [container], **spec.pop("pod", {})}
+        fields = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}
+        fields |= {"backoffLimit": 0, "template": {"spec": pod}, **spec}
+        body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": fields}
+        code, answer = self.client.call("POST", JOBS, body)
+        assert code == 201, answer
+
+    def job(self, name: str) -> Obj:
+        return self.client.get(f"{JOBS}/{name}")
+
+    def wait_condition(self, name: str, type: str) -> None:
+        def is_there() -> bool:
+            conditions = self.job(name)["status"].get("conditions", [])
+            return any(each["type"] == type and each["status"] == "True" for each in conditions)
+
+        wait_until(is_there, f"{name} is not {type}")
+
+    def phases(self, name: str) -> list[str]:
+        found = self.client.get(f"{PODS}?labelSelector=job-name%3D{name}")["items"]
+        return [pod["status"]["phase"] for pod in found]
+
+    def lives(self) -> dict[str, list[Any]]:
+        return lives([reduced(event) for event in self.pods.events])
+
+
+@pytest.fixture
+def watched(cluster: Cluster, base_image: str) -> Watched:
+    return Watched(cluster, base_image)
+
+
+def reduced(event: Obj) -> Obj:
+    """Return what the recordings keep of a pod's event."""
+    meta, status = event["object"]["metadata"], event["object"]["status"]
+    states = [next(iter(each["state"])) for each in status.get("containerStatuses", [])]
+    kept = {"type": event["type"], "pod": meta["name"][:-6], "states": states}
+    return {**kept, "deleted": "deletionTimestamp" in meta, "phase": status["phase"]}
+
+
+def lives(events: list[Obj]) -> dict[str, list[Any]]:
+    """Return the steps of each pod, without repeats and what only a slow kubelet shows."""
+    found: dict[str, list[Any]] = {}
+    for event in events:
+        step = (event["type"] == "DELETED", event["deleted"], event["phase"], event["states"])
+        steps = found.setdefault(event["pod"], [])
+        late = event["phase"] == "Running" and event["states"] == ["terminated"]
+        if not late and step not in steps[-1:]:
+            steps.append(step)
+    return found
+
+
+def conditions(status: Obj) -> list[tuple[str, str, str, str]]:
+    return [
+        (each["type"], each["status"], each["reason"], re.sub(r"-\w{5} ", " ", each["message"]))
+        for each in status.get("conditions", [])
+    ]
+
+
+def settled(status: Obj) -> Obj:
+    """Return the status without times."""
+    times = ("startTime", "completionTime", "conditions")
+    kept = {key: value for key, value in status.items() if key not in times}
+    return {**kept, "conditions": conditions(status), "timed": sorted(set(times) & set(status))}
+
+
+def assert_as_recorded(watched: Watched, name: str, recording: str) -> None:
+    wanted = recorded(recording)
+    assert watched.lives() == lives(wanted["pods"])
+    assert settled(watched.job(name)["status"]) == settled(wanted["jobs"][-1]["status"])
+
+
+def test_a_job_one_of_whose_pods_fails(watched: Watched) -> None:
+    watched.start("life", LIFE, podFailurePolicy=POLICY, pod={"subdomain": "life"})
+    watched.wait_condition("life", "Failed")
+    wait_until(lambda: len(watched.phases("life")) == 1)
+    assert_as_recorded(watched, "life", "job_life")
+    wanted = recorded("job_life")
+    first, real = watched.pods.events[0]["object"], wanted["first_pod"]
+    assert first["metadata"].keys() == real["metadata"].keys()
+    assert first["metadata"]["labels"].keys() == real["metadata"]["labels"].keys()
+    assert first["metadata"]["annotations"] == real["metadata"]["annotations"]
+    env = first["spec"]["containers"][0]["env"]
+    assert env == real["spec"]["containers"][0]["env"]
+    assert first["spec"]["hostname"] == real["spec"]["hostname"]
+    assert first["status"] == real["status"]
+    events = watched.client.get("/api/v1/namespaces/rec/events")["items"]
+    told = {each["reason"] for each in events if each["involvedObject"]["name"] == "life"}
+    assert told == {each["reason"] for each in wanted["events"] if each["kind"] == "Job"}
+    assert watched.job("life")["spec"].keys() == wanted["spec"].keys()
+
+
+def test_a_job_without_a_policy(watched: Watched) -> None:
+    watched.start("back", BACK)
+    watched.wait_condition("back", "Failed")
+    wait_until(lambda: len(watched.phases("back")) == 1)
+    assert_as_recorded(watched, "back", "job_backoff")
+
+
+def test_a_job_that_succeeds(watched: Watched) -> None:
+    watched.start("done", "sleep 1")
+    watched.wait_condition("done", "Complete")
+    assert_as_recorded(watched, "done", "job_complete")
+
+
+def test_a_job_that_is_suspended_and_resumed(watched: Watched) -> None:
+    watched.start("susp", "sleep 100", suspend=True)
+    watched.wait_condition("susp", "Suspended")
+    assert watched.phases("susp") == []
+    watched.client.call("PATCH", f"{JOBS}/susp", {"spec": {"suspend": False}}, MERGE)
+    wait_until(lambda: watched.phases("susp") == ["Running"] * 2)
+    watched.client.call("PATCH", f"{JOBS}/susp", {"spec": {"suspend": True}}, MERGE)
+    wait_until(lambda: watched.phases("susp") == [])
+    wait_until(lambda: watched.job("susp")["status"]["terminating"] == 0)
+    assert_as_recorded(watched, "susp", "job_suspend")
+
+
+def test_an_evicted_pod_is_replaced_and_a_deleted_job_takes_its_pods(watched: Watched) -> None:
+    watched.start("evict", "sleep 100", podFailurePolicy=POLICY)
+    wait_until(lambda: watched.phases("evict") == ["Running"] * 2)
+    selector = f"{PODS}?labelSelector=job-name%3Devict"
+    name = watched.client.get(selector)["items"][0]["metadata"]["name"]
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    code, answer = watched.client.call("POST", f"{PODS}/{name}/eviction", body)
+    wanted = recorded("job_evict")
+    assert (code, answer) == (201, wanted["answer"])
+    wait_until(lambda: "DELETED" in [event["type"] for event in watched.pods.events])
+    told = lives(wanted["pods"])["evict-0"]
+    assert watched.lives()["evict-0"][: len(told)] == told
+    wait_until(lambda: watched.phases("evict") == ["Running"] * 2, "the pod was not replaced")
+    assert "failed" not in watched.job("evict")["status"]
+    watched.client.call("DELETE", f"{JOBS}/evict", {"propagationPolicy": "Background"})
+    wait_until(lambda: watched.phases("evict") == [])
+    told = lives(recorded("job_delete")["pods"])["evict-1"]
+    assert watched.lives()["evict-1"][-len(told) :] == told
+
+
+def test_a_pod_beyond_the_quota_is_tried_again(cluster: Cluster, base_image: str) -> None:
+    wanted = recorded("failed_create")
+    cluster.add_namespace("rec-quota")
+    quota = {key: wanted["quota"][key] for key in ("spec",)}
+    cluster.create("v1", "ResourceQuota", {"metadata": {"name": "q"}, **quota}, "rec-quota")
+    asked = {"resources": {"requests": {"cpu": "2", "memory": "64Mi"}}}
+    pod = {"restartPolicy": "Never", "containers": [{"name": "a", "image": base_image, **asked}]}
+    spec: Obj = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}
+    spec |= {"backoffLimit": 0, "template": {"spec": pod}}
+    cluster.create("batch/v1", "Job", {"metadata": {"name": "over"}, "spec": spec}, "rec-quota")
+    client, path = Client(cluster.server), "/api/v1/namespaces/rec-quota/events"
+    selector = f"{path}?fieldSelector=involvedObject.name%3Dover"
+    wait_until(lambda: len(client.get(selector)["items"]) >= 2)
+    event, real = client.get(selector)["items"][0], wanted["events"][0]
+    assert event.keys() == real.keys() | {"apiVersion", "kind"}
+    for key in ("reason", "type", "source", "reportingComponent"):
+        assert event[key] == real[key]
+    names = (each["involvedObject"].keys() for each in (event, real))
+    assert len({tuple(sorted(each)) for each in names}) == 1
+    messages = (re.sub(r"over-0-\w+", "over-0", each["message"]) for each in (event, real))
+    assert len(set(messages)) == 1
+    status = client.get("/apis/batch/v1/namespaces/rec-quota/jobs/over")["status"]
+    assert settled(status) == settled(wanted["status"])
+
+
+@pytest.fixture(scope="module")
+def troubled(cluster: Cluster, base_image: str, engine: docker.APIClient) -> Iterator[Cluster]:
+    """The pods of the recording, on our cluster."""
+    for name, spec in troubles(base_image).items():
+        cluster.create("v1", "Pod", {"metadata": {"name": name}, "spec": spec}, "rec")
+    yield cluster
+    client = Client(cluster.server)
+    for name in troubles(base_image):
+        client.call("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+    assert engine.ping()
+
+
+def troubles(image: str) -> dict[str, Obj]:
+    none = "127.0.0.1:1/nothing:1"
+    ref = {"secretKeyRef": {"name": "nosecret", "key": "k"}}
+    volume = {"name": "v", "secret": {"secretName": "nosecret"}}
+    oom: Obj = {"resources": {"limits": {"memory": "32Mi"}}}
+    gpu: Obj = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    grow = "x=a; while true; do x=$x$x; done"
+    init = {"name": "i", "image": image, "command": ["sh", "-c", "exit 4"]}
+
+    def pod(command: str = "sleep 1000", container: Obj | None = None, **spec: Any) -> Obj:
+        main: Obj = {"name": "a", "image": image, "command": ["sh", "-c", command]}
+        fixed = {"restartPolicy": "Never", "containers": [{**main, **(container or {})}]}
+        return {**fixed, "terminationGracePeriodSeconds": 2, **spec}
+
+    return {
+        "gpu": pod(container=gpu),
+        "selector": pod(nodeSelector={"gpu": "h100"}),
+        "nocmd": pod(container={"command": ["/nothing"]}),
+        "never": pod(container={"image": "local/nothing:1", "imagePullPolicy": "Never"}),
+        "pull": pod(container={"image": none}),
+        "nokey": pod(container={"env": [{"name": "A", "valueFrom": ref}]}),
+        "novolume": pod(
+            volumes=[volume], container={"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+        ),
+        "oom": pod(grow, oom),
+        "init": pod(initContainers=[init]),
+        "ok": pod("echo hi"),
+        "root": pod(container={"securityContext": {"runAsNonRoot": True}}),
+    }
+
+
+@pytest.mark.parametrize("name", recorded("pods")["statuses"])
+def test_a_pod_in_trouble_looks_like_a_real_one(troubled: Cluster, name: str) -> None:
+    wanted = shape(recorded("pods")["statuses"][name])
+    client = Client(troubled.server)
+    wait_until(
+        lambda: shape(client.get(f"{PODS}/{name}")["status"])[:3] == wanted[:3],
+        f"{client.get(f'{PODS}/{name}')['status']}",
+    )
+    status = client.get(f"{PODS}/{name}")["status"]
+    assert shape(status) == wanted
+    real = recorded("pods")["statuses"][name]
+    assert {each for each in real if each not in OURS_LACK} <= status.keys()
+    events = client.get("/api/v1/namespaces/rec/events")["items"]
+    reasons = {each["reason"] for each in events if each["involvedObject"]["name"] == name}
+    told = {each["reason"] for each in recorded("pods")["events"] if each["pod"] == name}
+    assert told - {"Pulled", "Pulling", "Created", "BackOff"} <= reasons
+
+
+OURS_LACK = ("observedGeneration", "resources", "allocatedResources")
+
+
+def shape(status: Obj) -> tuple[Any, ...]:
+    """Return the parts that a client looks at: states, conditions, messages without images."""
+    states: list[Any] = []
+    for each in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        ((kind, state),) = each["state"].items()
+        states.append((each["name"], kind, state.get("reason"), state.get("exitCode")))
+    kept = [
+        (each["type"], each["status"], each.get("reason"), each.get("message"))
+        for each in status.get("conditions", [])
+    ]
+    ready = [each["ready"] for each in status.get("containerStatuses", [])]
+    return status["phase"], states, ready, sorted(kept, key=str), status["qosClass"]
