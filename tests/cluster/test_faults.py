@@ -1,0 +1,175 @@
+"""The faults that a test can bring about, and nodes that pods do not fit on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+
+from kubernetes import client, config
+
+from tests.node_agent.rig import wait_until
+
+from .client import Client, Recorder
+from .cluster import Cluster
+from .objects import condition
+from .resources import NODES, PODS, Obj
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+PATH = "/api/v1/namespaces/rec/pods"
+GPUS = {
+    "labels": {"gpu": "h100"},
+    "taints": [{"key": "nvidia.com/gpu", "value": "yes", "effect": "NoSchedule"}],
+    "allocatable": {"nvidia.com/gpu": "8"},
+}
+
+
+@pytest.fixture
+def faulty(engine: docker.APIClient, base_image: str, tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(engine, base_image, tmp_path, nodes={"node-1": {}, "gpus": GPUS})
+    made.start()
+    made.add_namespace("rec")
+    yield made
+    made.close()
+
+
+def start(cluster: Cluster, name: str, image: str, **spec: Any) -> None:
+    container = {"name": "a", "image": image, "command": ["sleep", "100"]}
+    container["resources"] = spec.pop("resources", {})
+    body = {"containers": [container], "restartPolicy": "Never", **spec}
+    body["terminationGracePeriodSeconds"] = 1
+    cluster.create("v1", "Pod", {"metadata": {"name": name}, "spec": body}, "rec")
+
+
+def pod(cluster: Cluster, name: str) -> Obj:
+    return cluster.get(PODS, "rec", name)
+
+
+def wait_running(cluster: Cluster, name: str) -> None:
+    wait_until(lambda: pod(cluster, name)["status"]["phase"] == "Running")
+
+
+def test_nodes_with_labels_taints_and_gpus(faulty: Cluster, base_image: str) -> None:
+    gpu: Obj = {"resources": {"limits": {"nvidia.com/gpu": "5"}}}
+    start(faulty, "no-toleration", base_image, **gpu)
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    for name in ("first", "second"):
+        more = {"tolerations": tolerations, "nodeSelector": {"gpu": "h100"}}
+        start(faulty, name, base_image, **gpu, **more)
+        wait_until(lambda name=name: condition(pod(faulty, name), "PodScheduled"))
+    wait_running(faulty, "first")
+    assert pod(faulty, "first")["spec"]["nodeName"] == "gpus"
+    said = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match Pod's"
+    assert condition(pod(faulty, "second"), "PodScheduled")["message"].startswith(said)
+    said = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) had untolerated"
+    wait_until(lambda: condition(pod(faulty, "no-toleration"), "PodScheduled"))
+    assert condition(pod(faulty, "no-toleration"), "PodScheduled")["message"].startswith(said)
+    faulty.server.verbs.delete(PODS, ("rec", "first"), {})
+    wait_running(faulty, "second")
+
+
+def test_a_drained_node(faulty: Cluster, base_image: str) -> None:
+    start(faulty, "p", base_image)
+    wait_running(faulty, "p")
+    watching = Recorder(Client(faulty.server), f"{PATH}?watch=1&timeoutSeconds=30")
+    faulty.drain("node-1")
+    wait_until(lambda: faulty.pods("rec") == [])
+    wait_until(lambda: watching.events[-1]["type"] == "DELETED")
+    last = watching.events[-1]["object"]
+    assert condition(last, "DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
+    start(faulty, "q", base_image)
+    wait_until(lambda: condition(pod(faulty, "q"), "PodScheduled"))
+    assert "1 node(s) were unschedulable" in condition(pod(faulty, "q"), "PodScheduled")["message"]
+    faulty.cordon("node-1", on=False)
+    wait_running(faulty, "q")
+
+
+def test_a_lost_node_and_its_return(faulty: Cluster, base_image: str) -> None:
+    start(faulty, "p", base_image)
+    wait_running(faulty, "p")
+    faulty.lose_node("node-1", after=0.1)
+    assert condition(faulty.get(NODES, "", "node-1"), "Ready")["status"] == "Unknown"
+    lost = pod(faulty, "p")
+    assert condition(lost, "DisruptionTarget")["reason"] == "DeletionByTaintManager"
+    time.sleep(1.5)
+    assert pod(faulty, "p")["status"]["phase"] == "Running", "nobody is there to tell of its end"
+    faulty.recover_node("node-1")
+    wait_until(lambda: faulty.pods("rec") == [])
+
+
+def test_a_pod_evicted_for_pressure(faulty: Cluster, base_image: str) -> None:
+    start(faulty, "p", base_image)
+    wait_running(faulty, "p")
+    faulty.evict_for_pressure("rec", "p")
+
+    def ended() -> bool:
+        (state,) = pod(faulty, "p")["status"]["containerStatuses"]
+        return "terminated" in state["state"]
+
+    wait_until(ended)
+    status = pod(faulty, "p")["status"]
+    assert (status["phase"], status["reason"]) == ("Failed", "Evicted")
+    assert status["message"].startswith("The node was low on resource: memory.")
+    faulty.server.verbs.delete(PODS, ("rec", "p"), {})
+    assert faulty.pods("rec") == []
+
+
+def test_watches_that_are_cut_hang_or_come_too_late(faulty: Cluster, base_image: str) -> None:
+    api = Client(faulty.server)
+    version = api.get(PATH)["metadata"]["resourceVersion"]
+    cut = Recorder(api, f"{PATH}?watch=1&timeoutSeconds=60")
+    wait_until(lambda: faulty.count(verb="watch", resource="pods") == 1)
+    faulty.restart_api(0.1)
+    wait_until(lambda: cut.over, "the watch was not cut")
+    hanging = Recorder(api, f"{PATH}?watch=1&resourceVersion={version}&timeoutSeconds=1")
+    faulty.hang_watches(True)
+    start(faulty, "p", base_image)
+    wait_running(faulty, "p")
+    assert (hanging.events, hanging.over) == ([], False)
+    faulty.hang_watches(False)
+    wait_until(lambda: hanging.over)
+    assert hanging.events[0]["type"] == "ADDED"
+    faulty.compact()
+    (event,) = api.watch(f"{PATH}?watch=1&resourceVersion={version}")
+    assert event["object"]["code"] == 410
+    assert faulty.count(verb="watch", user="admin") == 3
+
+
+def test_a_namespace_is_deleted_with_all_that_is_in_it(faulty: Cluster, base_image: str) -> None:
+    start(faulty, "p", base_image)
+    wait_running(faulty, "p")
+    api = Client(faulty.server)
+    assert api.call("DELETE", "/api/v1/namespaces/rec")[0] == 200
+    wait_until(lambda: api.call("GET", "/api/v1/namespaces/rec")[0] == 404)
+    assert faulty.pods() == []
+
+
+def test_the_package_kubernetes_talks_to_it(faulty: Cluster) -> None:
+    manifest = """
+        apiVersion: rbac.authorization.k8s.io/v1
+        kind: Role
+        metadata: {name: reader, namespace: rec}
+        rules: [{apiGroups: [""], resources: [pods], verbs: [list]}]
+        ---
+        apiVersion: rbac.authorization.k8s.io/v1
+        kind: RoleBinding
+        metadata: {name: reader, namespace: rec}
+        subjects: [{kind: User, name: reader, apiGroup: rbac.authorization.k8s.io}]
+        roleRef: {kind: Role, name: reader, apiGroup: rbac.authorization.k8s.io}
+    """
+    faulty.apply(manifest.replace("\n        ", "\n"))
+    path = faulty.kubeconfig_for("reader", "rec")
+    core = client.CoreV1Api(config.new_client_from_config(str(path)))
+    assert core.list_namespaced_pod("rec").items == []
+    with pytest.raises(client.ApiException) as refused:
+        core.list_node()
+    assert refused.value.status == 403
+    admin = client.CoreV1Api(config.new_client_from_config(str(faulty.kubeconfig)))
+    names = [node.metadata.name for node in admin.list_node().items]
+    assert names == ["gpus", "node-1"]
