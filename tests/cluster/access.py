@@ -16,6 +16,7 @@ from .resources import (
     Obj,
     Resource,
     forbidden,
+    parts,
 )
 
 ADMIN = "admin"
@@ -75,14 +76,14 @@ class Access:
         if attempt.namespace:
             bindings = [*bindings, *self._store.all(BINDINGS, attempt.namespace)]
         for binding in bindings:
-            if any(_is_subject(each, attempt.user) for each in binding.get("subjects") or []):
+            if any(_is_subject(each, attempt.user) for each in parts(binding, "subjects")):
                 role, namespace = binding["roleRef"], attempt.namespace
                 found = (
                     self._store.find(CLUSTER_ROLES, "", role["name"])
                     if role["kind"] == "ClusterRole"
                     else self._store.find(ROLES, namespace, role["name"])
                 )
-                yield from (found or {}).get("rules") or []
+                yield from parts(found or {}, "rules")
 
 
 def _is_subject(subject: Obj, user: str) -> bool:
@@ -93,11 +94,11 @@ def _is_subject(subject: Obj, user: str) -> bool:
 
 
 def _covers(rule: Obj, attempt: Attempt) -> bool:
-    names = rule.get("resourceNames") or []
+    names = parts(rule, "resourceNames")
     wanted = {attempt.path, f"*/{attempt.subresource}", "*"}
     return (
         bool({attempt.verb, "*"} & set(rule["verbs"]))
-        and bool({attempt.resource.group, "*"} & set(rule.get("apiGroups") or []))
-        and bool(wanted & set(rule.get("resources") or []))
+        and bool({attempt.resource.group, "*"} & set(parts(rule, "apiGroups")))
+        and bool(wanted & set(parts(rule, "resources")))
         and (not names or attempt.name in names)
     )

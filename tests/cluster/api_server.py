@@ -9,7 +9,17 @@ from .access import Access, Attempt
 from .calls import Call, Request
 from .http_server import Handler, HttpServer
 from .objects import Store
-from .resources import BY_NAME, REVIEWS, ApiError, Obj, Resource, bad_request
+from .resources import (
+    BY_NAME,
+    REVIEWS,
+    ApiError,
+    Obj,
+    Resource,
+    as_object,
+    bad_request,
+    part,
+    parts,
+)
 from .verbs import Verbs
 
 _PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+json")
@@ -23,7 +33,7 @@ class ApiServer:
         self.log: list[Request] = []
         self.throttled = 0
         self.silent = threading.Event()
-        self.read_log: Callable[[Obj, str, dict[str, str]], bytes] = lambda *_: b""
+        self.read_log: Callable[[Obj, str, dict[str, str]], bytes] = _no_log
         self.port = 0
         self._server: HttpServer | None = None
 
@@ -95,7 +105,7 @@ class ApiServer:
 
     def _log(self, pod: Obj, call: Call) -> bytes:
         names = [each["name"] for each in pod["spec"]["containers"]]
-        inits = [each["name"] for each in pod["spec"].get("initContainers") or []]
+        inits = [each["name"] for each in parts(pod["spec"], "initContainers")]
         name, container = pod["metadata"]["name"], call.query.get("container", "")
         if not container and len(names) > 1:
             said = f"a container name must be specified for pod {name}, choose one of:"
@@ -106,7 +116,7 @@ class ApiServer:
         return self.read_log(pod, container, call.query)
 
     def _review(self, call: Call) -> Obj:
-        asked = call.body["spec"].get("resourceAttributes") or {}
+        asked = part(call.body["spec"], "resourceAttributes")
         group, name = asked.get("group", ""), asked.get("resource", "")
         resource = BY_NAME.get((group, name), Resource(name, name, group))
         place = (asked.get("namespace", ""), asked.get("name", ""))
@@ -116,6 +126,10 @@ class ApiServer:
 
 
 def _options(call: Call) -> Obj:
-    body: Obj = call.body if isinstance(call.body, dict) else {}
+    body = as_object(call.body)
     names = ("gracePeriodSeconds", "propagationPolicy")
     return {**body, **{name: call.query[name] for name in names if name in call.query}}
+
+
+def _no_log(pod: Obj, container: str, query: dict[str, str]) -> bytes:
+    return b""

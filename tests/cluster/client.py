@@ -26,8 +26,9 @@ def recorded(name: str) -> Any:
 class Client:
     """Sends requests as a user."""
 
-    def __init__(self, server: ApiServer, user: str = ADMIN) -> None:
-        self._server, self._user = server, user
+    def __init__(self, server: ApiServer, user: str = ADMIN, token: str = "") -> None:
+        self._server = server
+        self._token = token or server.access.token(user)
 
     def call(self, verb: str, path: str, body: Any = None, kind: str = "") -> tuple[int, Any]:
         """Return the code and the answer, whatever they are."""
@@ -48,12 +49,11 @@ class Client:
                 yield json.loads(line)
 
     def _open(self, verb: str, path: str, body: Any, kind: str) -> Any:
-        token = self._server.access.token(self._user)
         request = urllib.request.Request(
             self._server.address + path,
             method=verb,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {token}", "Content-Type": kind},
+            headers={"Authorization": f"Bearer {self._token}", "Content-Type": kind},
         )
         try:
             return urllib.request.urlopen(request, timeout=30)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import docker
 import yaml
 
 from .access import ADMIN
 from .api_server import ApiServer
 from .calls import Request
 from .controllers import turn
+from .engine import Engine
+from .faults import Faults
 from .job_controller import JobController
 from .kubelet import Kubelet
 from .objects import Store, random_letters, set_condition
@@ -29,16 +29,15 @@ from .scheduler import schedule
 from .volumes import MEMORY
 
 PERIOD = 0.1
-UNREACHABLE: Obj = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
 Nodes = Mapping[str, Mapping[str, Any]]
 """Name -> any of `labels`, `taints` and `allocatable`, the last on top of what the Engine has."""
 
 
-class Cluster:
+class Cluster(Faults):
     """Starts with `start`; `close` ends it and looks for what is left on the Engine."""
 
     def __init__(
-        self, engine: docker.APIClient, image: str, folder: Path, *, nodes: Nodes | None = None
+        self, engine: Engine, image: str, folder: Path, *, nodes: Nodes | None = None
     ) -> None:
         self.folder, self._engine = folder, engine
         self.name = f"bt-cluster-{random_letters(8)}"
@@ -50,8 +49,6 @@ class Cluster:
         self._jobs = JobController(self.server.verbs)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._control, daemon=True)
-        self.faults: list[str] = []
-        """What went wrong in the cluster itself; `close` asserts that it is nothing."""
 
     def start(self) -> None:
         for name, given in self._nodes.items():
@@ -70,7 +67,7 @@ class Cluster:
         shutil.rmtree(self.folder / "pods", ignore_errors=True)
         assert self.kubelet.left() == []
         assert self._engine.networks(names=[self.name]) == []
-        assert self.faults == []
+        assert self.kubelet.faults == []
 
     def _control(self) -> None:
         """Let every controller have its turn whenever something has changed."""
@@ -86,10 +83,10 @@ class Cluster:
                 try:
                     part()
                 except Exception:
-                    self.faults.append(traceback.format_exc())
+                    self.kubelet.faults.append(traceback.format_exc())
             self.store.wait(version, PERIOD)
 
-    # --- users and objects --------------------------------------------------------------------
+    # --- users and objects
 
     @property
     def kubeconfig(self) -> Path:
@@ -143,95 +140,12 @@ class Cluster:
         labels |= {"kubernetes.io/arch": "amd64", **given.get("labels", {})}
         spec: Obj = {"taints": list(given["taints"])} if given.get("taints") else {}
         node: Obj = {"apiVersion": "v1", "kind": "Node", "spec": spec}
-        node |= {"metadata": {"name": name, "labels": labels}}
+        node["metadata"] = {"name": name, "labels": labels}
         address = [{"type": "Hostname", "address": name}]
         node["status"] = {"allocatable": has, "capacity": dict(has), "addresses": address}
         said = "kubelet is posting ready status"
         set_condition(node, "Ready", True, reason="KubeletReady", message=said)
         self.store.create(NODES, node)
-
-    # --- faults ---------------------------------------------------------------------------------
-
-    def restart_api(self, seconds: float = 0.5) -> None:
-        """Cut all connections, and listen again after that time; the state is kept."""
-        self.server.stop()
-        time.sleep(seconds)
-        self.server.start()
-
-    def compact(self) -> None:
-        """Forget the history: watches from versions of before get 410."""
-        self.store.compact()
-
-    def hang_watches(self, hang: bool) -> None:
-        """Keep watches open and silent, or let them speak again."""
-        (self.server.silent.set if hang else self.server.silent.clear)()
-
-    def throttle(self, count: int) -> None:
-        """Answer the next requests with 429 and Retry-After."""
-        self.server.throttled = count
-
-    def deny_pods(self, message: str) -> None:
-        """Let an admission webhook refuse every new pod; an empty message lets them in again."""
-        self.server.verbs.denied = message
-
-    def cordon(self, node: str, on: bool = True) -> None:
-        self.store.mutate(NODES, "", node, lambda obj: obj["spec"].update(unschedulable=on))
-
-    def drain(self, node: str) -> None:
-        """Cordon the node and evict its pods."""
-        self.cordon(node)
-        for pod in self._pods_on(node):
-            meta = pod["metadata"]
-            eviction = {"apiVersion": "policy/v1", "kind": "Eviction"}
-            eviction["metadata"] = {"name": meta["name"], "namespace": meta["namespace"]}
-            self.server.verbs.evict(meta["namespace"], meta["name"], eviction)
-
-    def lose_node(self, node: str, after: float = 0.5) -> None:
-        """Let the node's kubelet and containers go silently; its pods are deleted after a while."""
-        self.kubelet.lost.add(node)
-        self.kubelet.kill_node(node)
-        said = {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
-
-        def mark(obj: Obj) -> None:
-            set_condition(obj, "Ready", "Unknown", **said)
-            obj["spec"]["taints"] = [*obj["spec"].get("taints", []), UNREACHABLE]
-
-        self.store.mutate(NODES, "", node, mark)
-        time.sleep(after)
-        reason = "DeletionByTaintManager"
-        message = "Taint manager: deleting due to NoExecute taint"
-        for pod in self._pods_on(node):
-            where = (pod["metadata"]["namespace"], pod["metadata"]["name"])
-            self._set(pod, "DisruptionTarget", True, reason=reason, message=message)
-            self.server.verbs.delete(PODS, where, {})
-
-    def recover_node(self, node: str) -> None:
-        """Let the kubelet of a lost node come back; it finds its containers ended."""
-
-        def mark(obj: Obj) -> None:
-            set_condition(obj, "Ready", True, reason="KubeletReady")
-            obj["spec"]["taints"] = [t for t in obj["spec"]["taints"] if t != UNREACHABLE]
-
-        self.store.mutate(NODES, "", node, mark)
-        self.kubelet.lost.discard(node)
-
-    def evict_for_pressure(self, namespace: str, name: str) -> None:
-        """Let the kubelet end a pod because its node is short of memory."""
-        message = (
-            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 1Ki. "
-        )
-        pod = self.get(PODS, namespace, name)
-        said = "TerminationByKubelet"
-        self._set(pod, "DisruptionTarget", True, reason=said, message=message)
-        ended = {"phase": "Failed", "reason": "Evicted", "message": message}
-        self.store.mutate(PODS, namespace, name, lambda obj: obj["status"].update(ended))
-
-    def _pods_on(self, node: str) -> list[Obj]:
-        return [pod for pod in self.pods() if pod["spec"].get("nodeName") == node]
-
-    def _set(self, pod: Obj, type: str, status: bool, **more: str) -> None:
-        where = (pod["metadata"]["namespace"], pod["metadata"]["name"])
-        self.store.mutate(PODS, *where, lambda obj: set_condition(obj, type, status, **more))
 
     # --- the log of requests --------------------------------------------------------------------
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import docker
-from docker.types import Mount
-
+from .engine import Engine, errors
 from .objects import Store
 from .quota import parse_quantity
-from .resources import ApiError, Obj
+from .resources import ApiError, Obj, part, parts
 from .volumes import data_of
 
 EPOCH = "1970-01-01T00:00:00Z"
@@ -33,7 +31,7 @@ class Container:
     spec: Obj
     id: str = ""
     image_id: str = ""
-    state: Obj | None = None
+    state: Obj = field(default_factory=Obj)
     tried: float = 0.0
 
     @property
@@ -42,34 +40,34 @@ class Container:
 
     @property
     def ended(self) -> Obj | None:
-        return (self.state or {}).get("terminated")
+        return self.state.get("terminated")
 
     @property
     def running(self) -> bool:
-        return "running" in (self.state or {})
+        return "running" in self.state
 
 
-def find_image(client: docker.APIClient, store: Store, pod: Obj, container: Obj) -> Obj:
+def find_image(client: Engine, store: Store, pod: Obj, container: Obj) -> Obj:
     """Return the image as the Engine tells of it, pulled if the policy says so."""
     image, policy = container["image"], container["imagePullPolicy"]
     if policy != "Always":
         try:
             return client.inspect_image(image)
-        except docker.errors.ImageNotFound:
+        except errors.ImageNotFound:
             if policy == "Never":
                 said = f'Container image "{image}" is not present with pull policy of Never'
                 raise Waiting("ErrImageNeverPull", said) from None
     try:
         client.pull(image, auth_config=_login(store, pod, image))
         return client.inspect_image(image)
-    except docker.errors.DockerException as error:
+    except errors.DockerException as error:
         said = f'failed to pull and unpack image "{image}": {error}'
         raise Waiting("ErrImagePull", said) from None
 
 
 def _login(store: Store, pod: Obj, image: str) -> dict[str, str] | None:
     """Return the login for the image's registry of the pod's pull secrets."""
-    for secret in pod["spec"].get("imagePullSecrets") or []:
+    for secret in parts(pod["spec"], "imagePullSecrets"):
         try:
             data = data_of(store, "secrets", pod["metadata"]["namespace"], secret["name"])
         except ApiError:
@@ -80,13 +78,11 @@ def _login(store: Store, pod: Obj, image: str) -> dict[str, str] | None:
     return None
 
 
-def make_container(
-    client: docker.APIClient, pod: Obj, container: Obj, image: Obj, **given: Any
-) -> str:
+def make_container(client: Engine, pod: Obj, container: Obj, image: Obj, **given: Any) -> str:
     """Create the container in the namespace of the holder; `given` are the Engine's options."""
     context = {
-        **(pod["spec"].get("securityContext") or {}),
-        **(container.get("securityContext") or {}),
+        **part(pod["spec"], "securityContext"),
+        **part(container, "securityContext"),
     }
     _check_user(pod, container, context, image)
     env, mounts = given["env"], given["mounts"]
@@ -129,8 +125,8 @@ def _user(context: Obj) -> str | None:
 
 
 def _security(context: Obj) -> Obj:
-    capabilities = context.get("capabilities") or {}
-    groups = [*(context.get("supplementalGroups") or [])]
+    capabilities = part(context, "capabilities")
+    groups = [*parts(context, "supplementalGroups")]
     if context.get("fsGroup") is not None:
         groups.append(context["fsGroup"])
     kept: Obj = {"cap_add": capabilities.get("add"), "cap_drop": capabilities.get("drop")}
@@ -142,7 +138,8 @@ def _security(context: Obj) -> Obj:
 
 
 def _limits(container: Obj) -> Obj:
-    limits, kept = container["resources"].get("limits") or {}, {}
+    limits = part(container["resources"], "limits")
+    kept: Obj = {}
     if "memory" in limits:
         kept["mem_limit"] = kept["memswap_limit"] = int(parse_quantity(limits["memory"]))
     if "cpu" in limits:
@@ -155,13 +152,13 @@ def environment(store: Store, pod: Obj, container: Obj, ip: str) -> dict[str, st
     """Return the container's variables, also those taken from fields, secrets and config maps."""
     namespace = pod["metadata"]["namespace"]
     found: dict[str, str] = {}
-    for source in container.get("envFrom") or []:
+    for source in parts(container, "envFrom"):
         for key, kind in (("secretRef", "secrets"), ("configMapRef", "configmaps")):
             if ref := source.get(key):
                 for name, value in _values(store, kind, namespace, ref).items():
                     found[source.get("prefix", "") + name] = value
-    for each in container.get("env") or []:
-        source = each.get("valueFrom") or {}
+    for each in parts(container, "env"):
+        source = part(each, "valueFrom")
         if field := source.get("fieldRef"):
             found[each["name"]] = _field(pod, field["fieldPath"], ip)
         elif ref := source.get("secretKeyRef") or source.get("configMapKeyRef"):
@@ -191,7 +188,7 @@ def _values(store: Store, kind: str, namespace: str, ref: Obj) -> dict[str, str]
 
 def _field(pod: Obj, path: str, ip: str) -> str:
     if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
-        return (pod["metadata"].get(keyed[1]) or {}).get(keyed[2], "")
+        return part(pod["metadata"], keyed[1]).get(keyed[2], "")
     if path == "status.podIP":
         return ip
     found: Any = pod
@@ -211,10 +208,6 @@ def _expand(text: str, env: dict[str, str]) -> str:
 
 def _expanded(words: list[str] | None, env: dict[str, str]) -> list[str] | None:
     return [_expand(word, env) for word in words] if words else None
-
-
-def mount_hosts(path: str) -> Mount:
-    return Mount("/etc/hosts", path, type="bind", read_only=True)
 
 
 def state_of(inspected: Obj) -> Obj:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .objects import Store, set_condition
 from .quota import update_quotas
-from .resources import NAMESPACES, NODES, PODS, Obj, Resource
+from .resources import NAMESPACES, NODES, PODS, Obj, Resource, parts
 from .verbs import FOREGROUND, ORPHAN, Verbs
 
 
@@ -14,10 +14,10 @@ def collect_garbage(verbs: Verbs) -> None:
     everything = store.everything()
     uids = {obj["metadata"]["uid"] for _, obj in everything}
     for resource, obj in everything:
-        finalizers = obj["metadata"].get("finalizers") or []
+        finalizers = parts(obj["metadata"], "finalizers")
         if "deletionTimestamp" in obj["metadata"] and {ORPHAN, FOREGROUND} & set(finalizers):
             _finish_owner(verbs, resource, obj, everything)
-        owners = {owner["uid"] for owner in obj["metadata"].get("ownerReferences") or []}
+        owners = {owner["uid"] for owner in parts(obj["metadata"], "ownerReferences")}
         if owners and not owners & uids:
             _delete(verbs, resource, obj)
 
@@ -39,7 +39,7 @@ def _finish_owner(
 
 
 def _belongs(obj: Obj, uid: str) -> bool:
-    return any(each["uid"] == uid for each in obj["metadata"].get("ownerReferences") or [])
+    return any(each["uid"] == uid for each in parts(obj["metadata"], "ownerReferences"))
 
 
 def _disown(obj: Obj, uid: str) -> None:
@@ -58,7 +58,7 @@ def _delete(verbs: Verbs, resource: Resource, obj: Obj) -> None:
 
 def remove_finalizer(store: Store, resource: Resource, obj: Obj, name: str) -> None:
     def change(each: Obj) -> None:
-        left = [other for other in each["metadata"].get("finalizers") or [] if other != name]
+        left = [other for other in parts(each["metadata"], "finalizers") if other != name]
         each["metadata"].pop("finalizers", None)
         if left:
             each["metadata"]["finalizers"] = left

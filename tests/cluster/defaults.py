@@ -6,7 +6,19 @@ import base64
 from typing import Any
 
 from .objects import Store
-from .resources import ACCOUNTS, CLAIMS, JOBS, PODS, PRIORITIES, SECRETS, Obj, Resource, forbidden
+from .resources import (
+    ACCOUNTS,
+    CLAIMS,
+    JOBS,
+    PODS,
+    PRIORITIES,
+    SECRETS,
+    Obj,
+    Resource,
+    forbidden,
+    part,
+    parts,
+)
 
 _TOLERATED = ("not-ready", "unreachable")
 
@@ -20,8 +32,9 @@ def fill(resource: Resource, obj: Obj) -> None:
         _fill_job(obj)
     if resource == SECRETS:
         obj.setdefault("type", "Opaque")
-        for name, text in (obj.pop("stringData", None) or {}).items():
+        for name, text in part(obj, "stringData").items():
             obj.setdefault("data", {})[name] = base64.b64encode(text.encode()).decode()
+        obj.pop("stringData", None)
     if resource == CLAIMS:
         obj["spec"].setdefault("volumeMode", "Filesystem")
         obj["status"] = {"phase": "Bound", "accessModes": obj["spec"].get("accessModes", [])}
@@ -45,14 +58,14 @@ def label_job(job: Obj) -> None:
     uid = "batch.kubernetes.io/controller-uid"
     spec["selector"] = {"matchLabels": {uid: meta["uid"]}}
     template: Obj = spec["template"].setdefault("metadata", {})
-    template["labels"] = {**(template.get("labels") or {}), **own}
+    template["labels"] = {**part(template, "labels"), **own}
     meta["labels"] = meta.get("labels") or dict(template["labels"])
 
 
 def _fill_template(spec: Obj) -> None:
     _default(spec, restartPolicy="Always", terminationGracePeriodSeconds=30)
     _default(spec, dnsPolicy="ClusterFirst", securityContext={}, schedulerName="default-scheduler")
-    for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
+    for container in [*parts(spec, "initContainers"), *spec["containers"]]:
         tag = container["image"].rpartition("/")[2]
         policy = "Always" if ":" not in tag or tag.endswith(":latest") else "IfNotPresent"
         policy = "IfNotPresent" if "@" in tag else policy
@@ -61,7 +74,7 @@ def _fill_template(spec: Obj) -> None:
         _default(container, terminationMessagePolicy="File")
         limits = container["resources"].get("limits")
         if limits:
-            given = container["resources"].get("requests") or {}
+            given = part(container["resources"], "requests")
             container["resources"]["requests"] = {**limits, **given}
 
 
@@ -74,10 +87,10 @@ def _default(obj: Obj, **values: Any) -> None:
 def _quality(spec: Obj) -> str:
     kinds = {"cpu", "memory"}
     asked = [container["resources"] for container in spec["containers"]]
-    if not any(kinds & {*(each.get("requests") or {})} for each in asked):
+    if not any(kinds & {*part(each, "requests")} for each in asked):
         return "BestEffort"
     whole = all(
-        kinds <= {*(each.get("limits") or {})}
+        kinds <= {*part(each, "limits")}
         and all(each["limits"][kind] == each["requests"][kind] for kind in kinds)
         for each in asked
     )

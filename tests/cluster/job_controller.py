@@ -23,7 +23,7 @@ from .job_pods import (
     make_pod,
 )
 from .objects import condition, has_condition, set_condition, timestamp
-from .resources import JOBS, PODS, ApiError, Obj
+from .resources import JOBS, PODS, ApiError, Obj, parts
 from .verbs import Verbs, is_finished
 
 AGAIN_SECONDS = 1.0
@@ -103,7 +103,7 @@ class JobController:
         target = condition(job, "FailureTarget")
         verdict = (target["reason"], target["message"]) if target else self._late(job)
         for pod in pods:
-            if TRACKING not in (pod["metadata"].get("finalizers") or []):
+            if TRACKING not in parts(pod["metadata"], "finalizers"):
                 continue
             if is_failed(job, pod):
                 action, said = judge(job, pod)
@@ -193,7 +193,7 @@ class JobController:
         record_event(self._store, "Job", job, "SuccessfulDelete", said)
 
     def _let_go(self, pod: Obj) -> None:
-        if TRACKING in (pod["metadata"].get("finalizers") or []):
+        if TRACKING in parts(pod["metadata"], "finalizers"):
             remove_finalizer(self._store, PODS, pod, TRACKING)
 
     def _write(self, job: Obj, change: Callable[[Obj], None]) -> None:
@@ -213,7 +213,7 @@ def _set_counts(job: Obj, pods: list[Obj], *, active: int, terminating: int = 0)
 
 
 def _owner(pod: Obj) -> str:
-    owners = pod["metadata"].get("ownerReferences") or []
+    owners = parts(pod["metadata"], "ownerReferences")
     return next((each["uid"] for each in owners if each.get("controller")), "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from .objects import has_condition
-from .resources import Obj
+from .resources import Obj, part, parts
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 TRACKING = "batch.kubernetes.io/job-tracking"
@@ -14,18 +14,18 @@ TRACKING = "batch.kubernetes.io/job-tracking"
 def make_pod(job: Obj, index: int) -> Obj:
     """Return the pod of this index, as it is sent to the API."""
     meta, template = job["metadata"], copy.deepcopy(job["spec"]["template"])
-    given = template.get("metadata") or {}
+    given = part(template, "metadata")
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     spec = template["spec"]
     spec.setdefault("hostname", f"{meta['name']}-{index}")
     field = {"apiVersion": "v1", "fieldPath": f"metadata.labels['{INDEX}']"}
-    for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
-        env = container.get("env") or []
+    for container in [*parts(spec, "initContainers"), *spec["containers"]]:
+        env = parts(container, "env")
         entry = {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": field}}
         container["env"] = [*env, entry]
     pod_meta: Obj = {"generateName": f"{meta['name']}-{index}-", "finalizers": [TRACKING]}
-    pod_meta["labels"] = {**(given.get("labels") or {}), INDEX: str(index)}
-    pod_meta["annotations"] = {**(given.get("annotations") or {}), INDEX: str(index)}
+    pod_meta["labels"] = {**part(given, "labels"), INDEX: str(index)}
+    pod_meta["annotations"] = {**part(given, "annotations"), INDEX: str(index)}
     pod_meta["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": pod_meta, "spec": spec}
 
@@ -54,10 +54,10 @@ def is_failed(job: Obj, pod: Obj) -> bool:
 
 def judge(job: Obj, pod: Obj) -> tuple[str, str]:
     """Return the action of the first rule that the failed pod fits, and the sentence about it."""
-    rules = (job["spec"].get("podFailurePolicy") or {}).get("rules", [])
+    rules = part(job["spec"], "podFailurePolicy").get("rules", [])
     for number, rule in enumerate(rules):
         said = _exit_code(rule["onExitCodes"], pod) if rule.get("onExitCodes") else ""
-        for pattern in rule.get("onPodConditions") or []:
+        for pattern in parts(rule, "onPodConditions"):
             if has_condition(pod, pattern["type"]):
                 said = f"{_name(pod)} has condition {pattern['type']}"
                 said = f"Pod {said}"

@@ -6,11 +6,10 @@ import contextlib
 import threading
 from pathlib import Path
 
-import docker
-
+from .engine import Engine, errors
 from .objects import Store, has_condition
 from .pod_worker import PodWorker
-from .resources import PODS, SERVICES, Obj, bad_request
+from .resources import PODS, SERVICES, Obj, bad_request, part
 from .volumes import MEMORY
 
 LABEL = "prefect-bt-test/cluster"
@@ -20,13 +19,15 @@ class Kubelet:
     """Runs the pods of every node, whatever the node is called, on one Engine."""
 
     def __init__(
-        self, store: Store, client: docker.APIClient, *, image: str, name: str, folder: Path
+        self, store: Store, client: Engine, *, image: str, name: str, folder: Path
     ) -> None:
         self.store, self.client, self.name = store, client, name
         self._image, self._folder = image, folder
         self.ended = threading.Event()
         self.lost: set[str] = set()
         """The nodes whose kubelet does nothing."""
+        self.faults: list[str] = []
+        """What went wrong in the cluster itself; the end of the cluster asserts that it is none."""
         self._workers: dict[str, PodWorker] = {}
         self.network = client.create_network(name, driver="bridge", labels={LABEL: name})["Id"]
 
@@ -55,7 +56,7 @@ class Kubelet:
         for namespace in names:
             names[namespace] = self._names(namespace)
         for worker in list(self._workers.values()):
-            worker.write_hosts(names.get(worker.namespace, ""))
+            worker.containers.write_hosts(names.get(worker.namespace, ""))
 
     def _namespaces(self) -> set[str]:
         return {worker.namespace for worker in list(self._workers.values())}
@@ -67,8 +68,8 @@ class Kubelet:
         for service in self.store.all(SERVICES, namespace):
             spec, name = service["spec"], service["metadata"]["name"]
             for pod in pods:
-                labels = pod["metadata"].get("labels") or {}
-                chosen = (spec.get("selector") or {}).items() <= labels.items()
+                labels = part(pod["metadata"], "labels")
+                chosen = part(spec, "selector").items() <= labels.items()
                 ready = spec.get("publishNotReadyAddresses") or has_condition(pod, "Ready")
                 over = pod["status"]["phase"] in ("Succeeded", "Failed")
                 if spec.get("clusterIP") == "None" and spec.get("selector") and chosen:
@@ -95,9 +96,9 @@ class Kubelet:
         worker = self._workers.get(pod["metadata"]["uid"])
         if worker is None:
             return b""
-        found = worker.log(container, None if tail is None else int(tail))
+        found = worker.containers.log(container, None if tail is None else int(tail))
         if found is None:
-            reason = worker.waiting_reason(container)
+            reason = worker.containers.waiting_reason(container)
             said = f'container "{container}" in pod "{name}" is waiting to start: {reason}'
             raise bad_request(said)
         return found
@@ -106,7 +107,7 @@ class Kubelet:
         """Kill the containers of a node that is lost, without a word to the API."""
         for worker in list(self._workers.values()):
             if worker.node == node:
-                worker.kill_containers()
+                worker.containers.kill_silently()
 
     def forget(self, uid: str) -> None:
         self._workers.pop(uid, None)
@@ -118,7 +119,7 @@ class Kubelet:
             worker.thread.join(60)
         for container in self.left():
             self.client.remove_container(container, force=True, v=True)
-        with contextlib.suppress(docker.errors.NotFound):
+        with contextlib.suppress(errors.NotFound):
             self.client.remove_network(self.network)
 
     def left(self) -> list[str]:

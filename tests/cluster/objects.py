@@ -18,6 +18,8 @@ from .resources import (
     bad_request,
     expired,
     not_found,
+    part,
+    parts,
 )
 
 LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -176,8 +178,8 @@ def set_condition(obj: Obj, type: str, status: bool | str, **more: Any) -> None:
 
 def condition(obj: Obj, type: str) -> Obj:
     """Return the condition, empty when there is none."""
-    conditions = obj.get("status", {}).get("conditions", [])
-    return next((each for each in conditions if each["type"] == type), {})
+    conditions = parts(part(obj, "status"), "conditions")
+    return next((each for each in conditions if each["type"] == type), Obj())
 
 
 def has_condition(obj: Obj, type: str) -> bool:
@@ -186,7 +188,7 @@ def has_condition(obj: Obj, type: str) -> bool:
 
 def matches_labels(obj: Obj, selector: str) -> bool:
     """Tell whether the labels fit a selector of `a=b`, `a==b`, `a!=b`, `a` and `!a`."""
-    labels: Mapping[str, str] = obj["metadata"].get("labels") or {}
+    labels: Mapping[str, str] = part(obj["metadata"], "labels")
     return all(_fits(labels, part.strip()) for part in selector.split(",") if part.strip())
 
 
@@ -207,14 +209,14 @@ FIELDS = ("metadata.name", "metadata.namespace", "status.phase", "spec.nodeName"
 
 def matches_fields(obj: Obj, selector: str) -> bool:
     """Tell whether the fields fit a selector of `a.b=c` and `a.b!=c`."""
-    for part in filter(None, selector.split(",")):
-        key, _, value = part.replace("==", "=").partition("=")
+    for each in filter(None, selector.split(",")):
+        key, _, value = each.replace("==", "=").partition("=")
         negated, key = key.endswith("!"), key.removesuffix("!")
         if key not in FIELDS and not key.startswith("involvedObject."):
             raise bad_request(f"field label not supported: {key}")
         found: Any = obj
         for name in key.split("."):
-            found = found.get(name, "") if isinstance(found, dict) else ""
+            found = found.get(name, "") if found else ""
         if (found == value) == negated:
             return False
     return True

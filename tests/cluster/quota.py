@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from .objects import Store
-from .resources import BY_NAME, PODS, QUOTAS, Obj, Resource, forbidden
+from .resources import BY_NAME, PODS, QUOTAS, Obj, Resource, forbidden, part, parts
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _UNITS = {**_BINARY, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -35,10 +35,10 @@ def requests(pod: Obj) -> dict[str, Decimal]:
     spec = pod["spec"]
     total: dict[str, Decimal] = {}
     for container in spec["containers"]:
-        for name, value in (container["resources"].get("requests") or {}).items():
+        for name, value in part(container["resources"], "requests").items():
             total[name] = total.get(name, Decimal(0)) + parse_quantity(value)
-    for container in spec.get("initContainers") or []:
-        for name, value in (container["resources"].get("requests") or {}).items():
+    for container in parts(spec, "initContainers"):
+        for name, value in part(container["resources"], "requests").items():
             total[name] = max(total.get(name, Decimal(0)), parse_quantity(value))
     return total
 
@@ -104,7 +104,7 @@ def _unnamed(pod: Obj, hard: dict[str, Decimal]) -> dict[str, str]:
         names = [
             container["name"]
             for container in pod["spec"]["containers"]
-            if key.partition(".")[2] not in (container["resources"].get("requests") or {})
+            if key.partition(".")[2] not in part(container["resources"], "requests")
         ]
         if key in hard and names:
             missing[key] = ",".join(names)

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 Obj = dict[str, Any]
 """An object of the API, or a part of one, as its JSON has it."""
+
+
+def part(obj: Obj, key: str) -> Obj:
+    """Return the part of that name; an empty one when there is none."""
+    return obj.get(key) or {}
+
+
+def parts(obj: Obj, key: str) -> list[Any]:
+    """Return the list of that name; an empty one when there is none."""
+    return obj.get(key) or []
+
+
+def as_object(value: Any) -> Obj:
+    """Return the value if it is an object, else an empty one."""
+    return cast("Obj", value) if isinstance(value, dict) else {}
+
+
 RBAC = "rbac.authorization.k8s.io"
 
 

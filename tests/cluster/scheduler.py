@@ -8,7 +8,7 @@ from decimal import Decimal
 from .events import record_event
 from .objects import Store, condition, set_condition
 from .quota import parse_quantity, requests
-from .resources import CLAIMS, NODES, PODS, Obj
+from .resources import CLAIMS, NODES, PODS, Obj, part, parts
 
 _PREEMPTION = (
     "no new claims to deallocate, preemption: 0/{0} nodes are available: {0} Preemption is not"
@@ -69,8 +69,8 @@ def _refuse(store: Store, pod: Obj, reasons: Counter[str], nodes: int) -> None:
 
 
 def _missing_claim(store: Store, pod: Obj) -> str:
-    for volume in pod["spec"].get("volumes") or []:
-        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
+    for volume in parts(pod["spec"], "volumes"):
+        claim = part(volume, "persistentVolumeClaim").get("claimName", "")
         if claim and store.find(CLAIMS, pod["metadata"]["namespace"], claim) is None:
             return claim
     return ""
@@ -81,13 +81,11 @@ def _why_not(store: Store, pod: Obj, node: Obj) -> list[str]:
     spec = pod["spec"]
     if node["spec"].get("unschedulable") and not _tolerates(spec, _CORDONED):
         return ["node(s) were unschedulable"]
-    hard = [
-        each for each in node["spec"].get("taints") or [] if each["effect"] != "PreferNoSchedule"
-    ]
+    hard = [each for each in parts(node["spec"], "taints") if each["effect"] != "PreferNoSchedule"]
     if not all(_tolerates(spec, taint) for taint in hard):
         return ["node(s) had untolerated taint(s)"]
-    labels = node["metadata"].get("labels") or {}
-    chosen = (spec.get("nodeSelector") or {}).items() <= labels.items()
+    labels = part(node["metadata"], "labels")
+    chosen = part(spec, "nodeSelector").items() <= labels.items()
     if not chosen or not _has_affinity(spec, labels):
         return ["node(s) didn't match Pod's node affinity/selector"]
     return _insufficient(store, pod, node)
@@ -98,18 +96,18 @@ def _tolerates(spec: Obj, taint: Obj) -> bool:
         each.get("key", taint["key"]) == taint["key"]
         and each.get("effect") in (None, "", taint["effect"])
         and (each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""))
-        for each in spec.get("tolerations") or []
+        for each in parts(spec, "tolerations")
     )
 
 
 def _has_affinity(spec: Obj, labels: dict[str, str]) -> bool:
     """Tell whether the labels fit one of the terms of a required node affinity."""
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    affinity = part(part(spec, "affinity"), "nodeAffinity")
+    required = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     if not required:
         return True
     return any(
-        all(_fits(labels, each) for each in term.get("matchExpressions") or [])
+        all(_fits(labels, each) for each in parts(term, "matchExpressions"))
         for term in required["nodeSelectorTerms"]
     )
 

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
-import kubernetes_validate
-
-from .resources import JOBS, NAMESPACES, PODS, SERVICES, Cause, Obj, Resource, bad_request, invalid
+from .resources import (
+    JOBS,
+    NAMESPACES,
+    PODS,
+    SERVICES,
+    Cause,
+    Obj,
+    Resource,
+    as_object,
+    bad_request,
+    invalid,
+    part,
+    parts,
+)
 
 VERSION = "1.33"
+kubernetes_validate: Any = import_module("kubernetes_validate")
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"
 LABEL_VALUE = "(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?"
@@ -38,11 +51,12 @@ _BAD_KEY = (
 )
 
 
-def check(resource: Resource, obj: Any) -> None:
+def check(resource: Resource, given: Any) -> None:
     """Refuse an object as a real API server with strict field validation does."""
-    if not isinstance(obj, dict) or "kind" not in obj or "apiVersion" not in obj:
+    obj = as_object(given)
+    if "kind" not in obj or "apiVersion" not in obj:
         raise bad_request("Object 'Kind' is missing in the body")
-    kind = obj["kind"]
+    kind: str = obj["kind"]
     if (kind, obj["apiVersion"]) != (resource.kind, resource.api_version):
         group = resource.group or "core"
         why = f"converting (v1.{kind}) to ({group}.{resource.kind}): unknown conversion"
@@ -81,7 +95,7 @@ def _refusal(resource: Resource, obj: Obj, fault: Any) -> Exception:
 
 
 def _metadata(resource: Resource, obj: Obj) -> Iterator[Cause]:
-    meta = obj.get("metadata") or {}
+    meta = part(obj, "metadata")
     name = meta.get("name") or (meta.get("generateName", "") and meta["generateName"] + "x")
     if not name:
         yield Cause("metadata.name", "Required value: name or generateName is required")
@@ -92,7 +106,7 @@ def _metadata(resource: Resource, obj: Obj) -> Iterator[Cause]:
         yield Cause("metadata.name", f'Invalid value: "{name}": {_BAD_SUBDOMAIN}')
     elif len(name) > 253:
         yield Cause("metadata.name", f'Invalid value: "{name}": must be no more than 253 bytes')
-    yield from _labels("metadata.labels", meta.get("labels") or {})
+    yield from _labels("metadata.labels", part(meta, "labels"))
 
 
 def _labels(field: str, labels: Obj) -> Iterator[Cause]:
@@ -122,8 +136,8 @@ def _job(obj: Obj) -> Iterator[Cause]:
         if not re.fullmatch(LABEL, last) or len(last) > 63:
             why = f"will not able to create pod with invalid DNS label: {last}"
             yield Cause("metadata.name", f'Invalid value: "{name}": {why}')
-    meta = spec["template"].get("metadata") or {}
-    yield from _labels("spec.template.labels", meta.get("labels") or {})
+    meta = part(spec["template"], "metadata")
+    yield from _labels("spec.template.labels", part(meta, "labels"))
     if template.get("restartPolicy") not in ("OnFailure", "Never"):
         why = 'Required value: valid values: "OnFailure", "Never"'
         yield Cause("spec.template.spec.restartPolicy", why)
@@ -133,7 +147,7 @@ def _job(obj: Obj) -> Iterator[Cause]:
 
 def _failure_policy(spec: Obj, template: Obj) -> Iterator[Cause]:
     names = [each["name"] for each in _containers(template)]
-    for number, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules", [])):
+    for number, rule in enumerate(part(spec, "podFailurePolicy").get("rules", [])):
         field, codes = f"spec.podFailurePolicy.rules[{number}].onExitCodes", rule.get("onExitCodes")
         if not codes:
             continue
@@ -148,16 +162,16 @@ def _failure_policy(spec: Obj, template: Obj) -> Iterator[Cause]:
 
 
 def _containers(spec: Obj) -> list[Obj]:
-    return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    return [*parts(spec, "initContainers"), *parts(spec, "containers")]
 
 
 def _pod(field: str, spec: Obj) -> Iterator[Cause]:
-    volumes = {volume["name"] for volume in spec.get("volumes") or []}
+    volumes = {volume["name"] for volume in parts(spec, "volumes")}
     if not spec.get("containers"):
         yield Cause(f"{field}.containers", "Required value")
     seen: set[str] = set()
     for kind in ("initContainers", "containers"):
-        for number, container in enumerate(spec.get(kind) or []):
+        for number, container in enumerate(parts(spec, kind)):
             where = f"{field}.{kind}[{number}]"
             if container["name"] in seen:
                 yield Cause(f"{where}.name", f'Duplicate value: "{container["name"]}"')
@@ -173,12 +187,12 @@ def _container(field: str, container: Obj, volumes: set[str]) -> Iterator[Cause]
         yield Cause(f"{field}.name", f'Invalid value: "{container["name"]}": {_BAD_LABEL}')
     if not container.get("image"):
         yield Cause(f"{field}.image", "Required value")
-    for number, mount in enumerate(container.get("volumeMounts") or []):
+    for number, mount in enumerate(parts(container, "volumeMounts")):
         if mount["name"] not in volumes:
             yield Cause(f"{field}.volumeMounts[{number}].name", f'Not found: "{mount["name"]}"')
-    resources = container.get("resources") or {}
+    resources = part(container, "resources")
     for kind in ("limits", "requests"):
-        for name, value in (resources.get(kind) or {}).items():
+        for name, value in part(resources, kind).items():
             if not re.fullmatch(QUANTITY, str(value)):
                 why = "quantities must match the regular expression"
                 yield Cause(f"{field}.resources.{kind}.{name}", f'Invalid value: "{value}": {why}')

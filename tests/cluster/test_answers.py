@@ -68,7 +68,7 @@ def test_an_error_is_a_real_ones(server: ApiServer, name: str) -> None:
         path = path.replace("/rec/", "/nowhere/")
     client = Client(server, request.get("user", "admin"))
     if name == "unauthorized":
-        client = Client(_Stranger(server))
+        client = Client(server, token="wrong")
     kind = request.get("contentType", "")
     code, answer = client.call(request["verb"], path, request.get("body"), kind)
     said = json.loads(json.dumps(answer).replace("nowhere", "rec"))
@@ -78,16 +78,6 @@ def test_an_error_is_a_real_ones(server: ApiServer, name: str) -> None:
         assert wanted["body"]["message"].startswith(begin)
     else:
         assert said == wanted["body"]
-
-
-class _Stranger:
-    """A server as one sees it whose token it never gave."""
-
-    def __init__(self, server: ApiServer) -> None:
-        self.address, self.access = server.address, self
-
-    def token(self, _: str) -> str:
-        return "wrong"
 
 
 def test_a_watch_from_a_forgotten_version(server: ApiServer) -> None:
@@ -156,7 +146,7 @@ def test_throttled_requests_say_when_to_come_again(server: ApiServer) -> None:
 
 def test_an_admission_webhook_refuses_pods(server: ApiServer) -> None:
     server.verbs.denied = "no shell"
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
+    pod: Obj = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
     pod["spec"] = {"containers": [{"name": "a", "image": "b:1"}]}
     code, answer = Client(server).call("POST", "/api/v1/namespaces/rec/pods", pod)
     server.verbs.denied = ""

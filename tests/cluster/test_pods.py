@@ -24,11 +24,11 @@ Run = Callable[..., str]
 
 class Pods:
     def __init__(self, cluster: Cluster, image: str) -> None:
-        self.cluster, self._image = cluster, image
+        self.cluster, self.image = cluster, image
         self.client = Client(cluster.server)
 
     def start(self, name: str, command: str, *, meta: Any = None, main: Any = None, **spec: Any):
-        container = {"name": "a", "image": self._image, "command": ["sh", "-c", command]}
+        container = {"name": "a", "image": self.image, "command": ["sh", "-c", command]}
         body: Obj = {"containers": [{**container, **(main or {})}], "restartPolicy": "Never"}
         body |= {"terminationGracePeriodSeconds": 1, **spec}
         self.cluster.create(
@@ -74,22 +74,25 @@ def test_volumes(pods: Pods, tmp_path: Any) -> None:
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     body = {"metadata": {"name": "claim"}, "spec": claim}
     pods.cluster.create("v1", "PersistentVolumeClaim", body, "rec")
-    volumes = [
+    volumes: list[Obj] = [
         {"name": "empty", "emptyDir": {}},
         {"name": "memory", "emptyDir": {"medium": "Memory"}},
         {"name": "secret", "secret": {"secretName": "s", "defaultMode": 0o400}},
         {"name": "host", "hostPath": {"path": f"{tmp_path}/new", "type": "DirectoryOrCreate"}},
         {"name": "claim", "persistentVolumeClaim": {"claimName": "claim"}},
     ]
-    mounts = [{"name": each["name"], "mountPath": f"/v/{each['name']}"} for each in volumes]
+    mounts: list[Obj] = [
+        {"name": each["name"], "mountPath": f"/v/{each['name']}"} for each in volumes
+    ]
     mounts[0]["subPath"] = "deep/folder"
     mounts[3]["readOnly"] = True
     mounts[1]["mountPath"] = "/dev/shm"
     command = (
         "cat /v/secret/key; echo; stat -c %a /v/secret/key; echo x > /v/empty/x && echo written;"
-        "echo kept > /v/claim/x; (echo x > /v/host/x) 2>/dev/null || echo refused; echo x > /dev/shm/x"
+        "echo kept > /v/claim/x; echo x > /dev/shm/x;"
+        "(echo x > /v/host/x) 2>/dev/null || echo refused"
     )
-    spec = {"volumes": volumes, "main": {"volumeMounts": mounts}}
+    spec: Obj = {"volumes": volumes, "main": {"volumeMounts": mounts}}
     told = pods.run("volumes", command, **spec)
     assert [told[0], told[1], told[2], told[-1]] == ["value", "400", "written", "refused"]
     assert pods.run("again", "cat /v/claim/x; ls /v/empty", **spec) == ["kept"]
@@ -97,9 +100,9 @@ def test_volumes(pods: Pods, tmp_path: Any) -> None:
 
 def test_users_groups_and_privileges(pods: Pods) -> None:
     security = {"runAsUser": 1000, "runAsGroup": 1001, "runAsNonRoot": True, "fsGroup": 2000}
-    own = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
+    own: Obj = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
     own["capabilities"] = {"drop": ["ALL"]}
-    volume = {"name": "v", "emptyDir": {}}
+    volume: Obj = {"name": "v", "emptyDir": {}}
     main = {"securityContext": own, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     command = (
         "id -u; id -g; id -G; stat -c '%g %a' /v; touch /x 2>/dev/null || echo refused;"
@@ -144,7 +147,7 @@ def test_a_secret_that_comes_late(pods: Pods) -> None:
 
 
 def test_two_containers_share_the_network_and_have_logs_of_their_own(pods: Pods) -> None:
-    second = {"name": "b", "image": pods._image, "command": ["sh", "-c", "seq 5; nc -l -p 81"]}
+    second = {"name": "b", "image": pods.image, "command": ["sh", "-c", "seq 5; nc -l -p 81"]}
     first = {**second, "name": "a", "command": ["sh", "-c", "until nc 127.0.0.1 81; do :; done"]}
     pods.start("two", "", containers=[first, second])
     wait_until(lambda: pods.phase("two") == "Running")

@@ -20,12 +20,14 @@ from .resources import (
     Cause,
     Obj,
     Resource,
+    as_object,
     bad_request,
     conflict,
     details_of,
     forbidden,
     invalid,
     not_found,
+    part,
 )
 from .schemas import check
 
@@ -123,7 +125,7 @@ class Verbs:
         namespace, name = where
         with self.store.changed:
             old = self.store.get(resource, namespace, name)
-            _check_preconditions(resource, old, options.get("preconditions") or {})
+            _check_preconditions(resource, old, part(options, "preconditions"))
             grace = _grace(old, options) if resource == PODS else 0
             finalizer = _FINALIZERS.get(_policy(resource, options), "")
             finalizer = "kubernetes" if resource == NAMESPACES else finalizer
@@ -149,7 +151,7 @@ class Verbs:
 
         if self.store.mutate(PODS, namespace, name, mark) is None:
             raise not_found(PODS, name)
-        self.delete(PODS, (namespace, name), given.get("deleteOptions") or {})
+        self.delete(PODS, (namespace, name), part(given, "deleteOptions"))
         answer: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}}
         return {**answer, "status": "Success", "code": 201}
 
@@ -158,8 +160,8 @@ def merge(target: Any, patch: Any) -> Any:
     """Apply a JSON merge patch."""
     if not isinstance(patch, dict):
         return patch
-    result: Obj = target if isinstance(target, dict) else {}
-    for key, value in patch.items():
+    result, changes = as_object(target), as_object(patch)
+    for key, value in changes.items():
         if value is None:
             result.pop(key, None)
         else:
@@ -171,7 +173,7 @@ def _placed(resource: Resource, namespace: str, given: Any) -> Obj:
     """Return a copy of what was sent that names its namespace."""
     if not isinstance(given, dict):
         raise bad_request("the body of the request was not an object")
-    obj: Obj = copy.deepcopy(given)
+    obj = copy.deepcopy(as_object(given))
     meta = obj.setdefault("metadata", {})
     if resource.namespaced and meta.setdefault("namespace", namespace) != namespace:
         said = "the namespace of the provided object does not match the namespace sent on the"
@@ -207,9 +209,11 @@ def _check_fixed(resource: Resource, old: Obj, new: Obj) -> None:
                 shown = f"Invalid value: {new['spec'].get(key)!r}: field is immutable"
                 raise invalid(resource, name, [Cause(f"spec.{key}", shown)])
     if resource == PODS:
-        before, after = ({**each["spec"]} for each in (old, new))
+        before: Obj = {**old["spec"]}
+        after: Obj = {**new["spec"]}
         for key in _FREE_OF_PODS:
-            before.pop(key, None), after.pop(key, None)
+            before.pop(key, None)
+            after.pop(key, None)
         if before != after:
             said = "Forbidden: pod updates may not change fields other than"
             raise invalid(resource, name, [Cause("spec", f"{said} {', '.join(_FREE_OF_PODS)}")])

@@ -6,11 +6,11 @@ import base64
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
-from docker.types import Mount
-
+from .engine import bind
 from .objects import Store
-from .resources import CONFIG_MAPS, SECRETS, ApiError, Obj
+from .resources import CONFIG_MAPS, SECRETS, ApiError, Obj, part, parts
 
 MEMORY = Path("/dev/shm")
 
@@ -28,19 +28,19 @@ class Volumes:
 
     def set_up(self, pod: Obj) -> None:
         """Make all of them, or raise VolumeError."""
-        group = (pod["spec"].get("securityContext") or {}).get("fsGroup")
-        for volume in pod["spec"].get("volumes") or []:
+        group = part(pod["spec"], "securityContext").get("fsGroup")
+        for volume in parts(pod["spec"], "volumes"):
             if volume["name"] not in self._paths:
                 self._paths[volume["name"]] = self._make(pod, volume, group)
 
-    def mounts(self, container: Obj) -> list[Mount]:
-        return [self._mount(each) for each in container.get("volumeMounts") or []]
+    def mounts(self, container: Obj) -> list[Any]:
+        return [self._mount(each) for each in parts(container, "volumeMounts")]
 
     def remove(self) -> None:
         for folder in (self.folder, self._memory):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _mount(self, mount: Obj) -> Mount:
+    def _mount(self, mount: Obj) -> Any:
         source = self._paths[mount["name"]]
         if mount.get("subPath"):
             inside = source / mount["subPath"]
@@ -50,7 +50,7 @@ class Volumes:
                 os.chown(inside, -1, source.stat().st_gid)
             source = inside
         only_read = bool(mount.get("readOnly"))
-        return Mount(mount["mountPath"], str(source), type="bind", read_only=only_read)
+        return bind(str(source), mount["mountPath"], read_only=only_read)
 
     def _make(self, pod: Obj, volume: Obj, group: int | None) -> Path:
         name = volume["name"]
@@ -63,7 +63,7 @@ class Volumes:
             return self._files(pod, volume, {**kind, "name": kind["secretName"]}, group)
         if kind := volume.get("configMap"):
             return self._files(pod, volume, kind, group)
-        in_memory = (volume.get("emptyDir") or {}).get("medium") == "Memory"
+        in_memory = part(volume, "emptyDir").get("medium") == "Memory"
         return _open_folder((self._memory if in_memory else self.folder) / name, group)
 
     def _files(self, pod: Obj, volume: Obj, source: Obj, group: int | None) -> Path:
@@ -94,9 +94,9 @@ class Volumes:
 def data_of(store: Store, kind: str, namespace: str, name: str) -> dict[str, bytes]:
     """Return the data of the secret or config map; an ApiError when there is none."""
     if kind == CONFIG_MAPS.name:
-        found = store.get(CONFIG_MAPS, namespace, name).get("data") or {}
+        found = part(store.get(CONFIG_MAPS, namespace, name), "data")
         return {key: value.encode() for key, value in found.items()}
-    found = store.get(SECRETS, namespace, name).get("data") or {}
+    found = part(store.get(SECRETS, namespace, name), "data")
     return {key: base64.b64decode(value) for key, value in found.items()}
 
 
