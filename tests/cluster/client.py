@@ -8,11 +8,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .access import ADMIN
-from .api_server import ApiServer
 from .resources import Obj
+
+if TYPE_CHECKING:
+    from .api_server import ApiServer
 
 RECORDINGS = Path(__file__).parent / "recordings"
 MERGE = "application/merge-patch+json"

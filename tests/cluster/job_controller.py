@@ -21,6 +21,8 @@ from .job_pods import (
     is_over,
     judge,
     make_pod,
+    read_indexes,
+    write_indexes,
 )
 from .objects import condition, has_condition, set_condition, timestamp
 from .resources import JOBS, PODS, ApiError, Obj, parts
@@ -37,6 +39,8 @@ class JobController:
         self._verbs, self._store = verbs, verbs.store
         self._not_before: dict[str, float] = {}
         """Of Jobs one of whose pods could not be created, or has to be replaced."""
+
+        self._failed: set[str] = set()
 
     def turn(self) -> None:
         """Look at every Job once."""
@@ -99,7 +103,9 @@ class JobController:
     def _count(self, job: Obj, pods: list[Obj]) -> None:
         """Count the pods that have ended, and end the Job or make the pods that are missing."""
         failed = job["status"].get("failed", 0)
-        done = {index_of(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
+        done = read_indexes(job["status"].get("completedIndexes", ""))
+        done |= {index_of(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
+        alive = {index_of(pod) for pod in pods if not is_failed(job, pod)}
         target = condition(job, "FailureTarget")
         verdict = (target["reason"], target["message"]) if target else self._late(job)
         for pod in pods:
@@ -110,7 +116,9 @@ class JobController:
                 failed += action != "Ignore"
                 if action == "FailJob" and not verdict:
                     verdict = ("PodFailurePolicy", said)
-                self._wait(job)
+                self._wait_after(job, pod)
+                if action == "Ignore" and index_of(pod) not in alive and not verdict:
+                    continue  # it is let go once another pod is in its place
             if is_failed(job, pod) or is_over(pod):
                 self._let_go(pod)
         if failed > job["spec"]["backoffLimit"] and not verdict:
@@ -146,7 +154,7 @@ class JobController:
 
     def _go_on(self, job: Obj, pods: list[Obj], done: set[int], failed: int) -> None:
         wanted = job["spec"]["completions"]
-        kept = {index_of(pod) for pod in pods if not is_failed(job, pod)}
+        kept = done | {index_of(pod) for pod in pods if not is_failed(job, pod)}
         active = len(list(filter(is_active, pods)))
         room = job["spec"]["parallelism"] - active
         missing = [index for index in range(wanted) if index not in kept][: max(0, room)]
@@ -157,7 +165,7 @@ class JobController:
             status |= {"failed": failed} if failed else {}
             if done:
                 status["succeeded"] = len(done)
-                status["completedIndexes"] = ",".join(str(index) for index in sorted(done))
+                status["completedIndexes"] = write_indexes(done)
             _set_counts(each, pods, active=active + made)
             if len(done) == wanted:
                 set_condition(each, "SuccessCriteriaMet", True, **_REACHED)
@@ -185,6 +193,13 @@ class JobController:
 
     def _wait(self, job: Obj) -> None:
         self._not_before[job["metadata"]["uid"]] = time.monotonic() + AGAIN_SECONDS
+
+    def _wait_after(self, job: Obj, pod: Obj) -> None:
+        """Wait once for each pod that has failed."""
+        uid = pod["metadata"]["uid"]
+        if uid not in self._failed:
+            self._failed.add(uid)
+            self._wait(job)
 
     def _delete(self, job: Obj, pod: Obj) -> None:
         self._let_go(pod)

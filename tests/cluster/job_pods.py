@@ -34,6 +34,27 @@ def index_of(pod: Obj) -> int:
     return int(pod["metadata"]["annotations"][INDEX])
 
 
+def write_indexes(indexes: set[int]) -> str:
+    """Write `0,1,3-5`: three and more in a row with a hyphen, and a pair without."""
+    rows: list[list[int]] = []
+    for index in sorted(indexes):
+        if rows and rows[-1][-1] == index - 1:
+            rows[-1].append(index)
+        else:
+            rows.append([index])
+    return ",".join(
+        f"{row[0]}-{row[-1]}" if len(row) > 2 else ",".join(map(str, row)) for row in rows
+    )
+
+
+def read_indexes(text: str) -> set[int]:
+    found: set[int] = set()
+    for row in filter(None, text.split(",")):
+        first, _, last = row.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
 def is_deleted(pod: Obj) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
@@ -59,8 +80,7 @@ def judge(job: Obj, pod: Obj) -> tuple[str, str]:
         said = _exit_code(rule["onExitCodes"], pod) if rule.get("onExitCodes") else ""
         for pattern in parts(rule, "onPodConditions"):
             if has_condition(pod, pattern["type"]):
-                said = f"{_name(pod)} has condition {pattern['type']}"
-                said = f"Pod {said}"
+                said = f"Pod {_name(pod)} has condition {pattern['type']}"
         if said:
             return rule["action"], f"{said} matching {rule['action']} rule at index {number}"
     return "Count", ""

@@ -154,6 +154,15 @@ class PodContainers:
         if changed:
             self.publish()
 
+    def give_up(self) -> None:
+        """Note the end of those that never began, as a kubelet does that ends a pod."""
+        for container in self.mains:
+            if not container.ended:
+                said = "The container could not be located when the pod was terminated"
+                ended: Obj = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": said}
+                container.state = {"terminated": {**ended, "startedAt": None, "finishedAt": None}}
+        self.publish()
+
     def publish(self) -> None:
         def write(pod: Obj) -> None:
             lost = pod["spec"]["nodeName"] in self._kubelet.lost

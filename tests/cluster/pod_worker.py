@@ -115,6 +115,6 @@ class PodWorker:
                 break
             self.containers.refresh(self.containers.all())
         self.containers.kill("SIGKILL")
-        self.containers.refresh(self.containers.all())
+        self.containers.give_up()
         if self.containers.pod() is not None and not self._kubelet.ended.is_set():
             self._kubelet.store.delete(PODS, *self.containers.where, 0)

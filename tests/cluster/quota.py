@@ -9,7 +9,8 @@ from .objects import Store
 from .resources import BY_NAME, PODS, QUOTAS, Obj, Resource, forbidden, part, parts
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
-_UNITS = {**_BINARY, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_SMALL = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001")}
+_UNITS = {**_BINARY, **_SMALL, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def parse_quantity(text: Any) -> Decimal:

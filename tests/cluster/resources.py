@@ -125,6 +125,17 @@ def forbidden(resource: Resource, name: str, why: str) -> ApiError:
     return ApiError(403, "Forbidden", message, details_of(resource, name))
 
 
+_REASONS = {
+    "Required value": "Required",
+    "Invalid value": "Invalid",
+    "Duplicate value": "Duplicate",
+    "Not found": "NotFound",
+    "Unsupported value": "NotSupported",
+    "Too long": "TooLong",
+    "Forbidden": "Forbidden",
+}
+
+
 @dataclass(frozen=True)
 class Cause:
     """One fault of an object: the field, and the sentence about it."""
@@ -133,12 +144,10 @@ class Cause:
     message: str
 
     def part(self) -> Obj:
-        reason = "FieldValue" + self.message.partition(" value")[0].title()
-        if self.message.startswith("Not found"):
-            reason = "FieldValueNotFound"
-        if self.message.startswith("Unsupported"):
-            reason = "FieldValueNotSupported"
-        return {"field": self.field, "message": self.message, "reason": reason}
+        reason = next(
+            reason for begin, reason in _REASONS.items() if self.message.startswith(begin)
+        )
+        return {"field": self.field, "message": self.message, "reason": f"FieldValue{reason}"}
 
 
 def invalid(resource: Resource, name: str, causes: Sequence[Cause]) -> ApiError:

@@ -35,9 +35,7 @@ def _place(store: Store, pod: Obj) -> None:
             _bind(store, pod, node["metadata"]["name"])
             return
         reasons.update(why)
-    if missing:
-        reasons[f'persistentvolumeclaim "{missing}" not found'] = len(nodes)
-    _refuse(store, pod, reasons, len(nodes))
+    _refuse(store, pod, reasons, len(nodes), missing)
 
 
 def _bind(store: Store, pod: Obj, node: str) -> None:
@@ -52,9 +50,12 @@ def _bind(store: Store, pod: Obj, node: str) -> None:
     record_event(store, "Pod", pod, "Scheduled", message)
 
 
-def _refuse(store: Store, pod: Obj, reasons: Counter[str], nodes: int) -> None:
+def _refuse(store: Store, pod: Obj, reasons: Counter[str], nodes: int, claim: str) -> None:
     said = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
     message = f"0/{nodes} nodes are available: {said}. {_PREEMPTION.format(nodes)}"
+    if claim:
+        said = f'persistentvolumeclaim "{claim}" not found. not found'
+        message = f"0/{nodes} nodes are available: {said}"
     if not nodes:
         message = "no nodes available to schedule pods"
     if condition(pod, "PodScheduled").get("message") == message:

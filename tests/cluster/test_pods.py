@@ -148,16 +148,15 @@ def test_a_secret_that_comes_late(pods: Pods) -> None:
 
 def test_two_containers_share_the_network_and_have_logs_of_their_own(pods: Pods) -> None:
     second = {"name": "b", "image": pods.image, "command": ["sh", "-c", "seq 5; nc -l -p 81"]}
-    first = {**second, "name": "a", "command": ["sh", "-c", "until nc 127.0.0.1 81; do :; done"]}
+    wait = "until nc 127.0.0.1 81; do sleep 0.1; done; echo done"
+    first = {**second, "name": "a", "command": ["sh", "-c", wait]}
     pods.start("two", "", containers=[first, second])
-    wait_until(lambda: pods.phase("two") == "Running")
+    wait_until(lambda: pods.phase("two") == "Succeeded")
     code, answer = pods.client.call("GET", f"{PODS}/two/log")
     said = "a container name must be specified for pod two, choose one of: [a b]"
     assert (code, answer["message"]) == (400, said)
-    log = f"{PODS}/two/log?container=b&tailLines=2"
-    wait_until(lambda: pods.client.get(log).split() == ["4", "5"])
-    assert pods.client.call("DELETE", f"{PODS}/two?gracePeriodSeconds=0")[0] == 200
-    assert pods.is_gone("two")
+    assert pods.client.get(f"{PODS}/two/log?container=b&tailLines=2").split() == ["4", "5"]
+    assert pods.client.get(f"{PODS}/two/log?container=a").split()[-1] == "done"
 
 
 @pytest.mark.parametrize(("trap", "code"), [("trap 'exit 7' TERM", 7), ("trap '' TERM", 137)])
@@ -187,4 +186,5 @@ def test_limits(pods: Pods) -> None:
     id = state["containerID"].removeprefix("docker://")
     host = pods.cluster.kubelet.client.inspect_container(id)["HostConfig"]
     assert (host["Memory"], host["CpuQuota"]) == (64 << 20, 50_000)
-    pods.client.call("DELETE", f"{PODS}/limited?gracePeriodSeconds=0")
+    assert pods.client.call("DELETE", f"{PODS}/limited?gracePeriodSeconds=0")[0] == 200
+    assert pods.is_gone("limited"), "without grace it goes at once"

@@ -33,6 +33,8 @@ from .schemas import check
 
 ORPHAN, FOREGROUND = "orphan", "foregroundDeletion"
 _FINALIZERS = {"Orphan": ORPHAN, "Foreground": FOREGROUND}
+_POLICIES = ("Foreground", "Background", "Orphan")
+_OPTIONS = Resource("deleteoptions", "DeleteOptions", "meta.k8s.io")
 _FIXED_OF_JOBS = ("template", "completionMode", "selector", "podFailurePolicy", "completions")
 _FREE_OF_PODS = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds")
 
@@ -47,6 +49,9 @@ class Verbs:
 
     def select(self, resource: Resource, namespace: str, query: dict[str, str]) -> list[Obj]:
         labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
+        nothing: Obj = {"metadata": {}}
+        for matches, selector in ((matches_labels, labels), (matches_fields, fields)):
+            matches(nothing, selector)  # refuses those that cannot be read, also without objects
         found = self.store.all(resource, namespace)
         return [obj for obj in found if matches_labels(obj, labels) and matches_fields(obj, fields)]
 
@@ -238,7 +243,12 @@ def _grace(pod: Obj, options: Obj) -> int:
 
 def _policy(resource: Resource, options: Obj) -> str:
     """A Job's pods stay when nothing is said: a real server does that for old clients."""
-    return options.get("propagationPolicy") or ("Orphan" if resource == JOBS else "Background")
+    given = options.get("propagationPolicy") or ("Orphan" if resource == JOBS else "Background")
+    if given not in _POLICIES:
+        known = ", ".join(f'"{each}"' for each in _POLICIES)
+        said = f'Unsupported value: "{given}": supported values: {known}, "nil"'
+        raise invalid(_OPTIONS, "", [Cause("propagationPolicy", said)])
+    return given
 
 
 def _add_finalizer(obj: Obj, name: str) -> None:
