@@ -24,7 +24,7 @@ from .faults import Faults
 from .job_controller import JobController
 from .kubelet import Kubelet
 from .objects import Store, random_letters, set_condition
-from .resources import BY_NAME, NODES, PODS, Obj, Resource
+from .resources import BY_NAME, NODES, PODS, ApiError, Obj, Resource
 from .scheduler import schedule
 from .volumes import MEMORY
 
@@ -39,7 +39,7 @@ class Cluster(Faults):
     def __init__(
         self, engine: Engine, image: str, folder: Path, *, nodes: Nodes | None = None
     ) -> None:
-        self.folder, self._engine = folder, engine
+        self.folder, self.image, self._engine = folder, image, engine
         self.name = f"bt-cluster-{random_letters(8)}"
         self._nodes: Nodes = {"node-1": {}} if nodes is None else nodes
         self.store = Store()
@@ -49,6 +49,11 @@ class Cluster(Faults):
         self._jobs = JobController(self.server.verbs)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._control, daemon=True)
+
+    @property
+    def gateway(self) -> str:
+        """The address of this machine, as pods see it."""
+        return self.kubelet.gateway
 
     def start(self) -> None:
         for name, given in self._nodes.items():
@@ -67,7 +72,7 @@ class Cluster(Faults):
         shutil.rmtree(self.folder / "pods", ignore_errors=True)
         assert self.kubelet.left() == []
         assert self._engine.networks(names=[self.name]) == []
-        assert self.kubelet.faults == []
+        assert not self.kubelet.faults, "\n".join(self.kubelet.faults)
 
     def _control(self) -> None:
         """Let every controller have its turn whenever something has changed."""
@@ -82,6 +87,8 @@ class Cluster(Faults):
             for part in parts:
                 try:
                     part()
+                except ApiError:
+                    continue  # what it saw has changed meanwhile: it looks again
                 except Exception:
                     self.kubelet.faults.append(traceback.format_exc())
             self.store.wait(version, PERIOD)

@@ -106,8 +106,7 @@ class JobController:
         done = read_indexes(job["status"].get("completedIndexes", ""))
         done |= {index_of(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
         alive = {index_of(pod) for pod in pods if not is_failed(job, pod)}
-        target = condition(job, "FailureTarget")
-        verdict = (target["reason"], target["message"]) if target else self._late(job)
+        verdict = self._verdict(job)
         for pod in pods:
             if TRACKING not in parts(pod["metadata"], "finalizers"):
                 continue
@@ -128,7 +127,10 @@ class JobController:
         else:
             self._go_on(job, pods, done, failed)
 
-    def _late(self, job: Obj) -> tuple[str, str] | None:
+    def _verdict(self, job: Obj) -> tuple[str, str] | None:
+        """Return why the Job fails, if that has been found before, or its time is over."""
+        if target := condition(job, "FailureTarget"):
+            return target["reason"], target["message"]
         limit, started = job["spec"].get("activeDeadlineSeconds"), job["status"].get("startTime")
         return _LATE if limit and started and _age(started) >= limit else None
 

@@ -33,7 +33,6 @@ class Kubelet:
 
     @property
     def gateway(self) -> str:
-        """The address of this machine, as pods see it."""
         return self.client.inspect_network(self.network)["IPAM"]["Config"][0]["Gateway"]
 
     def labels(self, uid: str) -> dict[str, str]:

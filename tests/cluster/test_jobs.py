@@ -165,8 +165,14 @@ def test_an_evicted_pod_is_replaced_and_a_deleted_job_takes_its_pods(watched: Wa
     assert watched.lives()["evict-0"][: len(told)] == told
     wait_until(lambda: watched.phases("evict") == ["Running"] * 2, "the pod was not replaced")
     assert "failed" not in watched.job("evict")["status"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "evict"}
+    owner["uid"] = watched.job("evict")["metadata"]["uid"]
+    meta = {"name": "evict", "ownerReferences": [owner]}
+    watched.cluster.create("v1", "Secret", {"metadata": meta}, "rec")
     watched.client.call("DELETE", f"{JOBS}/evict", {"propagationPolicy": "Background"})
     wait_until(lambda: watched.phases("evict") == [])
+    secret = "/api/v1/namespaces/rec/secrets/evict"
+    wait_until(lambda: watched.client.call("GET", secret)[0] == 404)
     told = lives(recorded("job_delete")["pods"])["evict-1"]
     assert watched.lives()["evict-1"][-len(told) :] == told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -176,6 +177,16 @@ def test_a_deleted_pod_has_its_grace(pods: Pods, trap: str, code: int) -> None:
     assert time.monotonic() - begin < 10
     (state,) = last["object"]["status"]["containerStatuses"]
     assert state["state"]["terminated"]["exitCode"] == code
+
+
+def test_pods_reach_this_machine(pods: Pods) -> None:
+    with socket.create_server((pods.cluster.gateway, 0)) as server:
+        host, port = server.getsockname()[:2]
+        pods.start("calls", f"echo hello | nc {host} {port}")
+        server.settimeout(60)
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(100) == b"hello\n"
 
 
 def test_limits(pods: Pods) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from .changes import assign, check_fixed, merge, stored_state
 from .defaults import admit_pod, fill, label_job
 from .objects import Store, has_condition, matches_fields, matches_labels, random_letters
 from .objects import set_condition as put_condition
@@ -35,8 +36,6 @@ ORPHAN, FOREGROUND = "orphan", "foregroundDeletion"
 _FINALIZERS = {"Orphan": ORPHAN, "Foreground": FOREGROUND}
 _POLICIES = ("Foreground", "Background", "Orphan")
 _OPTIONS = Resource("deleteoptions", "DeleteOptions", "meta.k8s.io")
-_FIXED_OF_JOBS = ("template", "completionMode", "selector", "podFailurePolicy", "completions")
-_FREE_OF_PODS = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds")
 
 
 class Verbs:
@@ -120,9 +119,9 @@ class Verbs:
             version = new["metadata"].get("resourceVersion") or old["metadata"]["resourceVersion"]
             if version != old["metadata"]["resourceVersion"]:
                 raise conflict(resource, name)
-            kept = _merged(old, new, sub)
-            _check_fixed(resource, old, kept)
-            self.store.mutate(resource, namespace, name, lambda obj: _assign(obj, kept))
+            kept = stored_state(old, new, sub)
+            check_fixed(resource, old, kept)
+            self.store.mutate(resource, namespace, name, lambda obj: assign(obj, kept))
             return self.store.find(resource, namespace, name) or kept
 
     def delete(self, resource: Resource, where: tuple[str, str], options: Obj) -> Obj:
@@ -161,19 +160,6 @@ class Verbs:
         return {**answer, "status": "Success", "code": 201}
 
 
-def merge(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch."""
-    if not isinstance(patch, dict):
-        return patch
-    result, changes = as_object(target), as_object(patch)
-    for key, value in changes.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merge(result.get(key), value)
-    return result
-
-
 def _placed(resource: Resource, namespace: str, given: Any) -> Obj:
     """Return a copy of what was sent that names its namespace."""
     if not isinstance(given, dict):
@@ -184,44 +170,6 @@ def _placed(resource: Resource, namespace: str, given: Any) -> Obj:
         said = "the namespace of the provided object does not match the namespace sent on the"
         raise bad_request(f"{said} request")
     return obj
-
-
-def _merged(old: Obj, new: Obj, sub: str) -> Obj:
-    """Return what is stored: `new` with the parts that a user does not set, from `old`."""
-    if sub == "status":
-        return {**old, "status": new.get("status", {})}
-    kept = {**new, "metadata": {**new["metadata"]}}
-    if "status" in old:
-        kept["status"] = old["status"]
-    names = ("uid", "creationTimestamp", "generation", "resourceVersion", "deletionTimestamp")
-    for key in (*names, "deletionGracePeriodSeconds"):
-        kept["metadata"].pop(key, None)
-        if key in old["metadata"]:
-            kept["metadata"][key] = old["metadata"][key]
-    return kept
-
-
-def _assign(obj: Obj, new: Obj) -> None:
-    obj.clear()
-    obj.update(copy.deepcopy(new))
-
-
-def _check_fixed(resource: Resource, old: Obj, new: Obj) -> None:
-    name = old["metadata"]["name"]
-    if resource == JOBS:
-        for key in _FIXED_OF_JOBS:
-            if old["spec"].get(key) != new["spec"].get(key):
-                shown = f"Invalid value: {new['spec'].get(key)!r}: field is immutable"
-                raise invalid(resource, name, [Cause(f"spec.{key}", shown)])
-    if resource == PODS:
-        before: Obj = {**old["spec"]}
-        after: Obj = {**new["spec"]}
-        for key in _FREE_OF_PODS:
-            before.pop(key, None)
-            after.pop(key, None)
-        if before != after:
-            said = "Forbidden: pod updates may not change fields other than"
-            raise invalid(resource, name, [Cause("spec", f"{said} {', '.join(_FREE_OF_PODS)}")])
 
 
 def _check_preconditions(resource: Resource, obj: Obj, wanted: Obj) -> None:

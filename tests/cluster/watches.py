@@ -19,12 +19,12 @@ BOOKMARK_SECONDS = 2.0
 
 def watch_events(api: ApiServer, call: Call, ended: threading.Event) -> Iterator[Obj]:
     """Yield events until the time that the caller gave is over, or the server ends."""
-    store, resource = api.store, call.attempt.resource
+    store = api.store
     given = call.query.get("resourceVersion") or "0"
     end = time.monotonic() + float(call.query.get("timeoutSeconds") or 1800)
     with store.changed:
         version = int(given) or store.version
-        existing = [] if int(given) else store.all(resource, call.attempt.namespace)
+        existing = [] if int(given) else store.all(call.attempt.resource, call.attempt.namespace)
     yield from ({"type": "ADDED", "object": obj} for obj in existing if _wanted(call, obj))
     marked = time.monotonic()
     while not ended.is_set():
@@ -37,10 +37,11 @@ def watch_events(api: ApiServer, call: Call, ended: threading.Event) -> Iterator
             yield {"type": "ERROR", "object": error.status()}
             return
         yield from ({"type": change.type, "object": change.object} for change in changes)
-        if "allowWatchBookmarks" in call.query and time.monotonic() > marked + BOOKMARK_SECONDS:
-            marked = time.monotonic()
+        now = time.monotonic()
+        if "allowWatchBookmarks" in call.query and now > marked + BOOKMARK_SECONDS:
+            marked = now
             yield _bookmark(call, version)
-        if time.monotonic() > end:
+        if now > end:
             return
         store.wait(version, min(0.5, max(0.01, end - time.monotonic())))
 
