@@ -80,18 +80,11 @@ def _login(store: Store, pod: Obj, image: str) -> dict[str, str] | None:
 
 def make_container(client: Engine, pod: Obj, container: Obj, image: Obj, **given: Any) -> str:
     """Create the container in the namespace of the holder; `given` are the Engine's options."""
-    context = {
-        **part(pod["spec"], "securityContext"),
-        **part(container, "securityContext"),
-    }
+    context = {**part(pod["spec"], "securityContext"), **part(container, "securityContext")}
     _check_user(pod, container, context, image)
-    env, mounts = given["env"], given["mounts"]
-    host = client.create_host_config(
-        network_mode=f"container:{given['holder']}",
-        mounts=mounts,
-        **_security(context),
-        **_limits(container),
-    )
+    env, network = given["env"], f"container:{given['holder']}"
+    more = {**_security(context), **_limits(container)}
+    host = client.create_host_config(network_mode=network, mounts=given["mounts"], **more)
     made = client.create_container(
         image["Id"],
         name=given["name"],
@@ -161,18 +154,25 @@ def environment(store: Store, pod: Obj, container: Obj, ip: str) -> dict[str, st
         source = part(each, "valueFrom")
         if field := source.get("fieldRef"):
             found[each["name"]] = _field(pod, field["fieldPath"], ip)
-        elif ref := source.get("secretKeyRef") or source.get("configMapKeyRef"):
-            kind = "secrets" if "secretKeyRef" in source else "configmaps"
-            values = _values(store, kind, namespace, ref)
-            if ref["key"] in values:
-                found[each["name"]] = values[ref["key"]]
-            elif not ref.get("optional"):
-                where = f"{kind.capitalize().removesuffix('s')} {namespace}/{ref['name']}"
-                said = f"couldn't find key {ref['key']} in {where}"
-                raise Waiting("CreateContainerConfigError", said)
+        elif source:
+            found |= _taken(store, namespace, each["name"], source)
         else:
             found[each["name"]] = _expand(each.get("value") or "", found)
     return found
+
+
+def _taken(store: Store, namespace: str, name: str, source: Obj) -> dict[str, str]:
+    """Return the variable with the value of a key of a secret or config map, if there is one."""
+    kind = "secrets" if "secretKeyRef" in source else "configmaps"
+    ref: Obj = source.get("secretKeyRef") or source["configMapKeyRef"]
+    values = _values(store, kind, namespace, ref)
+    if ref["key"] in values:
+        return {name: values[ref["key"]]}
+    if ref.get("optional"):
+        return {}
+    where = f"{'Secret' if kind == 'secrets' else 'ConfigMap'} {namespace}/{ref['name']}"
+    said = f"couldn't find key {ref['key']} in {where}"
+    raise Waiting("CreateContainerConfigError", said)
 
 
 def _values(store: Store, kind: str, namespace: str, ref: Obj) -> dict[str, str]:

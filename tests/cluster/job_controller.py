@@ -102,30 +102,25 @@ class JobController:
 
     def _count(self, job: Obj, pods: list[Obj]) -> None:
         """Count the pods that have ended, and end the Job or make the pods that are missing."""
-        failed = job["status"].get("failed", 0)
-        done = read_indexes(job["status"].get("completedIndexes", ""))
-        done |= {index_of(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
+        verdict, failed = self._verdict(job), job["status"].get("failed", 0)
         alive = {index_of(pod) for pod in pods if not is_failed(job, pod)}
-        verdict = self._verdict(job)
         for pod in pods:
-            if TRACKING not in parts(pod["metadata"], "finalizers"):
-                continue
-            if is_failed(job, pod):
+            if is_failed(job, pod) and TRACKING in parts(pod["metadata"], "finalizers"):
                 action, said = judge(job, pod)
                 failed += action != "Ignore"
-                if action == "FailJob" and not verdict:
-                    verdict = ("PodFailurePolicy", said)
+                if action == "FailJob":
+                    verdict = verdict or ("PodFailurePolicy", said)
                 self._wait_after(job, pod)
                 if action == "Ignore" and index_of(pod) not in alive and not verdict:
                     continue  # it is let go once another pod is in its place
             if is_failed(job, pod) or is_over(pod):
                 self._let_go(pod)
-        if failed > job["spec"]["backoffLimit"] and not verdict:
-            verdict = _EXCEEDED
+        if failed > job["spec"]["backoffLimit"]:
+            verdict = verdict or _EXCEEDED
         if verdict:
             self._fail(job, pods, verdict, failed)
         else:
-            self._go_on(job, pods, done, failed)
+            self._go_on(job, pods, failed)
 
     def _verdict(self, job: Obj) -> tuple[str, str] | None:
         """Return why the Job fails, if that has been found before, or its time is over."""
@@ -154,7 +149,9 @@ class JobController:
             record_event(self._store, "Job", job, reason, message, type="Warning")
         self._write(job, change)
 
-    def _go_on(self, job: Obj, pods: list[Obj], done: set[int], failed: int) -> None:
+    def _go_on(self, job: Obj, pods: list[Obj], failed: int) -> None:
+        done = read_indexes(job["status"].get("completedIndexes", ""))
+        done |= {index_of(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
         wanted = job["spec"]["completions"]
         kept = done | {index_of(pod) for pod in pods if not is_failed(job, pod)}
         active = len(list(filter(is_active, pods)))
