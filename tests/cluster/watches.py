@@ -20,12 +20,9 @@ BOOKMARK_SECONDS = 2.0
 def watch_events(api: ApiServer, call: Call, ended: threading.Event) -> Iterator[Obj]:
     """Yield events until the time that the caller gave is over, or the server ends."""
     store = api.store
-    given = call.query.get("resourceVersion") or "0"
     end = time.monotonic() + float(call.query.get("timeoutSeconds") or 1800)
-    with store.changed:
-        version = int(given) or store.version
-        existing = [] if int(given) else store.all(call.attempt.resource, call.attempt.namespace)
-    yield from ({"type": "ADDED", "object": obj} for obj in existing if _wanted(call, obj))
+    existing, version = _begin(api, call)
+    yield from ({"type": "ADDED", "object": obj} for obj in existing)
     marked = time.monotonic()
     while not ended.is_set():
         if api.silent.is_set():
@@ -44,6 +41,16 @@ def watch_events(api: ApiServer, call: Call, ended: threading.Event) -> Iterator
         if now > end:
             return
         store.wait(version, min(0.5, max(0.01, end - time.monotonic())))
+
+
+def _begin(api: ApiServer, call: Call) -> tuple[list[Obj], int]:
+    """Return the version to begin after; without one given, also the objects there are."""
+    given = int(call.query.get("resourceVersion") or 0)
+    if given:
+        return [], given
+    with api.store.changed:
+        existing = api.store.all(call.attempt.resource, call.attempt.namespace)
+        return [obj for obj in existing if _wanted(call, obj)], api.store.version
 
 
 def _newer(api: ApiServer, call: Call, version: int) -> tuple[list[Change], int]:
