@@ -8,6 +8,7 @@ outlive releases.
 from prefect_bt.blocks.compute import GPU, Availability, TrainingCompute
 from prefect_bt.blocks.docker_substrate import DockerSubstrate
 from prefect_bt.blocks.image import TrainingImage
+from prefect_bt.blocks.kubernetes_substrate import KubernetesSubstrate
 from prefect_bt.blocks.local_substrate import LocalSubstrate
 from prefect_bt.blocks.password import apply_local_server_auth
 from prefect_bt.blocks.registry import AwsKey, AwsRole, GcpIdentity, GcpKey, RegistryLogin
@@ -25,6 +26,7 @@ BLOCKS = (
     TrainingStore,
     LocalSubstrate,
     DockerSubstrate,
+    KubernetesSubstrate,
     RetryPolicy,
     ServingEngine,
     ServingDeployment,
@@ -40,6 +42,7 @@ __all__ = [
     "DockerSubstrate",
     "GcpIdentity",
     "GcpKey",
+    "KubernetesSubstrate",
     "LocalSubstrate",
     "RegistryLogin",
     "RetryPolicy",

@@ -23,5 +23,6 @@ _CDN: Final = "https://cdn.sanity.io/images/3ugk85nk/production"
 SECRET_LOGO: Final = HttpUrl(f"{_LOGOS}/secret.png")
 FOLDER_LOGO: Final = HttpUrl(f"{_LOGOS}/filesystem.png")
 PROCESS_LOGO: Final = HttpUrl(f"{_LOGOS}/process.png")
+KUBERNETES_LOGO: Final = HttpUrl(f"{_LOGOS}/kubernetes.png")
 DOCKER_LOGO: Final = HttpUrl(f"{_CDN}/14a315b79990200db7341e42553e23650b34bb96-250x250.png")
 NODES_LOGO: Final = HttpUrl(f"{_CDN}/2d0b896006ad463b49c28aaac14f31e00e32cfab-250x250.png")

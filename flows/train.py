@@ -85,8 +85,8 @@ def train(
         compute: Replaces the definition's compute.
         secrets: Looked up before Prefect's Secret blocks and the environment.
         store: Where jobs, logs and checkpoints are kept; by default PREFECT_BT_STORE.
-        substrate: Where nodes run: a block, its name, "local" or "docker"; by default
-            PREFECT_BT_SUBSTRATE with its usual state folder.
+        substrate: Where nodes run: a block, its name, "local", "docker" or "kubernetes"; by
+            default PREFECT_BT_SUBSTRATE with its usual state folder.
         retry_policy: When a failed attempt is followed by another; `retries` wins over it.
         deploy: Once the job completed, its checkpoints become a revision of this deployment; the
             run fails when they do not answer.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
+
+ImageUser = Annotated[None, WithJsonSchema({"type": "null", "title": "That of the image"})]
 
 
 class ClusterSettings(BaseModel):
@@ -27,6 +29,7 @@ class ClusterSettings(BaseModel):
     )
     kubeconfig: str = Field(
         default="",
+        repr=False,
         title="Kubeconfig",
         description="Path of the kubeconfig. Empty: KUBECONFIG, or ~/.kube/config.",
     )
@@ -89,9 +92,8 @@ class ClusterSettings(BaseModel):
         title="Queue",
         description="Name of the queue, in the label kueue.x-k8s.io/queue-name of each Job.",
     )
-    run_as_user: int | None = Field(
+    run_as_user: ImageUser | Annotated[int, Field(ge=0, title="Number")] = Field(
         default=0,
-        ge=0,
         title="User",
         description="User id of the commands. 0 is root, as on Baseten. None: that of the image.",
     )

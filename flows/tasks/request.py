@@ -11,13 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from prefect.blocks.core import Block
 
 from prefect_bt.attempts.job_context import JobContext
 from prefect_bt.blocks import (
     DockerSubstrate,
+    KubernetesSubstrate,
     LocalSubstrate,
     TrainingCompute,
     TrainingImage,
@@ -48,8 +49,13 @@ from prefect_bt.substrates import SUBSTRATES, open_substrate
 
 B = TypeVar("B", bound=Block)
 
-SubstrateChoice = LocalSubstrate | DockerSubstrate | str | None
-"""A block, its name, or "local" or "docker" with the settings of the process."""
+SubstrateBlock = LocalSubstrate | DockerSubstrate | KubernetesSubstrate
+SubstrateChoice = SubstrateBlock | str | None
+"""A block, its name, or the name of a substrate, with the settings of the process."""
+_SUBSTRATE_BLOCKS: Final[dict[str, type[SubstrateBlock]]] = {
+    kind.get_block_type_slug(): kind
+    for kind in (LocalSubstrate, DockerSubstrate, KubernetesSubstrate)
+}
 
 
 @dataclass(frozen=True)
@@ -182,6 +188,12 @@ class JobRequest:
         block = self._substrate_block
         if block is None:
             return Settings(substrate=str(self.substrate)) if self.substrate else Settings()
+        if isinstance(block, KubernetesSubstrate):
+            return Settings(
+                substrate=block.substrate,
+                kubernetes=block.cluster_settings(),
+                grace=block.grace_seconds,
+            )
         privileges = block.privileges if isinstance(block, DockerSubstrate) else Privileges()
         return Settings(
             state_dir=block.folder,
@@ -196,14 +208,14 @@ class JobRequest:
         )
 
     @cached_property
-    def _substrate_block(self) -> LocalSubstrate | DockerSubstrate | None:
+    def _substrate_block(self) -> SubstrateBlock | None:
         """Return the substrate's block, loaded if given by name; DefinitionError if unknown."""
         given = self.substrate
         if not isinstance(given, str):
             return given
         if given in SUBSTRATES:
             return None
-        kinds = {kind.get_block_type_slug(): kind for kind in (LocalSubstrate, DockerSubstrate)}
+        kinds = _SUBSTRATE_BLOCKS
         slug, _, name = given.rpartition("/")
         for kind in [kinds[slug]] if slug in kinds else kinds.values():
             with suppress(ValueError):
@@ -248,9 +260,9 @@ def _substrate(value: object) -> SubstrateChoice:
         return None
     given = cast("dict[str, Any]", value)
     if "$ref" in given:
-        return cast("LocalSubstrate | DockerSubstrate | None", _block(Block, given))
-    docker = given.get("block_type_slug") == DockerSubstrate.get_block_type_slug()
-    return _block(DockerSubstrate if docker else LocalSubstrate, given)
+        return cast("SubstrateBlock | None", _block(Block, given))
+    slug = str(given.get("block_type_slug"))
+    return _block(_SUBSTRATE_BLOCKS.get(slug, LocalSubstrate), given)
 
 
 def _block(kind: type[B], value: object) -> B | None:

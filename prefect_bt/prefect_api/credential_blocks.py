@@ -1,7 +1,7 @@
 """Turn the blocks that hold credentials into the text that a secret of the same use holds.
 
-Prefect's own Secret blocks, and the credentials blocks of prefect-aws, prefect-gcp and
-prefect-docker. Those packages are not imported: a document says everything. Pure.
+Prefect's own Secret blocks, and the credentials blocks of prefect-aws, prefect-gcp, prefect-docker
+and prefect-kubernetes. Those packages are not imported: a document says everything. Pure.
 """
 
 from __future__ import annotations
@@ -47,10 +47,27 @@ def format_docker_credentials(data: Mapping[str, Any]) -> str:
     return f"{data.get('username', '')}:{data.get('password', '')}"
 
 
+def format_kubernetes_credentials(data: Mapping[str, Any]) -> str:
+    """Return the kubeconfig as JSON, with the block's context as its current one.
+
+    An empty object where the block has none and refers to the machine's.
+
+    >>> format_kubernetes_credentials(
+    ...     {"cluster_config": {"config": {"clusters": []}, "context_name": "prod"}}
+    ... )
+    '{"clusters": [], "current-context": "prod"}'
+    """
+    cluster: dict[str, Any] = data.get("cluster_config") or {}
+    context = cluster.get("context_name")
+    chosen = {"current-context": context} if context else {}
+    return json.dumps({**(cluster.get("config") or {}), **chosen} if cluster else {})
+
+
 FORMATS: Final[dict[str, Callable[[Mapping[str, Any]], str | None]]] = {
     "secret": format_secret,
     "aws-credentials": format_aws_credentials,
     "gcp-credentials": format_gcp_credentials,
     "docker-registry-credentials": format_docker_credentials,
+    "kubernetes-credentials": format_kubernetes_credentials,
 }
 """Block type -> its text; an earlier type is preferred where several have a block of one name."""

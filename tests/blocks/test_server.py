@@ -22,6 +22,7 @@ from prefect_bt.blocks import (
     GPU,
     AwsRole,
     DockerSubstrate,
+    KubernetesSubstrate,
     LocalSubstrate,
     RetryPolicy,
     ServingEngine,
@@ -49,6 +50,7 @@ EXAMPLES = [
     LocalSubstrate(state_dir="/scratch/state", grace_seconds=5),
     TrainingSecrets.model_validate({"values": {"token": PLANTED}}),
     RetryPolicy(user=1, first_delay_seconds=5),
+    KubernetesSubstrate(namespace="training", node_selector={"pool": "a"}, run_as_user=None),
 ]
 
 
@@ -111,8 +113,9 @@ def takes_blocks(
     policy: RetryPolicy | None = None,
     engine: ServingEngine | None = None,
     docker: DockerSubstrate | None = None,
+    cluster: KubernetesSubstrate | None = None,
 ) -> list[Any]:
-    return [compute, image, store, substrate, secrets, policy, engine, docker]
+    return [compute, image, store, substrate, secrets, policy, cluster, engine, docker]
 
 
 def run_with_documents(documents: dict[str, Any]) -> list[Any]:
@@ -136,7 +139,7 @@ def run_with_documents(documents: dict[str, Any]) -> list[Any]:
 
 
 def test_as_flow_parameters_by_reference(prefect_api):
-    names = ["compute", "image", "store", "substrate", "secrets", "policy"]
+    names = ["compute", "image", "store", "substrate", "secrets", "policy", "cluster"]
     documents = {
         name: block.save(f"as-{name}", overwrite=True)
         for name, block in zip(names, EXAMPLES, strict=True)
@@ -166,6 +169,7 @@ PREFILLED: dict[str, type[Block]] = {
     "compute": TrainingCompute,
     "substrate": LocalSubstrate,
     "policy": RetryPolicy,
+    "cluster": KubernetesSubstrate,
     "engine": ServingEngine,
     "docker": DockerSubstrate,
 }

@@ -54,6 +54,7 @@ CASES = [
     Case(blocks.TrainingStore, {"url": "/shared/store"}, "url", "s3://bucket/store"),
     Case(blocks.LocalSubstrate, {}, "grace_seconds", 12.5),
     Case(blocks.DockerSubstrate, {}, "docker_host", "unix:///d.sock"),
+    Case(blocks.KubernetesSubstrate, {}, "namespace", "training"),
     Case(blocks.RetryPolicy, {}, "infrastructure", 7),
     Case(blocks.ServingEngine, {}, "patience_seconds", 60.0),
     Case(blocks.ServingDeployment, {"model_name": "stories"}, "host", "127.0.0.1"),

@@ -1,7 +1,7 @@
 """Credentials blocks of Prefect's integrations on a real server, as secrets of jobs.
 
-The server knows their types and schemas by itself; prefect-aws, prefect-gcp and prefect-docker are
-not installed.
+The server knows their types and schemas by itself; prefect-aws, prefect-gcp, prefect-docker and
+prefect-kubernetes are not installed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import BlockDocumentCreate
 
-from prefect_bt.blocks import AwsKey, GcpKey, RegistryLogin, TrainingImage
+from prefect_bt.blocks import AwsKey, GcpKey, KubernetesSubstrate, RegistryLogin, TrainingImage
 from prefect_bt.blocks.registry import RegistryAccess
 from prefect_bt.credentials.secrets import resolve_secrets
+from prefect_bt.errors import DefinitionError
 from prefect_bt.planning.plan import WeightsAuthPlan, WeightsPlan
 from prefect_bt.prefect_api import client
 from prefect_bt.prefect_api.client import SecretBlocks
@@ -114,6 +115,23 @@ def test_registries_read_them(save_block: SaveBlock, monkeypatch: pytest.MonkeyP
     login = log_in(f"{host}/t/i", access)
     assert asked == [(host, "AKIA", "planted-key", "token")]
     assert login.identity == f"the access key in the secret {aws!r}"
+
+
+def test_the_kubernetes_substrate_reads_them(save_block: SaveBlock, prefect_api: str) -> None:
+    """The form of Kubernetes Credentials refers to the document of a cluster config."""
+    config = {"clusters": [{"name": "c"}], "users": [{"user": {"token": "planted-token"}}]}
+    with get_client(sync_client=True) as direct:
+        inner = save_block("kubernetes-cluster-config", {"config": config, "context_name": "prod"})
+        document = direct.read_block_document_by_name(inner, "kubernetes-cluster-config")
+    reference = {"$ref": {"block_document_id": str(document.id)}}
+    name = save_block("kubernetes-credentials", {"cluster_config": reference})
+    for given in (name, f"kubernetes-credentials/{name}"):
+        settings = KubernetesSubstrate(credentials=given).cluster_settings()
+        assert json.loads(settings.kubeconfig) == {**config, "current-context": "prod"}
+        assert "planted-token" not in repr(settings)
+    empty = save_block("kubernetes-credentials", {})
+    with pytest.raises(DefinitionError, match="hold no kubeconfig"):
+        KubernetesSubstrate(credentials=empty).cluster_settings()
 
 
 def test_a_secret_block_wins_and_a_type_can_be_named(save_block: SaveBlock) -> None:

@@ -47,7 +47,8 @@ def push(
         int | None, Parameter(help="Minutes until an unused session closes.")
     ] = None,
     substrate: Annotated[
-        str | None, Parameter(help="Where the nodes run: local or docker (PREFECT_BT_SUBSTRATE).")
+        str | None,
+        Parameter(help="Where the nodes run: local, docker or kubernetes (PREFECT_BT_SUBSTRATE)."),
     ] = None,
     retrying: RetryOptions = NO_RETRY_OPTIONS,
     keep_last: Annotated[
