@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from prefect_bt.cluster_settings import ClusterSettings
+from prefect_bt.gc.cluster_jobs import ClusterJobScanner
 from prefect_bt.gc.containers import ContainerScanner
 from prefect_bt.gc.findings import Findings, Scan, run_scans
 from prefect_bt.gc.job_folders import JobScanner
@@ -16,6 +18,7 @@ from prefect_bt.gc.weights import WeightsScanner, scan_claims
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.settings import Settings
 from prefect_bt.substrates.docker.endpoints import list_used_engines
+from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.weights.cache.node_cache import NodeCache
 
 UNFINISHED_SECONDS: Final = 7 * 86400.0
@@ -42,6 +45,7 @@ def scan_for_orphans(
                 )
                 for engine in list_used_engines(state_dir)
             ),
+            *_scan_clusters(settings, stores),
             Scan("The processes of this machine", ProcessScanner(state_dir, stores).scan),
             Scan("The deployments of this machine", RouterScanner(state_dir, stores).scan),
             Scan("The weights of this machine", WeightsScanner(cache, stores, older_than).scan),
@@ -51,3 +55,11 @@ def scan_for_orphans(
         ]
     )
     return replace(found, notes=tuple(dict.fromkeys([*found.notes, *stores.notes])))
+
+
+def _scan_clusters(settings: Settings, stores: JobStores) -> list[Scan]:
+    """Return the scan of the configured cluster; none on a machine that uses no cluster."""
+    if settings.substrate != "kubernetes" and settings.kubernetes == ClusterSettings():
+        return []
+    scanner = ClusterJobScanner(ClusterClient(settings.kubernetes), stores)
+    return [Scan("The Kubernetes namespace", scanner.scan)]

@@ -20,6 +20,7 @@ class OrphanKind(StrEnum):
     PROCESS = "process"
     CONTAINER = "container"
     NETWORK = "network"
+    CLUSTER_JOB = "Kubernetes job"
     ROUTER = "router"
     LEASE = "weights lease"
     WEIGHTS = "unfinished weights"

@@ -198,12 +198,12 @@ def _field(pod: Obj, path: str, ip: str) -> str:
 
 
 def _expand(text: str, env: dict[str, str]) -> str:
-    """Put variables in the places of `$(NAME)`; `$$(NAME)` stays, with one dollar."""
+    """Put variables in the places of `$(NAME)`; two dollars stand for one, before anything."""
 
     def value(found: re.Match[str]) -> str:
-        return found[0][1:] if found[0].startswith("$$") else env.get(found[1], found[0])
+        return "$" if found[0] == "$$" else env.get(found[1], found[0])
 
-    return re.sub(r"\$?\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)", value, text)
+    return re.sub(r"\$\$|\$\(([^)]*)\)", value, text)
 
 
 def _expanded(words: list[str] | None, env: dict[str, str]) -> list[str] | None:

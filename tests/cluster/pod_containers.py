@@ -77,8 +77,11 @@ class PodContainers:
         """Write the names that the containers know into their /etc/hosts."""
         own = f"{self._address} {self._hostname}\n" if self._address else ""
         text = f"127.0.0.1 localhost\n{own}{lines}"
-        if self._hosts.exists() and self._hosts.read_text() != text:
-            self._hosts.write_text(text)  # in place: containers have mounted this file
+        with contextlib.suppress(FileNotFoundError):  # the pod is not set up yet, or gone
+            if self._hosts.read_text() != text:
+                with self._hosts.open("r+") as file:  # in place: containers have mounted it
+                    file.write(text)
+                    file.truncate()
 
     def all(self) -> list[Container]:
         return [*self.inits, *self.mains]

@@ -274,7 +274,7 @@ class Machine:
 
     def garbage(self, job_id: str) -> list[Orphan]:
         """What `prefect-bt gc` would remove, and what it would keep of this job."""
-        settings = Settings(store=str(self.root / "store"), state_dir=self.state_dir)
+        settings = Settings(store=self.environment["PREFECT_BT_STORE"], state_dir=self.state_dir)
         found = scan_for_orphans(settings)
         # The bucket of another test in this state folder takes its credentials with it.
         assert not [note for note in found.notes if "No credentials for s3://" not in note]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Final
 
 from prefect_bt.planning.plan import GangPlan
@@ -9,6 +10,8 @@ from prefect_bt.planning.plan import GangPlan
 LABEL_JOB: Final = "prefect-bt/job-id"
 LABEL_ATTEMPT: Final = "prefect-bt/attempt"
 LABEL_PROJECT: Final = "prefect-bt/project-id"
+LABEL_STORE: Final = "prefect-bt/store"
+"""Which store has the job, so that gc judges only what is of its own."""
 LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 INDEX_ANNOTATION: Final = "batch.kubernetes.io/job-completion-index"
@@ -46,4 +49,14 @@ def render_labels(gang: GangPlan) -> dict[str, str]:
         LABEL_JOB: gang.job_id,
         LABEL_ATTEMPT: str(gang.attempt),
         LABEL_PROJECT: gang.project_id,
+        LABEL_STORE: store_label(gang.nodes[0].store),
     }
+
+
+def store_label(url: str) -> str:
+    """Return the eight characters that stand for a store.
+
+    >>> store_label("s3://bucket/prefix")
+    '7b941b10'
+    """
+    return f"{zlib.crc32(url.rstrip('/').encode()):08x}"

@@ -75,6 +75,7 @@ class KubernetesSubstrate:
             cpus=UNBOUNDED,
             memory=UNBOUNDED,
             gpus=UNBOUNDED,
+            disk=UNBOUNDED,
             enforcement=Enforcement.LIMITS if limits else Enforcement.REQUESTS,
             shares_local_store=bool(self.settings.store_claim),
         )
