@@ -142,17 +142,26 @@ class Settings(BaseModel):
 def _read_cluster_settings(given: Any, variables: Mapping[str, str]) -> Any:
     """Return the cluster's settings: a JSON object, and fields of it that have their own variable.
 
-    `variables`: by lower-case names. ValueError for what is no JSON object.
+    `variables`: by lower-case names. What is no JSON stays a text, which validation then refuses
+    under the name of its field.
     """
-    if isinstance(given, ClusterSettings):
+    given = _parse_json(given) if isinstance(given, str) else given or {}
+    if not isinstance(given, dict):
         return given
-    chosen: dict[str, Any] = json.loads(given) if isinstance(given, str) else dict(given or {})
+    chosen = dict(cast("dict[str, Any]", given))
     for name, field in ClusterSettings.model_fields.items():
         text = variables.get(variable_name(f"kubernetes_{name}").lower())
         if text is not None and name not in chosen:
             is_text = isinstance(field.get_default(call_default_factory=True), str)
-            chosen[name] = text if is_text else json.loads(text)
+            chosen[name] = text if is_text else _parse_json(text)
     return chosen
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 _chosen: ContextVar[Mapping[str, str] | None] = ContextVar("chosen settings", default=None)

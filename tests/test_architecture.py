@@ -43,7 +43,8 @@ LEVELS: dict[int, str] = {
     2: "cluster_settings credentials host ledger object_store object_store.protocols planning"
     " registries settings substrates substrates.protocol",
     # data
-    1: "definitions ledger.pinned_weights ledger.records ledger.states planning.plan",
+    1: "cluster_settings definitions ledger.pinned_weights ledger.records ledger.states"
+    " planning.plan",
     # base: standard library only
     0: "codec environment errors filesystem node_paths object_keys text",
 }
@@ -87,7 +88,6 @@ ENVIRON_READERS: dict[str, str] = {
     "node_agent": "it runs inside the job's environment",
     "cli": "terminal and editor variables",
     "substrates.docker": "DOCKER_HOST names the Engine",
-    "substrates.kubernetes": "the store's credentials are handed to the agents",
     "supervisor.supervised_job": "the pushing process names the folders to use",
     "supervisor.run_flow": "the same, and the lock, handed on",
     "host": "a GPU listing, a child's environment and an inherited lock depend on it",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.container_privileges import Privileges
 from prefect_bt.logs.line_format import parse_lines
-from prefect_bt.settings import Settings, use_settings
+from prefect_bt.settings import Settings, process_environment, use_settings
 
 
 def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +83,68 @@ def test_a_wrong_variable_is_refused(
     monkeypatch.setenv(f"PREFECT_BT_{name}", value)
     with pytest.raises(ValidationError, match=name.lower()):
         Settings()
+
+
+def test_a_cluster_is_described_by_one_variable_and_by_one_a_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Settings().kubernetes == ClusterSettings()
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES", '{"namespace": "a", "node_selector": {"x": "y"}}')
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES_NAMESPACE", "loses")
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES_CONTEXT", "17")
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES_TOLERATIONS", '[{"key": "k"}]')
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES_ENFORCE_LIMITS", "True")
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES_RUN_AS_USER", "null")
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES_PATIENCE_SECONDS", "12.5")
+    found = ClusterSettings(
+        namespace="a",
+        node_selector={"x": "y"},
+        context="17",
+        tolerations=[{"key": "k"}],
+        enforce_limits=True,
+        run_as_user=None,
+        patience_seconds=12.5,
+    )
+    assert Settings().kubernetes == found
+    given = Settings(store="s3://b").substrate_options("kubernetes")
+    assert given == {"cluster": found, "store": "s3://b"}
+    assert Settings().substrate_options("kubernetes", store="r2://c")["store"] == "r2://c"
+
+
+def test_children_have_the_cluster_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_BT_KUBERNETES", '{"namespace": "machine", "context": "c"}')
+    chosen = ClusterSettings(namespace="block", run_as_user=None, job_patch={"a": ["ü", None]})
+    with use_settings(Settings(kubernetes=chosen)):
+        assert Settings().kubernetes == chosen
+        code = "from prefect_bt.settings import Settings; print(Settings().kubernetes.json())"
+        told = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env=process_environment(),
+            capture_output=True,
+            check=True,
+        )
+        assert ClusterSettings.model_validate_json(told.stdout) == chosen
+    assert Settings().kubernetes.namespace == "machine"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("", "namespace=a", "kubernetes"),
+        ("", "[1]", "kubernetes"),
+        ("", '{"patience_seconds": 0}', "kubernetes.patience_seconds"),
+        ("_NODE_SELECTOR", "pool=training", "kubernetes.node_selector"),
+        ("_RUN_AS_USER", "me", "kubernetes.run_as_user"),
+        ("_JOB_PATCH", '{"spec": ', "kubernetes.job_patch"),
+    ],
+)
+def test_what_does_not_describe_a_cluster_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, named: str
+) -> None:
+    monkeypatch.setenv(f"PREFECT_BT_KUBERNETES{name}", value)
+    with pytest.raises(ValidationError) as caught:
+        Settings()
+    assert f"\n{named}" in str(caught.value)
 
 
 @pytest.mark.parametrize("raw", ["² squared", "99999999999999999999 many digits", "٣ three", "1"])

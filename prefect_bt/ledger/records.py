@@ -23,8 +23,7 @@ class FailureClass(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a node, or a whole attempt, failed; class and cure of each:
-    prefect_bt.attempts.diagnosis.
+    """Why a node or an attempt failed; class and cure of each: prefect_bt.attempts.diagnosis.
 
     A substrate says which of its own states is which. Values are stored: add, never respell.
     """

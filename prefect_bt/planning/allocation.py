@@ -62,7 +62,7 @@ def format_memory(size: int) -> str:
 
 def _gpu_share(capacity: Capacity, gpus: int) -> tuple[int, int]:
     """Return the CPUs and the memory that belong to so many of the machine's GPUs."""
-    if not gpus or capacity.enforcement is Enforcement.REQUESTS:
+    if not (gpus and capacity.is_machine):
         return 0, 0
     cpus = max(1, capacity.cpus * gpus // capacity.gpus)
     return cpus, _round_down(_memory_for_jobs(capacity) * gpus // capacity.gpus)
@@ -104,7 +104,7 @@ def _explain(compute: Compute, capacity: Capacity, gpus: int) -> str:
 
 
 def _format_basis(compute: Compute, capacity: Capacity, gpus: int) -> str:
-    if not gpus or capacity.enforcement is Enforcement.REQUESTS:
+    if not (gpus and capacity.is_machine):
         free = capacity.enforcement is not Enforcement.LIMITS
         return "what is asked, and more while the machine has it" if free else "what is asked"
     cpus, memory = _gpu_share(capacity, gpus)

@@ -47,6 +47,8 @@ class Capacity:
     """Whether folders are mounted at the exact paths of the definition, not mapped."""
     mapped_reason: str = ""
     enforcement: Enforcement = Enforcement.NONE
+    is_machine: bool = True
+    """Whether the amounts are one machine's, of which a node with GPUs gets its share."""
     shares_local_store: bool = True
     """Whether nodes reach a store that is a folder of this machine."""
 

@@ -11,6 +11,7 @@ import pytest
 from prefect_bt import codec
 from prefect_bt.planning.plan import GangPlan, VolumeKind
 from prefect_bt.planning.planner import list_job_secret_names, plan_gang
+from prefect_bt.substrates.protocol import Enforcement
 
 from .laptop import CONTEXT, LAPTOP, problems, project, runtime
 
@@ -141,3 +142,53 @@ def test_what_has_no_effect_yet_is_said_and_only_that() -> None:
     in_image = plan_gang(given, replace(CONTEXT, supports_images=True)).notes
     assert any("use docker exec instead" in note for note in in_image)
     assert not any("no effect" in note for note in plan_gang(project(), CONTEXT).notes)
+
+
+CLUSTER = replace(
+    LAPTOP,
+    cpus=1 << 60,
+    memory=1 << 60,
+    gpus=1 << 60,
+    enforcement=Enforcement.REQUESTS,
+    is_machine=False,
+    shares_local_store=False,
+)
+IN_PODS = replace(CONTEXT, substrate="kubernetes", capacity=CLUSTER, store="s3://bucket/prefix")
+
+
+@pytest.mark.parametrize("store", ["/folder", "~/folder", "file:///folder"])
+def test_pods_do_not_reach_a_folder_of_this_machine(store: str) -> None:
+    [problem] = problems(project(), replace(IN_PODS, store=store))
+    assert f"The store {store} is a folder of this machine" in problem
+    assert "store_claim" in problem
+    shared = replace(CLUSTER, shares_local_store=True)
+    assert plan_gang(project(), replace(IN_PODS, store=store, capacity=shared)).nodes
+
+
+def test_a_pod_asks_for_what_its_definition_says() -> None:
+    """There is no machine whose share it could get."""
+    compute = {"node_count": 3, "cpu_count": 6, "memory": "24Gi", "accelerator": "H100:8"}
+    [*nodes] = plan_gang(project(compute=compute), IN_PODS).nodes
+    for rank, node in enumerate(nodes):
+        given = node.resources
+        assert (node.rank, given.cpus, given.memory) == (rank, 6, 24 * 1024**3)
+        assert (given.gpus, given.gpu_type) == (8, "H100")
+        assert (given.shared_memory, given.limits) == (0, False)
+        assert "they are requests of its pod, not limits" in given.why
+    assert nodes[0].for_rank(2) == nodes[2]
+
+
+def test_limits_of_a_pod_have_shared_memory() -> None:
+    limits = replace(CLUSTER, enforcement=Enforcement.LIMITS)
+    compute = {"cpu_count": 6, "memory": "24Gi"}
+    [node] = plan_gang(project(compute=compute), replace(IN_PODS, capacity=limits)).nodes
+    assert (node.resources.cpus, node.resources.memory) == (6, 24 * 1024**3)
+    assert node.resources.limits
+    assert 0 < node.resources.shared_memory < node.resources.memory
+
+
+def test_limits_of_a_pod_with_gpus_are_what_is_asked_too() -> None:
+    limits = replace(CLUSTER, enforcement=Enforcement.LIMITS)
+    compute = {"cpu_count": 6, "memory": "24Gi", "accelerator": "H100:8"}
+    [node] = plan_gang(project(compute=compute), replace(IN_PODS, capacity=limits)).nodes
+    assert (node.resources.cpus, node.resources.memory) == (6, 24 * 1024**3), node.resources.why

@@ -18,7 +18,7 @@ from prefect_bt.definitions import (
 )
 from prefect_bt.errors import SecretError
 from prefect_bt.registries import list_login_secrets
-from prefect_bt.registries.credentials import Login, resolve_login
+from prefect_bt.registries.credentials import Login, docker_configuration, resolve_login
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind
 from prefect_bt.registries.reference import parse_reference
 
@@ -158,3 +158,35 @@ def test_the_secrets_that_are_needed() -> None:
     assert list_login_secrets(GOOGLE) == ("gcp",)
     assert list_login_secrets(AMAZON) == ("key", "key-id")
     assert list_login_secrets(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("image", "registry", "entry"),
+    [
+        ("ghcr.io/team/train:1", "ghcr.io", "ghcr.io"),
+        ("team/train", "docker.io", "https://index.docker.io/v1/"),
+        ("localhost:5000/train", "localhost:5000", "localhost:5000"),
+    ],
+)
+def test_a_login_as_docker_keeps_it(image: str, registry: str, entry: str) -> None:
+    reference = parse_reference(image)
+    auth = {**LOGIN, "registry": registry}
+    text = docker_configuration(reference, auth, {"ghcr": f"me:{PLANTED}:ü\n"})
+    [(host, known)] = json.loads(text)["auths"].items()
+    assert (host, known["username"], known["password"]) == (entry, "me", f"{PLANTED}:ü")
+    assert base64.b64decode(known["auth"]).decode() == f"me:{PLANTED}:ü"
+
+
+def test_a_key_of_google_as_docker_keeps_it() -> None:
+    reference = parse_reference("us-docker.pkg.dev/project/repo/train:1")
+    [(host, known)] = json.loads(docker_configuration(reference, GOOGLE, {"gcp": json.dumps(KEY)}))[
+        "auths"
+    ].items()
+    assert (host, known["username"]) == ("us-docker.pkg.dev", "_json_key")
+    assert json.loads(known["password"]) == KEY
+
+
+def test_no_login_is_made_for_another_registry() -> None:
+    with pytest.raises(PullError) as caught:
+        docker_configuration(parse_reference("quay.io/a/b"), LOGIN, {"ghcr": f"me:{PLANTED}"})
+    assert "it is for ghcr.io" in caught.value.message

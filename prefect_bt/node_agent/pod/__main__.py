@@ -7,17 +7,21 @@ container, it mirrors the weights that the node mounts.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
-
-from prefect_bt.host.nodes.pod_layout import SECRET
-from prefect_bt.node_agent.pod.pod_files import PodFiles
-from prefect_bt.node_agent.pod.run_node import run_node
-from prefect_bt.node_agent.pod.weights import mirror_weights
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit code of the container."""
+    # The first process of a container never gets a signal that it does not handle: until it does,
+    # half a second from now, the end of the pod waits.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    from prefect_bt.host.nodes.pod_layout import SECRET
+    from prefect_bt.node_agent.pod.pod_files import PodFiles
+    from prefect_bt.node_agent.pod.run_node import run_node
+    from prefect_bt.node_agent.pod.weights import mirror_weights
+
     pod = PodFiles.read(Path(SECRET), os.environ)
     os.environ.update(pod.environment)
     return mirror_weights(pod) if arguments == ["weights"] else run_node(pod)

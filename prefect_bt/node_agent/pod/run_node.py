@@ -27,6 +27,7 @@ def run_node(pod: PodFiles) -> int:
     started.send_secrets(pod.secrets)
     os.close(lock)
     signal.signal(signal.SIGTERM, lambda _number, _frame: _stop_politely(handle))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     gang = pod.open_gang()
     start = _GangStart(gang, pod)
     publisher = NodePublisher(
@@ -68,6 +69,8 @@ class _GangStart:
 
 def _stop_politely(handle: HostHandle) -> None:
     """Pass on that Kubernetes ends the pod; a node that flushes goes on with it."""
+    if handle.observe().commands_ended:  # how they ended is not changed by what comes after
+        return
     with suppress(SubstrateError):
         handle.stop(reason=StopReason.POD_DELETED)
 

@@ -34,6 +34,7 @@ def mirror_weights(pod: PodFiles) -> int:
     """Mirror every source; return the exit code of the container."""
     staging = _Staging(pod)
     signal.signal(signal.SIGTERM, lambda _number, _frame: staging.stop(StopReason.POD_DELETED))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     publisher = NodePublisher(
         pod.open_gang().rank(pod.plan.rank),
         observe=staging.observe,

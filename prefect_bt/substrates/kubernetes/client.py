@@ -30,6 +30,8 @@ MAX_RETRY_AFTER: Final = 15.0
 """Seconds that a server may ask for before the next request."""
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 _JSON: Final = "application/json"
+_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError)
+"""What the client raises for a kubeconfig of another shape."""
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
@@ -114,7 +116,7 @@ class ClusterClient:
                 with self._open(call, READ_TIMEOUT) as answer:
                     data, status = answer.read(), int(answer.status)
                     if status < HTTPStatus.BAD_REQUEST:
-                        return cast("Json", json.loads(data))
+                        return _parse_object(action, data)
                     error = _refusal_error(action, status, data)
                     asked = _retry_after(answer)
             except _transport_errors() as trouble:
@@ -191,7 +193,7 @@ class ClusterClient:
             if not known:
                 config.load_incluster_config(client_configuration=configuration)
                 self._namespace = self._namespace or _POD_NAMESPACE.read_text().strip()
-        except (config.ConfigException, OSError, ValueError) as error:
+        except (config.ConfigException, OSError, *_MALFORMED, _yaml_error()) as error:
             raise ClusterError(
                 f"No Kubernetes cluster is configured: {error}.",
                 next_step="Let KUBECONFIG name a kubeconfig, or set kubeconfig and context in the "
@@ -233,6 +235,22 @@ class ClusterClient:
         )
 
 
+def _parse_object(action: str, data: bytes) -> Json:
+    """Return the answer's object. ClusterError for a proxy's page."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return cast("Json", found)
+    said = data[:200].decode(errors="replace")
+    raise ClusterError(
+        f"{action}: what answers is not the API of a Kubernetes cluster: {said}",
+        next_step="See that `kubectl cluster-info` answers with the same kubeconfig.",
+        cause=Cause.CONFIGURATION,
+    )
+
+
 def _iter_lines(answer: Any) -> Generator[Json]:
     """Yield each whole line; a last one without its end was cut off."""
     rest = b""
@@ -269,6 +287,11 @@ def _may_repeat(method: str, status: int) -> bool:
 def _retry_after(answer: Any) -> float | None:
     text = str(answer.headers.get("Retry-After", ""))
     return min(float(text), MAX_RETRY_AFTER) if text.isdigit() else None
+
+
+def _yaml_error() -> type[Exception]:
+    errors: Any = import_module("yaml")
+    return errors.YAMLError
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

@@ -34,11 +34,16 @@ def _merge_objects(target: _Object, patch: _Object) -> _Object:
 
 
 def _merge_lists(target: list[_Object], patch: list[_Object]) -> list[_Object]:
-    changes = {one["name"]: one for one in patch}
-    known: list[_Object] = [merge(one, changes.pop(one["name"], {})) for one in target]
+    changes = {_identity(one): one for one in patch}
+    known: list[_Object] = [merge(one, changes.pop(_identity(one), {})) for one in target]
     return [*known, *changes.values()]
+
+
+def _identity(one: _Object) -> Any:
+    """Return the name; of a mount its path, because one volume may be mounted at many."""
+    return one.get("mountPath", one["name"])
 
 
 def _is_named_list(value: Any) -> bool:
     members = cast("list[Any]", value) if isinstance(value, list) else [None]
-    return all(isinstance(one, dict) and "name" in one for one in members)
+    return bool(members) and all(isinstance(one, dict) and "name" in one for one in members)

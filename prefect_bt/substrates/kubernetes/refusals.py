@@ -58,9 +58,14 @@ _REFUSALS: Final = (
         "Create the namespace, or correct namespace in the Kubernetes Substrate block.",
     ),
     Refusal(
-        "is forbidden",
+        'is forbidden: user "',
         Cause.FORBIDDEN,
         "Apply deployments/kubernetes/rbac.yaml for the user of the kubeconfig.",
+    ),
+    Refusal(
+        "is forbidden",
+        Cause.ADMISSION_DENIED,
+        "Change what the message names, in the job or in the Kubernetes Substrate block.",
     ),
     Refusal(
         "unauthorized",

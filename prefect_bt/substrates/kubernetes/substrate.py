@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from prefect_bt.planning.plan import GangPlan, ImagePlan
 from prefect_bt.registries.credentials import docker_configuration
 from prefect_bt.registries.pull_errors import PullError
 from prefect_bt.registries.reference import parse_reference
+from prefect_bt.settings import process_environment
 from prefect_bt.substrates.kubernetes.client import (
     SUBSTRATE_NAME,
     ClusterClient,
@@ -77,6 +77,7 @@ class KubernetesSubstrate:
             gpus=UNBOUNDED,
             disk=UNBOUNDED,
             enforcement=Enforcement.LIMITS if limits else Enforcement.REQUESTS,
+            is_machine=False,
             shares_local_store=bool(self.settings.store_claim),
         )
 
@@ -198,7 +199,7 @@ class KubernetesSubstrate:
         forwards = self.settings.forward_credentials
         return GangSecrets(
             {name: secrets[name] for name in sorted(named)},
-            forwarded_variables(self.store_url, os.environ) if forwards else {},
+            forwarded_variables(self.store_url, process_environment()) if forwards else {},
             login,
         )
 
