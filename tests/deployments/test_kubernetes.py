@@ -1,8 +1,13 @@
-"""deployments/kubernetes/: manifests that every supported Kubernetes accepts, and no more rights
-than the substrate uses."""
+"""deployments/kubernetes/ and docs/kubernetes.md.
+
+Manifests that every supported Kubernetes accepts, no more rights than the substrate uses, and a
+page that names every cause and whose patches are valid.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
-FOLDER = Path(__file__).parents[2] / "deployments" / "kubernetes"
+from prefect_bt.attempts.diagnosis import CAUSES
+from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.json_merge import merge
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deployments" / "kubernetes"
+PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 VERSIONS = ("1.29", "1.31", "1.33", "1.35", "1.37")
 RIGHTS = {
     ("batch", "jobs", "create"),
@@ -62,3 +73,37 @@ def test_the_binding_names_the_service_account_of_the_namespace() -> None:
     assert account["metadata"]["namespace"] == namespace["metadata"]["name"]
     level = namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
     assert level == "baseline", "the commands run as root by default"
+
+
+def test_the_page_names_every_cause_with_its_class() -> None:
+    table = re.findall(r"^\| `([a-z_]+)` \| ([a-z ]+) \| .+ \| .+ \|$", PAGE, flags=re.MULTILINE)
+    for name, failure_class in table:
+        assert failure_class == CAUSES[Cause(name)].failure_class.replace("_", " ")
+    sources = (ROOT / "prefect_bt/substrates/kubernetes").glob("*.py")
+    used = {name for file in sources for name in re.findall(r"Cause\.([A-Z_]+)", file.read_text())}
+    assert {Cause[name] for name in used} <= {Cause(name) for name, _ in table}
+
+
+def test_the_patches_of_the_page_are_valid() -> None:
+    containers = [{"name": "agent", "image": "a"}, {"name": "commands", "image": "c"}]
+    template = {"spec": {"restartPolicy": "Never", "containers": containers}}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "j"},
+        "spec": {"template": template},
+    }
+    patches = re.findall(r"```json\n(.+?)```", PAGE, flags=re.DOTALL)
+    assert len(patches) == 3
+    for patch in patches:
+        changed = merge(job, json.loads(patch))
+        kubernetes_validate.validate(changed, VERSIONS[0], strict=True)
+        names = [one["name"] for one in changed["spec"]["template"]["spec"]["containers"]]
+        assert names == ["agent", "commands"]
+
+
+def test_every_variable_of_the_page_is_a_setting() -> None:
+    from prefect_bt.cluster_settings import ClusterSettings
+
+    named = set(re.findall(r"PREFECT_BT_KUBERNETES_([A-Z_]+)", PAGE))
+    assert named <= {name.upper() for name in ClusterSettings.model_fields}
