@@ -29,7 +29,8 @@ def _read_reference(value: object) -> object:
 BlockReference = Annotated[str, BeforeValidator(_read_reference)]
 
 
-class KubernetesSubstrate(FormBlock, ClusterSettings):
+# Prefect's Block overrides methods of pydantic's model with fewer parameters.
+class KubernetesSubstrate(FormBlock, ClusterSettings):  # pyright: ignore[reportIncompatibleMethodOverride]
     """Runs the nodes of training jobs as pods of a Kubernetes cluster."""
 
     substrate: ClassVar[str] = "kubernetes"
@@ -107,10 +108,10 @@ def _read_kubeconfig(name: str) -> str:
 
     text = resolve_secrets([name], default_secret_sources())[name]
     try:
-        found = yaml.safe_load(text)
+        found: Any = yaml.safe_load(text)
     except yaml.YAMLError:
         found = None  # the error would quote the text
-    if not isinstance(found, dict) or not found.get("clusters"):
+    if not isinstance(found, dict) or not cast("dict[str, Any]", found).get("clusters"):
         raise DefinitionError(
             f"The credentials {name!r} hold no kubeconfig with a cluster.",
             next_step="Give the Kubernetes Credentials block a cluster config, or leave "
