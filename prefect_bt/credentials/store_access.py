@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from prefect_bt.errors import StoreError
+
 _FORWARDED: Final = re.compile(
     r"AWS_(?:ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|REGION|DEFAULT_REGION"
     r"|ENDPOINT_URL(?:_\w+)?|REQUEST_CHECKSUM_CALCULATION)"
@@ -19,26 +21,41 @@ _S3_LIKE: Final = ("s3://", "r2://", "cw://")
 
 
 def forwarded_variables(store: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with credentials that are in files here read from them.
+    """Return the variables, with credentials that are in files here read from them. StoreError.
 
     Of a profile, a role or SSO the present keys are taken, which may end before a long job does.
     """
     found = {name: value for name, value in environment.items() if _FORWARDED.fullmatch(name)}
-    if store.startswith(_S3_LIKE) and "AWS_ACCESS_KEY_ID" not in found:
-        found |= _session_keys()
+    if store.startswith(_S3_LIKE):
+        found = _session_variables(store) | found
     key_file = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     if store.startswith("gs://") and key_file:
-        found.setdefault("GOOGLE_SERVICE_ACCOUNT_KEY", Path(key_file).read_text())
+        try:
+            found.setdefault("GOOGLE_SERVICE_ACCOUNT_KEY", Path(key_file).read_text())
+        except OSError as error:
+            raise _credentials_error(store, error) from error
     return found
 
 
-def _session_keys() -> dict[str, str]:
-    """Return what boto3 finds in profiles and roles; nothing when it finds nothing."""
-    session: Any = import_module("boto3.session").Session()
-    credentials = session.get_credentials()
-    if credentials is None:
-        return {}
-    keys = credentials.get_frozen_credentials()
-    found = {"AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key}
-    optional = {"AWS_SESSION_TOKEN": keys.token, "AWS_REGION": session.region_name}
-    return found | {name: value for name, value in optional.items() if value}
+def _session_variables(store: str) -> dict[str, str]:
+    """Return the keys and the region that boto3 finds, also in profiles and roles. StoreError."""
+    errors: Any = import_module("botocore.exceptions")
+    try:
+        session: Any = import_module("boto3.session").Session()
+        credentials = session.get_credentials()
+        keys = credentials.get_frozen_credentials() if credentials else None
+    except errors.BotoCoreError as error:
+        raise _credentials_error(store, error) from error
+    found = {"AWS_REGION": session.region_name}
+    if keys is not None:
+        found |= {"AWS_ACCESS_KEY_ID": keys.access_key, "AWS_SECRET_ACCESS_KEY": keys.secret_key}
+        found |= {"AWS_SESSION_TOKEN": keys.token}
+    return {name: value for name, value in found.items() if value}
+
+
+def _credentials_error(store: str, error: Exception) -> StoreError:
+    return StoreError(
+        f"This machine's credentials for {store} cannot be read: {error}",
+        url=store,
+        next_step="Correct them, or let the pods use their service account (forward_credentials).",
+    )

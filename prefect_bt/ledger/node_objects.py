@@ -71,7 +71,7 @@ class RankObjects:
     prefix: str
 
     def status_key(self, number: int) -> str:
-        return f"{self.prefix}/status-{number:06d}.json"
+        return f"{self.prefix}/status-{number:09d}.json"
 
     def write_status(self, status: NodeStatus, number: int) -> None:
         """Write the status, then delete the one before. StoreError."""

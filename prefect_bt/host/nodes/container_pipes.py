@@ -3,7 +3,7 @@
     <node>/control/     mounted read-only at /.prefect-bt
         orders          agent -> first process: `set`, `copy`, `link`, `run`, `end`
         signals         agent -> its listener: names of signals for everything in the container, or
-                        COUNT
+                        COUNT, SHARE
         counts          listener -> agent: processes, their CPU ticks and OOM kills, after a COUNT
         reports         first process -> agent: `ready`, then each command's exit code
         output          what the commands print, both streams
@@ -32,12 +32,16 @@ PIPE_NAMES: Final = ("orders", "signals", "counts", "reports", "output")
 """In the order in which they are created: the first process waits for the last one."""
 READY: Final = "ready"
 COUNT: Final = "COUNT"
+SHARE: Final = "SHARE"
+NOT_SHARED: Final = "'(' ! -perm -040 -o -type d ! -perm -050 ')'"
+"""What `find` looks for: files and folders that their group, the agent's in a pod, cannot read.
+Only these are changed: a change counts as a write, and what was written is uploaded again."""
 FOREIGN_PROCESSES: Final = 2
 """Processes in a container that are not the commands': the first one and its listener."""
 _ESCAPED_BYTE: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
 
 INIT_SCRIPT: Final = f"""
-_bt_home=$PWD
+_bt_home=$PWD _bt_shared=$2
 _bt_control={MOUNTED_AT}
 while [ ! -p "$_bt_control/output" ]; do sleep 0.1 2>/dev/null || sleep 1; done
 cd "${{1:-.}}" || exit 1
@@ -61,6 +65,7 @@ _bt_count() {{
   while IFS=' ' read -r _bt_name; do
     case $_bt_name in
       {COUNT}) _bt_count ;;
+      {SHARE}) [ -d "$_bt_shared" ] && find "$_bt_shared" {NOT_SHARED} -exec chmod g+rX {{}} + ;;
       *) kill "-$_bt_name" -1 ;;
     esac
   done
@@ -92,10 +97,11 @@ while IFS=' ' read -r _bt_verb _bt_text <&3; do
 done
 exit 0
 """
-"""Its first argument: the folder to start in, empty for the image's own. It asks of the image a
+"""Its arguments: the folder to start in, empty for the image's own; in a pod, the folder of the
+checkpoints, whose files SHARE lets the agent read. It asks of the image a
 POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln, and in a pod, where the
-pipes may come later than the container, the wait for them needs sleep. `link` without a folder
-links the image's own WORKDIR.
+pipes may come later than the container, sleep, find and chmod are used where they are. `link`
+without a folder links the image's own WORKDIR.
 
 An order without its last dot was never written to its end, and is not followed. A variable that the
 shell does not let anybody set (UID in bash) is tried aside first: it would end the shell.

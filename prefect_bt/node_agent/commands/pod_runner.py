@@ -12,12 +12,13 @@ import re
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from prefect_bt.host.nodes.container_pipes import (
     COUNT,
     FOREIGN_PROCESSES,
+    SHARE,
     ContainerRecord,
     Pipes,
     kill_container,
@@ -26,6 +27,8 @@ from prefect_bt.host.nodes.container_pipes import (
 from prefect_bt.host.processes import ProcessStat
 from prefect_bt.node_agent.commands.container_runner import KILL_TIMEOUT, ContainerRunner
 
+SHARE_INTERVAL: Final = 5.0
+"""Seconds between two looks for files that the commands wrote for their own user alone."""
 COUNT_TIMEOUT: Final = 1.0
 """Longest wait for the listener's answer, in seconds. Without one the last answer counts."""
 _LAST_COUNT: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18})\n\Z")
@@ -48,6 +51,7 @@ class PodRunner(ContainerRunner):
     def __init__(self, pipes: Pipes, *, should_continue: Callable[[], bool]) -> None:
         super().__init__(ContainerRecord("", 0), pipes, should_continue=should_continue)
         self._counts = _Counts()
+        self._shared_at = time.monotonic()
         self._end = select.poll()
         self._end.register(pipes.reports, 0)
 
@@ -64,6 +68,23 @@ class PodRunner(ContainerRunner):
         self._counts = self._count() or self._counts
         ticks = (self._counts.ticks, *[0] * self._counts.processes)
         return [ProcessStat(0, 0, 0, ticks[n]) for n in range(self._counts.processes)]
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        if now - self._shared_at >= SHARE_INTERVAL:
+            self._shared_at = now
+            signal_listener(self._pipes, SHARE)
+        super().poll()
+
+    def close(self, written: Sequence[str] = ()) -> None:
+        """Let the container end, after its listener has let the agent read all files. Idempotent.
+
+        The files stay their users': a change of owner would be a change of each file.
+        """
+        if written and not self.gone:
+            signal_listener(self._pipes, SHARE)
+            self._count()  # the listener answers when it is done with that
+        super().close()
 
     def kill(self) -> None:
         deadline = time.monotonic() + KILL_TIMEOUT

@@ -21,7 +21,7 @@ from prefect_bt.substrates.kubernetes.node_status import (
     lose,
     stop_before_start,
 )
-from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem
+from prefect_bt.substrates.kubernetes.pod_states import IMAGE_CAUSES, PodView, Problem
 
 REMOVAL_TIMEOUT: Final = 60.0
 """Longest wait for the pods of a removed gang to be gone, in seconds."""
@@ -31,7 +31,10 @@ _NEVER_BEGUN: Final = 30.0
 
 
 class KubernetesGang:
-    """One attempt, seen from any process. Safe to use from several threads."""
+    """One attempt, seen from any process. Safe to use from several threads.
+
+    `patience`: seconds to wait for pods that do not start. `is_queued`: Kueue begins the Job.
+    """
 
     def __init__(
         self,
@@ -40,14 +43,17 @@ class KubernetesGang:
         record: GangRecord,
         *,
         patience: float,
+        is_queued: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.objects, self.record = objects, record
         self._client, self._patience, self._clock = client, patience, clock
+        self._is_queued = is_queued
         self._core = f"/api/v1/namespaces/{record.namespace}"
         self._watch = GangWatch(client, record.namespace, record.name)
         self._requests: dict[int, NodeRequest] = {}
-        self._blocked_since: dict[int, float] = {}
+        self._blocked: dict[int, tuple[float, Problem]] = {}
+        """Rank -> since when it does not start, and why."""
         self._final: dict[int, NodeStatus] = {}
         """Statuses that were concluded here and stand."""
         self._waiting = ""
@@ -99,8 +105,9 @@ class KubernetesGang:
             return self._conclude(stop_before_start(latest, asked, self._clock()))
         if pod is not None:
             return self._conclude(lose(latest, pod.failure, self._clock()))
-        problem, job_gone = self._watch.find_missing_reason()
-        if job_gone and self._clock() - self.record.created_at > _NEVER_BEGUN:
+        problem, job_gone, suspended = self._watch.find_missing_reason()
+        never_begun = job_gone or (suspended and not self._is_queued)
+        if never_begun and self._clock() - self.record.created_at > _NEVER_BEGUN:
             gone = Problem(Cause.POD_DELETED, "its Job was deleted, or never begun")
             return self._conclude(lose(latest, gone, self._clock()))
         return self._wait(latest, problem or _NO_POD)
@@ -108,9 +115,12 @@ class KubernetesGang:
     def _wait(self, status: NodeStatus, blocked: Problem | None) -> NodeStatus:
         """Return the status of a node that does not start yet; after the patience it failed."""
         if blocked is None:
-            self._blocked_since.pop(status.rank, None)
+            self._blocked.pop(status.rank, None)
             return status
-        since = self._blocked_since.setdefault(status.rank, self._clock())
+        since, before = self._blocked.get(status.rank, (self._clock(), blocked))
+        if blocked.cause is Cause.IMAGE_PULL_FAILED and before.cause in IMAGE_CAUSES:
+            blocked = before  # older kubelets name the reason in the first message only
+        self._blocked[status.rank] = since, blocked
         if self._clock() - since >= self._patience:
             return self._give_up(status, blocked)
         self._publish_waiting(f"rank {status.rank}: {blocked.message}")

@@ -63,8 +63,8 @@ class GangWatch:
         """Return the rank's pod as it was last seen, if it ever was, and whether it is there."""
         return self._pods.get(rank, (None, False))
 
-    def find_missing_reason(self) -> tuple[Problem | None, bool]:
-        """Return why a rank has no pod, and whether it gets none: its Job is gone or suspended.
+    def find_missing_reason(self) -> tuple[Problem | None, bool, bool]:
+        """Return why a rank has no pod, and whether its Job is gone or suspended.
 
         Asks now and then.
         """

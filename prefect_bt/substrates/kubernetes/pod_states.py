@@ -69,15 +69,20 @@ def _containers(status: Json) -> Iterator[Json]:
 
 # -- why it does not start ------------------------------------------------------------------
 
-_IMAGE_CAUSES: Final = (
+_PULL_MESSAGES: Final = (
+    (r"no match for platform|exec format error", Cause.IMAGE_UNUSABLE),
+    (
+        r"unauthorized|authentication required|denied|forbidden|\b40[13]\b",
+        Cause.REGISTRY_REFUSED,
+    ),
     (r"not found|manifest unknown|no such image|does not exist", Cause.IMAGE_NOT_FOUND),
-    (r"unauthorized|authentication required|denied|forbidden|401|403", Cause.REGISTRY_REFUSED),
     (
         r"no such host|timeout|timed out|refused|unreachable|misbehaving",
         Cause.REGISTRY_UNREACHABLE,
     ),
 )
 """What a runtime says of a pull, which reaches us as text alone; the first that fits."""
+IMAGE_CAUSES: Final = frozenset(cause for _, cause in _PULL_MESSAGES)
 _WAITING_CAUSES: Final = {
     "InvalidImageName": Cause.CONFIGURATION,
     "CreateContainerConfigError": Cause.CONFIGURATION,
@@ -97,7 +102,8 @@ _PULL_REASONS: Final = {
 def _find_block(pod: Json, status: Json) -> Problem | None:
     for one in _containers(status):
         waiting = _part(_part(one, "state"), "waiting")
-        problem = _read_waiting(str(waiting.get("reason", "")), str(waiting.get("message", "")))
+        reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
+        problem = _read_waiting(reason, message, image=str(one.get("image", "")))
         if problem is not None:
             return _blame_agent_image(one, problem) if one["name"] != COMMANDS else problem
     for condition in _conditions(status):
@@ -108,9 +114,10 @@ def _find_block(pod: Json, status: Json) -> Problem | None:
     return None
 
 
-def _read_waiting(reason: str, message: str) -> Problem | None:
+def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
     if reason in _PULL_REASONS:
-        fitting = (cause for words, cause in _IMAGE_CAUSES if re.search(words, message, re.I))
+        said = message.replace(image, "") if image else message  # a name may hold any word
+        fitting = (cause for words, cause in _PULL_MESSAGES if re.search(words, said, re.I))
         cause = next(fitting, Cause.IMAGE_PULL_FAILED)
         return Problem(cause, _clean(message) or reason)
     cause = _WAITING_CAUSES.get(reason)

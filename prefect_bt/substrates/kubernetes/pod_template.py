@@ -32,6 +32,11 @@ AGENT_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 AGENT_LIMITS: Final = {"cpu": "4", "memory": "4Gi"}
 """Of the agent and its uploader, where limits are enforced."""
 PULL_SECRET_KEY: Final = ".dockerconfigjson"
+_UNPRIVILEGED: Final = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 _ENTRYPOINT: Final = ["python", "-m", "prefect_bt.node_agent.pod"]
 
 
@@ -81,10 +86,8 @@ def _agent(node: NodePlan, settings: ClusterSettings) -> dict[str, Any]:
             "runAsNonRoot": True,
             "runAsUser": user,
             "runAsGroup": user,
-            "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
+            **_UNPRIVILEGED,
         },
         "volumeMounts": [
             {"name": "secret", "mountPath": str(pod_layout.SECRET), "readOnly": True},
@@ -118,10 +121,9 @@ def _staging(node: NodePlan, settings: ClusterSettings) -> dict[str, Any]:
 def _commands(gang: GangPlan, settings: ClusterSettings) -> dict[str, Any]:
     """Return the container of the user's commands; its first process takes the agent's orders."""
     node = gang.nodes[0]
-    directory = [] if node.workspace.in_image else [node.workspace.directory]
-    command = ["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt", *directory]
-    user = settings.run_as_user
-    context = {} if user is None else {"securityContext": {"runAsUser": user}}
+    directory = "" if node.workspace.in_image else node.workspace.directory
+    shared = node.checkpoints.directory if node.checkpoints else ""
+    command = ["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt", directory, shared]
     targets = {number: volume.target for number, volume in enumerate(node.volumes)}
     return {
         "name": COMMANDS,
@@ -129,13 +131,22 @@ def _commands(gang: GangPlan, settings: ClusterSettings) -> dict[str, Any]:
         "command": [_escape(word) for word in command],
         "env": _environment(gang),
         "resources": _resources(node.resources, settings),
-        **context,
+        **_user_context(settings.run_as_user),
         "volumeMounts": [
             {"name": "control", "mountPath": MOUNTED_AT, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
             *render_mounts(node, settings, targets),
         ],
     }
+
+
+def _user_context(user: int | None) -> dict[str, Any]:
+    """Return whom the commands run as; a plain user meets the Pod Security level `restricted`."""
+    if user is None:
+        return {}
+    if user == 0:
+        return {"securityContext": {"runAsUser": 0}}
+    return {"securityContext": {"runAsUser": user, "runAsNonRoot": True, **_UNPRIVILEGED}}
 
 
 def _environment(gang: GangPlan) -> list[dict[str, Any]]:

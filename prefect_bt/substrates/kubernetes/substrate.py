@@ -145,8 +145,18 @@ class KubernetesSubstrate:
             raise _already_launched_error(gang) from None
         except StoreError as error:
             raise _store_error(error) from error
-        patience = self.settings.patience_seconds
-        return KubernetesGang(self.client, objects, record, patience=patience)
+        return self._make_gang(self.client, objects, record)
+
+    def _make_gang(
+        self, client: ClusterClient, objects: GangObjects, record: GangRecord
+    ) -> KubernetesGang:
+        return KubernetesGang(
+            client,
+            objects,
+            record,
+            patience=self.settings.patience_seconds,
+            is_queued=bool(self.settings.queue_name),
+        )
 
     def _create_job(self, gang: GangPlan, secrets: GangSecrets, namespace: str) -> Json:
         """Create the Job, suspended. ClusterError."""
@@ -231,12 +241,7 @@ class KubernetesSubstrate:
         record = objects.read_record()
         if record is None:
             return None
-        opened = KubernetesGang(
-            self._client_of(record),
-            objects,
-            record,
-            patience=self.settings.patience_seconds,
-        )
+        opened = self._make_gang(self._client_of(record), objects, record)
         self._gangs[job_id, attempt] = opened
         return opened
 
