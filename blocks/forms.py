@@ -38,7 +38,8 @@ class FormBlock(AwaitableValue, Block):
     The first UI stores `{}` when nothing was changed in a form, so every field that a form prefills
     has a default in Python. But a reference to a block whose schema requires nothing also matches
     that schema, and Prefect refuses what matches twice as a flow parameter (409). So where every
-    field has a default, the schema, and only the schema, requires the first one.
+    field has a default, the schema, and only the schema, requires the first one whose default is
+    not empty: the first UI does not save a form whose required field is empty.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -64,8 +65,10 @@ class FormBlock(AwaitableValue, Block):
     ) -> JsonSchemaValue:
         schema = handler(core_schema)
         definition = handler.resolve_ref_schema(schema)
-        if fields := list(definition.get("properties", {})):
-            definition.setdefault("required", fields[:1])
+        fields: dict[str, Any] = definition.get("properties", {})
+        filled = [name for name, field in fields.items() if field.get("default") != ""]
+        if filled:
+            definition.setdefault("required", filled[:1])
         return schema
 
 
