@@ -41,6 +41,12 @@ class ClusterSettings(BaseModel):
         "deployments/images/agent.Dockerfile and pushed to a registry that the cluster reads.",
         examples=["registry.example.com/prefect-bt-agent:0.3.0"],
     )
+    pull_secrets: list[str] = Field(
+        default_factory=list[str],
+        title="Pull secrets",
+        description="Secrets of the namespace by which its machines pull images, such as the "
+        "agent's. Those of the job's own image come from its docker_auth.",
+    )
     service_account: str = Field(
         default="",
         title="Service account",

@@ -27,7 +27,10 @@ def forwarded_variables(store: str, environment: Mapping[str, str]) -> dict[str,
     """
     found = {name: value for name, value in environment.items() if _FORWARDED.fullmatch(name)}
     if store.startswith(_S3_LIKE):
-        found = _session_variables(store) | found
+        known = _session_variables(store)
+        if "AWS_ACCESS_KEY_ID" in found:  # keys of one source and a token of another fit nobody
+            known = {name: value for name, value in known.items() if name == "AWS_REGION"}
+        found = known | found
     key_file = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")
     if store.startswith("gs://") and key_file:
         try:

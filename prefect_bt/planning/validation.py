@@ -216,13 +216,16 @@ def _validate_checkpointing(job: TrainingJob, capacity: Capacity) -> Iterator[st
         )
 
 
+_SHELLS: Final = {"docker": "use docker exec.", "kubernetes": "use kubectl exec -c commands."}
+
+
 def _validate_session(job: TrainingJob, substrate: str) -> Iterator[str]:
     session = job.interactive_session
     if session and session.trigger is not InteractiveSessionTrigger.ON_DEMAND:
         yield (
             f"interactive_session.trigger is {session.trigger.value}; the {substrate} substrate "
             "has no interactive sessions. Leave interactive_session out: "
-            + ("use docker exec." if substrate == "docker" else "the node is this machine.")
+            + _SHELLS.get(substrate, "the node is this machine.")
         )
 
 

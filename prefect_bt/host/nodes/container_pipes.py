@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from prefect_bt.host.nodes.pod_layout import AGENT_USER
 from prefect_bt.host.processes import ProcessIdentity
 from prefect_bt.host.state_folder import NodeFolder
 
@@ -33,9 +34,12 @@ PIPE_NAMES: Final = ("orders", "signals", "counts", "reports", "output")
 READY: Final = "ready"
 COUNT: Final = "COUNT"
 SHARE: Final = "SHARE"
-NOT_SHARED: Final = "'(' ! -perm -040 -o -type d ! -perm -050 ')'"
-"""What `find` looks for: files and folders that their group, the agent's in a pod, cannot read.
-Only these are changed: a change counts as a write, and what was written is uploaded again."""
+_UNREADABLE: Final = (
+    f"! -perm -004 ! '(' -group {AGENT_USER} -perm -040 ')' -o "
+    f"-type d ! -perm -005 ! '(' -group {AGENT_USER} -perm -050 ')'"
+)
+"""What `find` looks for: files and folders that the agent of a pod cannot read. Only these are
+changed: a change counts as a write, and what was written is uploaded again."""
 FOREIGN_PROCESSES: Final = 2
 """Processes in a container that are not the commands': the first one and its listener."""
 _ESCAPED_BYTE: Final = re.compile(rb"[^A-Za-z0-9_/=:,@+-]")
@@ -65,7 +69,8 @@ _bt_count() {{
   while IFS=' ' read -r _bt_name; do
     case $_bt_name in
       {COUNT}) _bt_count ;;
-      {SHARE}) [ -d "$_bt_shared" ] && find "$_bt_shared" {NOT_SHARED} -exec chmod g+rX {{}} + ;;
+      {SHARE}) [ -d "$_bt_shared" ] && find "$_bt_shared" '(' {_UNREADABLE} ')' \\
+          -exec chgrp {AGENT_USER} {{}} + -exec chmod g+rX {{}} + ;;
       *) kill "-$_bt_name" -1 ;;
     esac
   done
@@ -98,7 +103,7 @@ done
 exit 0
 """
 """Its arguments: the folder to start in, empty for the image's own; in a pod, the folder of the
-checkpoints, whose files SHARE lets the agent read. It asks of the image a
+checkpoints, whose files SHARE lets an agent that is another user read. It asks of the image a
 POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln, and in a pod, where the
 pipes may come later than the container, sleep, find and chmod are used where they are. `link`
 without a folder links the image's own WORKDIR.

@@ -36,7 +36,7 @@ class KubernetesGang:
     `patience`: seconds to wait for pods that do not start. `is_queued`: Kueue begins the Job.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (one gang)
         self,
         client: ClusterClient,
         objects: GangObjects,

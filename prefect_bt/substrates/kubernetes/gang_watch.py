@@ -74,9 +74,9 @@ class GangWatch:
                 with suppress(SubstrateError):
                     self._job = self._client.find(self._job_path)
                     self._missing = self._read_failed_creation()
-            return self._missing, self._job is None or bool(
-                self._job.get("spec", {}).get("suspend")
-            )
+            job = self._job
+            suspended = job is not None and bool(job.get("spec", {}).get("suspend"))
+            return self._missing, job is None, suspended
 
     def find_pod_warning(self, pod: PodView) -> Problem | None:
         """Return the newest warning about a pod that does not start; None without one."""

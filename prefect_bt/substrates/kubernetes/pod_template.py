@@ -65,7 +65,10 @@ def render_pod(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: b
         "nodeSelector": {**settings.node_selector, **selected},
         "serviceAccountName": settings.service_account,
         "priorityClassName": settings.priority_class,
-        "imagePullSecrets": [{"name": name}] if pulls_with_login else [],
+        "imagePullSecrets": [
+            {"name": secret}
+            for secret in [*([name] if pulls_with_login else []), *settings.pull_secrets]
+        ],
     }
     return pod | {key: value for key, value in optional.items() if value}
 
@@ -122,7 +125,8 @@ def _commands(gang: GangPlan, settings: ClusterSettings) -> dict[str, Any]:
     """Return the container of the user's commands; its first process takes the agent's orders."""
     node = gang.nodes[0]
     directory = "" if node.workspace.in_image else node.workspace.directory
-    shared = node.checkpoints.directory if node.checkpoints else ""
+    same_user = settings.run_as_user == _agent_user(settings)
+    shared = node.checkpoints.directory if node.checkpoints and not same_user else ""
     command = ["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt", directory, shared]
     targets = {number: volume.target for number, volume in enumerate(node.volumes)}
     return {

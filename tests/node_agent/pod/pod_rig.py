@@ -36,8 +36,11 @@ mount --make-rprivate /
 mount -t tmpfs -o mode=755 none "$root"
 for place in /*; do
   if [ -L "$place" ]; then cp -P "$place" "$root/"
-  elif [ -d "$place" ] && [ "$place" != /root ] && [ "$place" != /proc ]; then
-    mkdir "$root$place"; mount --rbind "$place" "$root$place"
+  elif [ -d "$place" ]; then
+    case $place in
+      /root | /proc | /mnt) ;;  # the volumes of plans are in /mnt, and no folder is made there
+      *) mkdir "$root$place"; mount --rbind "$place" "$root$place" ;;
+    esac
   fi
 done
 mkdir "$root/proc"; mount -t proc proc "$root/proc"
@@ -129,7 +132,9 @@ class Pod:
         mounts = [("control", MOUNTED_AT, "ro")]
         mounts += [(self.volume(n).name, v.target, "rw") for n, v in enumerate(self.plan.volumes)]
         variables = [f"{name}={value}" for name, value in self.plan.environment.items()]
-        command = ["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt", self.plan.workspace.directory]
+        shared = self.plan.checkpoints.directory if self.plan.checkpoints else ""
+        folders = [self.plan.workspace.directory, shared]
+        command = ["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt", *folders]
         given = ["env", "-i", "PATH=/usr/bin:/bin", *variables, *command]
         return self._enter("image", mounts, given, shell=self.shell)
 

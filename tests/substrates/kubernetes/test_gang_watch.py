@@ -62,8 +62,7 @@ def watch(client: ClusterClient) -> Iterator[GangWatch]:
 
 def look(watch: GangWatch, rank: int = 0) -> tuple[PodView | None, bool]:
     """Return the rank's pod as it was last seen, and whether it is there."""
-    found: Any = watch.find(rank)
-    return found if type(found) is tuple else (watch.find_last(rank), found is not None)
+    return watch.find(rank)
 
 
 def began(watch: GangWatch, rank: int = 0) -> Callable[[], bool]:
@@ -202,8 +201,8 @@ def test_why_there_are_no_pods(api: ApiStub, watch: GangWatch) -> None:
     events = recorded("failed_create")["events"]
     api.on("GET gang", answer(200, {"spec": {"suspend": True}}), answer(200, {"spec": {}}))
     api.on("GET events", answer(200, {"items": []}), answer(200, {"items": events}))
-    assert watch.find_missing_reason() == (None, True), "it has not begun"
-    problem, gone = watch.find_missing_reason()
+    assert watch.find_missing_reason() == (None, False, True), "it has not begun"
+    problem, gone, _ = watch.find_missing_reason()
     assert (problem.cause, gone) == (Cause.QUOTA_EXCEEDED, False)
     assert "exceeded quota" in problem.message
     assert not problem.message.startswith("Error creating")
