@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from importlib import import_module
@@ -207,11 +207,12 @@ class ClusterClient:
     def _load_kubeconfig(self, config: Any, configuration: Any, settings: ClusterSettings) -> bool:
         """Return whether there is one; else we may be in a pod."""
         context = settings.context or None
-        if settings.kubeconfig.lstrip().startswith("{"):
+        if settings.kubeconfig.lstrip().startswith("{"):  # of a credentials block
             given = json.loads(settings.kubeconfig)
             config.load_kube_config_from_dict(
                 given, context=context, client_configuration=configuration
             )
+            self._take_context(given["contexts"], context or given["current-context"])
             return True
         path = settings.kubeconfig or None
         try:
@@ -221,10 +222,13 @@ class ClusterClient:
                 return False
             raise
         config.load_kube_config(path, context=context, client_configuration=configuration)
-        chosen = next((one for one in contexts if one["name"] == context), current)
-        self._context = str(chosen["name"])
-        self._namespace = self._namespace or chosen["context"].get("namespace", "")
+        self._take_context(contexts, context or current["name"])
         return True
+
+    def _take_context(self, contexts: Sequence[Json], name: str) -> None:
+        chosen = next(one for one in contexts if one["name"] == name)
+        self._context = name
+        self._namespace = self._namespace or chosen["context"].get("namespace", "")
 
     def _unreachable_error(self, trouble: Exception) -> ClusterError:
         host = self._configuration.host if self._configuration else "the API server"
