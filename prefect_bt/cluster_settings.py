@@ -133,8 +133,8 @@ class ClusterSettings(BaseModel):
     cache_host_path: str = Field(
         default="",
         title="Cache folder",
-        description="Folder of each machine for the training cache and for weights. The agent's "
-        "user (65532) must be able to write to it.",
+        description="Folder of each machine for the training cache and for weights, that everybody "
+        "may write to (mode 1777).",
     )
     patience_seconds: float = Field(
         default=300.0,

@@ -31,11 +31,11 @@ class ClusterJobScanner:
                 yield orphan
 
     def _judge(self, jobs: str, metadata: dict[str, Any]) -> Orphan | None:
-        """Return the Job as an orphan; None while its training job is not over."""
+        """Return the Job as an orphan; None unless its training job is known to be over."""
         name, job_id = str(metadata["name"]), str(metadata["labels"][LABEL_JOB])
         verdict = self.stores.check_liveness(job_id, [self.stores.default_url])
-        if not verdict.ended:
-            return None
+        if not verdict.ended or verdict.since is None:
+            return None  # a job that its store does not know may be of a store with the same name
 
         def remove() -> None:
             if not self.stores.check_liveness(job_id, [self.stores.default_url]).ended:

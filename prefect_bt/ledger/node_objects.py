@@ -5,6 +5,7 @@
     waiting.txt                  what the gang waits for before it starts; by a watcher, for `logs`
     rank-<r>/status-<n>.json     NodeStatus; the newest has the highest number
     rank-<r>/ready               the node can start its commands, and waits for the others
+    rank-<r>/status-verdict.json NodeStatus that a watcher concluded, which stands before all others
     rank-<r>/request.json        NodeRequest, replaced by whoever asks the node to stop
     rank-<r>/log-<offset>        the node's log from that byte on, up to the next one's offset
 
@@ -14,6 +15,7 @@ its full size, so that a log has few objects and a line is seen within a second.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +35,7 @@ from prefect_bt.object_store.protocols import (
 )
 
 T = TypeVar("T")
+_STATUS: Final = re.compile(r"/status-(\d+)\.json\Z")
 REFRESH_INTERVAL: Final = 0.5
 """Seconds between two listings of a watcher."""
 
@@ -48,6 +51,8 @@ class GangRecord:
     name: str
     namespace: str
     context: str
+    server: str
+    """Address of the API server, by which clusters whose contexts have one name are told apart."""
     size: int
     created_at: float
 
@@ -79,6 +84,10 @@ class RankObjects:
         if number:
             self.store.delete(self.status_key(number - 1))
 
+    def write_verdict(self, status: NodeStatus) -> None:
+        """Write how the node ended, for one whose agent cannot say so. StoreError."""
+        self.store.put(f"{self.prefix}/status-verdict.json", codec.dumps(status).encode())
+
     def write_log(self, data: bytes, *, offset: int) -> None:
         """Write or replace the segment that begins at `offset`. StoreError."""
         self.store.put(f"{self.prefix}/log-{offset:015d}", data)
@@ -97,11 +106,8 @@ class RankObjects:
 
     def count_statuses(self) -> int:
         """Return the number of the next status: an earlier container may have written some."""
-        numbers = [
-            int(info.key.rpartition("-")[2].removesuffix(".json"))
-            for info in self.store.list(self.prefix)
-            if "/status-" in info.key
-        ]
+        found = (_STATUS.search(info.key) for info in self.store.list(self.prefix))
+        numbers = [int(match[1]) for match in found if match]
         return max(numbers, default=-1) + 1
 
 
@@ -117,6 +123,7 @@ class _RankView:
 
     status_key: str = ""
     status: NodeStatus | None = None
+    has_request: bool = False
     segments: list[_Segment] = field(default_factory=list[_Segment])
 
 
@@ -177,6 +184,12 @@ class GangObjects:
             view = self._ranks.get(rank)
             return view.status if view else None
 
+    def has_request(self, rank: int) -> bool:
+        """Return whether somebody asked something of the rank, as far as the last listing tells."""
+        with self._lock:
+            view = self._ranks.get(rank)
+            return view is not None and view.has_request
+
     def read_latest_status(self, rank: int) -> NodeStatus | None:
         """Return the rank's newest status as it is now. StoreError."""
         with self._lock:
@@ -185,16 +198,16 @@ class GangObjects:
             return view.status if view else None
 
     def read_log(self, rank: int, *, offset: int, limit: int) -> bytes:
-        """Return at most `limit` bytes from `offset`; none while the store does not answer."""
+        """Return at most `limit` bytes from `offset`. StoreError."""
         with self._lock:
-            self._refresh()
+            if self._clock() - self._listed_at >= REFRESH_INTERVAL:
+                self._refresh_now()
             view = self._ranks.get(rank)
             segments = list(view.segments) if view else []
         for begin, size, key in segments:
             if begin <= offset < begin + size:
                 length = min(limit, begin + size - offset)
-                with suppress(StoreError):
-                    return self.store.get_range(key, start=offset - begin, length=length)
+                return self.store.get_range(key, start=offset - begin, length=length)
         return b""
 
     def delete(self) -> None:
@@ -230,6 +243,8 @@ class GangObjects:
             view = seen.setdefault(int(place.removeprefix("rank-")), _RankView())
             if name.startswith("status-"):
                 view.status_key = max(view.status_key, info.key)
+            elif name == "request.json":
+                view.has_request = True
             elif name.startswith("log-"):
                 begin = int(name.removeprefix("log-"))
                 view.segments.append(_Segment(begin, info.size, info.key))

@@ -52,6 +52,8 @@ from prefect_bt.node_agent.upload_watchdog import DEFAULT_COMMAND, UploaderConfi
 from prefect_bt.planning.plan import NodePlan, VolumeKind
 
 GANG_POLL_INTERVAL: Final = 0.1
+GANG_TIMEOUT: Final = 3600.0
+"""Longest wait for the other nodes of the gang, in seconds, if nobody watches it."""
 
 
 class AgentConfig(NamedTuple):
@@ -195,7 +197,10 @@ class Agent:
         if not self.task.record.in_pod or self.task.plan.group_size == 1:
             return
         self.task.folder.ready.touch()
+        deadline = time.monotonic() + GANG_TIMEOUT
         while self._should_continue() and not self.task.folder.go.exists():
+            if time.monotonic() > deadline:
+                raise PrefectBtError("its gang was not whole within an hour")
             time.sleep(GANG_POLL_INTERVAL)
 
     def _should_continue(self) -> bool:

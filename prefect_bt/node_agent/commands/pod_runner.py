@@ -27,7 +27,7 @@ from prefect_bt.host.nodes.container_pipes import (
 from prefect_bt.host.processes import ProcessStat
 from prefect_bt.node_agent.commands.container_runner import KILL_TIMEOUT, ContainerRunner
 
-SHARE_INTERVAL: Final = 5.0
+SHARE_INTERVAL: Final = 10.0
 """Seconds between two looks for files that the commands wrote for their own user alone."""
 COUNT_TIMEOUT: Final = 1.0
 """Longest wait for the listener's answer, in seconds. Without one the last answer counts."""

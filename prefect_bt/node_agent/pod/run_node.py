@@ -87,6 +87,11 @@ def _obey(handle: HostHandle, before: NodeRequest, now: NodeRequest) -> None:
 
 
 def _exit_code(status: NodeStatus) -> int:
-    """Return the commands' exit code; not 0 for a node that is lost or left an upload undone."""
-    failed = status.phase is NodePhase.LOST or bool(status.upload_error)
-    return status.exit_code or (EXIT_LOST if failed else 0)
+    """Return the commands' exit code.
+
+    0 for a straggler, which is no failure: Kubernetes deletes the other pods of a Job once one of
+    its pods fails.
+    """
+    if status.phase is NodePhase.LOST:
+        return EXIT_LOST
+    return 0 if status.stop_reason is StopReason.STRAGGLER else status.exit_code or 0

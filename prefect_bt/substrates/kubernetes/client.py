@@ -26,6 +26,8 @@ CONNECT_TIMEOUT: Final = 10.0
 READ_TIMEOUT: Final = 30.0
 RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0)
 """Seconds before each repetition of a request that the server could not take."""
+REFUSAL_DELAY: Final = 2.0
+"""A refusal is believed after repetitions with shorter pauses than this, in seconds."""
 MAX_RETRY_AFTER: Final = 15.0
 """Seconds that a server may ask for before the next request."""
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
@@ -61,13 +63,24 @@ class ClusterClient:
     """Connects when it is first used. Safe to use from several threads."""
 
     def __init__(
-        self, settings: ClusterSettings, *, sleep: Callable[[float], None] = time.sleep
+        self,
+        settings: ClusterSettings,
+        *,
+        server: str = "",
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._settings, self._sleep = settings, sleep
+        """`server`: address of the one API server that is meant, "" for that of the settings."""
+        self._settings, self._expected, self._sleep = settings, server, sleep
         self._connecting = threading.Lock()
         self._configuration: Any = None
         self._pool: Any = None
         self._namespace, self._context = settings.namespace, settings.context
+
+    @property
+    def server(self) -> str:
+        """Return the address of the API server. ClusterError."""
+        self.connect()
+        return str(self._configuration.host)
 
     @property
     def context(self) -> str:
@@ -121,7 +134,7 @@ class ClusterClient:
                     asked = _retry_after(answer)
             except _transport_errors() as trouble:
                 error, asked = self._unreachable_error(trouble), None
-            if pause is None or not _may_repeat(method, error.status):
+            if pause is None or not (_may_repeat(method, error.status) or _is_early(error, pause)):
                 raise error
             self._sleep(pause if asked is None else asked)
         raise AssertionError  # the last turn raises
@@ -200,6 +213,13 @@ class ClusterClient:
                 "Kubernetes Substrate block. `kubectl cluster-info` should answer.",
                 cause=Cause.CONFIGURATION,
             ) from error
+        if self._expected and configuration.host != self._expected:
+            raise ClusterError(
+                f"The job runs in the cluster at {self._expected}, and the kubeconfig leads to "
+                f"{configuration.host}.",
+                next_step="Use the kubeconfig of the cluster in which the job was started.",
+                cause=Cause.CONFIGURATION,
+            )
         self._namespace = self._namespace or "default"
         self._configuration = configuration
         self._pool = client.ApiClient(configuration).rest_client.pool_manager
@@ -286,6 +306,11 @@ def _may_repeat(method: str, status: int) -> bool:
     return status == HTTPStatus.TOO_MANY_REQUESTS or (
         method != "POST" and (status == 0 or status in _RETRIED)
     )
+
+
+def _is_early(error: ClusterError, pause: float) -> bool:
+    """Whether an API server that has just started may refuse before it knows its users' rights."""
+    return error.status in {401, 403} and error.cause == Cause.FORBIDDEN and pause < REFUSAL_DELAY
 
 
 def _retry_after(answer: Any) -> float | None:

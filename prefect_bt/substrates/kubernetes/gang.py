@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -12,9 +13,11 @@ from typing import Final
 from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.host.nodes.files import AGENT_UNRESPONSIVE
 from prefect_bt.ledger.node_objects import GangObjects, GangRecord, NodeRequest
-from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus
-from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME, ClusterClient
+from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
+from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME
 from prefect_bt.substrates.kubernetes.gang_watch import GangWatch
+from prefect_bt.substrates.kubernetes.job_objects import JobObjects
+from prefect_bt.substrates.kubernetes.names import COMMANDS
 from prefect_bt.substrates.kubernetes.node_status import (
     explain_end,
     fail_to_start,
@@ -25,9 +28,16 @@ from prefect_bt.substrates.kubernetes.pod_states import IMAGE_CAUSES, PodView, P
 
 REMOVAL_TIMEOUT: Final = 60.0
 """Longest wait for the pods of a removed gang to be gone, in seconds."""
+FORCED_REMOVAL: Final = 20.0
+"""Seconds after which a pod that does not go is deleted without its machine's word."""
+CAUSE_TIMEOUT: Final = 10.0
+"""Longest wait for Kubernetes to say why a container ended, in seconds."""
+WAITING_INTERVAL: Final = 5.0
+"""Seconds between two changes of what a gang says that it waits for."""
 _NO_POD: Final = Problem(Cause.LAUNCH_FAILED, "Kubernetes has not created its pod")
-_NEVER_BEGUN: Final = 30.0
-"""Seconds after which a Job without pods that is gone, or still suspended, was never begun."""
+_NEVER_BEGUN_SECONDS: Final = 30.0
+"""Age of a Job that is suspended, or gone without a pod, and so was never begun."""
+_STARTING: Final = frozenset({NodePhase.LAUNCHED, NodePhase.STAGING})
 
 
 class KubernetesGang:
@@ -36,86 +46,126 @@ class KubernetesGang:
     `patience`: seconds to wait for pods that do not start. `is_queued`: Kueue begins the Job.
     """
 
-    def __init__(  # noqa: PLR0913 (one gang)
+    def __init__(
         self,
-        client: ClusterClient,
+        job: JobObjects,
         objects: GangObjects,
         record: GangRecord,
         *,
         patience: float,
         is_queued: bool = False,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.objects, self.record = objects, record
-        self._client, self._patience, self._clock = client, patience, clock
-        self._is_queued = is_queued
-        self._core = f"/api/v1/namespaces/{record.namespace}"
-        self._watch = GangWatch(client, record.namespace, record.name)
+        self.objects, self.record, self.watch = objects, record, GangWatch(job)
+        self._job, self._patience, self._is_queued = job, patience, is_queued
+        self._clock: Callable[[], float] = time.time
         self._requests: dict[int, NodeRequest] = {}
+        self._unsent: set[int] = set()
+        """Ranks whose request is not in the store yet."""
         self._blocked: dict[int, tuple[float, Problem]] = {}
         """Rank -> since when it does not start, and why."""
         self._final: dict[int, NodeStatus] = {}
         """Statuses that were concluded here and stand."""
-        self._waiting = ""
-
-    def start_watch(self) -> None:
-        """Watch the pods from now on. Idempotent. ClusterError."""
-        self._watch.start()
+        self._waiting, self._waiting_at = "", 0.0
+        self._removing = threading.Lock()
+        self._is_removed = False
 
     # -- observing --------------------------------------------------------------------------
 
     def observe(self, rank: int) -> NodeStatus:
+        """Return the rank's status. Cheap; what cannot be reached leaves it as it was."""
         if rank in self._final:
             return self._final[rank]
+        self._send_request(rank)
+        self.watch.start()
         status = self.objects.read_status(rank) or NodeStatus(rank)
         if status.is_over:
-            return self._conclude(self._explain(status))
-        with suppress(SubstrateError):  # else the node goes on; what its agent says is known
-            self.start_watch()
-            return self._observe_pod(status)
-        return status
+            return self._observe_over(status)
+        return self._observe_pod(status) if self.watch.is_listed else status
 
     def _observe_pod(self, status: NodeStatus) -> NodeStatus:
-        pod, there = self._watch.find(status.rank)
-        if pod is None or not there or pod.ended:
-            return self._observe_absent(status, pod)
-        if status.commands_ended:
-            return self._explain(status)
-        if status.phase in {NodePhase.LAUNCHED, NodePhase.STAGING}:
+        pod = self.watch.find(status.rank)
+        if pod is None:
+            return self._observe_missing(status)
+        if not pod.is_there or pod.ended:
+            return self._observe_gone(status, pod)
+        if status.phase in _STARTING:
             return self._observe_starting(status, pod)
-        return status
+        return self._explain(status) if status.commands_ended else status
+
+    def _observe_over(self, status: NodeStatus) -> NodeStatus:
+        """Return the agent's last word, once Kubernetes has had time to say why, if it must."""
+        pod = self.watch.find(status.rank)
+        unexplained = status.stop_reason is StopReason.CONTAINER_GONE and status.cause is None
+        pending = not self.watch.is_listed or (
+            pod is not None and pod.is_there and not pod.ended and pod.failure is None
+        )
+        recent = self._clock() - (status.ended_at or 0.0) < CAUSE_TIMEOUT
+        if unexplained and pending and recent:
+            return replace(status, phase=NodePhase.FLUSHING)
+        return self._conclude(self._explain(status))
 
     def _observe_starting(self, status: NodeStatus, pod: PodView) -> NodeStatus:
         if not pod.began and (asked := self._find_request(status.rank).reason):
-            return self._conclude(stop_before_start(status, asked, self._clock()))
-        if pod.failure is not None:
-            return self._conclude(fail_to_start(status, pod.failure, self._clock()))
+            with suppress(SubstrateError):  # else the next look deletes it
+                self._job.delete_pod(pod.name)
+                return self._give_verdict(stop_before_start(status, asked, self._clock()))
+            return status
+        if pod.failure is not None and pod.failed_container == COMMANDS:
+            return self._observe_early_end(status, pod.failure)
         return self._wait(status, pod.blocked)
 
-    def _observe_absent(self, status: NodeStatus, pod: PodView | None) -> NodeStatus:
-        """Of a rank whose pod has ended or is gone; without a pod, it was never there."""
-        try:
-            latest = self.objects.read_latest_status(status.rank) or status
-        except StoreError:
+    def _observe_early_end(self, status: NodeStatus, failure: Problem) -> NodeStatus:
+        """Of a container of commands that ended; perhaps the agent has said more by now."""
+        latest = self._read_latest(status)
+        if latest is None or latest.phase not in _STARTING:
+            return status
+        return self._give_verdict(fail_to_start(latest, failure, self._clock()))
+
+    def _observe_missing(self, status: NodeStatus) -> NodeStatus:
+        """Of a rank that never had a pod."""
+        if asked := self._find_request(status.rank).reason:
+            return self._give_verdict(stop_before_start(status, asked, self._clock()))
+        missing = self.watch.find_missing_reason()
+        never_begun = missing.is_job_gone or (missing.is_suspended and not self._is_queued)
+        if never_begun and self._clock() - self.record.created_at > _NEVER_BEGUN_SECONDS:
+            problem = Problem(Cause.LAUNCH_FAILED, "its Job was deleted before it had pods")
+            if missing.is_suspended:
+                why = "the process that launched it died before its Job began"
+                problem = Problem(Cause.LAUNCH_FAILED, why)
+            return self._give_verdict(lose(status, problem, self._clock()))
+        return self._wait(status, missing.problem or _NO_POD)
+
+    def _observe_gone(self, status: NodeStatus, pod: PodView) -> NodeStatus:
+        """Of a rank whose pod ended or is gone: the agent's last word, else why it is lost."""
+        latest = self._read_latest(status)
+        if latest is None:
             return status
         if latest.is_over:
-            return self._conclude(self._explain(latest))
+            return self._observe_over(latest)
         asked = self._find_request(status.rank).reason
         if asked and latest.started_at is None:
-            return self._conclude(stop_before_start(latest, asked, self._clock()))
-        if pod is not None:
-            return self._conclude(lose(latest, pod.failure, self._clock()))
-        problem, job_gone, suspended = self._watch.find_missing_reason()
-        never_begun = job_gone or (suspended and not self._is_queued)
-        if never_begun and self._clock() - self.record.created_at > _NEVER_BEGUN:
-            gone = Problem(Cause.POD_DELETED, "its Job was deleted, or never begun")
-            return self._conclude(lose(latest, gone, self._clock()))
-        return self._wait(latest, problem or _NO_POD)
+            return self._give_verdict(stop_before_start(latest, asked, self._clock()))
+        return self._give_verdict(lose(latest, pod.failure, self._clock()))
+
+    def _read_latest(self, status: NodeStatus) -> NodeStatus | None:
+        """Return the agent's status of this moment; None while the store does not answer."""
+        try:
+            return self.objects.read_latest_status(status.rank) or status
+        except StoreError:
+            return None
+
+    def _explain(self, status: NodeStatus) -> NodeStatus:
+        pod = self.watch.find(status.rank)
+        asked = self._find_request(status.rank).reason if status.stop_reason else ""
+        return explain_end(status, pod.failure if pod else None, asked)
+
+    # -- waiting for pods -------------------------------------------------------------------
 
     def _wait(self, status: NodeStatus, blocked: Problem | None) -> NodeStatus:
         """Return the status of a node that does not start yet; after the patience it failed."""
         if blocked is None:
             self._blocked.pop(status.rank, None)
+            self._publish_waiting()
             return status
         since, before = self._blocked.get(status.rank, (self._clock(), blocked))
         if blocked.cause is Cause.IMAGE_PULL_FAILED and before.cause in IMAGE_CAUSES:
@@ -123,56 +173,66 @@ class KubernetesGang:
         self._blocked[status.rank] = since, blocked
         if self._clock() - since >= self._patience:
             return self._give_up(status, blocked)
-        self._publish_waiting(f"rank {status.rank}: {blocked.message}")
+        self._publish_waiting()
         return replace(status, waiting=blocked.message)
 
     def _give_up(self, status: NodeStatus, blocked: Problem) -> NodeStatus:
         """Conclude that the node does not start, and see to it that it does not start later."""
-        pod, there = self._watch.find(status.rank)
-        if pod is not None and there:
+        self._ask(status.rank, NodeRequest("it did not start in time", force=True))
+        pod = self.watch.find(status.rank)
+        if pod is not None and pod.is_there:
             if blocked.cause is Cause.LAUNCH_FAILED:
-                blocked = self._watch.find_pod_warning(pod) or blocked
+                blocked = self.watch.find_pod_warning(pod) or blocked
             with suppress(SubstrateError):
-                self._delete_pod(pod, grace=0)
-        return self._conclude(fail_to_start(status, blocked, self._clock()))
+                self._job.delete_pod(pod.name)
+        return self._give_verdict(fail_to_start(status, blocked, self._clock()))
 
-    def _publish_waiting(self, text: str) -> None:
-        if text != self._waiting:
+    def _publish_waiting(self) -> None:
+        """Say what the first rank that waits waits for, for `logs`."""
+        first = min(self._blocked, default=None)
+        text = "" if first is None else f"rank {first}: {self._blocked[first][1].message}"
+        if text != self._waiting and self._clock() - self._waiting_at >= WAITING_INTERVAL:
+            self._waiting_at = self._clock()
             with suppress(StoreError):
                 self.objects.write_waiting(text)
                 self._waiting = text
 
-    def _explain(self, status: NodeStatus) -> NodeStatus:
-        pod, _ = self._watch.find(status.rank)
-        asked = self._find_request(status.rank).reason if status.stop_reason else ""
-        return explain_end(status, pod.failure if pod else None, asked)
+    # -- concluding -------------------------------------------------------------------------
+
+    def _give_verdict(self, status: NodeStatus) -> NodeStatus:
+        """Conclude a status that is not the agent's word, for other processes, too."""
+        with suppress(StoreError):
+            self.objects.rank(status.rank).write_verdict(status)
+        return self._conclude(status)
 
     def _conclude(self, status: NodeStatus) -> NodeStatus:
         """Keep the status. A gang that is over has nothing left in the cluster that could begin."""
         self._final[status.rank] = status
         if len(self._final) == self.record.size:
-            with suppress(SubstrateError):  # its removal tries again
-                self._delete_job()
+            self.watch.close()
+            with suppress(SubstrateError):  # the next launch and the removal see to it again
+                self._job.delete()
         return status
 
     # -- acting -----------------------------------------------------------------------------
 
     def stop(self, rank: int, request: NodeRequest) -> None:
-        """Ask the node to stop; a pod whose agent has not begun is deleted. SubstrateError."""
-        if self.observe(rank).is_over:
-            return
-        before = self._find_request(rank)
-        request = replace(request, force=request.force or before.force, kill=before.kill)
-        self._write_request(rank, request)
-        self.start_watch()
-        pod, there = self._watch.find(rank)
-        if pod is not None and there and not pod.began:
-            self._delete_pod(pod)
+        """Ask the node to stop; what cannot be reached now is asked again by `observe`."""
+        if not self.observe(rank).is_over:
+            before = self._find_request(rank)
+            force = request.force or before.force
+            self._ask(rank, replace(request, force=force, kill=before.kill))
 
     def kill_commands(self, rank: int) -> bool:
+        """Have the agent kill them; whether there are any. SubstrateError."""
         if self.observe(rank).phase is not NodePhase.RUNNING:
             return False
-        self._write_request(rank, replace(self._find_request(rank), kill=uuid.uuid4().hex))
+        request = replace(self._find_request(rank), kill=uuid.uuid4().hex)
+        try:
+            self.objects.rank(rank).write_request(request)
+        except StoreError as error:
+            raise self._error(f"cannot be told of a request to rank {rank}: {error}") from error
+        self._requests[rank] = request
         return True
 
     def kill_unresponsive(self, rank: int) -> None:
@@ -180,70 +240,65 @@ class KubernetesGang:
         status = self.observe(rank)
         if status.is_over or not self._find_request(rank).reason:
             return
-        self.start_watch()
-        pod, there = self._watch.find(rank)
-        if pod is not None and there:
-            self._delete_pod(pod, grace=0)
+        pod = self.watch.find(rank)
+        if pod is not None and pod.is_there:
+            self._job.delete_pod(pod.name)
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)
-        self._conclude(lose(status, problem, self._clock()))
+        self._give_verdict(lose(status, problem, self._clock()))
+
+    def end(self) -> None:
+        """Kill what there is of it in the cluster, and wait until it is gone. SubstrateError."""
+        began, grace = time.monotonic(), 1
+        self._job.delete()
+        pause = 0.2
+        while self._job.list_pods()["items"] or self._job.find_job() is not None:
+            passed = time.monotonic() - began
+            if passed > REMOVAL_TIMEOUT:
+                raise self._error(f"has pods that do not go after {passed:.0f} s")
+            if passed > FORCED_REMOVAL and grace:
+                grace = 0  # its machine does not answer
+                self._job.delete(grace=grace)
+            time.sleep(pause)
+            pause = min(1.0, pause * 2)
 
     def remove(self) -> None:
-        """Delete the Job with all that it owns, and the objects in the store. SubstrateError."""
-        selector = f"batch.kubernetes.io/job-name={self.record.name}"
-        self._delete_job()
-        deadline = time.monotonic() + REMOVAL_TIMEOUT
-        while self._list_pods(selector):
-            self._client.delete(
-                f"{self._core}/pods",
-                query={"labelSelector": selector, "gracePeriodSeconds": 0},
-                action=f"delete the pods of Job {self.record.name}",
-            )
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.2)
-        self._watch.close()
-        try:
-            self.objects.delete()
-        except StoreError as error:
-            raise self._error("cannot be removed", error) from error
+        """Delete the Job with all that it owns, and the objects in the store. Idempotent.
 
-    def _delete_job(self) -> None:
-        path = f"/apis/batch/v1/namespaces/{self.record.namespace}/jobs/{self.record.name}"
-        action = f"delete Job {self.record.name}"
-        self._client.delete(path, query={"propagationPolicy": "Background"}, action=action)
+        SubstrateError; the record stays until everything else is gone.
+        """
+        with self._removing:
+            if self._is_removed:
+                return
+            self.end()
+            self.watch.close()
+            try:
+                self.objects.delete()
+            except StoreError as error:
+                raise self._error(f"cannot be removed: {error}") from error
+            self._is_removed = True
 
-    def _list_pods(self, selector: str) -> list[object]:
-        found = self._client.request(
-            "GET", f"{self._core}/pods", query={"labelSelector": selector}, action="list pods"
-        )
-        return found["items"]
+    def _ask(self, rank: int, request: NodeRequest) -> None:
+        self._requests[rank] = request
+        self._unsent.add(rank)
+        self._send_request(rank)
 
-    def _delete_pod(self, pod: PodView, *, grace: int | None = None) -> None:
-        query = {} if grace is None else {"gracePeriodSeconds": grace}
-        self._client.delete(
-            f"{self._core}/pods/{pod.name}", query=query, action=f"delete pod {pod.name}"
-        )
+    def _send_request(self, rank: int) -> None:
+        """Write the rank's request, unless that is done; without a store it stays to be sent."""
+        if rank in self._unsent:
+            with suppress(StoreError):
+                self.objects.rank(rank).write_request(self._requests[rank])
+                self._unsent.discard(rank)
 
     def _find_request(self, rank: int) -> NodeRequest:
         """Return what was asked of the rank, from this process or another."""
-        if rank not in self._requests:
+        if rank not in self._requests and self.objects.has_request(rank):
             with suppress(StoreError):
-                found = self.objects.rank(rank).read_request()
-                if found == NodeRequest():
-                    return found
-                self._requests[rank] = found
+                self._requests[rank] = self.objects.rank(rank).read_request()
         return self._requests.get(rank, NodeRequest())
 
-    def _write_request(self, rank: int, request: NodeRequest) -> None:
-        try:
-            self.objects.rank(rank).write_request(request)
-        except StoreError as error:
-            raise self._error(f"cannot be told of a request to rank {rank}", error) from error
-        self._requests[rank] = request
-
-    def _error(self, what: str, error: StoreError) -> SubstrateError:
+    def _error(self, what: str) -> SubstrateError:
         return SubstrateError(
-            f"The gang {self.record.name} {what}: {error}",
+            f"The gang {self.record.name} {what}",
             substrate=SUBSTRATE_NAME,
-            next_step="See that the store can be reached.",
+            next_step=f"Look at: kubectl -n {self.record.namespace} get jobs,pods.",
         )

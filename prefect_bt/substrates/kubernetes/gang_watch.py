@@ -1,8 +1,8 @@
 """The pods of one attempt, kept up to date by one watch.
 
-The first look lists the pods, and a thread watches them from there. Whatever ends the watch (a
-version that is too old, a server that is busy, restarts or falls silent), the pods are listed again
-and watched from there. While no server answers, the pods are what they were.
+A thread lists the pods and watches them from there. Whatever ends the watch (a version that is too
+old, a server that is busy, restarts or falls silent), the pods are listed again and watched from
+there. While no server answers, the pods are what they were.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import threading
 import time
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause
-from prefect_bt.substrates.kubernetes.client import ClusterClient, ClusterError
+from prefect_bt.substrates.kubernetes.client import ClusterError
+from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem, read_pod
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 
@@ -27,99 +28,96 @@ RESTART_DELAYS: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
 """Seconds before the watch begins again, the last one over again while nothing answers."""
 REASON_INTERVAL: Final = 5.0
 """Seconds between two looks at why there are no pods."""
+_UNEXPECTED: Final = (ValueError, KeyError, TypeError, AttributeError)
+"""What an answer raises that is not the API's."""
+
+
+class MissingPods(NamedTuple):
+    """What is known of a Job without pods. `is_suspended`: it was never begun, or is queued."""
+
+    problem: Problem | None = None
+    is_job_gone: bool = False
+    is_suspended: bool = False
 
 
 class GangWatch:
     """The pods of one Job. Safe to use from several threads; `close` ends the thread."""
 
-    def __init__(self, client: ClusterClient, namespace: str, job: str) -> None:
-        self._client, self._name = client, job
-        self._core = f"/api/v1/namespaces/{namespace}"
-        self._job_path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{job}"
+    def __init__(self, objects: JobObjects) -> None:
+        self._objects = objects
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._pods: dict[int, tuple[PodView, bool]] = {}
-        """Rank -> its pod as it was last seen, and whether it is there. Replaced, never changed."""
+        self._pods: dict[int, PodView] = {}
+        """Rank -> its pod as it was last seen. Replaced, never changed."""
+        self.is_listed = False
+        """Whether the pods were seen at least once."""
         self._asked_at = -REASON_INTERVAL
-        self._missing: Problem | None = None
-        self._job: dict[str, Any] | None = {}
+        self._missing = MissingPods()
 
     def start(self) -> None:
-        """List the pods and watch them from now on. Idempotent. ClusterError."""
+        """Watch the pods from now on, in the background. Idempotent."""
         with self._lock:
-            if self._thread is not None:
-                return
-            version = self._list()
-            self._thread = threading.Thread(
-                target=self._run, args=(version,), daemon=True, name=f"watch-{self._name}"
-            )
-            self._thread.start()
+            if self._thread is None or not (self._thread.is_alive() or self._closed.is_set()):
+                name = f"watch-{self._objects.name}"
+                self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+                self._thread.start()
 
     def close(self) -> None:
         self._closed.set()
 
-    def find(self, rank: int) -> tuple[PodView | None, bool]:
-        """Return the rank's pod as it was last seen, if it ever was, and whether it is there."""
-        return self._pods.get(rank, (None, False))
+    def find(self, rank: int) -> PodView | None:
+        """Return the rank's pod as it was last seen; None if it never had one."""
+        return self._pods.get(rank)
 
-    def find_missing_reason(self) -> tuple[Problem | None, bool, bool]:
-        """Return why a rank has no pod, and whether its Job is gone or suspended.
-
-        Asks now and then.
-        """
+    def find_missing_reason(self) -> MissingPods:
+        """Return why a rank has no pod; asks the API every few seconds at most."""
         with self._lock:
             if time.monotonic() - self._asked_at >= REASON_INTERVAL:
                 self._asked_at = time.monotonic()
                 with suppress(SubstrateError):
-                    self._job = self._client.find(self._job_path)
-                    self._missing = self._read_failed_creation()
-            job = self._job
-            suspended = job is not None and bool(job.get("spec", {}).get("suspend"))
-            return self._missing, job is None, suspended
+                    self._missing = self._ask_for_missing_reason()
+            return self._missing
 
-    def find_pod_warning(self, pod: PodView) -> Problem | None:
-        """Return the newest warning about a pod that does not start; None without one."""
-        with suppress(SubstrateError):
-            warnings = [one for one in self._list_events("Pod", pod.name) if _is_warning(one)]
-            return Problem(Cause.LAUNCH_FAILED, _newest_message(warnings)) if warnings else None
-        return None
+    def _ask_for_missing_reason(self) -> MissingPods:
+        job: dict[str, Any] | None = self._objects.find_job()
+        suspended = job is not None and bool(job.get("spec", {}).get("suspend"))
+        return MissingPods(self._read_failed_creation(), job is None, suspended)
 
     def _read_failed_creation(self) -> Problem | None:
         """Return what the Job's newest event says of pods that could not be created."""
-        events = self._list_events("Job", self._name)
+        events = self._objects.list_events("Job", self._objects.name)
         failed = [one for one in events if one.get("reason") == "FailedCreate"]
         if not failed:
             return None
         message = _newest_message(failed).removeprefix("Error creating: ")
         return Problem(classify_refusal(message).cause, message)
 
-    def _list_events(self, kind: str, name: str) -> list[dict[str, Any]]:
-        selector = f"involvedObject.kind={kind},involvedObject.name={name}"
-        query = {"fieldSelector": selector}
-        found = self._client.request("GET", f"{self._core}/events", query=query)
-        return cast("list[dict[str, Any]]", found["items"])
+    def find_pod_warning(self, pod: PodView) -> Problem | None:
+        """Return the newest warning about a pod that does not start; None without one."""
+        with suppress(SubstrateError):
+            events = self._objects.list_events("Pod", pod.name)
+            warnings = [one for one in events if one.get("type") == "Warning"]
+            return Problem(Cause.LAUNCH_FAILED, _newest_message(warnings)) if warnings else None
+        return None
 
-    def _list(self) -> str:
-        """Replace what is known; return the version to watch from. ClusterError."""
-        query = {"labelSelector": f"batch.kubernetes.io/job-name={self._name}"}
-        found = self._client.request(
-            "GET", f"{self._core}/pods", query=query, action=f"list the pods of Job {self._name}"
-        )
+    def list_pods(self) -> str:
+        """List the pods; return the version to watch from. ClusterError."""
+        found = self._objects.list_pods()
+        gone = {rank: view._replace(is_there=False) for rank, view in self._pods.items()}
         views = [read_pod(pod) for pod in found["items"]]
-        gone = {rank: (view, False) for rank, (view, _) in self._pods.items()}
-        self._pods = gone | {view.rank: (view, True) for view in views}
+        self._pods = gone | {view.rank: view for view in views}
+        self.is_listed = True
         return str(found["metadata"]["resourceVersion"])
 
-    def _run(self, version: str) -> None:
-        failures = 0
+    def _run(self) -> None:
+        version, failures = "", 0
         while not self._closed.is_set():
             try:
-                version = version or self._list()
-                version = self._watch(version)
+                version = self._watch(version or self.list_pods())
                 failures = 0
                 self._closed.wait(RESTART_DELAYS[0])
-            except (ClusterError, ValueError, KeyError) as error:
+            except (ClusterError, *_UNEXPECTED) as error:
                 version = ""
                 pause = RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)]
                 expired = isinstance(error, ClusterError) and error.status == HTTPStatus.GONE
@@ -128,12 +126,9 @@ class GangWatch:
 
     def _watch(self, version: str) -> str:
         """Apply events until the server ends the watch; return the version to go on from."""
-        query = {
-            "labelSelector": f"batch.kubernetes.io/job-name={self._name}",
-            "resourceVersion": version,
-            "timeoutSeconds": WATCH_SECONDS,
-        }
-        with self._client.watch(f"{self._core}/pods", query, timeout=SILENCE_SECONDS) as events:
+        with self._objects.watch_pods(
+            version, seconds=WATCH_SECONDS, silence=SILENCE_SECONDS
+        ) as events:
             for event in events:
                 if self._closed.is_set():
                     break
@@ -147,14 +142,9 @@ class GangWatch:
         if event["type"] == "BOOKMARK":
             return
         view = read_pod(event["object"])
-        known, _ = self.find(view.rank)
-        deleted = event["type"] == "DELETED"
+        known, deleted = self.find(view.rank), event["type"] == "DELETED"
         if not (deleted and known is not None and known.name != view.name):
-            self._pods = {**self._pods, view.rank: (view, not deleted)}
-
-
-def _is_warning(event: dict[str, Any]) -> bool:
-    return event.get("type") == "Warning"
+            self._pods = {**self._pods, view.rank: view._replace(is_there=not deleted)}
 
 
 def _newest_message(events: list[dict[str, Any]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+from hashlib import sha256
 from typing import Final
 
 from prefect_bt.planning.plan import GangPlan
@@ -54,9 +54,9 @@ def render_labels(gang: GangPlan) -> dict[str, str]:
 
 
 def store_label(url: str) -> str:
-    """Return the eight characters that stand for a store.
+    """Return what stands for a store.
 
     >>> store_label("s3://bucket/prefix")
-    '7b941b10'
+    '9737a7d8f5fcd8b8'
     """
-    return f"{zlib.crc32(url.rstrip('/').encode()):08x}"
+    return sha256(url.rstrip("/").encode()).hexdigest()[:16]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.ledger.node_objects import NodeRequest
-from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.ledger.records import Cause, NodeStatus
+from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME
 from prefect_bt.substrates.kubernetes.gang import KubernetesGang
 
 
 @dataclass(frozen=True)
 class KubernetesNodeHandle:
-    """Two handles of one node are as good."""
+    """Handles of one node are interchangeable: all state is the gang's."""
 
     gang: KubernetesGang
     attempt: int
@@ -38,7 +40,21 @@ class KubernetesNodeHandle:
         return None
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
-        return self.gang.objects.read_log(self.rank, offset=offset, limit=limit)
+        """As the protocol says; nothing while the store does not answer.
+
+        SubstrateError of a node that is over, whose log has to be read to its end.
+        """
+        try:
+            return self.gang.objects.read_log(self.rank, offset=offset, limit=limit)
+        except StoreError as error:
+            if not self.gang.observe(self.rank).is_over:
+                return b""
+            raise SubstrateError(
+                f"The log of rank {self.rank} cannot be read: {error.message}",
+                substrate=SUBSTRATE_NAME,
+                next_step=error.next_step,
+                cause=Cause.STORE_FAILED,
+            ) from error
 
     def remove(self) -> None:
         """Remove the whole gang, which is one Job; with it go files that were not uploaded."""

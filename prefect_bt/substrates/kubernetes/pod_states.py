@@ -36,7 +36,11 @@ class PodView(NamedTuple):
     blocked: Problem | None = None
     """Why it does not start."""
     failure: Problem | None = None
-    """Why it ended, or the commands' container did, where Kubernetes knows."""
+    """Why it ended, or a container of it did, where Kubernetes knows."""
+    failed_container: str = ""
+    """Name of the container whose end `failure` tells of; "" if it tells of the pod's."""
+    is_there: bool = True
+    """Whether the pod is still an object of the API."""
 
 
 def read_pod(pod: Json) -> PodView:
@@ -46,20 +50,35 @@ def read_pod(pod: Json) -> PodView:
     rank = int(_part(metadata, "annotations").get(INDEX_ANNOTATION, -1))
     containers = {str(one["name"]): _part(one, "state") for one in _containers(status)}
     disruption = _find_disruption(pod, status)
-    given_up = disruption is not None and disruption.cause is Cause.NODE_LOST
+    failed, failure = _find_container_failure(containers)
+    if "deletionTimestamp" in metadata and not (failure and failure.cause is Cause.OUT_OF_MEMORY):
+        failed, failure = "", Problem(Cause.POD_DELETED, "")  # which ended its containers
+    began = any(
+        "running" in state or "terminated" in state
+        for which, state in containers.items()
+        if which in {AGENT, STAGING}
+    )
     return PodView(
         name,
         rank,
-        began=any(
-            "running" in state or "terminated" in state
-            for which, state in containers.items()
-            if which in {AGENT, STAGING}
-        ),
-        ended=status.get("phase") in {"Succeeded", "Failed"}
-        or (given_up and "deletionTimestamp" in metadata),
-        blocked=_find_block(pod, status),
-        failure=disruption or _find_container_failure(containers),
+        began=began,
+        ended=status.get("phase") in {"Succeeded", "Failed"} or _is_given_up(pod, disruption),
+        blocked=_find_block(pod, status, began=began),
+        failure=disruption or failure,
+        failed_container="" if disruption else failed,
     )
+
+
+def _is_given_up(pod: Json, disruption: Problem | None) -> bool:
+    """Return whether Kubernetes deletes the pod because its machine does not answer.
+
+    A machine that only was given a taint answers: its pods flush, and say so themselves.
+    """
+    lost = disruption is not None and disruption.cause is Cause.NODE_LOST
+    deleted = "deletionTimestamp" in pod["metadata"]
+    conditions = _conditions(_part(pod, "status"))
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return lost and deleted and not ready
 
 
 def _containers(status: Json) -> Iterator[Json]:
@@ -99,7 +118,8 @@ _PULL_REASONS: Final = {
 }
 
 
-def _find_block(pod: Json, status: Json) -> Problem | None:
+def _find_block(pod: Json, status: Json, *, began: bool) -> Problem | None:
+    """Return why the pod does not start. A mirror or a pull that goes on is no reason."""
     for one in _containers(status):
         waiting = _part(_part(one, "state"), "waiting")
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
@@ -109,7 +129,7 @@ def _find_block(pod: Json, status: Json) -> Problem | None:
     for condition in _conditions(status):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Problem(Cause.UNSCHEDULABLE, _clean(condition.get("message", "")))
-    if status.get("phase") == "Pending":
+    if status.get("phase") == "Pending" and not began:
         return Problem(Cause.LAUNCH_FAILED, _describe_creation(pod))
     return None
 
@@ -177,12 +197,13 @@ def _find_disruption(pod: Json, status: Json) -> Problem | None:
     return None
 
 
-def _find_container_failure(containers: dict[str, Json]) -> Problem | None:
+def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem | None]:
+    """Return the name of the container that failed, and why."""
     for name in (COMMANDS, AGENT, STAGING):
         ended = _part(containers.get(name, {}), "terminated")
         if ended.get("exitCode"):
-            return _read_end(name, ended)
-    return None
+            return name, _read_end(name, ended)
+    return "", None
 
 
 def _read_end(name: str, ended: Json) -> Problem:

@@ -34,8 +34,8 @@ _REFUSALS: Final = (
     Refusal(
         "violates podsecurity",
         Cause.ADMISSION_DENIED,
-        "Set run_as_user to a user other than root in the Kubernetes Substrate block, patch the "
-        "Job with job_patch, or use a namespace with the level `baseline`.",
+        "Set run_as_user to a user other than root in the Kubernetes Substrate block, or use a "
+        "namespace with the level `baseline`.",
     ),
     Refusal(
         "admission webhook",

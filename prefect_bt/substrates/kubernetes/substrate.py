@@ -28,6 +28,7 @@ from prefect_bt.substrates.kubernetes.client import (
     Json,
 )
 from prefect_bt.substrates.kubernetes.gang import KubernetesGang
+from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from prefect_bt.substrates.kubernetes.manifests import (
     GangSecrets,
     render_cache_claim,
@@ -49,7 +50,7 @@ class KubernetesSubstrate:
     def __init__(self, settings: ClusterSettings, store: str) -> None:
         self.settings, self.store_url = settings, store
         self.client = ClusterClient(settings)
-        self._clients: dict[str, ClusterClient] = {}
+        self._clients: dict[tuple[str, str], ClusterClient] = {}
         self._store: Any = None
         self._projects: dict[str, str] = {}
         self._gangs: dict[tuple[str, int], KubernetesGang] = {}
@@ -95,20 +96,13 @@ class KubernetesSubstrate:
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[KubernetesNodeHandle]:
         """As the protocol says; the pods begin once everything that they need is there."""
         given = self._collect_secrets(gang, secrets)
+        self._end_earlier_attempts(gang)
         made = self._record(gang)
         try:
-            job = self._create_job(gang, given, made.record.namespace)
-        except BaseException:
-            made.objects.delete()
-            raise
-        try:
-            self._complete(gang, given, job)
-            made.start_watch()
+            self._complete(gang, given, self._create_job(gang, given, made.record.namespace))
+            made.watch.list_pods()  # a user who may not list them hears it now
         except BaseException as error:
-            try:
-                made.remove()
-            except SubstrateError as also:
-                error.add_note(str(also))
+            _take_back(made, error)
             raise
         self._gangs[gang.job_id, gang.attempt] = made
         return [KubernetesNodeHandle(made, gang.attempt, node.rank) for node in gang.nodes]
@@ -129,12 +123,20 @@ class KubernetesSubstrate:
 
     # -- launching --------------------------------------------------------------------------
 
+    def _end_earlier_attempts(self, gang: GangPlan) -> None:
+        """Leave nothing of the job in the cluster that runs, or could begin. SubstrateError."""
+        earlier = {handle.attempt: handle.gang for handle in self.list_nodes(gang.job_id)}
+        for attempt in sorted(earlier):
+            if attempt < gang.attempt:
+                earlier[attempt].end()
+
     def _record(self, gang: GangPlan) -> KubernetesGang:
         """Write down where the gang will be, before anything of it is there."""
         record = GangRecord(
             gang_name(gang.job_id, gang.attempt),
             self.client.namespace,
             self.client.context,
+            self.client.server,
             len(gang.nodes),
             time.time(),
         )
@@ -151,7 +153,7 @@ class KubernetesSubstrate:
         self, client: ClusterClient, objects: GangObjects, record: GangRecord
     ) -> KubernetesGang:
         return KubernetesGang(
-            client,
+            JobObjects(client, record.namespace, record.name),
             objects,
             record,
             patience=self.settings.patience_seconds,
@@ -246,13 +248,20 @@ class KubernetesSubstrate:
         return opened
 
     def _client_of(self, record: GangRecord) -> ClusterClient:
-        """Return the client of the cluster that the gang was launched in."""
-        if record.context in {"", self.settings.context}:
-            return self.client
-        if record.context not in self._clients:
+        """Return the client of the cluster that has the gang; it connects when it is used."""
+        place = record.context, record.server
+        if place not in self._clients:
             settings = self.settings.model_copy(update={"context": record.context})
-            self._clients[record.context] = ClusterClient(settings)
-        return self._clients[record.context]
+            self._clients[place] = ClusterClient(settings, server=record.server)
+        return self._clients[place]
+
+
+def _take_back(made: KubernetesGang, error: BaseException) -> None:
+    """Remove what was created of a gang that could not be launched."""
+    try:
+        made.remove()
+    except SubstrateError as also:
+        error.add_note(str(also))
 
 
 def create_substrate(cluster: ClusterSettings, store: str) -> KubernetesSubstrate:

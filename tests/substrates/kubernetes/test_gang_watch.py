@@ -13,6 +13,7 @@ from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes import gang_watch
 from prefect_bt.substrates.kubernetes.client import ClusterClient, ClusterError
 from prefect_bt.substrates.kubernetes.gang_watch import GangWatch
+from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from prefect_bt.substrates.kubernetes.pod_states import PodView
 from tests.node_agent.rig import wait_until
 
@@ -55,14 +56,21 @@ def lines(api: ApiStub) -> Queue[bytes | None]:
 
 @pytest.fixture
 def watch(client: ClusterClient) -> Iterator[GangWatch]:
-    made = GangWatch(client, "rec", "gang")
+    made = GangWatch(JobObjects(client, "rec", "gang"))
     yield made
     made.close()
 
 
 def look(watch: GangWatch, rank: int = 0) -> tuple[PodView | None, bool]:
     """Return the rank's pod as it was last seen, and whether it is there."""
-    return watch.find(rank)
+    found = watch.find(rank)
+    return found, found is not None and found.is_there
+
+
+def begin(watch: GangWatch) -> None:
+    """Watch, and wait for the first list."""
+    watch.start()
+    wait_until(lambda: watch.is_listed)
 
 
 def began(watch: GangWatch, rank: int = 0) -> Callable[[], bool]:
@@ -73,8 +81,8 @@ def test_the_pods_are_listed_and_then_watched_from_there(
     api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]
 ) -> None:
     assert look(watch) == (None, False)
-    watch.start()
-    watch.start()
+    begin(watch)
+    begin(watch)
     assert look(watch, 1)[0].name == "prefect-bt-abc1234-0-1-x7k2p"
     lines.put(event("MODIFIED", pod_object(RUNNING, rank=1)))
     wait_until(began(watch, 1))
@@ -88,7 +96,7 @@ def test_the_pods_are_listed_and_then_watched_from_there(
 def test_a_pod_that_is_gone_is_known_as_it_was(
     watch: GangWatch, lines: Queue[bytes | None]
 ) -> None:
-    watch.start()
+    begin(watch)
     oom = recorded("pods")["statuses"]["oom"]
     oom["containerStatuses"][0]["name"] = "commands"
     lines.put(event("DELETED", pod_object(oom)))
@@ -100,7 +108,7 @@ def test_a_pod_that_is_gone_is_known_as_it_was(
 def test_the_end_of_an_older_pod_does_not_take_the_younger_one(
     watch: GangWatch, lines: Queue[bytes | None]
 ) -> None:
-    watch.start()
+    begin(watch)
     lines.put(event("ADDED", pod_object(RUNNING, name="younger")))
     wait_until(began(watch))
     lines.put(event("DELETED", pod_object(PENDING)))
@@ -112,7 +120,7 @@ def test_the_end_of_an_older_pod_does_not_take_the_younger_one(
 def test_a_watch_that_the_server_ends_goes_on_from_the_last_version(
     api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]
 ) -> None:
-    watch.start()
+    begin(watch)
     lines.put(event("MODIFIED", pod_object(RUNNING), "120"))
     lines.put(BOOKMARK)
     lines.put(None)
@@ -134,7 +142,7 @@ def test_what_the_watch_has_missed_is_listed(
         gone = answer(410, recorded("errors")["watch_expired"]["lines"][0]["object"])
         api.answers["WATCH pods"][0] = gone if how == "status" else drop
     api.answers["GET pods"].append(pods(pod_object(RUNNING), version="200"))
-    watch.start()
+    begin(watch)
     lines.put(expired() if how == "event" else b"<html>\n")
     wait_until(began(watch))
     wait_until(lambda: len(api.of("GET", watch=True)) == 2)
@@ -146,7 +154,7 @@ def test_what_the_watch_has_missed_is_listed(
 def test_half_a_line_is_no_event(
     api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]
 ) -> None:
-    watch.start()
+    begin(watch)
     whole = event("MODIFIED", pod_object(RUNNING, rank=1), "120")
     lines.put(whole[:40])
     lines.put(whole[40:] + event("MODIFIED", pod_object(RUNNING), "130")[:50])
@@ -165,13 +173,13 @@ def test_a_silent_connection_is_dead(
 ) -> None:
     monkeypatch.setattr(gang_watch, "SILENCE_SECONDS", 0.2)
     api.answers["GET pods"].append(pods(pod_object(RUNNING)))
-    watch.start()
+    begin(watch)
     wait_until(began(watch))
     assert len(api.of("GET")) >= 2
 
 
 def test_a_server_that_restarts(api: ApiStub, watch: GangWatch, lines: Queue[bytes | None]) -> None:
-    watch.start()
+    begin(watch)
     lines.put(event("MODIFIED", pod_object(RUNNING)))
     wait_until(began(watch))
     api.close()
@@ -190,10 +198,12 @@ def test_a_list_that_is_refused_is_raised_and_asked_again_next_time(
 ) -> None:
     forbidden = recorded("errors")["forbidden_list"]
     api.answers["GET pods"].insert(0, answer(403, forbidden["body"]))
+    api.answers["GET pods"].insert(0, answer(403, forbidden["body"]))
+    api.answers["GET pods"].insert(0, answer(403, forbidden["body"]))
     with pytest.raises(ClusterError, match="did not list the pods of Job gang") as caught:
-        watch.start()
+        watch.list_pods()
     assert caught.value.cause == Cause.FORBIDDEN
-    watch.start()
+    begin(watch)
     assert look(watch)[1]
 
 

@@ -1,0 +1,66 @@
+"""What one attempt has in the cluster: its Job and its pods, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import Any, Final, cast
+
+from prefect_bt.substrates.kubernetes.client import ClusterClient, Json
+from prefect_bt.substrates.kubernetes.names import JOB_NAME_LABEL
+
+KILL_GRACE: Final = 1
+"""Seconds from SIGTERM to SIGKILL of a pod that is not to flush. 0 would remove the object alone,
+and leave the containers the pod's own grace."""
+
+
+class JobObjects:
+    """A Job of this name. Every method raises ClusterError."""
+
+    def __init__(self, client: ClusterClient, namespace: str, name: str) -> None:
+        self.name, self._client = name, client
+        self._core = f"/api/v1/namespaces/{namespace}"
+        self._path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+        self._selector = {"labelSelector": f"{JOB_NAME_LABEL}={name}"}
+
+    def find_job(self) -> Json | None:
+        return self._client.find(self._path)
+
+    def list_pods(self) -> Json:
+        """Return the list: `items`, and the `metadata` by which a watch goes on from it."""
+        action = f"list the pods of Job {self.name}"
+        return self._client.request(
+            "GET", f"{self._core}/pods", query=self._selector, action=action
+        )
+
+    def watch_pods(
+        self, version: str, *, seconds: int, silence: float
+    ) -> AbstractContextManager[Generator[Json]]:
+        """Watch for `seconds`; `silence`: seconds after which the connection counts as dead."""
+        query = {**self._selector, "resourceVersion": version, "timeoutSeconds": seconds}
+        return self._client.watch(f"{self._core}/pods", query, timeout=silence)
+
+    def list_events(self, kind: str, name: str) -> list[Json]:
+        """Return what Kubernetes has noted about an object."""
+        selector = f"involvedObject.kind={kind},involvedObject.name={name}"
+        query = {"fieldSelector": selector}
+        found: Any = self._client.request("GET", f"{self._core}/events", query=query)
+        return cast("list[Json]", found["items"])
+
+    def delete_pod(self, name: str) -> None:
+        """Kill a pod that has nothing to flush; nothing there is no error."""
+        query = {"gracePeriodSeconds": KILL_GRACE}
+        self._client.delete(
+            f"{self._core}/pods/{name}", query=query, action=f"delete the pod {name}"
+        )
+
+    def delete(self, *, grace: int = KILL_GRACE) -> None:
+        """Kill the pods, then delete the Job, which deletes what it owns. Idempotent.
+
+        In this order: pods that go with their Job have their own grace, which nothing shortens.
+        """
+        query = {**self._selector, "gracePeriodSeconds": grace}
+        action = f"delete the pods of Job {self.name}"
+        self._client.delete(f"{self._core}/pods", query=query, action=action)
+        background = {"propagationPolicy": "Background"}
+        self._client.delete(self._path, query=background, action=f"delete Job {self.name}")
