@@ -1,40 +1,80 @@
-"""The API server: who may ask, what is refused, and what is answered."""
+"""The API server: what is asked, who may ask it, and what is answered."""
 
 from __future__ import annotations
 
+import secrets
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-from .access import Access, Attempt
-from .calls import Call, Request
+from .api_errors import ApiError, forbidden
 from .http_server import Handler, HttpServer
-from .objects import Store
-from .resources import (
-    BY_NAME,
-    REVIEWS,
-    ApiError,
-    Obj,
-    Resource,
-    as_object,
-    bad_request,
-    part,
-    parts,
-)
+from .resources import BINDINGS, BY_NAME, ROLES, Obj, Resource, as_object, parts
+from .store import Store, matches
 from .verbs import Verbs
 
-_PATCHES = ("application/merge-patch+json", "application/strategic-merge-patch+json")
+ADMIN = "admin"
+
+
+@dataclass
+class Request:
+    """What was understood of a request, and how it was answered."""
+
+    user: str
+    verb: str
+    resource: Resource
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+    query: dict[str, str] = field(default_factory=dict[str, str])
+    body: Any = None
+    content_type: str = ""
+    time: float = field(default_factory=time.time)
+    status: int = 200
+
+    @property
+    def path(self) -> str:
+        """The resource as rules name it: `pods/log`."""
+        return "/".join(filter(None, (self.resource.name, self.subresource)))
+
+    @property
+    def options(self) -> Obj:
+        """The options of a deletion, from the body and the query."""
+        return {**as_object(self.body), **self.query}
+
+    def sentence(self) -> str:
+        where = f'in the namespace "{self.namespace}"' if self.namespace else "at the cluster scope"
+        what = f'cannot {self.verb} resource "{self.path}" in API group "{self.resource.group}"'
+        return f'User "{self.user}" {what} {where}'
+
+
+def route(path: str) -> tuple[Resource, str, str, str]:
+    """Return the resource, the namespace, the name and the subresource that a path names."""
+    words = path.strip("/").split("/")
+    group, rest = ("", words[2:]) if words[0] == "api" else ("".join(words[1:2]), words[3:])
+    namespace = ""
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        namespace, rest = rest[1], rest[2:]
+    resource = BY_NAME.get((group, rest[0] if rest else ""))
+    name, sub = [*rest[1:3], "", ""][:2]
+    if resource is None or len(rest) > 3 or (sub and (resource.name, sub) != ("pods", "log")):
+        raise ApiError(404, "NotFound", "the server could not find the requested resource", {})
+    return resource, namespace, name, sub
 
 
 class ApiServer:
     """Listens on a port that stays the same when it listens again."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.verbs, self.access = store, Verbs(store), Access(store)
+        self.store, self.verbs = store, Verbs(store)
         self.log: list[Request] = []
         self.throttled = 0
         self.silent = threading.Event()
-        self.read_log: Callable[[Obj, str, dict[str, str]], bytes] = _no_log
+        self.read_log: Callable[[Obj, str, str], bytes] = _read_nothing
         self.port = 0
+        self._tokens: dict[str, str] = {}
         self._server: HttpServer | None = None
 
     @property
@@ -56,8 +96,19 @@ class ApiServer:
             server.shutdown()
             server.server_close()
             server.cut_all()
-        with self.store.changed:
-            self.store.changed.notify_all()
+
+    # --- who may ask
+
+    def token(self, user: str) -> str:
+        """Return the user's token; the user exists from now on."""
+        return self._tokens.setdefault(user, secrets.token_urlsafe(16))
+
+    def user(self, header: str) -> str:
+        """Return whose `Authorization` this is."""
+        for user, token in self._tokens.items():
+            if header == f"Bearer {token}":
+                return user
+        raise ApiError(401, "Unauthorized", "Unauthorized")
 
     def throttle(self) -> None:
         """Refuse the request if it is one of those to be refused."""
@@ -67,69 +118,67 @@ class ApiServer:
                 said = "Too many requests, please try again later."
                 raise ApiError(429, "TooManyRequests", said, {"retryAfterSeconds": 1})
 
-    def answer(self, call: Call) -> tuple[int, Obj | bytes]:
+    def authorize(self, call: Request) -> None:
+        """Refuse what no role lets the user do; the admin may do everything."""
+        bindings = self.store.all(BINDINGS, call.namespace) if call.namespace else []
+        for binding in bindings:
+            if any(_is_subject(each, call.user) for each in parts(binding, "subjects")):
+                role = self.store.find(ROLES, call.namespace, binding["roleRef"]["name"])
+                if any(_covers(rule, call) for rule in parts(role or {}, "rules")):
+                    return
+        if call.user != ADMIN:
+            raise forbidden(call.resource, call.name, call.sentence())
+
+    # --- what is answered
+
+    def answer(self, call: Request) -> tuple[int, Obj | bytes]:
         """Do what is asked and return the code and the body."""
-        attempt, verbs = call.attempt, self.verbs
-        resource, sub = attempt.resource, attempt.subresource
-        if resource == REVIEWS:
-            return 201, self._review(call)
-        if attempt.verb == "create":
-            if sub == "eviction":
-                return 201, verbs.evict(*call.where, call.body)
-            return 201, verbs.create(resource, attempt.namespace, call.body)
-        if attempt.verb == "update":
-            return 200, verbs.replace(resource, call.where, call.body, sub)
-        if attempt.verb == "patch":
-            if call.content_type not in _PATCHES:
-                said = "415: Unsupported Media Type"
-                raise ApiError(415, "UnsupportedMediaType", said, {})
-            return 200, verbs.patch(resource, call.where, call.body, sub)
-        if attempt.verb == "delete":
-            return 200, verbs.delete(resource, call.where, _options(call))
-        if attempt.verb == "get":
-            found = self.store.get(resource, *call.where)
-            return (200, self._log(found, call)) if sub == "log" else (200, found)
+        resource, where = call.resource, (call.namespace, call.name)
+        if call.verb == "create":
+            return 201, self.verbs.create(resource, call.namespace, call.body)
+        if call.verb == "patch":
+            if call.content_type != "application/merge-patch+json":
+                raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type", {})
+            return 200, self.verbs.patch(resource, *where, call.body)
+        if call.verb == "delete":
+            return 200, self.verbs.delete(resource, *where, call.options)
+        if call.verb == "get":
+            found = self.store.get(resource, *where)
+            return (200, self._log(found, call)) if call.subresource else (200, found)
         return 200, self._list(call)
 
-    def _list(self, call: Call) -> Obj:
-        attempt, resource = call.attempt, call.attempt.resource
+    def _list(self, call: Request) -> Obj:
+        resource, namespace = call.resource, call.namespace
+        matches({"metadata": {}}, call.query)  # refuses a bad selector also without objects
         with self.store.changed:
-            items = self.verbs.select(resource, attempt.namespace, call.query)
+            items = [obj for obj in self.store.all(resource, namespace) if matches(obj, call.query)]
             version = str(self.store.version)
-        if attempt.verb == "deletecollection":
-            for item in items:
-                where = (attempt.namespace, item["metadata"]["name"])
-                self.verbs.delete(resource, where, _options(call))
+            if call.verb == "deletecollection":
+                for item in items:
+                    self.verbs.delete(resource, namespace, item["metadata"]["name"], call.options)
         listing = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
         return {**listing, "metadata": {"resourceVersion": version}, "items": items}
 
-    def _log(self, pod: Obj, call: Call) -> bytes:
-        names = [each["name"] for each in pod["spec"]["containers"]]
-        inits = [each["name"] for each in parts(pod["spec"], "initContainers")]
-        name, container = pod["metadata"]["name"], call.query.get("container", "")
-        if not container and len(names) > 1:
-            said = f"a container name must be specified for pod {name}, choose one of:"
-            raise bad_request(f"{said} [{' '.join([*inits, *names])}]")
-        container = container or names[0]
-        if container not in [*inits, *names]:
-            raise bad_request(f"container {container} is not valid for pod {name}")
-        return self.read_log(pod, container, call.query)
-
-    def _review(self, call: Call) -> Obj:
-        asked = part(call.body["spec"], "resourceAttributes")
-        group, name = asked.get("group", ""), asked.get("resource", "")
-        resource = BY_NAME.get((group, name), Resource(name, name, group))
-        place = (asked.get("namespace", ""), asked.get("name", ""))
-        words = (asked.get("verb", ""), resource, asked.get("subresource", ""))
-        allowed = self.access.allows(Attempt(call.attempt.user, *words, *place))
-        return {**call.body, "status": {"allowed": allowed}}
+    def _log(self, pod: Obj, call: Request) -> bytes:
+        container = call.query.get("container") or pod["spec"]["containers"][0]["name"]
+        return self.read_log(pod, container, call.query.get("tailLines", "all"))
 
 
-def _options(call: Call) -> Obj:
-    body = as_object(call.body)
-    names = ("gracePeriodSeconds", "propagationPolicy")
-    return {**body, **{name: call.query[name] for name in names if name in call.query}}
+def _is_subject(subject: Obj, user: str) -> bool:
+    if subject["kind"] == "ServiceAccount":
+        return user == f"system:serviceaccount:{subject.get('namespace', '')}:{subject['name']}"
+    return subject["kind"] == "User" and subject["name"] == user
 
 
-def _no_log(pod: Obj, container: str, query: dict[str, str]) -> bytes:
+def _covers(rule: Obj, call: Request) -> bool:
+    names = parts(rule, "resourceNames")
+    return (
+        bool({call.verb, "*"} & set(rule["verbs"]))
+        and bool({call.resource.group, "*"} & set(parts(rule, "apiGroups")))
+        and bool({call.path, "*"} & set(parts(rule, "resources")))
+        and (not names or call.name in names)
+    )
+
+
+def _read_nothing(pod: Obj, container: str, tail: str) -> bytes:
     return b""

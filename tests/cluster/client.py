@@ -8,13 +8,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .access import ADMIN
+from .api_server import ADMIN, ApiServer
 from .resources import Obj
-
-if TYPE_CHECKING:
-    from .api_server import ApiServer
 
 RECORDINGS = Path(__file__).parent / "recordings"
 MERGE = "application/merge-patch+json"
@@ -30,7 +27,7 @@ class Client:
 
     def __init__(self, server: ApiServer, user: str = ADMIN, token: str = "") -> None:
         self._server = server
-        self._token = token or server.access.token(user)
+        self._token = token or server.token(user)
 
     def call(self, verb: str, path: str, body: Any = None, kind: str = "") -> tuple[int, Any]:
         """Return the code and the answer, whatever they are."""

@@ -1,19 +1,21 @@
-"""A pod's containers on the Engine: images, environment, limits, and what became of them."""
+"""The containers of a pod: how the Engine runs them, and what the pod's status says of them."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import Any, TypeAlias
 
-from .engine import Engine, errors
-from .objects import Store
-from .quota import parse_quantity
-from .resources import ApiError, Obj, part, parts
-from .volumes import data_of
+from .admission import parse_quantity
+from .resources import Obj, part, parts
+from .store import set_condition, timestamp
 
-EPOCH = "1970-01-01T00:00:00Z"
+Engine: TypeAlias = Any
+"""A `docker.APIClient`, which has no types."""
+errors: Any = import_module("docker.errors")
+_UNREADY = "containers with unready status: [{}]"
 
 
 class Waiting(Exception):
@@ -43,11 +45,15 @@ class Container:
         return self.state.get("terminated")
 
     @property
+    def failed(self) -> bool:
+        return bool(self.ended and self.ended["exitCode"])
+
+    @property
     def running(self) -> bool:
         return "running" in self.state
 
 
-def find_image(client: Engine, store: Store, pod: Obj, container: Obj) -> Obj:
+def find_image(client: Engine, container: Obj) -> Obj:
     """Return the image as the Engine tells of it, pulled if the policy says so."""
     image, policy = container["image"], container["imagePullPolicy"]
     if policy != "Always":
@@ -58,73 +64,43 @@ def find_image(client: Engine, store: Store, pod: Obj, container: Obj) -> Obj:
                 said = f'Container image "{image}" is not present with pull policy of Never'
                 raise Waiting("ErrImageNeverPull", said) from None
     try:
-        client.pull(image, auth_config=_login(store, pod, image))
+        client.pull(image)
         return client.inspect_image(image)
     except errors.DockerException as error:
         said = f'failed to pull and unpack image "{image}": {error}'
         raise Waiting("ErrImagePull", said) from None
 
 
-def _login(store: Store, pod: Obj, image: str) -> dict[str, str] | None:
-    """Return the login for the image's registry of the pod's pull secrets."""
-    for secret in parts(pod["spec"], "imagePullSecrets"):
-        try:
-            data = data_of(store, "secrets", pod["metadata"]["namespace"], secret["name"])
-        except ApiError:
-            continue
-        for host, login in json.loads(data[".dockerconfigjson"])["auths"].items():
-            if image.startswith(host.removeprefix("https://").rstrip("/") + "/"):
-                return {"username": login["username"], "password": login["password"]}
-    return None
-
-
 def make_container(client: Engine, pod: Obj, container: Obj, image: Obj, **given: Any) -> str:
-    """Create the container in the namespace of the holder; `given` are the Engine's options."""
+    """Create the container in the network of the holder; `given` are the Engine's options."""
     context = {**part(pod["spec"], "securityContext"), **part(container, "securityContext")}
-    _check_user(pod, container, context, image)
-    env, network = given["env"], f"container:{given['holder']}"
-    more = {**_security(context), **_limits(container)}
-    host = client.create_host_config(network_mode=network, mounts=given["mounts"], **more)
+    env = environment(pod, container, given["address"])
+    user, group = context.get("runAsUser"), context.get("runAsGroup")
+    host = client.create_host_config(
+        network_mode=f"container:{given['holder']}",
+        mounts=given["mounts"],
+        **_security(context),
+        **_limits(container),
+    )
     made = client.create_container(
         image["Id"],
         name=given["name"],
-        entrypoint=_expanded(container.get("command"), env),
-        command=_expanded(container.get("args"), env),
+        entrypoint=[_expand(word, env) for word in parts(container, "command")] or None,
+        command=[_expand(word, env) for word in parts(container, "args")] or None,
         environment=env,
         working_dir=container.get("workingDir"),
-        user=_user(context),
+        user=None if user is None and group is None else f"{user or 0}:{group or 0}",
         labels=given["labels"],
         host_config=host,
     )
     return made["Id"]
 
 
-def _check_user(pod: Obj, container: Obj, context: Obj, image: Obj) -> None:
-    user = context.get("runAsUser")
-    root = (image["Config"].get("User") or "0").partition(":")[0] in ("0", "root")
-    if context.get("runAsNonRoot") and (user == 0 or (user is None and root)):
-        meta = pod["metadata"]
-        where = f'pod: "{meta["name"]}_{meta["namespace"]}({meta["uid"]})"'
-        said = "container has runAsNonRoot and image will run as root"
-        said = f"{said} ({where}, container: {container['name']})"
-        raise Waiting("CreateContainerConfigError", said)
-
-
-def _user(context: Obj) -> str | None:
-    user, group = context.get("runAsUser"), context.get("runAsGroup")
-    if user is None and group is None:
-        return None
-    return f"{user or 0}:{group or 0}"
-
-
 def _security(context: Obj) -> Obj:
-    capabilities = part(context, "capabilities")
-    groups = [*parts(context, "supplementalGroups")]
-    if context.get("fsGroup") is not None:
-        groups.append(context["fsGroup"])
-    kept: Obj = {"cap_add": capabilities.get("add"), "cap_drop": capabilities.get("drop")}
-    kept |= {"read_only": context.get("readOnlyRootFilesystem"), "group_add": groups}
-    kept["privileged"] = bool(context.get("privileged"))
+    capabilities, group = part(context, "capabilities"), context.get("fsGroup")
+    kept: Obj = {"cap_drop": capabilities.get("drop")}
+    kept["read_only"] = context.get("readOnlyRootFilesystem")
+    kept["group_add"] = [] if group is None else [group]
     if context.get("allowPrivilegeEscalation") is False:
         kept["security_opt"] = ["no-new-privileges"]
     return {key: value for key, value in kept.items() if value}
@@ -141,60 +117,23 @@ def _limits(container: Obj) -> Obj:
     return kept
 
 
-def environment(store: Store, pod: Obj, container: Obj, ip: str) -> dict[str, str]:
-    """Return the container's variables, also those taken from fields, secrets and config maps."""
-    namespace = pod["metadata"]["namespace"]
+def environment(pod: Obj, container: Obj, address: str) -> dict[str, str]:
+    """Return the container's variables, also those taken from fields of the pod."""
     found: dict[str, str] = {}
-    for source in parts(container, "envFrom"):
-        for key, kind in (("secretRef", "secrets"), ("configMapRef", "configmaps")):
-            if ref := source.get(key):
-                for name, value in _values(store, kind, namespace, ref).items():
-                    found[source.get("prefix", "") + name] = value
     for each in parts(container, "env"):
-        source = part(each, "valueFrom")
-        if field := source.get("fieldRef"):
-            found[each["name"]] = _field(pod, field["fieldPath"], ip)
-        elif source:
-            found |= _taken(store, namespace, each["name"], source)
-        else:
-            found[each["name"]] = _expand(each.get("value") or "", found)
+        taken = part(part(each, "valueFrom"), "fieldRef").get("fieldPath")
+        value = _field(pod, taken, address) if taken else _expand(each.get("value") or "", found)
+        found[each["name"]] = value
     return found
 
 
-def _taken(store: Store, namespace: str, name: str, source: Obj) -> dict[str, str]:
-    """Return the variable with the value of a key of a secret or config map, if there is one."""
-    kind = "secrets" if "secretKeyRef" in source else "configmaps"
-    ref: Obj = source.get("secretKeyRef") or source["configMapKeyRef"]
-    values = _values(store, kind, namespace, ref)
-    if ref["key"] in values:
-        return {name: values[ref["key"]]}
-    if ref.get("optional"):
-        return {}
-    where = f"{'Secret' if kind == 'secrets' else 'ConfigMap'} {namespace}/{ref['name']}"
-    said = f"couldn't find key {ref['key']} in {where}"
-    raise Waiting("CreateContainerConfigError", said)
-
-
-def _values(store: Store, kind: str, namespace: str, ref: Obj) -> dict[str, str]:
-    try:
-        data = data_of(store, kind, namespace, ref["name"])
-    except ApiError:
-        if ref.get("optional"):
-            return {}
-        said = f'{kind.removesuffix("s")} "{ref["name"]}" not found'
-        raise Waiting("CreateContainerConfigError", said) from None
-    return {key: value.decode() for key, value in data.items()}
-
-
-def _field(pod: Obj, path: str, ip: str) -> str:
+def _field(pod: Obj, path: str, address: str) -> str:
     if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
         return part(pod["metadata"], keyed[1]).get(keyed[2], "")
     if path == "status.podIP":
-        return ip
-    found: Any = pod
-    for name in path.split("."):
-        found = found.get(name, {})
-    return str(found or "")
+        return address
+    outer, _, inner = path.partition(".")
+    return str(part(pod, outer).get(inner) or "")
 
 
 def _expand(text: str, env: dict[str, str]) -> str:
@@ -206,27 +145,81 @@ def _expand(text: str, env: dict[str, str]) -> str:
     return re.sub(r"\$\$|\$\(([^)]*)\)", value, text)
 
 
-def _expanded(words: list[str] | None, env: dict[str, str]) -> list[str] | None:
-    return [_expand(word, env) for word in words] if words else None
+# --- what became of them
 
 
 def state_of(inspected: Obj) -> Obj:
     """Return the container's state as a pod's status has it."""
-    state, now = inspected["State"], inspected["State"]["StartedAt"]
-    started = now[:19] + "Z"
+    state = inspected["State"]
+    started = state["StartedAt"][:19] + "Z"
     if state["Status"] in ("running", "paused"):
         return {"running": {"startedAt": started}}
     if state["Status"] == "created":
         return {"waiting": {"reason": "ContainerCreating"}}
     code = state["ExitCode"]
     reason = "OOMKilled" if state["OOMKilled"] else "Error" if code else "Completed"
-    ended: Obj = {"exitCode": code, "reason": reason, "startedAt": started}
-    ended |= {"finishedAt": state["FinishedAt"][:19] + "Z"}
-    return {"terminated": {**ended, "containerID": f"docker://{inspected['Id']}"}}
+    return ended_state(code, reason, startedAt=started, finishedAt=state["FinishedAt"][:19] + "Z")
 
 
-def start_error(error: Exception, now: str, id: str) -> Obj:
-    """Return the state of a container whose command could not be started."""
-    said = f"failed to create containerd task: {error}"
-    ended: Obj = {"exitCode": 128, "reason": "StartError", "message": said, "startedAt": EPOCH}
-    return {"terminated": {**ended, "finishedAt": now, "containerID": f"docker://{id}"}}
+def ended_state(code: int, reason: str, **more: Any) -> Obj:
+    times = {"startedAt": None, "finishedAt": timestamp()}
+    return {"terminated": {"exitCode": code, "reason": reason, **times, **more}}
+
+
+def write_status(
+    pod: Obj, inits: Sequence[Container], mains: Sequence[Container], address: str
+) -> None:
+    """Bring the pod's status up to date."""
+    status = pod["status"]
+    status.setdefault("startTime", timestamp())
+    initialized = all(each.ended and not each.failed for each in inits)
+    first = "ContainerCreating" if initialized else "PodInitializing"
+    status["hostIP"], status["hostIPs"] = "127.0.0.1", [{"ip": "127.0.0.1"}]
+    if address:
+        status["podIP"], status["podIPs"] = address, [{"ip": address}]
+    if inits:
+        status["initContainerStatuses"] = [_status(each, "PodInitializing") for each in inits]
+    status["containerStatuses"] = [_status(each, first) for each in mains]
+    if status.get("reason") != "Evicted":
+        status["phase"] = _phase(inits, mains)
+    _write_conditions(pod, inits, mains, initialized)
+
+
+def _write_conditions(
+    pod: Obj, inits: Sequence[Container], mains: Sequence[Container], initialized: bool
+) -> None:
+    status = pod["status"]
+    over = {"Failed": "PodFailed", "Succeeded": "PodCompleted"}.get(status["phase"], "")
+    set_condition(pod, "PodReadyToStartContainers", "podIP" in status and not over)
+    unready = " ".join(each.name for each in inits if not each.ended or each.failed)
+    why = {"reason": over} if over == "PodCompleted" else {}
+    if unready:
+        said = f"containers with incomplete status: [{unready}]"
+        why = {"reason": "ContainersNotInitialized", "message": said}
+    set_condition(pod, "Initialized", initialized, **why)
+    unready = " ".join(each.name for each in mains if not each.running)
+    why = {"reason": over}
+    if unready and not over:
+        why = {"reason": "ContainersNotReady", "message": _UNREADY.format(unready)}
+    for type in ("Ready", "ContainersReady"):
+        set_condition(pod, type, not unready, **why)
+
+
+def _phase(inits: Sequence[Container], mains: Sequence[Container]) -> str:
+    if any(each.failed for each in inits):
+        return "Failed"
+    if not all(each.running or each.ended for each in mains):
+        return "Pending"
+    if any(each.running for each in mains):
+        return "Running"
+    return "Failed" if any(each.failed for each in mains) else "Succeeded"
+
+
+def _status(container: Container, first: str) -> Obj:
+    status: Obj = {"name": container.name, "image": container.spec["image"], "lastState": {}}
+    status |= {"ready": container.running, "started": container.running, "restartCount": 0}
+    status |= {"imageID": container.image_id if container.id else ""}
+    status["state"] = container.state or {"waiting": {"reason": first}}
+    if container.id:
+        status["containerID"] = f"docker://{container.id}"
+    return status

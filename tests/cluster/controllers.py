@@ -1,109 +1,97 @@
-"""The small controllers: garbage collection, namespaces, nodes that are gone, quotas."""
+"""The garbage collector, and the scheduler: a node for each pod, or why there is none."""
 
 from __future__ import annotations
 
-from .objects import Store, set_condition
-from .quota import update_quotas
-from .resources import NAMESPACES, NODES, PODS, Obj, Resource, parts
-from .verbs import FOREGROUND, ORPHAN, Verbs
+from collections import Counter
+from decimal import Decimal
+
+from .admission import parse_quantity, requests
+from .resources import NODES, PODS, Obj, part, parts, place
+from .store import Store, condition, is_deleted, is_over, record_event, set_condition
+from .verbs import Verbs, owners_of
+
+_PREEMPTION = (
+    "no new claims to deallocate, preemption: 0/{0} nodes are available: {0} Preemption is not"
+    " helpful for scheduling."
+)
+_CORDONED: Obj = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
 
 def collect_garbage(verbs: Verbs) -> None:
-    """Delete what belongs to objects that are gone, and let go of owners that wait for that."""
-    store = verbs.store
-    everything = store.everything()
+    """Delete what belongs to objects that are gone."""
+    everything = verbs.store.everything()
     uids = {obj["metadata"]["uid"] for _, obj in everything}
     for resource, obj in everything:
-        finalizers = parts(obj["metadata"], "finalizers")
-        if "deletionTimestamp" in obj["metadata"] and {ORPHAN, FOREGROUND} & set(finalizers):
-            _finish_owner(verbs, resource, obj, everything)
-        owners = {owner["uid"] for owner in parts(obj["metadata"], "ownerReferences")}
-        if owners and not owners & uids:
-            _delete(verbs, resource, obj)
+        owners = {owner["uid"] for owner in owners_of(obj)}
+        if owners and not owners & uids and not is_deleted(obj):
+            verbs.delete(resource, *place(obj), {"propagationPolicy": "Background"})
 
 
-def _finish_owner(
-    verbs: Verbs, resource: Resource, owner: Obj, everything: list[tuple[Resource, Obj]]
-) -> None:
-    uid, finalizers = owner["metadata"]["uid"], owner["metadata"]["finalizers"]
-    owned = [pair for pair in everything if _belongs(pair[1], uid)]
-    if ORPHAN in finalizers:
-        for kind, obj in owned:
-            verbs.store.mutate(kind, *_where(obj), lambda each: _disown(each, uid))
-    elif owned:
-        for kind, obj in owned:
-            _delete(verbs, kind, obj)
+def schedule(store: Store) -> None:
+    """Give each pod that has no node one, or say why there is none."""
+    for pod in store.all(PODS):
+        if not pod["spec"].get("nodeName") and not is_deleted(pod):
+            with store.changed:
+                _schedule_pod(store, pod)
+
+
+def _schedule_pod(store: Store, pod: Obj) -> None:
+    nodes, reasons = store.all(NODES), Counter[str]()
+    for node in nodes:
+        why = _why_not(store, pod, node)
+        if not why:
+            _bind(store, pod, node["metadata"]["name"])
+            return
+        reasons.update(why)
+    said = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
+    preemption = _PREEMPTION.format(len(nodes))
+    _refuse(store, pod, f"0/{len(nodes)} nodes are available: {said}. {preemption}")
+
+
+def _bind(store: Store, pod: Obj, node: str) -> None:
+    def bind(obj: Obj) -> None:
+        obj["spec"]["nodeName"] = node
+        set_condition(obj, "PodScheduled", True)
+
+    store.mutate(PODS, *place(pod), bind)
+    message = f"Successfully assigned {'/'.join(place(pod))} to {node}"
+    record_event(store, "Pod", pod, "Scheduled", message)
+
+
+def _refuse(store: Store, pod: Obj, message: str) -> None:
+    if condition(pod, "PodScheduled").get("message") == message:
         return
-    for name in (ORPHAN, FOREGROUND):
-        remove_finalizer(verbs.store, resource, owner, name)
+    more = {"reason": "Unschedulable", "message": message}
+    store.mutate(PODS, *place(pod), lambda obj: set_condition(obj, "PodScheduled", False, **more))
+    record_event(store, "Pod", pod, "FailedScheduling", message, type="Warning")
 
 
-def _belongs(obj: Obj, uid: str) -> bool:
-    return any(each["uid"] == uid for each in parts(obj["metadata"], "ownerReferences"))
+def _why_not(store: Store, pod: Obj, node: Obj) -> list[str]:
+    """Return why the pod cannot be on the node; the first kind of reason alone, as a real one."""
+    spec = pod["spec"]
+    if node["spec"].get("unschedulable") and not _tolerates(spec, _CORDONED):
+        return ["node(s) were unschedulable"]
+    if not all(_tolerates(spec, taint) for taint in parts(node["spec"], "taints")):
+        return ["node(s) had untolerated taint(s)"]
+    if not part(spec, "nodeSelector").items() <= part(node["metadata"], "labels").items():
+        return ["node(s) didn't match Pod's node affinity/selector"]
+    return _insufficient(store, pod, node)
 
 
-def _disown(obj: Obj, uid: str) -> None:
-    meta = obj["metadata"]
-    meta["ownerReferences"] = [each for each in meta["ownerReferences"] if each["uid"] != uid]
+def _tolerates(spec: Obj, taint: Obj) -> bool:
+    return any(
+        each.get("key", taint["key"]) == taint["key"]
+        and each.get("effect") in (None, "", taint["effect"])
+        and (each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""))
+        for each in parts(spec, "tolerations")
+    )
 
 
-def _where(obj: Obj) -> tuple[str, str]:
-    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
-
-
-def _delete(verbs: Verbs, resource: Resource, obj: Obj) -> None:
-    if "deletionTimestamp" not in obj["metadata"] and verbs.store.find(resource, *_where(obj)):
-        verbs.delete(resource, _where(obj), {"propagationPolicy": "Background"})
-
-
-def remove_finalizer(store: Store, resource: Resource, obj: Obj, name: str) -> None:
-    def change(each: Obj) -> None:
-        left = [other for other in parts(each["metadata"], "finalizers") if other != name]
-        each["metadata"].pop("finalizers", None)
-        if left:
-            each["metadata"]["finalizers"] = left
-
-    store.mutate(resource, *_where(obj), change)
-
-
-def empty_namespaces(verbs: Verbs) -> None:
-    """Delete all that is in a deleted namespace, then the namespace."""
-    for namespace in verbs.store.all(NAMESPACES):
-        if "deletionTimestamp" not in namespace["metadata"]:
-            continue
-        name = namespace["metadata"]["name"]
-        verbs.store.mutate(NAMESPACES, "", name, _mark_terminating)
-        inside = [pair for pair in verbs.store.everything() if _where(pair[1])[0] == name]
-        for resource, obj in inside:
-            _delete(verbs, resource, obj)
-        if not inside:
-            remove_finalizer(verbs.store, NAMESPACES, namespace, "kubernetes")
-
-
-def _mark_terminating(namespace: Obj) -> None:
-    namespace["status"] = {"phase": "Terminating"}
-
-
-def collect_pods(verbs: Verbs) -> None:
-    """Remove the pods of nodes that are no more, as failed ones."""
-    nodes = {node["metadata"]["name"] for node in verbs.store.all(NODES)}
-    for pod in verbs.store.all(PODS):
-        if pod["spec"].get("nodeName", "") in ("", *nodes):
-            continue
-        verbs.store.mutate(PODS, *_where(pod), _fail)
-        verbs.store.delete(PODS, *_where(pod), 0)
-
-
-def _fail(pod: Obj) -> None:
-    said = "PodGC: node no longer exists"
-    set_condition(pod, "DisruptionTarget", True, reason="DeletionByPodGC", message=said)
-    if pod["status"]["phase"] != "Succeeded":
-        pod["status"]["phase"] = "Failed"
-
-
-def turn(verbs: Verbs) -> None:
-    """Do what is to be done now."""
-    collect_pods(verbs)
-    empty_namespaces(verbs)
-    collect_garbage(verbs)
-    update_quotas(verbs.store)
+def _insufficient(store: Store, pod: Obj, node: Obj) -> list[str]:
+    free = {key: parse_quantity(value) for key, value in node["status"]["allocatable"].items()}
+    for other in store.all(PODS):
+        if other["spec"].get("nodeName") == node["metadata"]["name"] and not is_over(other):
+            for key, value in requests(other).items():
+                free[key] = free.get(key, Decimal(0)) - value
+    asked = requests(pod)
+    return [f"Insufficient {key}" for key in asked if asked[key] > free.get(key, Decimal(0))]

@@ -1,4 +1,4 @@
-"""The HTTP below the API server: connections, headers, bodies, and watches in chunks."""
+"""The HTTP of the API server: connections, headers, bodies, and watches in chunks."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from .access import Attempt
-from .calls import Call, Request
-from .resources import ApiError, Obj, bad_request
-from .routes import fixed_page, route
-from .watches import watch_events
+from .api_errors import ApiError
+from .resources import Obj
+from .store import matches
 
 if TYPE_CHECKING:
-    from .api_server import ApiServer
+    from .api_server import ApiServer, Request
 
-_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+BOOKMARK_SECONDS = 2.0
+VERBS = {"POST": "create", "PATCH": "patch", "GET": "get", "DELETE": "delete"}
 
 
 class HttpServer(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_address = True
     request_queue_size = 100
     api: ApiServer
 
@@ -63,48 +62,40 @@ class Handler(BaseHTTPRequestHandler):
         """Answer any request: the names of the methods below are this one's, too."""
         api = self.server.api
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        user, call, code, body = "", None, 200, None
+        call, code, body = None, 200, None
         try:
-            user = api.access.user(self.headers.get("Authorization", ""))
+            user = api.user(self.headers.get("Authorization", ""))
+            call = self._call(user, data)
             api.throttle()
-            body = fixed_page(urlsplit(self.path).path)
-            if body is None:
-                call = self._call(user, data)
-                api.access.check(call.attempt)
-                if call.attempt.verb != "watch":
-                    code, body = api.answer(call)
+            api.authorize(call)
+            if call.verb != "watch":
+                code, body = api.answer(call)
         except ApiError as error:
             code, body = error.code, error.status()
-        self._note(user, call, code)
+        if call is not None:
+            call.status = code
+            api.log.append(call)  # before the client has its answer
         if body is None and call is not None:
             self._watch(call)
         else:
             self._send(code, body or {})
 
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
+    do_POST = do_PATCH = do_DELETE = do_GET
 
-    def _note(self, user: str, call: Call | None, code: int) -> None:
-        """Write the line of the request log, before the client has its answer."""
-        what = (self.command.lower(), urlsplit(self.path).path, "")
-        if call is not None:
-            what = (call.attempt.verb, call.attempt.path, call.attempt.name)
-        self.server.api.log.append(Request(time.time(), user, *what, code))
+    def _call(self, user: str, data: bytes) -> Request:
+        from .api_server import Request, route
 
-    def _call(self, user: str, data: bytes) -> Call:
-        parts = urlsplit(self.path)
-        query = dict(parse_qsl(parts.query))
-        resource, namespace, name, sub = route(parts.path)
-        verb = _VERBS.get(self.command) or ("delete" if name else "deletecollection")
-        if self.command == "GET":
-            watching = query.get("watch", "") in ("1", "true")
-            verb = "watch" if watching else "get" if name else "list"
-        try:
-            body = json.loads(data) if data else None
-        except ValueError as error:
-            raise bad_request(f"couldn't get version/kind; json parse error: {error}") from None
+        address = urlsplit(self.path)
+        query = dict(parse_qsl(address.query))
+        resource, namespace, name, sub = route(address.path)
+        verb = VERBS[self.command]
+        if query.get("watch") in ("1", "true"):
+            verb = "watch"
+        elif not name:
+            verb = {"get": "list", "delete": "deletecollection"}.get(verb, verb)
+        body = json.loads(data) if data else None
         content = self.headers.get("Content-Type", "").partition(";")[0]
-        attempt = Attempt(user, verb, resource, sub, namespace, name)
-        return Call(attempt, query, body, content)
+        return Request(user, verb, resource, sub, namespace, name, query, body, content)
 
     def _send(self, code: int, body: Obj | bytes) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -117,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _watch(self, call: Call) -> None:
+    def _watch(self, call: Request) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Transfer-Encoding", "chunked")
@@ -129,3 +120,48 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             self.wfile.write(b"0\r\n\r\n")
+
+
+def watch_events(api: ApiServer, call: Request, ended: threading.Event) -> Iterator[Obj]:
+    """Yield events until the time that the caller gave is over, or the server ends."""
+    store, marked = api.store, time.monotonic()
+    end = marked + float(call.query.get("timeoutSeconds") or 1800)
+    version = int(call.query.get("resourceVersion") or 0)
+    while not ended.is_set():
+        if api.silent.is_set():
+            ended.wait(0.05)
+            continue
+        try:
+            version, events = _newer(api, call, version)
+        except ApiError as error:
+            yield {"type": "ERROR", "object": error.status()}
+            return
+        yield from events
+        if "allowWatchBookmarks" in call.query and time.monotonic() > marked + BOOKMARK_SECONDS:
+            marked = time.monotonic()
+            yield _bookmark(call, version)
+        if time.monotonic() > end:
+            return
+        store.wait(version, min(0.5, max(0.01, end - time.monotonic())))
+
+
+def _newer(api: ApiServer, call: Request, version: int) -> tuple[int, list[Obj]]:
+    """Return the version that there is now, and the events since that one, or of all objects."""
+    store = api.store
+    with store.changed:
+        now = max(version, store.version)
+        if version:
+            found = [(each.type, each.object) for each in store.changes(call.resource, version)]
+        else:
+            found = [("ADDED", obj) for obj in store.all(call.resource, call.namespace)]
+    return now, [{"type": type, "object": obj} for type, obj in found if _is_wanted(call, obj)]
+
+
+def _is_wanted(call: Request, obj: Obj) -> bool:
+    meta = obj["metadata"]
+    return call.namespace in ("", meta.get("namespace", "")) and matches(obj, call.query)
+
+
+def _bookmark(call: Request, version: int) -> Obj:
+    body = {"kind": call.resource.kind, "apiVersion": call.resource.api_version}
+    return {"type": "BOOKMARK", "object": {**body, "metadata": {"resourceVersion": str(version)}}}

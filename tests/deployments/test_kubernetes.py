@@ -94,7 +94,7 @@ def test_the_patches_of_the_page_are_valid() -> None:
         "spec": {"template": template},
     }
     patches = re.findall(r"```json\n(.+?)```", PAGE, flags=re.DOTALL)
-    assert len(patches) == 3
+    assert len(patches) == 1
     for patch in patches:
         changed = merge(job, json.loads(patch))
         kubernetes_validate.validate(changed, VERSIONS[0], strict=True)

@@ -1,4 +1,4 @@
-"""The objects of the cluster with their versions, and the history that watches read."""
+"""The objects of the cluster with their versions, the history that watches read, and selectors."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .resources import (
-    Obj,
-    Resource,
-    already_exists,
-    bad_request,
-    expired,
-    not_found,
-    part,
-    parts,
-)
+from .api_errors import already_exists, bad_request, expired, not_found
+from .resources import EVENTS, Obj, Resource, part, parts, place
 
 LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """What a real API server makes generated names of."""
+FIELDS = ("metadata.name", "involvedObject.name", "involvedObject.kind")
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -64,26 +57,19 @@ class Store:
 
     def all(self, resource: Resource, namespace: str = "") -> list[Obj]:
         """Return the objects of the namespace, or of all of them, in order of their names."""
-        with self.changed:
-            found = [
-                (key, obj)
-                for key, obj in self._objects.items()
-                if key[0] == resource and namespace in ("", key[1])
-            ]
-        return [obj for _, obj in sorted(found, key=lambda pair: pair[0][1:])]
+        found = [obj for kind, obj in self.everything() if kind == resource]
+        return sorted((obj for obj in found if namespace in ("", place(obj)[0])), key=place)
 
     def everything(self) -> list[tuple[Resource, Obj]]:
         with self.changed:
             return [(key[0], obj) for key, obj in self._objects.items()]
 
     def create(self, resource: Resource, obj: Obj) -> Obj:
-        """Store a copy with a uid, a time and, where it has none, a name."""
+        """Store a copy with a uid and a time."""
         obj = copy.deepcopy(obj)
         meta = obj["metadata"]
         with self.changed:
-            if "name" not in meta:
-                meta["name"] = meta["generateName"] + random_letters()
-            key = (resource, meta.get("namespace", ""), meta["name"])
+            key = (resource, *place(obj))
             if key in self._objects:
                 raise already_exists(resource, meta["name"])
             meta["uid"] = str(uuid.uuid4())
@@ -163,13 +149,12 @@ def _is_over(obj: Obj) -> bool:
 def set_condition(obj: Obj, type: str, status: bool | str, **more: Any) -> None:
     """Set the condition in the object's status; its time changes with its status alone."""
     conditions: list[Obj] = obj.setdefault("status", {}).setdefault("conditions", [])
-    word = status if isinstance(status, str) else str(status)
-    now = timestamp()
-    new: Obj = {"type": type, "status": word, "lastProbeTime": None, "lastTransitionTime": now}
+    new: Obj = {"type": type, "status": str(status), "lastProbeTime": None}
+    new |= {"lastTransitionTime": timestamp()}
     new |= {key: value for key, value in more.items() if value}
     for number, old in enumerate(conditions):
         if old["type"] == type:
-            if old["status"] == word:
+            if old["status"] == new["status"]:
                 new["lastTransitionTime"] = old["lastTransitionTime"]
             conditions[number] = new
             return
@@ -186,37 +171,54 @@ def has_condition(obj: Obj, type: str) -> bool:
     return condition(obj, type).get("status") == "True"
 
 
-def matches_labels(obj: Obj, selector: str) -> bool:
-    """Tell whether the labels fit a selector of `a=b`, `a==b`, `a!=b`, `a` and `!a`."""
-    labels: Mapping[str, str] = part(obj["metadata"], "labels")
-    return all(_fits(labels, part.strip()) for part in selector.split(",") if part.strip())
+def is_deleted(obj: Obj) -> bool:
+    return "deletionTimestamp" in obj["metadata"]
 
 
-def _fits(labels: Mapping[str, str], part: str) -> bool:
-    if "(" in part or ")" in part:
-        raise bad_request(f"the cluster of the tests cannot read the label selector {part!r}")
-    if "!=" in part:
-        key, _, value = part.partition("!=")
-        return labels.get(key.strip()) != value.strip()
-    if "=" in part:
-        key, _, value = part.replace("==", "=").partition("=")
-        return labels.get(key.strip()) == value.strip()
-    return part[1:].strip() not in labels if part.startswith("!") else part in labels
+def is_over(pod: Obj) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
 
 
-FIELDS = ("metadata.name", "metadata.namespace", "status.phase", "spec.nodeName", "reason", "type")
-
-
-def matches_fields(obj: Obj, selector: str) -> bool:
-    """Tell whether the fields fit a selector of `a.b=c` and `a.b!=c`."""
-    for each in filter(None, selector.split(",")):
-        key, _, value = each.replace("==", "=").partition("=")
-        negated, key = key.endswith("!"), key.removesuffix("!")
-        if key not in FIELDS and not key.startswith("involvedObject."):
+def matches(obj: Obj, query: dict[str, str]) -> bool:
+    """Tell whether the object fits the label selector and the field selector of a query."""
+    labels = part(obj["metadata"], "labels")
+    if any(labels.get(key) != value for key, value in _terms(query.get("labelSelector", ""))):
+        return False
+    for key, value in _terms(query.get("fieldSelector", "")):
+        if key not in FIELDS:
             raise bad_request(f"field label not supported: {key}")
-        found: Any = obj
-        for name in key.split("."):
-            found = found.get(name, "") if found else ""
-        if (found == value) == negated:
+        outer, inner = key.split(".")
+        if part(obj, outer).get(inner) != value:
             return False
     return True
+
+
+def _terms(selector: str) -> list[tuple[str, str]]:
+    """Read `a=b,c==d`, all that is known of selectors here."""
+    terms = [each.replace("==", "=").partition("=") for each in filter(None, selector.split(","))]
+    if any(not equals or key.endswith("!") for key, equals, _ in terms):
+        raise bad_request(f"the cluster of the tests cannot read the selector {selector!r}")
+    return [(key.strip(), value.strip()) for key, _, value in terms]
+
+
+def record_event(
+    store: Store, kind: str, about: Obj, reason: str, message: str, *, type: str = "Normal"
+) -> None:
+    """Write an event about an object, or count one more of the same that is there."""
+    meta, now = about["metadata"], timestamp()
+    namespace = meta["namespace"]
+    for event in store.all(EVENTS, namespace):
+        same = (event["involvedObject"].get("uid"), event["reason"], event["message"])
+        if same == (meta["uid"], reason, message):
+            again = {"count": event["count"] + 1, "lastTimestamp": now}
+            store.mutate(EVENTS, *place(event), lambda each, new=again: each.update(new))
+            return
+    involved = {"kind": kind, "apiVersion": "batch/v1" if kind == "Job" else "v1"}
+    involved |= {key: meta[key] for key in ("namespace", "name", "uid", "resourceVersion")}
+    source = "job-controller" if kind == "Job" else "kubelet"
+    new: Obj = {"apiVersion": "v1", "kind": "Event", "type": type, "reason": reason}
+    new["metadata"] = {"name": f"{meta['name']}.{uuid.uuid4().hex[:16]}", "namespace": namespace}
+    new |= {"involvedObject": involved, "message": message, "count": 1, "eventTime": None}
+    new |= {"firstTimestamp": now, "lastTimestamp": now, "reportingInstance": ""}
+    new |= {"reportingComponent": source, "source": {"component": source}}
+    store.create(EVENTS, new)

@@ -1,0 +1,219 @@
+"""One pod on the Engine, from its containers' start until nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from .containers import (
+    Container,
+    Waiting,
+    ended_state,
+    errors,
+    find_image,
+    make_container,
+    state_of,
+    write_status,
+)
+from .resources import PODS, Obj, part, parts, place
+from .store import is_deleted, record_event
+from .volumes import VolumeError, Volumes
+
+if TYPE_CHECKING:
+    from .kubelet import Kubelet
+
+PERIOD = 0.1
+AGAIN_SECONDS = 1.0
+
+
+class PodWorker:
+    """Takes a look at the pod and its containers every now and then, and does what comes next."""
+
+    def __init__(self, kubelet: Kubelet, pod: Obj) -> None:
+        self._kubelet, self._client, self._store = kubelet, kubelet.client, kubelet.store
+        self._first, self.node = pod, pod["spec"]["nodeName"]
+        """The pod as it was when it got its node."""
+        self._place = place(pod)
+        self.namespace, self._name = self._place
+        self._uid: str = pod["metadata"]["uid"]
+        self._stem = f"{kubelet.name}-{self._name}-{self._uid[:8]}"
+        self._inits = [Container(each) for each in parts(pod["spec"], "initContainers")]
+        self._mains = [Container(each) for each in pod["spec"]["containers"]]
+        self._all = [*self._inits, *self._mains]
+        self._volumes = Volumes(self._store, *kubelet.folders(self._uid))
+        self._hostname: str = pod["spec"].get("hostname") or self._name[:63]
+        self._holder, self._address, self._tried = "", "", 0.0
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def log(self, name: str, tail: str) -> bytes | str:
+        """Return what the container printed; as text, why it has not been started."""
+        found = next(each for each in self._all if each.name == name)
+        if not found.id:
+            return part(found.state, "waiting").get("reason", "ContainerCreating")
+        return self._client.logs(found.id, tail=tail if tail == "all" else int(tail))
+
+    def _run(self) -> None:
+        try:
+            self._publish()
+            while not self._kubelet.ended.wait(PERIOD):
+                pod = self._pod()
+                if self.node in self._kubelet.lost:
+                    continue
+                if pod is None or is_deleted(pod):
+                    self._terminate()
+                    break
+                if pod["status"].get("reason") == "Evicted":
+                    self.kill("SIGKILL")
+                    self._refresh()
+                else:
+                    self._go_on()
+        except Exception:
+            self._kubelet.faults.append(traceback.format_exc())
+        finally:
+            self._remove()
+            self._kubelet.workers.pop(self._uid, None)
+
+    def _go_on(self) -> None:
+        """Set up volumes and network, run one init container after the other, and then the rest."""
+        if not self._holder:
+            self._prepare()
+            return
+        self._refresh()
+        for container in self._inits:
+            if not container.ended:
+                self._start(container)
+                return
+            if container.failed:
+                return
+        for container in self._mains:
+            self._start(container)
+
+    def _prepare(self) -> None:
+        if time.monotonic() < self._tried + AGAIN_SECONDS:
+            return
+        self._tried = time.monotonic()
+        try:
+            self._volumes.set_up(self._first)
+        except VolumeError as error:
+            self._event("FailedMount", str(error), "Warning")
+            return
+        made = self._kubelet.start_holder(self._stem, self._first, self._hostname)
+        self._holder, self._address = made
+        self._publish()
+
+    def _start(self, container: Container) -> None:
+        if container.id or time.monotonic() < container.tried + AGAIN_SECONDS:
+            return
+        container.tried = time.monotonic()
+        try:
+            container.id = self._create(container)
+        except Waiting as why:
+            self._hold(container, why.reason, why.message)
+            return
+        except errors.APIError as error:
+            self._hold(container, "CreateContainerError", str(error.explanation))
+            return
+        try:
+            self._client.start(container.id)
+        except errors.APIError as error:
+            said = f"failed to create containerd task: {error}"
+            began = {"startedAt": "1970-01-01T00:00:00Z"}
+            container.state = ended_state(128, "StartError", message=said, **began)
+            self._event("Failed", f"Error: {error.explanation}", "Warning")
+            self._publish()
+        else:
+            self._event("Started", "Container started")
+            self._refresh()
+
+    def _create(self, container: Container) -> str:
+        image = find_image(self._client, container.spec)
+        container.image_id = image["Id"]
+        return make_container(
+            self._client,
+            self._pod() or self._first,
+            container.spec,
+            image,
+            name=f"{self._stem}-{container.name}",
+            labels=self._kubelet.labels(self._uid),
+            holder=self._holder,
+            address=self._address,
+            mounts=self._volumes.mounts(container.spec),
+        )
+
+    def _hold(self, container: Container, reason: str, message: str) -> None:
+        """Note why the container waits; a second failed pull is a back-off."""
+        self._event("Failed", message, "Warning")
+        before = part(container.state, "waiting").get("reason")
+        if reason == "ErrImagePull" and before:
+            reason = "ImagePullBackOff"
+            image = container.spec["image"]
+            message = f'Back-off pulling image "{image}": ErrImagePull: {message}'
+        if reason == "ErrImageNeverPull":
+            self._event(reason, message, "Warning")
+        container.state = {"waiting": {"reason": reason, "message": message}}
+        self._publish()
+
+    def _refresh(self) -> None:
+        """Look at the containers that are not known to have ended, and tell of changes."""
+        before = [container.state for container in self._all]
+        for container in self._all:
+            if container.id and not container.ended:
+                container.state = state_of(self._client.inspect_container(container.id))
+        if before != [container.state for container in self._all]:
+            self._publish()
+
+    def _terminate(self) -> None:
+        """End the containers within the grace that the pod has, and then the pod."""
+        begin = time.monotonic()
+        if self._pod() is not None:
+            self._event("Killing", "Stopping containers")
+            self.kill("SIGTERM")
+        while any(each.running for each in self._all):
+            pod = self._pod()
+            grace = pod["metadata"].get("deletionGracePeriodSeconds", 0) if pod else 0
+            if self._kubelet.ended.wait(PERIOD) or time.monotonic() > begin + grace:
+                break
+            self._refresh()
+        self.kill("SIGKILL")
+        self._refresh()
+        for container in self._mains:
+            if not container.ended:
+                said = "The container could not be located when the pod was terminated"
+                unknown = ended_state(137, "ContainerStatusUnknown", message=said)
+                container.state = unknown
+        self._publish()
+        if self._pod() is not None and not self._kubelet.ended.is_set():
+            self._store.delete(PODS, *self._place, 0)
+
+    def kill(self, signal: str) -> None:
+        for container in self._all:
+            if container.running:
+                with contextlib.suppress(errors.APIError):
+                    self._client.kill(container.id, signal)
+                    if signal == "SIGKILL":
+                        self._client.wait(container.id, timeout=30)
+
+    def _remove(self) -> None:
+        """Remove what the pod has on the Engine and on this machine."""
+        for id in filter(None, [*(each.id for each in self._all), self._holder]):
+            with contextlib.suppress(errors.APIError):
+                self._client.remove_container(id, force=True, v=True)
+        self._volumes.remove()
+
+    def _pod(self) -> Obj | None:
+        """Return the pod, None when it is gone, or another one of its name is there."""
+        found = self._store.find(PODS, *self._place)
+        return found if found and found["metadata"]["uid"] == self._uid else None
+
+    def _publish(self) -> None:
+        def write(pod: Obj) -> None:
+            if pod["metadata"]["uid"] == self._uid and self.node not in self._kubelet.lost:
+                write_status(pod, self._inits, self._mains, self._address)
+
+        self._store.mutate(PODS, *self._place, write)
+
+    def _event(self, reason: str, message: str, type: str = "Normal") -> None:
+        record_event(self._store, "Pod", self._first, reason, message, type=type)
