@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from prefect_bt.local_server.password import CLIENT_VARIABLE, read_auth
+
 TASKS = 5
 """accept-job, training, attempt, provision, run-node."""
 
@@ -100,7 +102,11 @@ def ours(root: Path, environment: dict[str, str]) -> float:
 
 
 def peer(root: Path, environment: dict[str, str]) -> float:
-    with_api = {**environment, "PREFECT_API_URL": "http://127.0.0.1:18471/api"}
+    with_api = {
+        **environment,
+        "PREFECT_API_URL": "http://127.0.0.1:18471/api",
+        CLIENT_VARIABLE: read_auth(root / "state"),
+    }
     began = time.time()
     ran = subprocess.run(
         [sys.executable, str(root / "peer.py")],
