@@ -10,7 +10,7 @@ from enum import IntEnum, auto
 from typing import Final
 
 from prefect_bt.attempts.diagnosis import find_signal, is_agent_lost
-from prefect_bt.ledger.records import NodePhase, NodeStatus, StopReason
+from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.text.ranks import format_ranks
 
 _MAX_EXIT_CODES: Final = 3
@@ -18,6 +18,10 @@ _OUR_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGKILL})
 _NEVER_REQUESTED: Final = frozenset(
     {StopReason.ORPHANED, StopReason.CONTAINER_GONE, StopReason.POD_DELETED}
 )
+_DISRUPTIONS: Final = frozenset(
+    {Cause.EVICTED, Cause.PREEMPTED, Cause.NODE_LOST, Cause.POD_DELETED}
+)
+"""Causes of a substrate that ended the node by itself."""
 
 
 def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -> bool:
@@ -28,7 +32,7 @@ def ended_on_request(status: NodeStatus, *, requested_at: float | None = None) -
     """
     if status.phase is NodePhase.LOST or is_agent_lost(status) or _failed_setup(status):
         return False
-    if not status.reason or status.stop_reason in _NEVER_REQUESTED:
+    if not status.reason or status.stop_reason in _NEVER_REQUESTED or status.cause in _DISRUPTIONS:
         return False
     if requested_at is None and status.stop_reason is StopReason.STOPPED:
         return False

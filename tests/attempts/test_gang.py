@@ -273,3 +273,15 @@ def test_only_the_secrets_a_node_names_reach_it() -> None:
     node = replace(given.nodes[0], secret_environment={"T": "token"})
     launch_gang(substrate, replace(given, nodes=(node,)), secrets={"token": "v", "other": "w"})
     assert substrate.secrets == [{"token": "v"}]
+
+
+def test_ranks_that_were_evicted_together_did_not_end_on_request() -> None:
+    evicted = Script(code=143)
+    substrate, gang = run(evicted, evicted)
+    assert substrate.nodes[0].ended
+    told = {"reason": "Eviction API: evicting", "cause": Cause.EVICTED}
+    gang.statuses = [replace(status, **told) for status in gang.statuses]
+    gang.first_failed_rank = None
+    outcome = gang.make_outcome()
+    assert (outcome.failure, outcome.cause) == (FailureClass.INFRASTRUCTURE, Cause.EVICTED)
+    assert "evicted from its machine: Eviction API" in outcome.message

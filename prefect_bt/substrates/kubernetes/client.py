@@ -176,7 +176,11 @@ class ClusterClient:
         """Send the request; yield the answer, whose body is not read yet."""
         self.connect()
         configuration = self._configuration
-        headers = {"Accept": _JSON, "Content-Type": _CONTENT_TYPES.get(call.method, _JSON)}
+        headers = {
+            "Accept": _JSON,
+            "Content-Type": _CONTENT_TYPES.get(call.method, _JSON),
+            "User-Agent": "prefect-bt",
+        }
         for name in ("authorization", "BearerToken"):
             if token := configuration.get_api_key_with_prefix(name):
                 headers["authorization"] = token
