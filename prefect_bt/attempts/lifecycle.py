@@ -293,13 +293,13 @@ def archive_logs(site: JobContext, attempt: int) -> tuple[ArchivedLog, ...]:
     return sealer.archive(site.substrate.list_nodes(site.job_id))
 
 
-def remove_nodes(site: JobContext) -> None:
-    """Remove what the job's nodes left on the substrate; for a job that is over.
+def remove_nodes(site: JobContext, handles: Sequence[NodeHandle] | None = None) -> None:
+    """Remove what the job's nodes, or these of them, left on the substrate.
 
     Several ranks at a time, the attempts of one in order: its last keeps what is not saved.
     """
     by_rank: dict[int, list[NodeHandle]] = {}
-    for handle in site.substrate.list_nodes(site.job_id):
+    for handle in site.substrate.list_nodes(site.job_id) if handles is None else handles:
         by_rank.setdefault(handle.rank, []).append(handle)
 
     def remove(handles: list[NodeHandle]) -> None:

@@ -17,16 +17,22 @@ from prefect_bt.substrates import open_substrate
 
 
 def shut_down_local_nodes(site: JobContext, why: str) -> None:
-    """End the job's nodes here, and record nothing.
+    """End the nodes that this machine launched for the job, and record nothing.
 
     The caller owns the job on this machine. Files that the nodes had not committed stay in their
-    checkpoint folders.
+    checkpoint folders. In a cluster, the nodes of the machine that runs the job now are seen, too.
     """
-    handles = site.substrate.list_nodes(site.job_id)
+    foreign = {
+        begun.attempt
+        for begun in site.ledger.list_attempts(site.job_id)
+        if not is_this_host(site.settings.state_dir, begun.host)
+    }
+    nodes = site.substrate.list_nodes(site.job_id)
+    handles = [handle for handle in nodes if handle.attempt not in foreign]
     for attempt in {handle.attempt for handle in handles}:
         nodes = [handle for handle in handles if handle.attempt == attempt]
         Gang(attempt, nodes, grace=site.settings.grace).shut_down(why)
-    remove_nodes(site)
+    remove_nodes(site, handles)
     kill_flow_helpers(site.job_id)
 
 

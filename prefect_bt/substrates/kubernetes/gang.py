@@ -14,9 +14,9 @@ from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.host.nodes.files import AGENT_UNRESPONSIVE
 from prefect_bt.ledger.node_objects import GangObjects, GangRecord, NodeRequest
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
-from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME
+from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME, ClusterError
 from prefect_bt.substrates.kubernetes.gang_watch import GangWatch
-from prefect_bt.substrates.kubernetes.job_objects import JobObjects
+from prefect_bt.substrates.kubernetes.job_objects import KILL_GRACE, JobObjects
 from prefect_bt.substrates.kubernetes.names import COMMANDS
 from prefect_bt.substrates.kubernetes.node_status import (
     explain_end,
@@ -236,30 +236,36 @@ class KubernetesGang:
         return True
 
     def kill_unresponsive(self, rank: int) -> None:
-        """Delete the pod at once: its agent did not answer a stop. SubstrateError."""
+        """Delete the pod at once: its agent did not answer a stop."""
         status = self.observe(rank)
         if status.is_over or not self._find_request(rank).reason:
             return
         pod = self.watch.find(rank)
         if pod is not None and pod.is_there:
-            self._job.delete_pod(pod.name)
+            with suppress(SubstrateError):  # the next launch and the removal see to it again
+                self._job.delete_pod(pod.name)
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)
         self._give_verdict(lose(status, problem, self._clock()))
 
     def end(self) -> None:
-        """Kill what there is of it in the cluster, and wait until it is gone. SubstrateError."""
-        began, grace = time.monotonic(), 1
-        self._job.delete()
-        pause = 0.2
-        while self._job.list_pods()["items"] or self._job.find_job() is not None:
-            passed = time.monotonic() - began
-            if passed > REMOVAL_TIMEOUT:
-                raise self._error(f"has pods that do not go after {passed:.0f} s")
-            if passed > FORCED_REMOVAL and grace:
-                grace = 0  # its machine does not answer
-                self._job.delete(grace=grace)
+        """Kill what there is of it in the cluster, and wait until it is gone. SubstrateError.
+
+        An API server that does not answer is asked again for as long.
+        """
+        began, pause, trouble = time.monotonic(), 0.2, "has pods that do not go"
+        while (passed := time.monotonic() - began) <= REMOVAL_TIMEOUT:
+            try:
+                # Without a word of their machine only when that has had its time.
+                self._job.delete(grace=KILL_GRACE if passed < FORCED_REMOVAL else 0)
+                if not self._job.list_pods()["items"] and self._job.find_job() is None:
+                    return
+            except ClusterError as error:
+                if error.cause == Cause.FORBIDDEN:
+                    raise
+                trouble = f"cannot be removed: {error.message}"
             time.sleep(pause)
-            pause = min(1.0, pause * 2)
+            pause = min(2.0, pause * 2)
+        raise self._error(trouble)
 
     def remove(self) -> None:
         """Delete the Job with all that it owns, and the objects in the store. Idempotent.
