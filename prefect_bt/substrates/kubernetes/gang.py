@@ -17,7 +17,7 @@ from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME, ClusterError
 from prefect_bt.substrates.kubernetes.gang_watch import GangWatch
 from prefect_bt.substrates.kubernetes.job_objects import KILL_GRACE, JobObjects
-from prefect_bt.substrates.kubernetes.names import COMMANDS
+from prefect_bt.substrates.kubernetes.names import AGENT, COMMANDS
 from prefect_bt.substrates.kubernetes.node_status import (
     explain_end,
     fail_to_start,
@@ -33,7 +33,7 @@ FORCED_REMOVAL: Final = 20.0
 CAUSE_TIMEOUT: Final = 10.0
 """Longest wait for Kubernetes to say why a container ended, in seconds."""
 WAITING_INTERVAL: Final = 5.0
-"""Seconds between two changes of what a gang says that it waits for."""
+"""Seconds after which a gang says what it waits for, and between two changes of that."""
 _NO_POD: Final = Problem(Cause.LAUNCH_FAILED, "Kubernetes has not created its pod")
 _NEVER_BEGUN_SECONDS: Final = 30.0
 """Age of a Job that is suspended, or gone without a pod, and so was never begun."""
@@ -57,7 +57,7 @@ class KubernetesGang:
     ) -> None:
         self.objects, self.record, self.watch = objects, record, GangWatch(job)
         self._job, self._patience, self._is_queued = job, patience, is_queued
-        self._clock: Callable[[], float] = time.time
+        self.clock: Callable[[], float] = time.time
         self._requests: dict[int, NodeRequest] = {}
         self._unsent: set[int] = set()
         """Ranks whose request is not in the store yet."""
@@ -99,7 +99,7 @@ class KubernetesGang:
         pending = not self.watch.is_listed or (
             pod is not None and pod.is_there and not pod.ended and pod.failure is None
         )
-        recent = self._clock() - (status.ended_at or 0.0) < CAUSE_TIMEOUT
+        recent = self.clock() - (status.ended_at or 0.0) < CAUSE_TIMEOUT
         if unexplained and pending and recent:
             return replace(status, phase=NodePhase.FLUSHING)
         return self._conclude(self._explain(status))
@@ -108,31 +108,36 @@ class KubernetesGang:
         if not pod.began and (asked := self._find_request(status.rank).reason):
             with suppress(SubstrateError):  # else the next look deletes it
                 self._job.delete_pod(pod.name)
-                return self._give_verdict(stop_before_start(status, asked, self._clock()))
+                return self._give_verdict(stop_before_start(status, asked, self.clock()))
             return status
         if pod.failure is not None and pod.failed_container == COMMANDS:
             return self._observe_early_end(status, pod.failure)
-        return self._wait(status, pod.blocked)
+        blocked = pod.blocked
+        if blocked is None and pod.began and status.phase is NodePhase.LAUNCHED:
+            logs = f"kubectl -n {self.record.namespace} logs {pod.name} -c {AGENT}"
+            what = f"its agent has not reported: does the pod reach the store? See: {logs}"
+            blocked = Problem(Cause.STORE_FAILED, what)
+        return self._wait(status, blocked)
 
     def _observe_early_end(self, status: NodeStatus, failure: Problem) -> NodeStatus:
         """Of a container of commands that ended; perhaps the agent has said more by now."""
         latest = self._read_latest(status)
         if latest is None or latest.phase not in _STARTING:
             return status
-        return self._give_verdict(fail_to_start(latest, failure, self._clock()))
+        return self._give_verdict(fail_to_start(latest, failure, self.clock()))
 
     def _observe_missing(self, status: NodeStatus) -> NodeStatus:
         """Of a rank that never had a pod."""
         if asked := self._find_request(status.rank).reason:
-            return self._give_verdict(stop_before_start(status, asked, self._clock()))
+            return self._give_verdict(stop_before_start(status, asked, self.clock()))
         missing = self.watch.find_missing_reason()
         never_begun = missing.is_job_gone or (missing.is_suspended and not self._is_queued)
-        if never_begun and self._clock() - self.record.created_at > _NEVER_BEGUN_SECONDS:
+        if never_begun and self.clock() - self.record.created_at > _NEVER_BEGUN_SECONDS:
             problem = Problem(Cause.LAUNCH_FAILED, "its Job was deleted before it had pods")
             if missing.is_suspended:
                 why = "the process that launched it died before its Job began"
                 problem = Problem(Cause.LAUNCH_FAILED, why)
-            return self._give_verdict(lose(status, problem, self._clock()))
+            return self._give_verdict(lose(status, problem, self.clock()))
         return self._wait(status, missing.problem or _NO_POD)
 
     def _observe_gone(self, status: NodeStatus, pod: PodView) -> NodeStatus:
@@ -144,8 +149,8 @@ class KubernetesGang:
             return self._observe_over(latest)
         asked = self._find_request(status.rank).reason
         if asked and latest.started_at is None:
-            return self._give_verdict(stop_before_start(latest, asked, self._clock()))
-        return self._give_verdict(lose(latest, pod.failure, self._clock()))
+            return self._give_verdict(stop_before_start(latest, asked, self.clock()))
+        return self._give_verdict(lose(latest, pod.failure, self.clock()))
 
     def _read_latest(self, status: NodeStatus) -> NodeStatus | None:
         """Return the agent's status of this moment; None while the store does not answer."""
@@ -167,12 +172,14 @@ class KubernetesGang:
             self._blocked.pop(status.rank, None)
             self._publish_waiting()
             return status
-        since, before = self._blocked.get(status.rank, (self._clock(), blocked))
+        since, before = self._blocked.get(status.rank, (self.clock(), blocked))
         if blocked.cause is Cause.IMAGE_PULL_FAILED and before.cause in IMAGE_CAUSES:
             blocked = before  # older kubelets name the reason in the first message only
         self._blocked[status.rank] = since, blocked
-        if self._clock() - since >= self._patience:
+        if self.clock() - since >= self._patience:
             return self._give_up(status, blocked)
+        if self.clock() - since < WAITING_INTERVAL:
+            return status
         self._publish_waiting()
         return replace(status, waiting=blocked.message)
 
@@ -185,14 +192,14 @@ class KubernetesGang:
                 blocked = self.watch.find_pod_warning(pod) or blocked
             with suppress(SubstrateError):
                 self._job.delete_pod(pod.name)
-        return self._give_verdict(fail_to_start(status, blocked, self._clock()))
+        return self._give_verdict(fail_to_start(status, blocked, self.clock()))
 
     def _publish_waiting(self) -> None:
         """Say what the first rank that waits waits for, for `logs`."""
         first = min(self._blocked, default=None)
         text = "" if first is None else f"rank {first}: {self._blocked[first][1].message}"
-        if text != self._waiting and self._clock() - self._waiting_at >= WAITING_INTERVAL:
-            self._waiting_at = self._clock()
+        if text != self._waiting and self.clock() - self._waiting_at >= WAITING_INTERVAL:
+            self._waiting_at = self.clock()
             with suppress(StoreError):
                 self.objects.write_waiting(text)
                 self._waiting = text
@@ -245,7 +252,7 @@ class KubernetesGang:
             with suppress(SubstrateError):  # the next launch and the removal see to it again
                 self._job.delete_pod(pod.name)
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)
-        self._give_verdict(lose(status, problem, self._clock()))
+        self._give_verdict(lose(status, problem, self.clock()))
 
     def end(self) -> None:
         """Kill what there is of it in the cluster, and wait until it is gone. SubstrateError.

@@ -83,6 +83,7 @@ def _agent(node: NodePlan, settings: ClusterSettings) -> dict[str, Any]:
         "name": AGENT,
         "image": settings.agent_image,
         "command": _ENTRYPOINT,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108 (a volume of the pod)
         "resources": resources,
         "securityContext": {
