@@ -10,7 +10,7 @@ ImageUser = Annotated[None, WithJsonSchema({"type": "null", "title": "That of th
 
 
 class ClusterSettings(BaseModel):
-    """What the cluster needs to be told. All of it can be set in the block.
+    """Settings of the cluster and of the pods. All of it can be set in the block.
 
     On a machine, PREFECT_BT_KUBERNETES holds it as a JSON object, and a single field is read from
     PREFECT_BT_KUBERNETES_<FIELD>.

@@ -120,7 +120,7 @@ class Settings(BaseModel):
         return self.state_dir / "weights"
 
     def substrate_options(self, name: str, *, store: str = "") -> dict[str, Any]:
-        """What `open_substrate` is given for the substrate of that name.
+        """Return the options of `open_substrate` for the substrate of that name.
 
         `store`: that of the jobs, if it is not that of the settings.
         """

@@ -14,7 +14,7 @@ from prefect_bt.substrates.kubernetes.names import LABEL_JOB, LABEL_STORE, store
 
 @dataclass(frozen=True)
 class ClusterJobScanner:
-    """Of jobs in the default store: those of other stores are never looked at."""
+    """Finds Jobs of the default store; it never looks at those of other stores."""
 
     client: ClusterClient
     stores: JobStores

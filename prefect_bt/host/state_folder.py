@@ -155,7 +155,7 @@ class NodeRecord:
 
     @property
     def in_pod(self) -> bool:
-        """Whether the node is a pod, whose volumes and containers were made for it."""
+        """Return whether the node is a pod, whose volumes and containers Kubernetes makes."""
         return bool(self.mounts)
 
 

@@ -1,4 +1,4 @@
-"""What a node in a cluster and the watchers of its gang tell each other: objects in the store.
+"""Objects in the store by which a node in a cluster and the watchers of its gang communicate.
 
 <job>/nodes/<attempt>/
     gang.json                    GangRecord; written before the gang is launched, create-only
@@ -41,7 +41,7 @@ REFRESH_INTERVAL: Final = 0.5
 
 
 class NodeObjectStore(SupportsGet, SupportsPut, SupportsList, SupportsDelete, Protocol):
-    """What is asked of the store."""
+    """The verbs of a store that are used here."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class GangRecord:
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """What a node is to do, as host.nodes.files.NodeStopRequest; `kill` tells one kill of its
+    """Request to a node, as host.nodes.files.NodeStopRequest; `kill` tells one kill of its
     commands from the next, and is empty for none."""
 
     reason: str = ""
@@ -119,7 +119,7 @@ class _Segment(NamedTuple):
 
 @dataclass
 class _RankView:
-    """What the last listing told of a rank."""
+    """State of a rank at the last listing."""
 
     status_key: str = ""
     status: NodeStatus | None = None

@@ -144,7 +144,7 @@ class NodeStatus:
     cause: Cause | None = None
     """What the substrate itself knows of why; None: exit code, signal and phase tell."""
     waiting: str = ""
-    """What a node that has not begun waits for, as its substrate says it."""
+    """Reason why the node has not started yet, in the substrate's words."""
 
     @property
     def stop_reason(self) -> StopReason | None:

@@ -193,7 +193,7 @@ class Agent:
         return ContainerRunner(record, pipes, should_continue=self._should_continue)
 
     def _wait_for_gang(self) -> None:
-        """Of a gang of pods, no node starts its commands before all can."""
+        """Wait until all nodes of a gang of pods can start their commands. PrefectBtError."""
         if not self.task.record.in_pod or self.task.plan.group_size == 1:
             return
         self.task.folder.ready.touch()

@@ -48,9 +48,9 @@ class Capacity:
     mapped_reason: str = ""
     enforcement: Enforcement = Enforcement.NONE
     is_machine: bool = True
-    """Whether the amounts are one machine's, of which a node with GPUs gets its share."""
+    """True if the amounts are one machine's, of which a node with GPUs gets its share."""
     shares_local_store: bool = True
-    """Whether nodes reach a store that is a folder of this machine."""
+    """True if nodes reach a store that is a folder of this machine."""
 
 
 @dataclass(frozen=True)

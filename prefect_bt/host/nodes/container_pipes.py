@@ -38,7 +38,7 @@ _UNREADABLE: Final = (
     f"! -perm -004 ! '(' -group {AGENT_USER} -perm -040 ')' -o "
     f"-type d ! -perm -005 ! '(' -group {AGENT_USER} -perm -050 ')'"
 )
-"""What `find` looks for: files and folders that the agent of a pod cannot read. Only these are
+"""Arguments of `find` for files and folders that the agent of a pod cannot read. Only these are
 changed: a change counts as a write, and what was written is uploaded again."""
 FOREIGN_PROCESSES: Final = 2
 """Processes in a container that are not the commands': the first one and its listener."""

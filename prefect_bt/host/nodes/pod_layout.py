@@ -31,7 +31,7 @@ ENVIRONMENT_FILE: Final = "environment.json"
 AGENT_USER: Final = 65532
 """User and group of the agent, where the commands do not run as a user of their own."""
 RANK_VARIABLE: Final = "JOB_COMPLETION_INDEX"
-"""What Kubernetes calls the rank."""
+"""Variable in which Kubernetes passes the rank."""
 
 
 def volume_folder(number: int) -> PurePosixPath:

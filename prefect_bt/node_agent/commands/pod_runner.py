@@ -35,7 +35,7 @@ _LAST_COUNT: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18})\n\Z")
 
 
 class _Counts(NamedTuple):
-    """What the listener counted: processes of commands, CPU ticks, processes killed for memory."""
+    """Counts of the listener: processes of commands, CPU ticks, processes killed for memory."""
 
     processes: int = 0
     ticks: int = 0

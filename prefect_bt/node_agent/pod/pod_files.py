@@ -21,7 +21,7 @@ from prefect_bt.planning.plan import NodePlan, WeightsPlan
 
 @dataclass(frozen=True)
 class PodFiles:
-    """What the pod's Secret holds, and where this container has its volumes."""
+    """Contents of the pod's Secret, and the folders of this container's volumes."""
 
     plan: NodePlan
     weights: tuple[WeightsPlan, ...]

@@ -88,7 +88,7 @@ class _Staging:
             self._mirror(source, tree.removeprefix(source.key).removeprefix("-"))
 
     def finish(self, work: Future[None]) -> bool:
-        """Whether the node can begin; else the status says why not."""
+        """Return whether the node can begin; else the status says why not."""
         reason, cause = self._reason, None
         if not reason:
             try:

@@ -125,7 +125,7 @@ class DockerContainerSubstrate:
         return PreparedImage(pulled.reference, pulled.notes)
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[DockerNodeHandle]:
-        """As the protocol says."""
+        """Launch the nodes one by one, as processes of this machine; see the protocol."""
         return launch_nodes(
             gang, lambda node, needed: self.launch_node(node, secrets=needed), secrets=secrets
         )

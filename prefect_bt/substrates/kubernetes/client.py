@@ -33,7 +33,7 @@ MAX_RETRY_AFTER: Final = 15.0
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 _JSON: Final = "application/json"
 _MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError)
-"""What the client raises for a kubeconfig of another shape."""
+"""Errors of the client for a kubeconfig of another shape."""
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
@@ -313,7 +313,7 @@ def _may_repeat(method: str, status: int) -> bool:
 
 
 def _is_early(error: ClusterError, pause: float) -> bool:
-    """Whether an API server that has just started may refuse before it knows its users' rights."""
+    """Return whether a restarted API server may not know its users' rights yet."""
     return error.status in {401, 403} and error.cause == Cause.FORBIDDEN and pause < REFUSAL_DELAY
 
 

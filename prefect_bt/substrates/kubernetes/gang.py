@@ -86,8 +86,8 @@ class KubernetesGang:
         pod = self.watch.find(status.rank)
         if pod is None:
             return self._observe_missing(status)
-        if not pod.is_there or pod.ended:
-            return self._observe_gone(status, pod)
+        if not pod.exists or pod.ended:
+            return self._observe_lost(status, pod)
         if status.phase in _STARTING:
             return self._observe_starting(status, pod)
         return self._explain(status) if status.commands_ended else status
@@ -97,7 +97,7 @@ class KubernetesGang:
         pod = self.watch.find(status.rank)
         unexplained = status.stop_reason is StopReason.CONTAINER_GONE and status.cause is None
         pending = not self.watch.is_listed or (
-            pod is not None and pod.is_there and not pod.ended and pod.failure is None
+            pod is not None and pod.exists and not pod.ended and pod.failure is None
         )
         recent = self.clock() - (status.ended_at or 0.0) < CAUSE_TIMEOUT
         if unexplained and pending and recent:
@@ -120,14 +120,14 @@ class KubernetesGang:
         return self._wait(status, blocked)
 
     def _observe_early_end(self, status: NodeStatus, failure: Problem) -> NodeStatus:
-        """Of a container of commands that ended; perhaps the agent has said more by now."""
+        """Return the status of a node whose commands' container ended before a command ran."""
         latest = self._read_latest(status)
         if latest is None or latest.phase not in _STARTING:
             return status
         return self._give_verdict(fail_to_start(latest, failure, self.clock()))
 
     def _observe_missing(self, status: NodeStatus) -> NodeStatus:
-        """Of a rank that never had a pod."""
+        """Return the status of a rank that never had a pod."""
         if asked := self._find_request(status.rank).reason:
             return self._give_verdict(stop_before_start(status, asked, self.clock()))
         missing = self.watch.find_missing_reason()
@@ -140,8 +140,8 @@ class KubernetesGang:
             return self._give_verdict(lose(status, problem, self.clock()))
         return self._wait(status, missing.problem or _NO_POD)
 
-    def _observe_gone(self, status: NodeStatus, pod: PodView) -> NodeStatus:
-        """Of a rank whose pod ended or is gone: the agent's last word, else why it is lost."""
+    def _observe_lost(self, status: NodeStatus, pod: PodView) -> NodeStatus:
+        """Return the last status of the agent of a pod that ended; else why the node is lost."""
         latest = self._read_latest(status)
         if latest is None:
             return status
@@ -187,7 +187,7 @@ class KubernetesGang:
         """Conclude that the node does not start, and see to it that it does not start later."""
         self._ask(status.rank, NodeRequest("it did not start in time", force=True))
         pod = self.watch.find(status.rank)
-        if pod is not None and pod.is_there:
+        if pod is not None and pod.exists:
             if blocked.cause is Cause.LAUNCH_FAILED:
                 blocked = self.watch.find_pod_warning(pod) or blocked
             with suppress(SubstrateError):
@@ -248,7 +248,7 @@ class KubernetesGang:
         if status.is_over or not self._find_request(rank).reason:
             return
         pod = self.watch.find(rank)
-        if pod is not None and pod.is_there:
+        if pod is not None and pod.exists:
             with suppress(SubstrateError):  # the next launch and the removal see to it again
                 self._job.delete_pod(pod.name)
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)

@@ -29,11 +29,11 @@ RESTART_DELAYS: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
 REASON_INTERVAL: Final = 5.0
 """Seconds between two looks at why there are no pods."""
 _UNEXPECTED: Final = (ValueError, KeyError, TypeError, AttributeError)
-"""What an answer raises that is not the API's."""
+"""Errors of reading an answer that does not come from the API server."""
 
 
 class MissingPods(NamedTuple):
-    """What is known of a Job without pods. `is_suspended`: it was never begun, or is queued."""
+    """Facts about a Job without pods. `is_suspended`: it was never begun, or is queued."""
 
     problem: Problem | None = None
     is_job_gone: bool = False
@@ -51,7 +51,7 @@ class GangWatch:
         self._pods: dict[int, PodView] = {}
         """Rank -> its pod as it was last seen. Replaced, never changed."""
         self.is_listed = False
-        """Whether the pods were seen at least once."""
+        """True once the pods were listed."""
         self._asked_at = -REASON_INTERVAL
         self._missing = MissingPods()
 
@@ -104,7 +104,7 @@ class GangWatch:
     def list_pods(self) -> str:
         """List the pods; return the version to watch from. ClusterError."""
         found = self._objects.list_pods()
-        gone = {rank: view._replace(is_there=False) for rank, view in self._pods.items()}
+        gone = {rank: view._replace(exists=False) for rank, view in self._pods.items()}
         views = [read_pod(pod) for pod in found["items"]]
         self._pods = gone | {view.rank: view for view in views}
         self.is_listed = True
@@ -144,7 +144,7 @@ class GangWatch:
         view = read_pod(event["object"])
         known, deleted = self.find(view.rank), event["type"] == "DELETED"
         if not (deleted and known is not None and known.name != view.name):
-            self._pods = {**self._pods, view.rank: view._replace(is_there=not deleted)}
+            self._pods = {**self._pods, view.rank: view._replace(exists=not deleted)}
 
 
 def _newest_message(events: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What one attempt has in the cluster: its Job and its pods, by name."""
+"""The Job of an attempt and its pods, by name."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ KEPT_SECONDS: Final = 7 * 86400
 
 @dataclass(frozen=True)
 class GangSecrets:
-    """What the attempt's Secret holds besides the plan; all of it is secret.
+    """Contents of the attempt's Secret besides the plan; all of it is secret.
 
     `values` by reference name; `environment` are variables of the agent, such as the store's
     credentials; `registry_login` is a Docker configuration with the login of the job's image.

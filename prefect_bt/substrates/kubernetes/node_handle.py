@@ -40,7 +40,7 @@ class KubernetesNodeHandle:
         return None
 
     def read_log(self, *, offset: int, limit: int) -> bytes:
-        """As the protocol says; nothing while the store does not answer.
+        """Return bytes of the log; none while the store does not answer.
 
         SubstrateError of a node that is over, whose log has to be read to its end.
         """

@@ -1,4 +1,4 @@
-"""What Kubernetes says of a pod, as causes: a total table, with an explicit unknown. Pure."""
+"""Tables from the state of a pod to a cause, with an explicit unknown. Pure."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class PodView(NamedTuple):
     name: str
     rank: int
     began: bool = False
-    """Whether a container of ours has run in it, which publishes a status."""
+    """True once a container of ours, which publishes a status, has run in it."""
     ended: bool = False
-    """Whether nothing of it runs any more, or its machine is given up."""
+    """True when nothing of it runs any more, or its machine is given up."""
     blocked: Problem | None = None
     """Why it does not start."""
     failure: Problem | None = None
     """Why it ended, or a container of it did, where Kubernetes knows."""
     failed_container: str = ""
     """Name of the container whose end `failure` tells of; "" if it tells of the pod's."""
-    is_there: bool = True
-    """Whether the pod is still an object of the API."""
+    exists: bool = True
+    """True while the pod is an object of the API."""
 
 
 def read_pod(pod: Json) -> PodView:
@@ -100,7 +100,7 @@ _PULL_MESSAGES: Final = (
         Cause.REGISTRY_UNREACHABLE,
     ),
 )
-"""What a runtime says of a pull, which reaches us as text alone; the first that fits."""
+"""Messages of container runtimes about a pull, which come as text alone; the first that fits."""
 IMAGE_CAUSES: Final = frozenset(cause for _, cause in _PULL_MESSAGES)
 _WAITING_CAUSES: Final = {
     "InvalidImageName": Cause.CONFIGURATION,

@@ -30,7 +30,7 @@ FLUSH_SECONDS: Final = 3600
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 AGENT_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 AGENT_LIMITS: Final = {"cpu": "4", "memory": "4Gi"}
-"""Of the agent and its uploader, where limits are enforced."""
+"""Limits of the agent and its uploader, where limits are enforced."""
 PULL_SECRET_KEY: Final = ".dockerconfigjson"
 _UNPRIVILEGED: Final = {
     "allowPrivilegeEscalation": False,

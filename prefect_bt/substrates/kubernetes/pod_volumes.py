@@ -21,7 +21,7 @@ _CACHE_FOLDERS: Final = {
     VolumeKind.TEAM_CACHE: "cache/teams",
     VolumeKind.HF_CACHE: "cache/huggingface",
 }
-"""As in a state folder (host.state_folder)."""
+"""Folders of the cache, named as in a state folder (host.state_folder)."""
 _WEIGHTS: Final = "weights"
 _SECRET_MODE: Final = 0o440
 

@@ -41,7 +41,7 @@ from prefect_bt.substrates.kubernetes.node_handle import KubernetesNodeHandle
 from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 UNBOUNDED: Final = 1 << 60
-"""What a cluster may have: its scheduler knows, not we."""
+"""Capacity of a cluster in plans: only its scheduler knows the real one."""
 
 
 class KubernetesSubstrate:
@@ -94,7 +94,7 @@ class KubernetesSubstrate:
         return PreparedImage(image.reference)
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[KubernetesNodeHandle]:
-        """As the protocol says; the pods begin once everything that they need is there."""
+        """Launch the gang; its pods begin once everything that they need is there."""
         given = self._collect_secrets(gang, secrets)
         self._end_earlier_attempts(gang)
         made = self._record(gang)
@@ -108,7 +108,7 @@ class KubernetesSubstrate:
         return [KubernetesNodeHandle(made, gang.attempt, node.rank) for node in gang.nodes]
 
     def list_nodes(self, job_id: str) -> Sequence[KubernetesNodeHandle]:
-        """As the protocol says. SubstrateError where the store does not answer."""
+        """Return the nodes by the records in the store. SubstrateError without the store."""
         try:
             attempts = self._list_attempts(job_id)
             gangs = [(attempt, self._open_gang(job_id, attempt)) for attempt in attempts]

@@ -77,7 +77,7 @@ class LocalProcessSubstrate:
         return PreparedImage(image.reference)
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[HostHandle]:
-        """As the protocol says."""
+        """Launch the nodes one by one, as processes of this machine; see the protocol."""
         return launch_nodes(
             gang, lambda node, needed: self.launch_node(node, secrets=needed), secrets=secrets
         )

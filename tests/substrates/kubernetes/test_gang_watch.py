@@ -64,7 +64,7 @@ def watch(client: ClusterClient) -> Iterator[GangWatch]:
 def look(watch: GangWatch, rank: int = 0) -> tuple[PodView | None, bool]:
     """Return the rank's pod as it was last seen, and whether it is there."""
     found = watch.find(rank)
-    return found, found is not None and found.is_there
+    return found, found is not None and found.exists
 
 
 def begin(watch: GangWatch) -> None:
