@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,14 +75,17 @@ def base_image(engine: docker.APIClient) -> Iterator[str]:
     if busybox is None or not _is_static(busybox):
         pytest.skip("no static busybox: apt-get install busybox-static")
     repository, _, tag = BASE.partition(":")
-    engine.import_image_from_data(
-        _root_files(Path(busybox)),
-        repository=repository,
-        tag=tag,
-        changes=["ENV PATH=/bin", 'CMD ["/bin/sh"]', "WORKDIR /"],
-    )
+    if not engine.images(name=BASE):
+        engine.import_image_from_data(
+            _root_files(Path(busybox)),
+            repository=repository,
+            tag=tag,
+            changes=["ENV PATH=/bin", 'CMD ["/bin/sh"]', "WORKDIR /"],
+        )
     yield BASE
-    engine.remove_image(BASE, force=True)
+    # Each package of tests that takes this fixture has one of its own, of the same image.
+    with suppress(docker.errors.ImageNotFound):
+        engine.remove_image(BASE, force=True)
 
 
 def _is_static(program: str) -> bool:
