@@ -40,6 +40,8 @@ from prefect_bt.substrates.kubernetes.names import gang_name, host_name
 from prefect_bt.substrates.kubernetes.node_handle import KubernetesNodeHandle
 from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
+_REFUSED: Final = range(400, 500)
+"""HTTP status codes of an API server that did not do what it was asked."""
 UNBOUNDED: Final = 1 << 60
 """Capacity of a cluster in plans: only its scheduler knows the real one."""
 
@@ -99,7 +101,16 @@ class KubernetesSubstrate:
         self._end_earlier_attempts(gang)
         made = self._record(gang)
         try:
-            self._complete(gang, given, self._create_job(gang, given, made.record.namespace))
+            job = self._create_job(gang, given, made.record.namespace)
+        except ClusterError as error:
+            if error.status in _REFUSED:  # nothing of it is there; a Job of its name is another's
+                with suppress(StoreError):
+                    made.objects.delete()
+            else:
+                _take_back(made, error)
+            raise
+        try:
+            self._complete(gang, given, job)
             made.watch.list_pods()  # a user who may not list them hears it now
         except BaseException as error:
             _take_back(made, error)
