@@ -29,7 +29,10 @@ COMMITTED = "All ranks exited with 0 and their checkpoints are committed."
 
 
 def task_states(machine: Machine, run_id: str) -> dict[str, tuple[str, str, str]]:
-    """Return name, type and message of the state of each task run, by the task run's name."""
+    """Return name, type and message of the state of each task run, by the task run's name.
+
+    The server lists a task run for a moment before it has the task run's state.
+    """
     filters = {"flow_runs": {"id": {"any_": [run_id]}}}
     tasks = call(machine, "POST", "task_runs/filter", **filters)
     return {
@@ -40,6 +43,8 @@ def task_states(machine: Machine, run_id: str) -> dict[str, tuple[str, str, str]
             task["state"]["type"],
             task["state"]["message"] or "",
         )
+        if task["state"]
+        else ("", "", "")
         for task in sorted(tasks, key=lambda task: task["expected_start_time"])
     }
 
@@ -57,7 +62,7 @@ def check_tasks(machine: Machine, run_id: str, wanted: dict[str, tuple[str, str]
             for name, (state, words) in wanted.items()
         )
 
-    until(matches, seconds=10, what=lambda: f"{wanted}, but {task_states(machine, run_id)}")
+    until(matches, seconds=30, what=lambda: f"{wanted}, but {task_states(machine, run_id)}")
     types = {"Completed": "COMPLETED", "Failed": "FAILED", "Cancelled": "CANCELLED"}
     for name, (state, kind, _) in task_states(machine, run_id).items():
         assert kind == types.get(state, "CRASHED"), name
@@ -293,6 +298,9 @@ def test_upload_that_failed(machine: Machine) -> None:
         (machine.root / "store" / prefix / name).touch()
     (word / "go").touch()
     machine.wait(job_id, "FAILED", seconds=300)
+    # What could not be committed is kept; other tests of this machine count what is left.
+    until(lambda: not machine.job_processes(job_id), seconds=30, what="no process left")
+    shutil.rmtree(machine.state_dir / "jobs" / job_id)
     said = "an upload did not"
     one = attempt(
         0,
@@ -304,9 +312,6 @@ def test_upload_that_failed(machine: Machine) -> None:
     run_id = run_of(machine, job_id)
     check_tasks(machine, run_id, {**ACCEPTED, "training": ("Failed", said), **one})
     run_is(machine, run_id, "FAILED")
-    # What could not be committed is kept; other tests of this machine count what is left.
-    until(lambda: not machine.job_processes(job_id), seconds=30, what="no process left")
-    shutil.rmtree(machine.state_dir / "jobs" / job_id)
 
 
 def awaited_retries(machine: Machine, run_id: str) -> list[Any]:
