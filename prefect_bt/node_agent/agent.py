@@ -52,7 +52,7 @@ from prefect_bt.node_agent.upload_watchdog import DEFAULT_COMMAND, UploaderConfi
 from prefect_bt.planning.plan import NodePlan, VolumeKind
 
 GANG_POLL_INTERVAL: Final = 0.1
-GANG_TIMEOUT: Final = 3600.0
+GANG_TIMEOUT: Final = 6 * 3600.0
 """Longest wait for the other nodes of the gang, in seconds, if nobody watches it."""
 
 
@@ -200,7 +200,7 @@ class Agent:
         deadline = time.monotonic() + GANG_TIMEOUT
         while self._should_continue() and not self.task.folder.go.exists():
             if time.monotonic() > deadline:
-                raise PrefectBtError("its gang was not whole within an hour")
+                raise PrefectBtError("its gang was not whole within 6 hours")
             time.sleep(GANG_POLL_INTERVAL)
 
     def _should_continue(self) -> bool:

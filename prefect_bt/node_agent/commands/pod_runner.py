@@ -25,7 +25,11 @@ from prefect_bt.host.nodes.container_pipes import (
     signal_listener,
 )
 from prefect_bt.host.processes import ProcessStat
-from prefect_bt.node_agent.commands.container_runner import KILL_TIMEOUT, ContainerRunner
+from prefect_bt.node_agent.commands.container_runner import (
+    CHOWN_TIMEOUT,
+    KILL_TIMEOUT,
+    ContainerRunner,
+)
 
 SHARE_INTERVAL: Final = 10.0
 """Seconds between two looks for files that the commands wrote for their own user alone."""
@@ -54,6 +58,9 @@ class PodRunner(ContainerRunner):
         self._shared_at = time.monotonic()
         self._end = select.poll()
         self._end.register(pipes.reports, 0)
+        self._answer = select.poll()
+        self._answer.register(pipes.counts, select.POLLIN)
+        self._answer.register(pipes.reports, 0)
 
     @property
     def workdir(self) -> None:
@@ -83,7 +90,7 @@ class PodRunner(ContainerRunner):
         """
         if written and not self.gone:
             signal_listener(self._pipes, SHARE)
-            self._count()  # the listener answers when it is done with that
+            self._count(CHOWN_TIMEOUT)  # the listener answers when it is done with that
         super().close()
 
     def kill(self) -> None:
@@ -111,11 +118,11 @@ class PodRunner(ContainerRunner):
         ended = any(event & select.POLLHUP for _, event in self._end.poll(0))
         self.gone = self.gone or ended
 
-    def _count(self) -> _Counts | None:
+    def _count(self, timeout: float = COUNT_TIMEOUT) -> _Counts | None:
         """Ask the listener; None without an answer in time, or with none that is one."""
         _read_all(self._pipes.counts)
         signal_listener(self._pipes, COUNT)
-        select.select([self._pipes.counts], [], [], COUNT_TIMEOUT)
+        self._answer.poll(1000 * timeout)
         found = _LAST_COUNT.search(_read_all(self._pipes.counts))
         if found is None:
             return None

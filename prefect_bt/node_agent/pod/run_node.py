@@ -69,7 +69,10 @@ class _GangStart:
 
 def _stop_politely(handle: HostHandle) -> None:
     """Pass on that Kubernetes ends the pod; a node that flushes goes on with it."""
-    if handle.observe().commands_ended:  # how they ended is not changed by what comes after
+    asked = handle.folder.stop_request.exists()  # with its own reason and grace, which stay
+    if (
+        asked or handle.observe().commands_ended
+    ):  # how they ended is not changed by what comes after
         return
     with suppress(SubstrateError):
         handle.stop(reason=StopReason.POD_DELETED)

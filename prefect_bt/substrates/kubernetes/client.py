@@ -24,7 +24,7 @@ from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 SUBSTRATE_NAME: Final = "kubernetes"
 CONNECT_TIMEOUT: Final = 10.0
 READ_TIMEOUT: Final = 30.0
-RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0)
+RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds before each repetition of a request that the server could not take."""
 REFUSAL_DELAY: Final = 2.0
 """A refusal is believed after repetitions with shorter pauses than this, in seconds."""
@@ -125,6 +125,7 @@ class ClusterClient:
         action = action or f"{method} {path}"
         call = _Call(method, path, body, query)
         for pause in (*RETRY_DELAYS, None):
+            unsent = False
             try:
                 with self._open(call, READ_TIMEOUT) as answer:
                     data, status = answer.read(), int(answer.status)
@@ -133,8 +134,9 @@ class ClusterClient:
                     error = _refusal_error(action, status, data)
                     asked = _retry_after(answer)
             except _transport_errors() as trouble:
-                error, asked = self._unreachable_error(trouble), None
-            if pause is None or not (_may_repeat(method, error.status) or _is_early(error, pause)):
+                error, asked, unsent = self._unreachable_error(trouble), None, _is_unsent(trouble)
+            may_repeat = unsent or _may_repeat(method, error.status) or _is_early(error, pause)
+            if pause is None or not may_repeat:
                 raise error
             self._sleep(pause if asked is None else asked)
         raise AssertionError  # the last turn raises
@@ -320,6 +322,12 @@ def _is_early(error: ClusterError, pause: float) -> bool:
 def _retry_after(answer: Any) -> float | None:
     text = str(answer.headers.get("Retry-After", ""))
     return min(float(text), MAX_RETRY_AFTER) if text.isdigit() else None
+
+
+def _is_unsent(trouble: Exception) -> bool:
+    """Return whether no connection came about, as while an API server restarts."""
+    errors: Any = import_module("urllib3.exceptions")
+    return isinstance(trouble, errors.NewConnectionError | errors.ConnectTimeoutError)
 
 
 def _yaml_error() -> type[Exception]:

@@ -24,7 +24,12 @@ from prefect_bt.substrates.kubernetes.node_status import (
     lose,
     stop_before_start,
 )
-from prefect_bt.substrates.kubernetes.pod_states import IMAGE_CAUSES, PodView, Problem
+from prefect_bt.substrates.kubernetes.pod_states import (
+    IMAGE_CAUSES,
+    PodView,
+    Problem,
+    read_pod,
+)
 
 REMOVAL_TIMEOUT: Final = 60.0
 """Longest wait for the pods of a removed gang to be gone, in seconds."""
@@ -37,6 +42,7 @@ WAITING_INTERVAL: Final = 5.0
 _NO_POD: Final = Problem(Cause.LAUNCH_FAILED, "Kubernetes has not created its pod")
 _NEVER_BEGUN_SECONDS: Final = 30.0
 """Age of a Job that is suspended, or gone without a pod, and so was never begun."""
+_ROOM_CAUSES: Final = frozenset({Cause.UNSCHEDULABLE, Cause.QUOTA_EXCEEDED})
 _STARTING: Final = frozenset({NodePhase.LAUNCHED, NodePhase.STAGING})
 
 
@@ -65,6 +71,8 @@ class KubernetesGang:
         """Rank -> since when it does not start, and why."""
         self._final: dict[int, NodeStatus] = {}
         """Statuses that were concluded here and stand."""
+        self._unexplained: dict[int, float] = {}
+        """Rank -> since when (monotonic) Kubernetes is to say why its container ended."""
         self._waiting, self._waiting_at = "", 0.0
         self._removing = threading.Lock()
         self._is_removed = False
@@ -86,7 +94,7 @@ class KubernetesGang:
         pod = self.watch.find(status.rank)
         if pod is None:
             return self._observe_missing(status)
-        if not pod.exists or pod.ended:
+        if not pod.exists or pod.ended or pod.agent_ended:
             return self._observe_lost(status, pod)
         if status.phase in _STARTING:
             return self._observe_starting(status, pod)
@@ -99,9 +107,10 @@ class KubernetesGang:
         pending = not self.watch.is_listed or (
             pod is not None and pod.exists and not pod.ended and pod.failure is None
         )
-        recent = self.clock() - (status.ended_at or 0.0) < CAUSE_TIMEOUT
-        if unexplained and pending and recent:
-            return replace(status, phase=NodePhase.FLUSHING)
+        if unexplained and pending:
+            since = self._unexplained.setdefault(status.rank, time.monotonic())
+            if time.monotonic() - since < CAUSE_TIMEOUT:
+                return replace(status, phase=NodePhase.FLUSHING)
         return self._conclude(self._explain(status))
 
     def _observe_starting(self, status: NodeStatus, pod: PodView) -> NodeStatus:
@@ -127,7 +136,9 @@ class KubernetesGang:
         return self._give_verdict(fail_to_start(latest, failure, self.clock()))
 
     def _observe_missing(self, status: NodeStatus) -> NodeStatus:
-        """Return the status of a rank that never had a pod."""
+        """Return the status of a rank without a pod, or whose pod went before the watch began."""
+        if status.phase is not NodePhase.LAUNCHED:
+            return self._observe_vanished(status)
         if asked := self._find_request(status.rank).reason:
             return self._give_verdict(stop_before_start(status, asked, self.clock()))
         missing = self.watch.find_missing_reason()
@@ -140,6 +151,14 @@ class KubernetesGang:
             return self._give_verdict(lose(status, problem, self.clock()))
         return self._wait(status, missing.problem or _NO_POD)
 
+    def _observe_vanished(self, status: NodeStatus) -> NodeStatus:
+        """Return the status of a rank whose agent has reported, and which the watch has not seen."""
+        with suppress(SubstrateError):
+            pods = [read_pod(pod) for pod in self._job.list_pods()["items"]]
+            if all(pod.rank != status.rank for pod in pods):
+                return self._observe_lost(status, PodView("", status.rank, exists=False))
+        return status
+
     def _observe_lost(self, status: NodeStatus, pod: PodView) -> NodeStatus:
         """Return the last status of the agent of a pod that ended; else why the node is lost."""
         latest = self._read_latest(status)
@@ -150,6 +169,8 @@ class KubernetesGang:
         asked = self._find_request(status.rank).reason
         if asked and latest.started_at is None:
             return self._give_verdict(stop_before_start(latest, asked, self.clock()))
+        if pod.failure is not None and pod.failure.cause is Cause.CONFIGURATION:
+            return self._give_verdict(fail_to_start(latest, pod.failure, self.clock()))
         return self._give_verdict(lose(latest, pod.failure, self.clock()))
 
     def _read_latest(self, status: NodeStatus) -> NodeStatus | None:
@@ -173,6 +194,8 @@ class KubernetesGang:
             self._publish_waiting()
             return status
         since, before = self._blocked.get(status.rank, (self.clock(), blocked))
+        if before.cause in _ROOM_CAUSES and blocked.cause not in _ROOM_CAUSES:
+            since = self.clock()  # there is room now, perhaps on a machine that was added
         if blocked.cause is Cause.IMAGE_PULL_FAILED and before.cause in IMAGE_CAUSES:
             blocked = before  # older kubelets name the reason in the first message only
         self._blocked[status.rank] = since, blocked
@@ -185,11 +208,15 @@ class KubernetesGang:
 
     def _give_up(self, status: NodeStatus, blocked: Problem) -> NodeStatus:
         """Conclude that the node does not start, and see to it that it does not start later."""
-        self._ask(status.rank, NodeRequest("it did not start in time", force=True))
         pod = self.watch.find(status.rank)
+        if pod is not None and pod.exists and blocked.cause is Cause.LAUNCH_FAILED:
+            warning = self.watch.find_pod_warning(pod)
+            if warning is None and pod.is_creating:  # the pull of a large image
+                self._blocked[status.rank] = self.clock(), blocked
+                return replace(status, waiting=blocked.message)
+            blocked = warning or blocked
+        self._ask(status.rank, NodeRequest("it did not start in time", force=True))
         if pod is not None and pod.exists:
-            if blocked.cause is Cause.LAUNCH_FAILED:
-                blocked = self.watch.find_pod_warning(pod) or blocked
             with suppress(SubstrateError):
                 self._job.delete_pod(pod.name)
         return self._give_verdict(fail_to_start(status, blocked, self.clock()))
@@ -260,14 +287,20 @@ class KubernetesGang:
         An API server that does not answer is asked again for as long.
         """
         began, pause, trouble = time.monotonic(), 0.2, "has pods that do not go"
+        sent, unmarked = -1, False
         while (passed := time.monotonic() - began) <= REMOVAL_TIMEOUT:
             try:
                 # Without a word of their machine only when that has had its time.
-                self._job.delete(grace=KILL_GRACE if passed < FORCED_REMOVAL else 0)
-                if not self._job.list_pods()["items"] and self._job.find_job() is None:
+                grace = KILL_GRACE if passed < FORCED_REMOVAL else 0
+                if unmarked or grace != sent:
+                    self._job.delete(grace=grace)
+                    sent = grace
+                pods = self._job.list_pods()["items"]
+                if not pods and self._job.find_job() is None:
                     return
+                unmarked = not all("deletionTimestamp" in pod["metadata"] for pod in pods)
             except ClusterError as error:
-                if error.cause == Cause.FORBIDDEN:
+                if error.cause in {Cause.FORBIDDEN, Cause.CONFIGURATION}:
                     raise
                 trouble = f"cannot be removed: {error.message}"
             time.sleep(pause)

@@ -17,7 +17,12 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.client import ClusterError
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
-from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem, read_pod
+from prefect_bt.substrates.kubernetes.pod_states import (
+    PodView,
+    Problem,
+    clean_message,
+    read_pod,
+)
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 
 WATCH_SECONDS: Final = 240
@@ -90,15 +95,17 @@ class GangWatch:
         failed = [one for one in events if one.get("reason") == "FailedCreate"]
         if not failed:
             return None
-        message = _newest_message(failed).removeprefix("Error creating: ")
+        newest = max(failed, key=_event_time)
+        message = clean_message(newest.get("message")).removeprefix("Error creating: ")
         return Problem(classify_refusal(message).cause, message)
 
     def find_pod_warning(self, pod: PodView) -> Problem | None:
-        """Return the newest warning about a pod that does not start; None without one."""
+        """Return the newest event of a pod that does not start, if it is a warning of its machine."""
         with suppress(SubstrateError):
             events = self._objects.list_events("Pod", pod.name)
-            warnings = [one for one in events if one.get("type") == "Warning"]
-            return Problem(Cause.LAUNCH_FAILED, _newest_message(warnings)) if warnings else None
+            newest = max(events, key=_event_time, default={})
+            if newest.get("type") == "Warning" and newest.get("reason") != "FailedScheduling":
+                return Problem(Cause.LAUNCH_FAILED, clean_message(newest.get("message")))
         return None
 
     def list_pods(self) -> str:
@@ -147,12 +154,8 @@ class GangWatch:
             self._pods = {**self._pods, view.rank: view._replace(exists=not deleted)}
 
 
-def _newest_message(events: list[dict[str, Any]]) -> str:
-    """Return it as one line without a full stop."""
-    newest = max(
-        events, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or "")
-    )
-    return " ".join(str(newest.get("message", "")).split()).rstrip(".")
+def _event_time(event: dict[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def _watch_error(status: dict[str, Any]) -> ClusterError:

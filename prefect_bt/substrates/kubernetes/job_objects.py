@@ -61,6 +61,8 @@ class JobObjects:
         """
         query = {**self._selector, "gracePeriodSeconds": grace}
         action = f"delete the pods of Job {self.name}"
-        self._client.delete(f"{self._core}/pods", query=query, action=action)
         background = {"propagationPolicy": "Background"}
-        self._client.delete(self._path, query=background, action=f"delete Job {self.name}")
+        try:
+            self._client.delete(f"{self._core}/pods", query=query, action=action)
+        finally:
+            self._client.delete(self._path, query=background, action=f"delete Job {self.name}")

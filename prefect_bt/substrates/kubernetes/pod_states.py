@@ -15,6 +15,7 @@ from prefect_bt.substrates.kubernetes.names import (
 )
 
 Json = dict[str, Any]
+_OURS: Final = frozenset({AGENT, STAGING})
 
 
 class Problem(NamedTuple):
@@ -31,6 +32,10 @@ class PodView(NamedTuple):
     rank: int
     began: bool = False
     """True once a container of ours, which publishes a status, has run in it."""
+    is_creating: bool = False
+    """True while its machine pulls images and creates containers."""
+    agent_ended: bool = False
+    """True once the agent's container has ended; others may run on."""
     ended: bool = False
     """True when nothing of it runs any more, or its machine is given up."""
     blocked: Problem | None = None
@@ -48,20 +53,19 @@ def read_pod(pod: Json) -> PodView:
     metadata, status = pod["metadata"], _part(pod, "status")
     name = str(metadata["name"])
     rank = int(_part(metadata, "annotations").get(INDEX_ANNOTATION, -1))
-    containers = {str(one["name"]): _part(one, "state") for one in _containers(status)}
+    containers = {str(one["name"]): one for one in _containers(status)}
     disruption = _find_disruption(pod, status)
     failed, failure = _find_container_failure(containers)
     if "deletionTimestamp" in metadata and not (failure and failure.cause is Cause.OUT_OF_MEMORY):
         failed, failure = "", Problem(Cause.POD_DELETED, "")  # which ended its containers
-    began = any(
-        "running" in state or "terminated" in state
-        for which, state in containers.items()
-        if which in {AGENT, STAGING}
-    )
+    states = {which: _part(one, "state") for which, one in containers.items()}
+    began = any(states.get(which, {}).keys() & {"running", "terminated"} for which in _OURS)
     return PodView(
         name,
         rank,
         began=began,
+        is_creating=_is_creating(pod, status, began=began),
+        agent_ended="terminated" in states.get(AGENT, {}),
         ended=status.get("phase") in {"Succeeded", "Failed"} or _is_given_up(pod, disruption),
         blocked=_find_block(pod, status, began=began),
         failure=disruption or failure,
@@ -125,13 +129,21 @@ def _find_block(pod: Json, status: Json, *, began: bool) -> Problem | None:
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
         problem = _read_waiting(reason, message, image=str(one.get("image", "")))
         if problem is not None:
-            return _blame_agent_image(one, problem) if one["name"] != COMMANDS else problem
+            return _name_container(one, problem)
     for condition in _conditions(status):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Problem(Cause.UNSCHEDULABLE, _clean(condition.get("message", "")))
+            return Problem(Cause.UNSCHEDULABLE, clean_message(condition.get("message", "")))
+    if _is_creating(pod, status, began=began):
+        machine = pod["spec"]["nodeName"]
+        return Problem(Cause.LAUNCH_FAILED, f"its containers are being created on {machine}")
     if status.get("phase") == "Pending" and not began:
-        return Problem(Cause.LAUNCH_FAILED, _describe_creation(pod))
+        return Problem(Cause.LAUNCH_FAILED, "it is being scheduled")
     return None
+
+
+def _is_creating(pod: Json, status: Json, *, began: bool) -> bool:
+    pending = status.get("phase") == "Pending" and not began
+    return pending and bool(_part(pod, "spec").get("nodeName"))
 
 
 def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
@@ -139,24 +151,24 @@ def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
         said = message.replace(image, "") if image else message  # a name may hold any word
         fitting = (cause for words, cause in _PULL_MESSAGES if re.search(words, said, re.I))
         cause = next(fitting, Cause.IMAGE_PULL_FAILED)
-        return Problem(cause, _clean(message) or reason)
+        return Problem(cause, clean_message(message) or reason)
     cause = _WAITING_CAUSES.get(reason)
-    return None if cause is None else Problem(cause, _clean(message) or reason)
+    return None if cause is None else Problem(cause, clean_message(message) or reason)
 
 
-def _blame_agent_image(container: Json, problem: Problem) -> Problem:
-    """A user who reads of "the image" thinks of the job's."""
+def _name_container(container: Json, problem: Problem) -> Problem:
+    """Return the problem with the name of its image, unless that is the job's own."""
+    name = container["name"]
+    if name == COMMANDS:
+        return problem
+    if name not in _OURS:  # of an admission webhook, as the proxy of a service mesh
+        return problem._replace(message=f"the container {name!r}: {problem.message}")
     return Problem(
         Cause.CONFIGURATION,
         f"prefect-bt's own image {container['image']!r} cannot be used: {problem.message}. Build "
         "and push it (deployments/README.md), and name it in agent_image of the Kubernetes "
         "Substrate block",
     )
-
-
-def _describe_creation(pod: Json) -> str:
-    machine = _part(pod, "spec").get("nodeName", "")
-    return f"its containers are being created on {machine}" if machine else "it is being scheduled"
 
 
 # -- why it ended ---------------------------------------------------------------------------
@@ -186,34 +198,39 @@ _POD_REASONS: Final = {
 def _find_disruption(pod: Json, status: Json) -> Problem | None:
     reason = str(status.get("reason", ""))
     if reason in _POD_REASONS:
-        return Problem(_POD_REASONS[reason], _clean(status.get("message", "")) or reason)
+        return Problem(_POD_REASONS[reason], clean_message(status.get("message", "")) or reason)
     for condition in _conditions(status):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             which = str(condition.get("reason", ""))
             cause = _DISRUPTIONS.get(which, Cause.EVICTED)
             machine = _part(pod, "spec").get("nodeName", "")
             where = f" (machine {machine})" if machine else ""
-            return Problem(cause, f"{_clean(condition.get('message', '')) or which}{where}")
+            return Problem(cause, f"{clean_message(condition.get('message', '')) or which}{where}")
     return None
 
 
 def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem | None]:
     """Return the name of the container that failed, and why."""
     for name in (COMMANDS, AGENT, STAGING):
-        ended = _part(containers.get(name, {}), "terminated")
+        container = containers.get(name, {})
+        ended = _part(_part(container, "state"), "terminated")
         if ended.get("exitCode"):
-            return name, _read_end(name, ended)
+            return name, _read_end(container, ended)
     return "", None
 
 
-def _read_end(name: str, ended: Json) -> Problem:
-    reason, message = str(ended.get("reason", "")), _clean(ended.get("message", ""))
-    ours = name != COMMANDS
+def _read_end(container: Json, ended: Json) -> Problem:
+    name, reason = container["name"], str(ended.get("reason", ""))
+    ours = name in _OURS
+    message = clean_message(ended.get("message"))
+    if ours:  # it is the end of the container's log, and so of the job's
+        message = clean_message(str(ended.get("message") or "").strip().rpartition("\n")[2])[-200:]
     if reason == "OOMKilled":
         cause = Cause.NODE_LOST if ours else Cause.OUT_OF_MEMORY
         return Problem(cause, f"the container {name!r} was killed for lack of memory")
-    if reason in {"StartError", "ContainerCannotRun"} and not ours:
-        return Problem(Cause.IMAGE_UNUSABLE, message or reason)
+    if reason in {"StartError", "ContainerCannotRun"}:
+        cause = Cause.CONFIGURATION if ours else Cause.IMAGE_UNUSABLE
+        return _name_container(container, Problem(cause, message or reason))
     what = f"the container {name!r} ended with {ended['exitCode']}"
     return Problem(
         Cause.NODE_LOST if ours else Cause.KILLED, f"{what}: {message}" if message else what
@@ -229,6 +246,6 @@ def _conditions(status: Json) -> list[Json]:
     return status.get("conditions") or []
 
 
-def _clean(message: object) -> str:
+def clean_message(message: object) -> str:
     """Return one line, without a full stop."""
     return " ".join(str(message or "").split()).rstrip(".")

@@ -7,6 +7,7 @@ process table, and not the Secret, which only the agent has.
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import unquote
 
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.environment import RANK_VARIABLE, rendezvous_variables
@@ -205,4 +206,4 @@ def _agent_user(settings: ClusterSettings) -> int:
 def _store_mounts(node: NodePlan, settings: ClusterSettings) -> list[dict[str, str]]:
     if not settings.store_claim:
         return []
-    return [{"name": "store", "mountPath": node.store.removeprefix("file://")}]
+    return [{"name": "store", "mountPath": unquote(node.store.removeprefix("file://"))}]

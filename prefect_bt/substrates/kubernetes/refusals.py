@@ -73,6 +73,12 @@ _REFUSALS: Final = (
         "Log in to the cluster again: `kubectl get pods` should answer with the same kubeconfig.",
     ),
     Refusal("denied the request", Cause.ADMISSION_DENIED, "Change what the message names."),
+    Refusal(
+        "must be less than or equal to",
+        Cause.CONFIGURATION,
+        "A LimitRange of the namespace limits each container: set enforce_limits in the Kubernetes "
+        "Substrate block, ask for less, or have the LimitRange changed.",
+    ),
 )
 _UNPROCESSABLE: Final = (400, 422)
 

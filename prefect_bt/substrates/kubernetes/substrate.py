@@ -110,8 +110,8 @@ class KubernetesSubstrate:
                 _take_back(made, error)
             raise
         try:
-            self._complete(gang, given, job)
             made.watch.list_pods()  # a user who may not list them hears it now
+            self._complete(gang, given, job)
         except BaseException as error:
             _take_back(made, error)
             raise
@@ -205,7 +205,8 @@ class KubernetesSubstrate:
                 action="create the cache claim",
             )
         except ClusterError as error:
-            if error.status != HTTPStatus.CONFLICT:
+            # A quota is checked before the name: the claim may be there, and count in it.
+            if error.status != HTTPStatus.CONFLICT and error.cause != Cause.QUOTA_EXCEEDED:
                 raise
 
     def _collect_secrets(self, gang: GangPlan, secrets: Mapping[str, str]) -> GangSecrets:
