@@ -18,33 +18,33 @@ Json = dict[str, Any]
 
 
 class Problem(NamedTuple):
-    """A cause, and what Kubernetes said: words without a full stop."""
+    """A cause, and the message of Kubernetes without a full stop."""
 
     cause: Cause
     message: str
 
 
 class PodView(NamedTuple):
-    """One pod, as far as its gang is concerned."""
+    """State of one pod that its gang uses."""
 
     name: str
     rank: int
-    began: bool = False
-    """True once a container of ours, which publishes a status, has run in it."""
-    ended: bool = False
-    """True when nothing of it runs any more, or its machine is given up."""
+    has_started: bool = False
+    """True once a container of prefect-bt, which publishes a status, has run."""
+    has_ended: bool = False
+    """True if no container runs, or Kubernetes gave up the machine."""
     blocked: Problem | None = None
-    """Why it does not start."""
+    """Reason why the pod does not start."""
     failure: Problem | None = None
-    """Why it ended, or a container of it did, where Kubernetes knows."""
+    """Reason why the pod or one of its containers ended, if Kubernetes reports it."""
     failed_container: str = ""
-    """Name of the container whose end `failure` tells of; "" if it tells of the pod's."""
+    """Name of the container that `failure` is about; "" if it is about the whole pod."""
     exists: bool = True
     """True while the pod is an object of the API."""
 
 
 def read_pod(pod: Json) -> PodView:
-    """Return what the pod object tells; its rank is its index in the Job."""
+    """Return the view of a pod object. Its rank is its index in the Job."""
     metadata, status = pod["metadata"], _part(pod, "status")
     name = str(metadata["name"])
     rank = int(_part(metadata, "annotations").get(INDEX_ANNOTATION, -1))
@@ -52,8 +52,8 @@ def read_pod(pod: Json) -> PodView:
     disruption = _find_disruption(pod, status)
     failed, failure = _find_container_failure(containers)
     if "deletionTimestamp" in metadata and not (failure and failure.cause is Cause.OUT_OF_MEMORY):
-        failed, failure = "", Problem(Cause.POD_DELETED, "")  # which ended its containers
-    began = any(
+        failed, failure = "", Problem(Cause.POD_DELETED, "")  # the deletion ended the containers
+    has_started = any(
         "running" in state or "terminated" in state
         for which, state in containers.items()
         if which in {AGENT, STAGING}
@@ -61,9 +61,9 @@ def read_pod(pod: Json) -> PodView:
     return PodView(
         name,
         rank,
-        began=began,
-        ended=status.get("phase") in {"Succeeded", "Failed"} or _is_given_up(pod, disruption),
-        blocked=_find_block(pod, status, began=began),
+        has_started=has_started,
+        has_ended=status.get("phase") in {"Succeeded", "Failed"} or _is_given_up(pod, disruption),
+        blocked=_find_block(pod, status, has_started=has_started),
         failure=disruption or failure,
         failed_container="" if disruption else failed,
     )
@@ -72,7 +72,7 @@ def read_pod(pod: Json) -> PodView:
 def _is_given_up(pod: Json, disruption: Problem | None) -> bool:
     """Return whether Kubernetes deletes the pod because its machine does not answer.
 
-    A machine that only was given a taint answers: its pods flush, and say so themselves.
+    A machine with only a taint still runs: its pods flush and report their end.
     """
     lost = disruption is not None and disruption.cause is Cause.NODE_LOST
     deleted = "deletionTimestamp" in pod["metadata"]
@@ -86,7 +86,7 @@ def _containers(status: Json) -> Iterator[Json]:
     yield from status.get("containerStatuses") or []
 
 
-# -- why it does not start ------------------------------------------------------------------
+# -- pods that do not start -----------------------------------------------------------------
 
 _PULL_MESSAGES: Final = (
     (r"no match for platform|exec format error", Cause.IMAGE_UNUSABLE),
@@ -100,7 +100,7 @@ _PULL_MESSAGES: Final = (
         Cause.REGISTRY_UNREACHABLE,
     ),
 )
-"""Messages of container runtimes about a pull, which come as text alone; the first that fits."""
+"""Patterns in the messages of container runtimes about a pull. The first match wins."""
 IMAGE_CAUSES: Final = frozenset(cause for _, cause in _PULL_MESSAGES)
 _WAITING_CAUSES: Final = {
     "InvalidImageName": Cause.CONFIGURATION,
@@ -118,25 +118,26 @@ _PULL_REASONS: Final = {
 }
 
 
-def _find_block(pod: Json, status: Json, *, began: bool) -> Problem | None:
-    """Return why the pod does not start. A mirror or a pull that goes on is no reason."""
+def _find_block(pod: Json, status: Json, *, has_started: bool) -> Problem | None:
+    """Return why the pod does not start. A mirror or a pull in progress is not a reason."""
     for one in _containers(status):
         waiting = _part(_part(one, "state"), "waiting")
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
         problem = _read_waiting(reason, message, image=str(one.get("image", "")))
         if problem is not None:
-            return _blame_agent_image(one, problem) if one["name"] != COMMANDS else problem
+            return _agent_image_problem(one, problem) if one["name"] != COMMANDS else problem
     for condition in _conditions(status):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Problem(Cause.UNSCHEDULABLE, _clean(condition.get("message", "")))
-    if status.get("phase") == "Pending" and not began:
+    if status.get("phase") == "Pending" and not has_started:
         return Problem(Cause.LAUNCH_FAILED, _describe_creation(pod))
     return None
 
 
 def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
     if reason in _PULL_REASONS:
-        said = message.replace(image, "") if image else message  # a name may hold any word
+        # The name of an image may contain a pattern.
+        said = message.replace(image, "") if image else message
         fitting = (cause for words, cause in _PULL_MESSAGES if re.search(words, said, re.I))
         cause = next(fitting, Cause.IMAGE_PULL_FAILED)
         return Problem(cause, _clean(message) or reason)
@@ -144,8 +145,8 @@ def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
     return None if cause is None else Problem(cause, _clean(message) or reason)
 
 
-def _blame_agent_image(container: Json, problem: Problem) -> Problem:
-    """A user who reads of "the image" thinks of the job's."""
+def _agent_image_problem(container: Json, problem: Problem) -> Problem:
+    """Name prefect-bt's own image in the message, so that users do not change the job's image."""
     return Problem(
         Cause.CONFIGURATION,
         f"prefect-bt's own image {container['image']!r} cannot be used: {problem.message}. Build "
@@ -159,7 +160,7 @@ def _describe_creation(pod: Json) -> str:
     return f"its containers are being created on {machine}" if machine else "it is being scheduled"
 
 
-# -- why it ended ---------------------------------------------------------------------------
+# -- pods that ended ------------------------------------------------------------------------
 
 _DISRUPTIONS: Final = {
     "PreemptionByScheduler": Cause.PREEMPTED,
@@ -198,7 +199,7 @@ def _find_disruption(pod: Json, status: Json) -> Problem | None:
 
 
 def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem | None]:
-    """Return the name of the container that failed, and why."""
+    """Return the name of the container that failed, and the problem."""
     for name in (COMMANDS, AGENT, STAGING):
         ended = _part(containers.get(name, {}), "terminated")
         if ended.get("exitCode"):
@@ -208,20 +209,21 @@ def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem |
 
 def _read_end(name: str, ended: Json) -> Problem:
     reason, message = str(ended.get("reason", "")), _clean(ended.get("message", ""))
-    ours = name != COMMANDS
+    is_platform = name != COMMANDS
     if reason == "OOMKilled":
-        cause = Cause.NODE_LOST if ours else Cause.OUT_OF_MEMORY
+        cause = Cause.NODE_LOST if is_platform else Cause.OUT_OF_MEMORY
         return Problem(cause, f"the container {name!r} was killed for lack of memory")
-    if reason in {"StartError", "ContainerCannotRun"} and not ours:
+    if reason in {"StartError", "ContainerCannotRun"} and not is_platform:
         return Problem(Cause.IMAGE_UNUSABLE, message or reason)
     what = f"the container {name!r} ended with {ended['exitCode']}"
     return Problem(
-        Cause.NODE_LOST if ours else Cause.KILLED, f"{what}: {message}" if message else what
+        Cause.NODE_LOST if is_platform else Cause.KILLED,
+        f"{what}: {message}" if message else what,
     )
 
 
 def _part(value: Json, name: str) -> Json:
-    """Return the object under the name; an empty one for none."""
+    """Return the object under the name, or an empty object."""
     return cast("Json", value.get(name) or {})
 
 
@@ -230,5 +232,5 @@ def _conditions(status: Json) -> list[Json]:
 
 
 def _clean(message: object) -> str:
-    """Return one line, without a full stop."""
+    """Return the message as one line without a full stop."""
     return " ".join(str(message or "").split()).rstrip(".")
