@@ -44,8 +44,8 @@ checkpoint paths: docs/compatibility.md, Checkpoints. What a store holds:
             attempts/<n>/outcome.json         written when the attempt is over
             attempts/<n>/logs/rank-<r>.log    sealed logs
             attempts/<n>/uploads/rank-<r>.json   what the rank's uploader says of itself, replaced
-            nodes/<n>/                        what its nodes in a cluster tell their watchers, while
-                                              they are there (ledger/node_objects.py)
+            nodes/<n>/                        status, log and requests of its pods; deleted with the
+                                              attempt (ledger/node_objects.py)
             manifests/rank-<r>/<quoted checkpoint>/<attempt>-<version>.json   commit = presence
             objects/<attempt>/rank-<r>/…      bytes that manifests name
                                               (checkpoints/committed/stored_objects.py)

@@ -120,7 +120,8 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.EVICTED: CauseInfo(
         _INFRASTRUCTURE,
         "it was evicted from its machine",
-        "Mostly the machine ran out of disk or memory: ask for what the job needs.",
+        "Its machine was drained, or ran short of disk or memory: request the memory and disk that "
+        "the job needs.",
     ),
     Cause.NODE_LOST: CauseInfo(
         _INFRASTRUCTURE,
@@ -184,7 +185,8 @@ CAUSES: Final[dict[Cause, CauseInfo]] = {
     Cause.POD_DELETED: CauseInfo(
         _INFRASTRUCTURE,
         "its pod was deleted",
-        "Somebody or something outside of prefect-bt did: `kubectl get events` may tell who.",
+        "It was not deleted by prefect-bt. `kubectl get events` may show by which user or "
+        "controller.",
     ),
     Cause.UPLOAD_FAILED: CauseInfo(
         _INFRASTRUCTURE,
@@ -279,7 +281,7 @@ CAUSES_BY_ERROR: Final[tuple[tuple[type[Exception], Cause], ...]] = (
 _SELF_EXPLANATORY: Final = frozenset({Cause.OUT_OF_MEMORY, Cause.ORPHANED})
 """Causes to which a node's own words add nothing."""
 
-_TOLD_BY_THE_SUBSTRATE: Final = frozenset(
+_EXPLAINED_BY_REASON: Final = frozenset(
     {
         Cause.CONTAINER_PROTOCOL,
         Cause.PREEMPTED,
@@ -288,7 +290,7 @@ _TOLD_BY_THE_SUBSTRATE: Final = frozenset(
         Cause.POD_DELETED,
     }
 )
-"""Causes of a status to which its reason adds what was seen, also when the commands had begun."""
+"""Causes for which the reason of the status is shown, also after the commands started."""
 
 _SIGNAL_NAMES: Final = {known.value: known.name for known in signal.Signals}
 
@@ -317,8 +319,8 @@ def diagnose_node(status: NodeStatus) -> Diagnosis:
     what, cure = remedy.description or _format_exit(status), remedy.remedy
     if cause is Cause.COMMAND_FAILED:
         cure = REMEDIES_BY_EXIT_CODE.get(status.exit_code or 0, cure)
-    told = status.started_at is None or status.cause in _TOLD_BY_THE_SUBSTRATE
-    if cause not in _SELF_EXPLANATORY and told and status.reason and status.reason != what:
+    show_reason = status.started_at is None or status.cause in _EXPLAINED_BY_REASON
+    if cause not in _SELF_EXPLANATORY and show_reason and status.reason and status.reason != what:
         # Before the commands ran, the node's own words name what was missing.
         what = f"{what}: {status.reason}"
     return Diagnosis(cause, remedy.failure_class, what, cure)

@@ -1,4 +1,4 @@
-"""Which of this machine's variables give a process on another machine access to the store."""
+"""Variables of this machine that give a process on another machine access to the store."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ _S3_LIKE: Final = ("s3://", "r2://", "cw://")
 
 
 def forwarded_variables(store: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables, with credentials that are in files here read from them. StoreError.
+    """Return the variables, with the contents of credential files of this machine. StoreError.
 
-    Of a profile, a role or SSO the present keys are taken, which may end before a long job does.
+    For a profile, a role or SSO, the current keys are copied; they can expire before a long job
+    ends.
     """
     found = {name: value for name, value in environment.items() if _FORWARDED.fullmatch(name)}
     if store.startswith(_S3_LIKE):
         known = _session_variables(store)
-        if "AWS_ACCESS_KEY_ID" in found:  # keys of one source and a token of another fit nobody
+        if "AWS_ACCESS_KEY_ID" in found:
+            # Do not mix keys and a session token of two sources.
             known = {name: value for name, value in known.items() if name == "AWS_REGION"}
         found = known | found
     key_file = environment.get("GOOGLE_APPLICATION_CREDENTIALS", "")

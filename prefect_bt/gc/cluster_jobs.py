@@ -1,4 +1,4 @@
-"""Jobs of our gangs in the configured Kubernetes namespace, whose training job is over."""
+"""Scanner for Kubernetes Jobs whose training job is over."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from prefect_bt.substrates.kubernetes.names import LABEL_JOB, LABEL_STORE, store
 
 @dataclass(frozen=True)
 class ClusterJobScanner:
-    """Finds Jobs of the default store; it never looks at those of other stores."""
+    """Scanner of the configured namespace. It ignores Jobs of other stores than the default one."""
 
     client: ClusterClient
     stores: JobStores
 
     def scan(self) -> Iterator[Orphan]:
-        """SubstrateError when the cluster does not answer."""
+        """Yield the orphans. SubstrateError if the cluster does not answer."""
         jobs = f"/apis/batch/v1/namespaces/{self.client.namespace}/jobs"
         store = self.stores.get_ledger(self.stores.default_url).store.url
         query = {"labelSelector": f"{LABEL_STORE}={store_label(store)}"}
@@ -35,7 +35,7 @@ class ClusterJobScanner:
         name, job_id = str(metadata["name"]), str(metadata["labels"][LABEL_JOB])
         verdict = self.stores.check_liveness(job_id, [self.stores.default_url])
         if not verdict.ended or verdict.since is None:
-            return None  # a job that its store does not know may be of a store with the same name
+            return None  # an unknown job may belong to another store with the same URL
 
         def remove() -> None:
             if not self.stores.check_liveness(job_id, [self.stores.default_url]).ended:

@@ -2,15 +2,16 @@
 
 <job>/nodes/<attempt>/
     gang.json                    GangRecord; written before the gang is launched, create-only
-    waiting.txt                  what the gang waits for before it starts; by a watcher, for `logs`
+    waiting.txt                  why the gang has not started; written by a watcher for `logs`
     rank-<r>/status-<n>.json     NodeStatus; the newest has the highest number
-    rank-<r>/ready               the node can start its commands, and waits for the others
-    rank-<r>/status-verdict.json NodeStatus that a watcher concluded, which stands before all others
-    rank-<r>/request.json        NodeRequest, replaced by whoever asks the node to stop
+    rank-<r>/ready               marker: the node can start its commands, and waits for the others
+    rank-<r>/status-verdict.json final status written by a watcher; it takes precedence over the
+                                 agent's
+    rank-<r>/request.json        NodeRequest, replaced by a process that stops the node
     rank-<r>/log-<offset>        the node's log from that byte on, up to the next one's offset
 
-One listing tells a watcher what is new of every rank. A segment of a log is replaced until it has
-its full size, so that a log has few objects and a line is seen within a second.
+One listing shows a watcher the changes of all ranks. A segment of a log is replaced until it has
+its full size, so that a log has few objects and a line is visible within a second.
 """
 
 from __future__ import annotations
@@ -41,26 +42,28 @@ REFRESH_INTERVAL: Final = 0.5
 
 
 class NodeObjectStore(SupportsGet, SupportsPut, SupportsList, SupportsDelete, Protocol):
-    """The verbs of a store that are used here."""
+    """Store operations that this module uses."""
 
 
 @dataclass(frozen=True)
 class GangRecord:
-    """Where the nodes of an attempt run. `name` is that of the Kubernetes Job."""
+    """Place where the nodes of an attempt run. `name`: name of the Kubernetes Job."""
 
     name: str
     namespace: str
     context: str
     server: str
-    """Address of the API server, by which clusters whose contexts have one name are told apart."""
+    """Address of the API server. It distinguishes clusters whose contexts have the same name."""
     size: int
     created_at: float
 
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """Request to a node, as host.nodes.files.NodeStopRequest; `kill` tells one kill of its
-    commands from the next, and is empty for none."""
+    """Request to a node, as host.nodes.files.NodeStopRequest.
+
+    `kill`: unique id of a request to kill the commands; empty for none.
+    """
 
     reason: str = ""
     force: bool = False
@@ -79,13 +82,13 @@ class RankObjects:
         return f"{self.prefix}/status-{number:09d}.json"
 
     def write_status(self, status: NodeStatus, number: int) -> None:
-        """Write the status, then delete the one before. StoreError."""
+        """Write the status, then delete the previous one. StoreError."""
         self.store.put(self.status_key(number), codec.dumps(status).encode())
         if number:
             self.store.delete(self.status_key(number - 1))
 
     def write_verdict(self, status: NodeStatus) -> None:
-        """Write how the node ended, for one whose agent cannot say so. StoreError."""
+        """Write the final status of a node whose agent cannot write it. StoreError."""
         self.store.put(f"{self.prefix}/status-verdict.json", codec.dumps(status).encode())
 
     def write_log(self, data: bytes, *, offset: int) -> None:
@@ -93,15 +96,15 @@ class RankObjects:
         self.store.put(f"{self.prefix}/log-{offset:015d}", data)
 
     def write_ready(self) -> None:
-        """Say that the node can start its commands. StoreError."""
+        """Write the marker that the node can start its commands. StoreError."""
         self.store.put(f"{self.prefix}/ready", b"")
 
     def read_request(self) -> NodeRequest:
-        """Return what is asked of the node now. StoreError."""
+        """Return the current request. StoreError."""
         return _read(self.store, f"{self.prefix}/request.json", NodeRequest) or NodeRequest()
 
     def write_request(self, request: NodeRequest) -> None:
-        """Ask the node for something. StoreError."""
+        """Replace the request. StoreError."""
         self.store.put(f"{self.prefix}/request.json", codec.dumps(request).encode())
 
     def count_statuses(self) -> int:
@@ -156,7 +159,7 @@ class GangObjects:
         return _read(self.store, f"{self.prefix}/gang.json", GangRecord)
 
     def create_record(self, record: GangRecord) -> None:
-        """Write it once. ObjectExists, StoreError."""
+        """Write the record, which must not exist. ObjectExists, StoreError."""
         self.store.create(f"{self.prefix}/gang.json", codec.dumps(record).encode())
 
     def count_ready(self) -> int:
@@ -164,11 +167,11 @@ class GangObjects:
         return sum(info.key.endswith("/ready") for info in self.store.list(self.prefix))
 
     def write_waiting(self, text: str) -> None:
-        """Replace what the gang waits for. StoreError."""
+        """Replace the reason why the gang has not started. StoreError."""
         self.store.put(f"{self.prefix}/waiting.txt", text.encode())
 
     def read_waiting(self) -> str:
-        """Return what the gang waits for, as it was last written; "" for nothing. StoreError."""
+        """Return the last written reason why the gang has not started; "" for none. StoreError."""
         try:
             return self.store.get(f"{self.prefix}/waiting.txt").decode(errors="replace")
         except ObjectNotFound:
@@ -177,7 +180,7 @@ class GangObjects:
     def read_status(self, rank: int) -> NodeStatus | None:
         """Return the rank's newest status, at most REFRESH_INTERVAL old; None before its first.
 
-        While the store does not answer, the status stays what it was.
+        While the store does not answer, the status does not change.
         """
         with self._lock:
             self._refresh()
@@ -185,13 +188,13 @@ class GangObjects:
             return view.status if view else None
 
     def has_request(self, rank: int) -> bool:
-        """Return whether somebody asked something of the rank, as far as the last listing tells."""
+        """Return whether the rank had a request at the last listing."""
         with self._lock:
             view = self._ranks.get(rank)
             return view is not None and view.has_request
 
     def read_latest_status(self, rank: int) -> NodeStatus | None:
-        """Return the rank's newest status as it is now. StoreError."""
+        """Return the rank's newest status from a new listing. StoreError."""
         with self._lock:
             self._refresh_now()
             view = self._ranks.get(rank)
@@ -211,9 +214,9 @@ class GangObjects:
         return b""
 
     def delete(self) -> None:
-        """Delete everything; the record last, so that an interrupted deletion is found. Idempotent.
+        """Delete all objects. StoreError. Idempotent.
 
-        StoreError.
+        The record is deleted last, so that an interrupted deletion can be found.
         """
         keys = [info.key for info in self.store.list(self.prefix)]
         for key in sorted(keys, key=lambda key: key.endswith("/gang.json")):
@@ -251,7 +254,7 @@ class GangObjects:
         return seen
 
     def _read_new_status(self, before: _RankView, view: _RankView) -> None:
-        """Read the status if it is another; one that was replaced meanwhile waits for the next."""
+        """Read the status if it changed. One that was replaced meanwhile is read next time."""
         view.status = before.status
         if view.status_key and view.status_key != before.status_key:
             found = _read(self.store, view.status_key, NodeStatus)
@@ -261,7 +264,7 @@ class GangObjects:
 
 
 def _read(store: SupportsGet, key: str, kind: type[T]) -> T | None:
-    """Return the object at `key`; None where there is none, or it is damaged. StoreError."""
+    """Return the object at `key`; None if it is missing or corrupt. StoreError."""
     try:
         return codec.loads(kind, store.get(key))
     except (ObjectNotFound, ValueError, TypeError, KeyError):

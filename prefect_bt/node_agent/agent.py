@@ -200,7 +200,7 @@ class Agent:
         deadline = time.monotonic() + GANG_TIMEOUT
         while self._should_continue() and not self.task.folder.go.exists():
             if time.monotonic() > deadline:
-                raise PrefectBtError("its gang was not whole within 6 hours")
+                raise PrefectBtError("not all nodes of its gang were ready within 6 hours")
             time.sleep(GANG_POLL_INTERVAL)
 
     def _should_continue(self) -> bool:

@@ -82,9 +82,9 @@ def resolve_login(
 def docker_configuration(
     reference: ImageReference, auth: Mapping[str, object], secrets: Mapping[str, str]
 ) -> str:
-    """Return the login as Docker's configuration file has it, for whoever pulls the image for us.
+    """Return the login in the format of Docker's config.json, for a pull secret.
 
-    As `resolve_login`.
+    Errors are those of `resolve_login`.
     """
     login = resolve_login(reference, auth, secrets)
     known = json.loads(base64.urlsafe_b64decode(login.header))

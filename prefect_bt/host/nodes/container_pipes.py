@@ -152,10 +152,10 @@ def create_pipes(folder: NodeFolder) -> None:
 
 
 def open_pipes(folder: NodeFolder, *, only_container_reports: bool = False) -> Pipes:
-    """Hold them: as long as somebody does, no end of them is an end. Raises OSError.
+    """Open all pipes for reading and writing. OSError.
 
-    `only_container_reports`: do not hold the writing end of `reports`, so that its end is the end
-    of the container's first process.
+    No reader sees end-of-file while a process holds them. `only_container_reports`: open `reports`
+    only for reading, so that it ends with the container's first process.
     """
     flags = os.O_NONBLOCK | os.O_CLOEXEC
     modes = dict.fromkeys(PIPE_NAMES, os.O_RDWR)
@@ -165,7 +165,7 @@ def open_pipes(folder: NodeFolder, *, only_container_reports: bool = False) -> P
 
 
 def format_order(verb: str, text: str = "") -> bytes:
-    """One line for `orders`.
+    """Return one line for `orders`.
 
     >>> format_order("run", "echo 'a b'")
     b'run echo\\\\0040\\\\0047a\\\\0040b\\\\0047.\\n'
@@ -174,7 +174,7 @@ def format_order(verb: str, text: str = "") -> bytes:
 
 
 def format_set_variable(name: str, value: str) -> bytes:
-    """The order to export it. ValueError for a name that a shell has none of."""
+    """Return the order to export a variable. ValueError for a name that a shell does not allow."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise ValueError(f"{name!r} is no name of a variable in a shell")
     quoted = value.replace("'", "'\\''")
@@ -182,23 +182,23 @@ def format_set_variable(name: str, value: str) -> bytes:
 
 
 def signal_all(pipes: Pipes, number: signal.Signals) -> None:
-    """To every process in the container but its first and its listener."""
+    """Send a signal to every process in the container but its first one and the listener."""
     signal_listener(pipes, number.name.removeprefix("SIG"))
 
 
 def signal_listener(pipes: Pipes, word: str) -> None:
-    """Send the listener the name of a signal, or COUNT."""
+    """Send the listener the name of a signal, COUNT or SHARE."""
     try:
         os.write(pipes.signals, f"{word}\n".encode())
     except BlockingIOError:
-        return  # nobody reads: the container is gone, or going
+        return  # no reader: the container has ended or is ending
 
 
 def kill_container(pipes: Pipes) -> None:
-    """Kill what runs in it, and let its first process end."""
+    """Kill the processes in the container, and ask its first process to exit."""
     signal_all(pipes, signal.SIGKILL)
     with suppress(BlockingIOError):
-        # Whoever wrote the line before may have been killed in the middle of it.
+        # The writer of the line before may have been killed in the middle of it.
         os.write(pipes.orders, b"\n" + format_order("end"))
 
 

@@ -1,4 +1,4 @@
-"""Where a node's files lie in the agent's container of a pod, and what its Secret holds.
+"""Paths of a node's files in the agent container of a pod, and files in its Secret.
 
 /prefect-bt/
     secret/         plan.json      the NodePlan of rank 0
@@ -6,7 +6,7 @@
                     secrets.json   reference name -> value
                     environment.json   variables of the agent, such as the store's credentials
     state/          the state folder of this one node (host.state_folder)
-    volumes/<n>/    the n-th volume of the plan, which the commands' container has at its target
+    volumes/<n>/    the n-th volume of the plan; the commands container has it at its target
     weights/        the node cache of weights
     control         is mounted as /.prefect-bt in both containers (host.nodes.container_pipes)
 """
@@ -29,7 +29,7 @@ WEIGHTS_FILE: Final = "weights.json"
 SECRETS_FILE: Final = "secrets.json"
 ENVIRONMENT_FILE: Final = "environment.json"
 AGENT_USER: Final = 65532
-"""User and group of the agent, where the commands do not run as a user of their own."""
+"""User and group of the agent, unless the settings name a user for the commands."""
 RANK_VARIABLE: Final = "JOB_COMPLETION_INDEX"
 """Variable in which Kubernetes passes the rank."""
 
@@ -45,7 +45,7 @@ def volume_mounts(plan: NodePlan) -> tuple[tuple[str, str], ...]:
 
 
 def weights_tree(name: str) -> PurePosixPath:
-    """Return where a published tree lies, below WEIGHTS (weights.cache.node_cache)."""
+    """Return the path of a published tree below WEIGHTS (weights.cache.node_cache)."""
     return PurePosixPath("trees") / name / "files"
 
 

@@ -1,8 +1,8 @@
 """Run start commands in the other container of the agent's pod.
 
-The two containers share pipes and volumes, but no process table, so that no command can look into
-the agent: the listener in the container counts the processes. The end of the container's first
-process shows as the end of the pipe `reports`, which nothing else holds.
+The two containers share pipes and volumes, but no process table, so that no command can inspect the
+agent: the listener in the container counts the processes. The pipe `reports` ends with the
+container's first process, because no other process holds it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from prefect_bt.node_agent.commands.container_runner import (
 )
 
 SHARE_INTERVAL: Final = 10.0
-"""Seconds between two looks for files that the commands wrote for their own user alone."""
+"""Seconds between two searches for files that only the user of the commands can read."""
 COUNT_TIMEOUT: Final = 1.0
-"""Longest wait for the listener's answer, in seconds. Without one the last answer counts."""
+"""Longest wait for the listener's answer, in seconds. Without an answer the last one is used."""
 _LAST_COUNT: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18})\n\Z")
 
 
@@ -50,7 +50,7 @@ class PodRunner(ContainerRunner):
     """A ContainerRunner whose container belongs to the kubelet."""
 
     ready_timeout = None
-    """The image may still be pulled; the watcher of the gang knows how long that may take."""
+    """None: the image may still be pulled, and the watcher of the gang limits that time."""
 
     def __init__(self, pipes: Pipes, *, should_continue: Callable[[], bool]) -> None:
         super().__init__(ContainerRecord("", 0), pipes, should_continue=should_continue)
@@ -64,7 +64,7 @@ class PodRunner(ContainerRunner):
 
     @property
     def workdir(self) -> None:
-        """Leave it to the first process, which began there."""
+        """Return None: the first process already runs in its folder."""
         return None
 
     def list_processes(self) -> list[ProcessStat]:
@@ -84,13 +84,13 @@ class PodRunner(ContainerRunner):
         super().poll()
 
     def close(self, written: Sequence[str] = ()) -> None:
-        """Let the container end, after its listener has let the agent read all files. Idempotent.
+        """End the container, after its listener has made all files readable. Idempotent.
 
-        The files stay their users': a change of owner would be a change of each file.
+        The owner does not change, because that would count as a change of each file.
         """
         if written and not self.gone:
             signal_listener(self._pipes, SHARE)
-            self._count(CHOWN_TIMEOUT)  # the listener answers when it is done with that
+            self._count(CHOWN_TIMEOUT)  # the listener answers after it has shared the files
         super().close()
 
     def kill(self) -> None:
@@ -110,7 +110,7 @@ class PodRunner(ContainerRunner):
         return self._counts.oom_kills
 
     def _kill_first_process(self) -> None:
-        """Ask for its end; what does not answer ends with the pod."""
+        """Ask the first process to exit. If it does not, it ends with the pod."""
         self.ended_by_us = True
         kill_container(self._pipes)
 
@@ -119,7 +119,7 @@ class PodRunner(ContainerRunner):
         self.gone = self.gone or ended
 
     def _count(self, timeout: float = COUNT_TIMEOUT) -> _Counts | None:
-        """Ask the listener; None without an answer in time, or with none that is one."""
+        """Return the listener's counts; None if no valid answer arrives in time."""
         _read_all(self._pipes.counts)
         signal_listener(self._pipes, COUNT)
         self._answer.poll(1000 * timeout)
@@ -131,7 +131,7 @@ class PodRunner(ContainerRunner):
 
 
 def _read_all(descriptor: int) -> bytes:
-    """Read what is in the pipe now, 64 KiB at most."""
+    """Return the bytes in the pipe, 64 KiB at most, without waiting."""
     try:
         return os.read(descriptor, 65536)
     except BlockingIOError:

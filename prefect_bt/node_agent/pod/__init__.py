@@ -1,5 +1,6 @@
-"""A node as a pod: the first process of the agent's container.
+"""First process of the agent container of a pod.
 
-Begin with `__main__`. It prepares what a launcher prepares on one machine (prefect_bt.host.nodes),
-starts the same guard and agent, and passes status, log and requests through the store.
+Begin reading with `__main__`. It prepares the node as a launcher does on one machine
+(prefect_bt.host.nodes), starts the same guard and agent, and exchanges status, log and requests
+through the store.
 """

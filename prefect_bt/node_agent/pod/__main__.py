@@ -1,7 +1,7 @@
 """`python -m prefect_bt.node_agent.pod [weights]`: started by Kubernetes only.
 
-Without an argument it runs the node and exits as its commands did. With `weights`, in an init
-container, it mirrors the weights that the node mounts.
+Without an argument it runs the node and exits with the exit code of its commands. With `weights`,
+in an init container, it mirrors the weights that the node mounts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 def main(arguments: list[str]) -> int:
     """Return the exit code of the container."""
-    # The first process of a container never gets a signal that it does not handle: until it does,
-    # half a second from now, the end of the pod waits.
+    # The kernel drops signals that the first process of a container does not handle. A blocked
+    # SIGTERM stays pending until the handler is installed, after half a second of imports.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     from prefect_bt.host.nodes.pod_layout import SECRET
     from prefect_bt.node_agent.pod.pod_files import PodFiles

@@ -1,4 +1,4 @@
-"""Read what a pod's agent starts from, and create the folder and the pipes of its node."""
+"""Read the files in a pod's Secret, and create the folder and the pipes of its node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PodFiles:
 
     @classmethod
     def read(cls, secret: Path, variables: Mapping[str, str]) -> PodFiles:
-        """Raises OSError, ValueError: the pod is not one of ours."""
+        """Read the Secret. OSError, ValueError if prefect-bt did not create the pod."""
         plan = codec.loads(NodePlan, (secret / pod_layout.PLAN_FILE).read_bytes())
         weights = json.loads((secret / pod_layout.WEIGHTS_FILE).read_bytes())
         return cls(
@@ -45,14 +45,14 @@ class PodFiles:
 
     @property
     def handle(self) -> HostHandle:
-        """Return the node as its launcher on one machine would see it."""
+        """Return the handle of the node, as for a node on one machine."""
         return HostHandle(
             JobFolder(self.state, self.plan.job_id), self.plan.attempt, self.plan.rank
         )
 
     @property
     def staging_log(self) -> Path:
-        """Return the log of the init container, which the node's log goes on from."""
+        """Return the log of the init container. The node's log is appended to it."""
         return self.state / "staging.log"
 
     def open_gang(self) -> GangObjects:
@@ -62,7 +62,7 @@ class PodFiles:
         return GangObjects.of_attempt(store, plan.project_id, plan.job_id, plan.attempt)
 
     def create_node(self) -> tuple[NodeLauncher, int]:
-        """Create the node's folder and pipes; return its launcher and the lock. Raises OSError."""
+        """Create the node's folder and pipes. Return its launcher and the lock. OSError."""
         launcher = NodeLauncher(self.state)
         lock = launcher.create_node_folder(
             self.plan, contained=True, mounts=pod_layout.volume_mounts(self.plan)
@@ -72,7 +72,7 @@ class PodFiles:
             self.staging_log.rename(folder.log)
         folder.control.symlink_to(self.control)
         for name in PIPE_NAMES:
-            # The commands may run as any user: the folder is the pod's alone.
+            # The commands can run as any user. Only this pod has the folder.
             os.mkfifo(self.control / name)
             (self.control / name).chmod(0o666)
         return launcher, lock

@@ -1,6 +1,6 @@
-"""Publish a node's status and log in the store, and pass on what its watchers ask of it.
+"""Publish a node's status and log in the store, and pass requests of watchers to the node.
 
-While the store does not answer, the node goes on; what it had to say is said when it does.
+The node runs on while the store does not answer, and publishes later.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from prefect_bt.ledger.node_objects import NodeRequest, RankObjects
 from prefect_bt.ledger.records import NodeStatus
 
 INTERVAL: Final = 0.5
-"""Seconds between two looks at the log and the status."""
+"""Seconds between two reads of the log and the status."""
 REQUEST_INTERVAL: Final = 1.0
 MIN_SEGMENT_BYTES: Final = 64 * 1024
 MAX_SEGMENT_BYTES: Final = 4 * 1024 * 1024
 SEGMENT_SHARE: Final = 16
-"""A segment has at least this part of the log before it, within the two limits."""
+"""A segment has at least 1/SEGMENT_SHARE of the size of the log before it, within both limits."""
 BYTES_PER_SECOND: Final = 2 * 1024 * 1024
-"""A long segment is sent less often: at most this much is sent again in a second."""
-LAST_WORD_TIMEOUT: Final = 900.0
-"""Longest time for the last status to reach the store, in seconds."""
+"""Limit of the bytes that are sent again in a second: a long segment is sent less often."""
+FINAL_STATUS_TIMEOUT: Final = 900.0
+"""Longest time to retry the upload of the final status, in seconds."""
 
 
 @dataclass
 class _OpenSegment:
-    """The segment that still grows: its first byte's offset, and what it holds."""
+    """Segment of the log that still grows. `offset`: of its first byte."""
 
     offset: int = 0
     data: bytes = b""
@@ -44,13 +44,13 @@ class _OpenSegment:
 
 @dataclass
 class NodePublisher:
-    """One node. `read_log(offset=, limit=)` and `observe` are those of its handle."""
+    """Publisher of one node. `read_log(offset=, limit=)` and `observe`: methods of its handle."""
 
     objects: RankObjects
     observe: Callable[[], NodeStatus]
     read_log: Callable[..., bytes]
     on_request: Callable[[NodeRequest, NodeRequest], None]
-    """Called with the request before and the new one."""
+    """Called with the previous request and the new one."""
     _segment: _OpenSegment = field(default_factory=_OpenSegment)
     _statuses: int = -1
     _published: NodeStatus | None = None
@@ -59,7 +59,7 @@ class NodePublisher:
     _request: NodeRequest = field(default_factory=NodeRequest)
 
     def publish(self) -> bool:
-        """Publish what is new; False when the store did not take it."""
+        """Publish changes. Return False if the store failed."""
         now = time.monotonic()
         try:
             status = self.observe()
@@ -75,8 +75,8 @@ class NodePublisher:
         return True
 
     def publish_end(self) -> None:
-        """Publish the last status, again and again until the store takes it or time is up."""
-        deadline = time.monotonic() + LAST_WORD_TIMEOUT
+        """Publish the final status. Retries for FINAL_STATUS_TIMEOUT seconds."""
+        deadline = time.monotonic() + FINAL_STATUS_TIMEOUT
         while not self.publish() and time.monotonic() < deadline:
             time.sleep(INTERVAL)
 
@@ -112,6 +112,6 @@ class NodePublisher:
 
 
 def _show(data: bytes) -> None:
-    """Write the log to our own output, too, for `kubectl logs`."""
+    """Write the log also to the standard output, for `kubectl logs`."""
     while data:
         data = data[os.write(1, data) :]

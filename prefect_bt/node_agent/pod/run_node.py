@@ -20,13 +20,13 @@ EXIT_LOST: Final = 1
 
 
 def run_node(pod: PodFiles) -> int:
-    """Run the node to its end; return the exit code of its commands."""
+    """Run the node to its end. Return the exit code of its commands."""
     launcher, lock = pod.create_node()
     handle = pod.handle
     started = launcher.start(handle.folder, (lock,))
     started.send_secrets(pod.secrets)
     os.close(lock)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: _stop_politely(handle))
+    signal.signal(signal.SIGTERM, lambda _number, _frame: _handle_sigterm(handle))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     gang = pod.open_gang()
     start = _GangStart(gang, pod)
@@ -34,7 +34,7 @@ def run_node(pod: PodFiles) -> int:
         gang.rank(pod.plan.rank),
         observe=handle.observe,
         read_log=handle.read_log,
-        on_request=lambda before, now: _obey(handle, before, now),
+        on_request=lambda before, now: _apply_request(handle, before, now),
     )
     while not handle.observe().is_over:
         if publisher.publish():
@@ -45,9 +45,9 @@ def run_node(pod: PodFiles) -> int:
 
 
 class _GangStart:
-    """The start that all nodes of a gang share: each says that it is ready, and goes when all are.
+    """Starts the commands when every rank is ready.
 
-    A gang that is not whole would wait for its missing ranks with the machines of the others.
+    Otherwise a gang with a missing rank would hold its machines while it waits.
     """
 
     def __init__(self, gang: GangObjects, pod: PodFiles) -> None:
@@ -56,7 +56,10 @@ class _GangStart:
         self._announced = False
 
     def advance(self) -> None:
-        """Take the next step that can be taken now; a store that fails delays it."""
+        """Write the ready marker, and start the commands once all ranks have theirs.
+
+        A store that fails delays the start.
+        """
         if not self._folder.ready.exists() or self._folder.go.exists():
             return
         with suppress(StoreError):
@@ -67,18 +70,16 @@ class _GangStart:
                 self._folder.go.touch()
 
 
-def _stop_politely(handle: HostHandle) -> None:
-    """Pass on that Kubernetes ends the pod; a node that flushes goes on with it."""
-    asked = handle.folder.stop_request.exists()  # with its own reason and grace, which stay
-    if (
-        asked or handle.observe().commands_ended
-    ):  # how they ended is not changed by what comes after
+def _handle_sigterm(handle: HostHandle) -> None:
+    """Stop the node because Kubernetes ends the pod. A node that flushes continues."""
+    is_stopping = handle.folder.stop_request.exists()  # with a reason and a grace, which stay
+    if is_stopping or handle.observe().commands_ended:  # the commands' exit code is already final
         return
     with suppress(SubstrateError):
         handle.stop(reason=StopReason.POD_DELETED)
 
 
-def _obey(handle: HostHandle, before: NodeRequest, now: NodeRequest) -> None:
+def _apply_request(handle: HostHandle, before: NodeRequest, now: NodeRequest) -> None:
     if now.reason:
         with suppress(SubstrateError):
             handle.stop(reason=now.reason, force=now.force, grace=now.grace)
@@ -92,8 +93,8 @@ def _obey(handle: HostHandle, before: NodeRequest, now: NodeRequest) -> None:
 def _exit_code(status: NodeStatus) -> int:
     """Return the commands' exit code.
 
-    0 for a straggler, which is no failure: Kubernetes deletes the other pods of a Job once one of
-    its pods fails.
+    0 for a straggler, which is not a failure: Kubernetes deletes the other pods of a Job once one
+    of its pods fails.
     """
     if status.phase is NodePhase.LOST:
         return EXIT_LOST

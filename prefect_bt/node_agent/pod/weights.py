@@ -1,6 +1,6 @@
-"""Mirror the weights of a node in the pod's init container, before the node begins.
+"""Mirror the weights of a node in the pod's init container, before the node starts.
 
-The commands' container mounts each published tree, which has to be there when it is made.
+The commands container mounts each published tree, which must exist when the container is created.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from prefect_bt.weights.progress_text import format_progress, format_result
 from prefect_bt.weights.url_redaction import redact_url
 
 PERCENT_STEP = 10.0
-"""Per cent of the way between two lines of the log."""
+"""Progress between two lines of the log, in percent."""
 
 
 def mirror_weights(pod: PodFiles) -> int:
-    """Mirror every source; return the exit code of the container."""
+    """Mirror every source. Return the exit code of the container."""
     staging = _Staging(pod)
     signal.signal(signal.SIGTERM, lambda _number, _frame: staging.stop(StopReason.POD_DELETED))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -39,7 +39,7 @@ def mirror_weights(pod: PodFiles) -> int:
         pod.open_gang().rank(pod.plan.rank),
         observe=staging.observe,
         read_log=staging.read_log,
-        on_request=staging.obey,
+        on_request=staging.apply_request,
     )
     with ThreadPoolExecutor(1) as threads:
         work = threads.submit(staging.mirror_all)
@@ -54,7 +54,7 @@ def mirror_weights(pod: PodFiles) -> int:
 
 
 class _Staging:
-    """The mirrors of one pod, in the order of the definition."""
+    """Mirrors of one pod, in the order of the definition."""
 
     def __init__(self, pod: PodFiles) -> None:
         self._pod = pod
@@ -72,7 +72,7 @@ class _Staging:
             file.seek(offset)
             return file.read(limit)
 
-    def obey(self, before: NodeRequest, now: NodeRequest) -> None:
+    def apply_request(self, before: NodeRequest, now: NodeRequest) -> None:
         if now.reason:
             self.stop(now.reason)
 
@@ -81,14 +81,14 @@ class _Staging:
         self._stop.set()
 
     def mirror_all(self) -> None:
-        """Raises PrefectBtError, OSError."""
+        """Mirror every source. PrefectBtError, OSError."""
         trees = [v.key for v in self._pod.plan.volumes if v.kind is VolumeKind.WEIGHTS]
         for source in self._pod.weights:
             tree = next(name for name in trees if name.startswith(source.key))
             self._mirror(source, tree.removeprefix(source.key).removeprefix("-"))
 
     def finish(self, work: Future[None]) -> bool:
-        """Return whether the node can begin; else the status says why not."""
+        """Return whether the node can start. If not, the status has the reason."""
         reason, cause = self._reason, None
         if not reason:
             try:

@@ -1,6 +1,6 @@
-"""The API server of a cluster: plain requests and one watch, and its errors in our words.
+"""Client of a Kubernetes API server: requests, watches, and errors with a Cause.
 
-The `kubernetes` package finds the server and logs in. Objects are the JSON that the server speaks.
+The `kubernetes` package finds the server and logs in. Objects are decoded JSON.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SUBSTRATE_NAME: Final = "kubernetes"
 CONNECT_TIMEOUT: Final = 10.0
 READ_TIMEOUT: Final = 30.0
 RETRY_DELAYS: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
-"""Seconds before each repetition of a request that the server could not take."""
+"""Delays in seconds before each retry of a request."""
 REFUSAL_DELAY: Final = 2.0
-"""A refusal is believed after repetitions with shorter pauses than this, in seconds."""
+"""A 401 or 403 is retried only while the next delay is shorter than this, in seconds."""
 MAX_RETRY_AFTER: Final = 15.0
-"""Seconds that a server may ask for before the next request."""
+"""Longest `Retry-After` of a server that is respected, in seconds."""
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 _JSON: Final = "application/json"
 _MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError)
-"""Errors of the client for a kubeconfig of another shape."""
+"""Errors of the `kubernetes` package for a malformed kubeconfig."""
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
@@ -52,7 +52,7 @@ class _Call(NamedTuple):
 
 
 class ClusterError(SubstrateError):
-    """`status`: the HTTP status; 0 where no server answered."""
+    """`status`: the HTTP status; 0 if no server answered."""
 
     def __init__(self, message: str, *, status: int = 0, next_step: str, cause: Cause) -> None:
         self.status = status
@@ -69,7 +69,7 @@ class ClusterClient:
         server: str = "",
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`server`: address of the one API server that is meant, "" for that of the settings."""
+        """`server`: required address of the API server; "" accepts that of the kubeconfig."""
         self._settings, self._expected, self._sleep = settings, server, sleep
         self._connecting = threading.Lock()
         self._configuration: Any = None
@@ -90,12 +90,12 @@ class ClusterClient:
 
     @property
     def namespace(self) -> str:
-        """Return the namespace of the settings, or that of the context. ClusterError."""
+        """Return the namespace of the settings, else of the context. ClusterError."""
         self.connect()
         return self._namespace
 
     def connect_in_background(self) -> None:
-        """Import the client and read the kubeconfig, which takes half a second."""
+        """Import the `kubernetes` package and read the kubeconfig, which takes half a second."""
 
         def connect() -> None:
             with suppress(SubstrateError):  # the first request raises it
@@ -104,7 +104,7 @@ class ClusterClient:
         threading.Thread(target=connect, name="kubernetes-connect", daemon=True).start()
 
     def connect(self) -> None:
-        """Read the kubeconfig, unless that was done. ClusterError."""
+        """Read the kubeconfig once. ClusterError."""
         with self._connecting:
             if self._pool is None:
                 self._load()
@@ -118,7 +118,7 @@ class ClusterClient:
         query: Query | None = None,
         action: str = "",
     ) -> Json:
-        """Return the answer's object. ClusterError; a server that is busy is asked again.
+        """Return the object in the answer. Retries when the server is busy. ClusterError.
 
         A PATCH is a merge patch. `action` is for messages, as in "create Job x".
         """
@@ -142,7 +142,7 @@ class ClusterClient:
         raise AssertionError  # the last turn raises
 
     def find(self, path: str, *, action: str = "") -> Json | None:
-        """Return the object; None where there is none. ClusterError."""
+        """Return the object; None if it does not exist. ClusterError."""
         try:
             return self.request("GET", path, action=action)
         except ClusterError as error:
@@ -151,7 +151,10 @@ class ClusterClient:
             raise
 
     def delete(self, path: str, *, query: Query | None = None, action: str = "") -> None:
-        """Delete it, or all that the query selects; nothing there is no error. ClusterError."""
+        """Delete the object, or every object that `query` selects. ClusterError.
+
+        A missing object is not an error.
+        """
         try:
             self.request("DELETE", path, query=query, action=action)
         except ClusterError as error:
@@ -162,7 +165,7 @@ class ClusterClient:
     def watch(self, path: str, query: Query, *, timeout: float) -> Generator[Generator[Json]]:
         """Yield the events of one watch, until the server ends it. ClusterError.
 
-        `timeout`: seconds of silence after which the connection is given up.
+        `timeout`: seconds without data after which the connection is closed.
         """
         query = {**query, "watch": "1", "allowWatchBookmarks": "true"}
         try:
@@ -175,7 +178,7 @@ class ClusterClient:
 
     @contextmanager
     def _open(self, call: _Call, timeout: float) -> Generator[Any]:
-        """Send the request; yield the answer, whose body is not read yet."""
+        """Send the request; yield the answer before its body is read."""
         self.connect()
         configuration = self._configuration
         headers = {
@@ -221,7 +224,7 @@ class ClusterClient:
             ) from error
         if self._expected and configuration.host != self._expected:
             raise ClusterError(
-                f"The job runs in the cluster at {self._expected}, and the kubeconfig leads to "
+                f"The job runs in the cluster at {self._expected}, but the kubeconfig points to "
                 f"{configuration.host}.",
                 next_step="Use the kubeconfig of the cluster in which the job was started.",
                 cause=Cause.CONFIGURATION,
@@ -231,7 +234,7 @@ class ClusterClient:
         self._pool = client.ApiClient(configuration).rest_client.pool_manager
 
     def _load_kubeconfig(self, config: Any, configuration: Any, settings: ClusterSettings) -> bool:
-        """Return whether there is one; else we may be in a pod."""
+        """Load the kubeconfig. Return False if there is none and this process runs in a pod."""
         context = settings.context or None
         if settings.kubeconfig.lstrip().startswith("{"):  # of a credentials block
             given = json.loads(settings.kubeconfig)
@@ -266,7 +269,7 @@ class ClusterClient:
 
 
 def _parse_object(action: str, data: bytes) -> Json:
-    """Return the answer's object. ClusterError for a proxy's page."""
+    """Return the object in the answer. ClusterError for the page of a proxy."""
     try:
         found = json.loads(data)
     except ValueError:
@@ -275,14 +278,14 @@ def _parse_object(action: str, data: bytes) -> Json:
         return cast("Json", found)
     said = data[:200].decode(errors="replace")
     raise ClusterError(
-        f"{action}: what answers is not the API of a Kubernetes cluster: {said}",
+        f"{action}: the answer does not come from a Kubernetes API server: {said}",
         next_step="See that `kubectl cluster-info` answers with the same kubeconfig.",
         cause=Cause.CONFIGURATION,
     )
 
 
 def _iter_lines(answer: Any) -> Generator[Json]:
-    """Yield each whole line; a last one without its end was cut off."""
+    """Yield the object in each complete line. A last line without a line end is dropped."""
     rest = b""
     for data in answer.stream(None, decode_content=False):
         *lines, rest = (rest + data).split(b"\n")
@@ -292,7 +295,7 @@ def _iter_lines(answer: Any) -> Generator[Json]:
 
 
 def _refusal_error(action: str, status: int, data: bytes) -> ClusterError:
-    """Return the error for what the server said: a Status object, or a proxy's text."""
+    """Return the error for a Status object of the server, or for the text of a proxy."""
     try:
         message = str(json.loads(data).get("message") or "")
     except (ValueError, AttributeError):
@@ -308,14 +311,20 @@ def _refusal_error(action: str, status: int, data: bytes) -> ClusterError:
 
 
 def _may_repeat(method: str, status: int) -> bool:
-    """A creation may have happened although its answer was lost; it is repeated if refused."""
+    """Return whether to retry.
+
+    A POST is retried only after 429, because an unanswered POST may have created the object.
+    """
     return status == HTTPStatus.TOO_MANY_REQUESTS or (
         method != "POST" and (status == 0 or status in _RETRIED)
     )
 
 
 def _is_early(error: ClusterError, pause: float) -> bool:
-    """Return whether a restarted API server may not know its users' rights yet."""
+    """Return whether to retry a 401 or 403.
+
+    A restarted API server may not have loaded RBAC yet.
+    """
     return error.status in {401, 403} and error.cause == Cause.FORBIDDEN and pause < REFUSAL_DELAY
 
 

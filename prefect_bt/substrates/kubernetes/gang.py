@@ -1,4 +1,4 @@
-"""The nodes of one attempt in a cluster, by its pods and by its objects in the store."""
+"""Status of the nodes of one attempt, from its pods and from its objects in the store."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from prefect_bt.substrates.kubernetes.pod_states import (
 )
 
 REMOVAL_TIMEOUT: Final = 60.0
-"""Longest wait for the pods of a removed gang to be gone, in seconds."""
+"""Longest wait for the pods of a removed gang to disappear, in seconds."""
 FORCED_REMOVAL: Final = 20.0
-"""Seconds after which a pod that does not go is deleted without its machine's word."""
+"""Seconds after which a pod is deleted with grace 0, without confirmation from its kubelet."""
 CAUSE_TIMEOUT: Final = 10.0
-"""Longest wait for Kubernetes to say why a container ended, in seconds."""
+"""Longest wait for Kubernetes to report why a container ended, in seconds."""
 WAITING_INTERVAL: Final = 5.0
-"""Seconds after which a gang says what it waits for, and between two changes of that."""
+"""Minimum seconds before the reason for waiting is published, and between updates of it."""
 _NO_POD: Final = Problem(Cause.LAUNCH_FAILED, "Kubernetes has not created its pod")
-_NEVER_BEGUN_SECONDS: Final = 30.0
-"""Age of a Job that is suspended, or gone without a pod, and so was never begun."""
+_START_TIMEOUT: Final = 30.0
+"""Age in seconds at which a Job that is suspended, or missing without pods, has failed to start."""
 _ROOM_CAUSES: Final = frozenset({Cause.UNSCHEDULABLE, Cause.QUOTA_EXCEEDED})
 _STARTING: Final = frozenset({NodePhase.LAUNCHED, NodePhase.STAGING})
 
 
 class KubernetesGang:
-    """One attempt, seen from any process. Safe to use from several threads.
+    """One attempt, observed from any process. Safe to use from several threads.
 
-    `patience`: seconds to wait for pods that do not start. `is_queued`: Kueue begins the Job.
+    `patience`: seconds to wait for pods that do not start. `is_queued`: Kueue starts the Job.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class KubernetesGang:
         self._unsent: set[int] = set()
         """Ranks whose request is not in the store yet."""
         self._blocked: dict[int, tuple[float, Problem]] = {}
-        """Rank -> since when it does not start, and why."""
+        """Rank -> time since when it is blocked, and the reason."""
         self._final: dict[int, NodeStatus] = {}
-        """Statuses that were concluded here and stand."""
+        """Final statuses; `observe` returns them unchanged."""
         self._unexplained: dict[int, float] = {}
-        """Rank -> since when (monotonic) Kubernetes is to say why its container ended."""
+        """Rank -> monotonic time since when the reason of its container's end is awaited."""
         self._waiting, self._waiting_at = "", 0.0
         self._removing = threading.Lock()
         self._is_removed = False
@@ -80,7 +80,7 @@ class KubernetesGang:
     # -- observing --------------------------------------------------------------------------
 
     def observe(self, rank: int) -> NodeStatus:
-        """Return the rank's status. Cheap; what cannot be reached leaves it as it was."""
+        """Return the rank's status, from cached data if the store or the API does not answer."""
         if rank in self._final:
             return self._final[rank]
         self._send_request(rank)
@@ -94,18 +94,21 @@ class KubernetesGang:
         pod = self.watch.find(status.rank)
         if pod is None:
             return self._observe_missing(status)
-        if not pod.exists or pod.ended or pod.agent_ended:
+        if not pod.exists or pod.has_ended or pod.agent_ended:
             return self._observe_lost(status, pod)
         if status.phase in _STARTING:
             return self._observe_starting(status, pod)
         return self._explain(status) if status.commands_ended else status
 
     def _observe_over(self, status: NodeStatus) -> NodeStatus:
-        """Return the agent's last word, once Kubernetes has had time to say why, if it must."""
+        """Return the agent's final status.
+
+        Wait up to CAUSE_TIMEOUT for Kubernetes to report why the container ended.
+        """
         pod = self.watch.find(status.rank)
         unexplained = status.stop_reason is StopReason.CONTAINER_GONE and status.cause is None
         pending = not self.watch.is_listed or (
-            pod is not None and pod.exists and not pod.ended and pod.failure is None
+            pod is not None and pod.exists and not pod.has_ended and pod.failure is None
         )
         if unexplained and pending:
             since = self._unexplained.setdefault(status.rank, time.monotonic())
@@ -114,22 +117,22 @@ class KubernetesGang:
         return self._conclude(self._explain(status))
 
     def _observe_starting(self, status: NodeStatus, pod: PodView) -> NodeStatus:
-        if not pod.began and (asked := self._find_request(status.rank).reason):
-            with suppress(SubstrateError):  # else the next look deletes it
+        if not pod.has_started and (asked := self._find_request(status.rank).reason):
+            with suppress(SubstrateError):  # else the next call deletes it
                 self._job.delete_pod(pod.name)
                 return self._give_verdict(stop_before_start(status, asked, self.clock()))
             return status
         if pod.failure is not None and pod.failed_container == COMMANDS:
             return self._observe_early_end(status, pod.failure)
         blocked = pod.blocked
-        if blocked is None and pod.began and status.phase is NodePhase.LAUNCHED:
+        if blocked is None and pod.has_started and status.phase is NodePhase.LAUNCHED:
             logs = f"kubectl -n {self.record.namespace} logs {pod.name} -c {AGENT}"
             what = f"its agent has not reported: does the pod reach the store? See: {logs}"
             blocked = Problem(Cause.STORE_FAILED, what)
         return self._wait(status, blocked)
 
     def _observe_early_end(self, status: NodeStatus, failure: Problem) -> NodeStatus:
-        """Return the status of a node whose commands' container ended before a command ran."""
+        """Return the status of a node whose commands container ended before a command ran."""
         latest = self._read_latest(status)
         if latest is None or latest.phase not in _STARTING:
             return status
@@ -142,17 +145,17 @@ class KubernetesGang:
         if asked := self._find_request(status.rank).reason:
             return self._give_verdict(stop_before_start(status, asked, self.clock()))
         missing = self.watch.find_missing_reason()
-        never_begun = missing.is_job_gone or (missing.is_suspended and not self._is_queued)
-        if never_begun and self.clock() - self.record.created_at > _NEVER_BEGUN_SECONDS:
+        not_started = missing.is_job_gone or (missing.is_suspended and not self._is_queued)
+        if not_started and self.clock() - self.record.created_at > _START_TIMEOUT:
             problem = Problem(Cause.LAUNCH_FAILED, "its Job was deleted before it had pods")
             if missing.is_suspended:
-                why = "the process that launched it died before its Job began"
+                why = "the process that launched it died before it started the Job"
                 problem = Problem(Cause.LAUNCH_FAILED, why)
             return self._give_verdict(lose(status, problem, self.clock()))
         return self._wait(status, missing.problem or _NO_POD)
 
     def _observe_vanished(self, status: NodeStatus) -> NodeStatus:
-        """Return the status of a rank whose agent has reported, and which the watch has not seen."""
+        """Return the status of a rank whose agent has reported, and whose pod was never seen."""
         with suppress(SubstrateError):
             pods = [read_pod(pod) for pod in self._job.list_pods()["items"]]
             if all(pod.rank != status.rank for pod in pods):
@@ -160,7 +163,7 @@ class KubernetesGang:
         return status
 
     def _observe_lost(self, status: NodeStatus, pod: PodView) -> NodeStatus:
-        """Return the last status of the agent of a pod that ended; else why the node is lost."""
+        """Return the final status of the agent of a pod that ended, else a lost status."""
         latest = self._read_latest(status)
         if latest is None:
             return status
@@ -174,7 +177,7 @@ class KubernetesGang:
         return self._give_verdict(lose(latest, pod.failure, self.clock()))
 
     def _read_latest(self, status: NodeStatus) -> NodeStatus | None:
-        """Return the agent's status of this moment; None while the store does not answer."""
+        """Return the agent's newest status; None while the store does not answer."""
         try:
             return self.objects.read_latest_status(status.rank) or status
         except StoreError:
@@ -188,7 +191,7 @@ class KubernetesGang:
     # -- waiting for pods -------------------------------------------------------------------
 
     def _wait(self, status: NodeStatus, blocked: Problem | None) -> NodeStatus:
-        """Return the status of a node that does not start yet; after the patience it failed."""
+        """Return the status of a node that has not started. It fails after `patience` seconds."""
         if blocked is None:
             self._blocked.pop(status.rank, None)
             self._publish_waiting()
@@ -207,7 +210,7 @@ class KubernetesGang:
         return replace(status, waiting=blocked.message)
 
     def _give_up(self, status: NodeStatus, blocked: Problem) -> NodeStatus:
-        """Conclude that the node does not start, and see to it that it does not start later."""
+        """Fail the node, and delete its pod so that it cannot start later."""
         pod = self.watch.find(status.rank)
         if pod is not None and pod.exists and blocked.cause is Cause.LAUNCH_FAILED:
             warning = self.watch.find_pod_warning(pod)
@@ -215,14 +218,14 @@ class KubernetesGang:
                 self._blocked[status.rank] = self.clock(), blocked
                 return replace(status, waiting=blocked.message)
             blocked = warning or blocked
-        self._ask(status.rank, NodeRequest("it did not start in time", force=True))
+        self._request(status.rank, NodeRequest("it did not start in time", force=True))
         if pod is not None and pod.exists:
             with suppress(SubstrateError):
                 self._job.delete_pod(pod.name)
         return self._give_verdict(fail_to_start(status, blocked, self.clock()))
 
     def _publish_waiting(self) -> None:
-        """Say what the first rank that waits waits for, for `logs`."""
+        """Publish the reason why the lowest waiting rank has not started; `logs` shows it."""
         first = min(self._blocked, default=None)
         text = "" if first is None else f"rank {first}: {self._blocked[first][1].message}"
         if text != self._waiting and self.clock() - self._waiting_at >= WAITING_INTERVAL:
@@ -234,63 +237,67 @@ class KubernetesGang:
     # -- concluding -------------------------------------------------------------------------
 
     def _give_verdict(self, status: NodeStatus) -> NodeStatus:
-        """Conclude a status that is not the agent's word, for other processes, too."""
+        """Store a final status that the agent did not write.
+
+        Every process then returns the same one.
+        """
         with suppress(StoreError):
             self.objects.rank(status.rank).write_verdict(status)
         return self._conclude(status)
 
     def _conclude(self, status: NodeStatus) -> NodeStatus:
-        """Keep the status. A gang that is over has nothing left in the cluster that could begin."""
+        """Keep the status. Delete the Job once every rank has a final status."""
         self._final[status.rank] = status
         if len(self._final) == self.record.size:
             self.watch.close()
-            with suppress(SubstrateError):  # the next launch and the removal see to it again
+            with suppress(SubstrateError):  # the next launch or the removal deletes it
                 self._job.delete()
         return status
 
     # -- acting -----------------------------------------------------------------------------
 
     def stop(self, rank: int, request: NodeRequest) -> None:
-        """Ask the node to stop; what cannot be reached now is asked again by `observe`."""
+        """Request a stop. If the store does not answer, `observe` sends the request later."""
         if not self.observe(rank).is_over:
             before = self._find_request(rank)
             force = request.force or before.force
-            self._ask(rank, replace(request, force=force, kill=before.kill))
+            self._request(rank, replace(request, force=force, kill=before.kill))
 
     def kill_commands(self, rank: int) -> bool:
-        """Have the agent kill them; whether there are any. SubstrateError."""
+        """Request that the agent kills the commands. Return whether any run. SubstrateError."""
         if self.observe(rank).phase is not NodePhase.RUNNING:
             return False
         request = replace(self._find_request(rank), kill=uuid.uuid4().hex)
         try:
             self.objects.rank(rank).write_request(request)
         except StoreError as error:
-            raise self._error(f"cannot be told of a request to rank {rank}: {error}") from error
+            raise self._error(f"could not receive the request for rank {rank}: {error}") from error
         self._requests[rank] = request
         return True
 
     def kill_unresponsive(self, rank: int) -> None:
-        """Delete the pod at once: its agent did not answer a stop."""
+        """Delete the pod at once if its agent did not answer a stop request."""
         status = self.observe(rank)
         if status.is_over or not self._find_request(rank).reason:
             return
         pod = self.watch.find(rank)
         if pod is not None and pod.exists:
-            with suppress(SubstrateError):  # the next launch and the removal see to it again
+            with suppress(SubstrateError):  # the next launch or the removal deletes it
                 self._job.delete_pod(pod.name)
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)
         self._give_verdict(lose(status, problem, self.clock()))
 
     def end(self) -> None:
-        """Kill what there is of it in the cluster, and wait until it is gone. SubstrateError.
+        """Delete the Job and its pods, and wait until they are gone. SubstrateError.
 
-        An API server that does not answer is asked again for as long.
+        Retries within REMOVAL_TIMEOUT while the API server does not answer.
         """
-        began, pause, trouble = time.monotonic(), 0.2, "has pods that do not go"
+        began, pause = time.monotonic(), 0.2
+        trouble = f"has pods that were not deleted within {REMOVAL_TIMEOUT:.0f} s"
         sent, unmarked = -1, False
         while (passed := time.monotonic() - began) <= REMOVAL_TIMEOUT:
             try:
-                # Without a word of their machine only when that has had its time.
+                # Grace 0 removes the object of a pod whose kubelet may still run it.
                 grace = KILL_GRACE if passed < FORCED_REMOVAL else 0
                 if unmarked or grace != sent:
                     self._job.delete(grace=grace)
@@ -308,9 +315,9 @@ class KubernetesGang:
         raise self._error(trouble)
 
     def remove(self) -> None:
-        """Delete the Job with all that it owns, and the objects in the store. Idempotent.
+        """Delete the Job with the objects that it owns, and the objects in the store. Idempotent.
 
-        SubstrateError; the record stays until everything else is gone.
+        SubstrateError. The record is deleted last.
         """
         with self._removing:
             if self._is_removed:
@@ -323,20 +330,20 @@ class KubernetesGang:
                 raise self._error(f"cannot be removed: {error}") from error
             self._is_removed = True
 
-    def _ask(self, rank: int, request: NodeRequest) -> None:
+    def _request(self, rank: int, request: NodeRequest) -> None:
         self._requests[rank] = request
         self._unsent.add(rank)
         self._send_request(rank)
 
     def _send_request(self, rank: int) -> None:
-        """Write the rank's request, unless that is done; without a store it stays to be sent."""
+        """Write the rank's pending request. Keep it pending if the store does not answer."""
         if rank in self._unsent:
             with suppress(StoreError):
                 self.objects.rank(rank).write_request(self._requests[rank])
                 self._unsent.discard(rank)
 
     def _find_request(self, rank: int) -> NodeRequest:
-        """Return what was asked of the rank, from this process or another."""
+        """Return the rank's request, from this process or from another."""
         if rank not in self._requests and self.objects.has_request(rank):
             with suppress(StoreError):
                 self._requests[rank] = self.objects.rank(rank).read_request()

@@ -1,8 +1,8 @@
-"""The pods of one attempt, kept up to date by one watch.
+"""View of the pods of one attempt, kept up to date by one watch.
 
-A thread lists the pods and watches them from there. Whatever ends the watch (a version that is too
-old, a server that is busy, restarts or falls silent), the pods are listed again and watched from
-there. While no server answers, the pods are what they were.
+A thread lists the pods and watches them from that version. When the watch ends for any reason (a
+version that is too old, a server that is busy, restarts or sends nothing), the thread lists and
+watches the pods again. While no server answers, the view does not change.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from prefect_bt.substrates.kubernetes.pod_states import (
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 
 WATCH_SECONDS: Final = 240
-"""How long the server keeps a watch open."""
+"""Seconds for which the server keeps a watch open."""
 SILENCE_SECONDS: Final = 90.0
-"""A server sends a bookmark each minute: a connection that is silent for longer is dead."""
+"""Seconds without data after which a connection is dead; a server sends a bookmark each minute."""
 RESTART_DELAYS: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
-"""Seconds before the watch begins again, the last one over again while nothing answers."""
+"""Delays in seconds before the watch restarts; the last one repeats."""
 REASON_INTERVAL: Final = 5.0
-"""Seconds between two looks at why there are no pods."""
+"""Seconds between two requests for the reason why there are no pods."""
 _UNEXPECTED: Final = (ValueError, KeyError, TypeError, AttributeError)
-"""Errors of reading an answer that does not come from the API server."""
+"""Errors while reading an answer that does not come from an API server."""
 
 
 class MissingPods(NamedTuple):
-    """Facts about a Job without pods. `is_suspended`: it was never begun, or is queued."""
+    """Facts about a Job without pods. `is_suspended`: it was not started, or is queued."""
 
     problem: Problem | None = None
     is_job_gone: bool = False
@@ -46,7 +46,10 @@ class MissingPods(NamedTuple):
 
 
 class GangWatch:
-    """The pods of one Job. Safe to use from several threads; `close` ends the thread."""
+    """Latest view of the pods of one Job. Safe to use from several threads.
+
+    `close` ends the thread of the watch.
+    """
 
     def __init__(self, objects: JobObjects) -> None:
         self._objects = objects
@@ -54,14 +57,14 @@ class GangWatch:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._pods: dict[int, PodView] = {}
-        """Rank -> its pod as it was last seen. Replaced, never changed."""
+        """Rank -> last view of its pod. The dictionary is replaced, never changed."""
         self.is_listed = False
-        """True once the pods were listed."""
-        self._asked_at = -REASON_INTERVAL
+        """True after the first list of the pods."""
+        self._reason_read_at = -REASON_INTERVAL
         self._missing = MissingPods()
 
     def start(self) -> None:
-        """Watch the pods from now on, in the background. Idempotent."""
+        """Start to watch the pods in the background. Idempotent."""
         with self._lock:
             if self._thread is None or not (self._thread.is_alive() or self._closed.is_set()):
                 name = f"watch-{self._objects.name}"
@@ -72,25 +75,25 @@ class GangWatch:
         self._closed.set()
 
     def find(self, rank: int) -> PodView | None:
-        """Return the rank's pod as it was last seen; None if it never had one."""
+        """Return the last view of the rank's pod; None if it never had one."""
         return self._pods.get(rank)
 
     def find_missing_reason(self) -> MissingPods:
-        """Return why a rank has no pod; asks the API every few seconds at most."""
+        """Return why a rank has no pod, at most REASON_INTERVAL old."""
         with self._lock:
-            if time.monotonic() - self._asked_at >= REASON_INTERVAL:
-                self._asked_at = time.monotonic()
+            if time.monotonic() - self._reason_read_at >= REASON_INTERVAL:
+                self._reason_read_at = time.monotonic()
                 with suppress(SubstrateError):
-                    self._missing = self._ask_for_missing_reason()
+                    self._missing = self._read_missing_reason()
             return self._missing
 
-    def _ask_for_missing_reason(self) -> MissingPods:
+    def _read_missing_reason(self) -> MissingPods:
         job: dict[str, Any] | None = self._objects.find_job()
         suspended = job is not None and bool(job.get("spec", {}).get("suspend"))
         return MissingPods(self._read_failed_creation(), job is None, suspended)
 
     def _read_failed_creation(self) -> Problem | None:
-        """Return what the Job's newest event says of pods that could not be created."""
+        """Return the Job's newest event about pods that could not be created."""
         events = self._objects.list_events("Job", self._objects.name)
         failed = [one for one in events if one.get("reason") == "FailedCreate"]
         if not failed:
@@ -100,10 +103,10 @@ class GangWatch:
         return Problem(classify_refusal(message).cause, message)
 
     def find_pod_warning(self, pod: PodView) -> Problem | None:
-        """Return the newest event of a pod that does not start, if it is a warning of its machine."""
+        """Return the newest event of a pod that does not start, if its machine warns in it."""
         with suppress(SubstrateError):
             events = self._objects.list_events("Pod", pod.name)
-            newest = max(events, key=_event_time, default={})
+            newest = max(events, key=_event_time) if events else {}
             if newest.get("type") == "Warning" and newest.get("reason") != "FailedScheduling":
                 return Problem(Cause.LAUNCH_FAILED, clean_message(newest.get("message")))
         return None
@@ -132,7 +135,7 @@ class GangWatch:
                 self._closed.wait(pause)
 
     def _watch(self, version: str) -> str:
-        """Apply events until the server ends the watch; return the version to go on from."""
+        """Apply events until the server ends the watch. Return the version to continue from."""
         with self._objects.watch_pods(
             version, seconds=WATCH_SECONDS, silence=SILENCE_SECONDS
         ) as events:

@@ -1,4 +1,4 @@
-"""The Job of an attempt and its pods, by name."""
+"""Requests for the Job of an attempt and its pods, by name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from prefect_bt.substrates.kubernetes.client import ClusterClient, Json
 from prefect_bt.substrates.kubernetes.names import JOB_NAME_LABEL
 
 KILL_GRACE: Final = 1
-"""Seconds from SIGTERM to SIGKILL of a pod that is not to flush. 0 would remove the object alone,
-and leave the containers the pod's own grace."""
+"""Seconds from SIGTERM to SIGKILL for a pod without a final flush. With 0, Kubernetes removes the
+pod object at once, while its containers can keep running for the grace in the pod's spec."""
 
 
 class JobObjects:
@@ -27,7 +27,7 @@ class JobObjects:
         return self._client.find(self._path)
 
     def list_pods(self) -> Json:
-        """Return the list: `items`, and the `metadata` by which a watch goes on from it."""
+        """Return the list of pods: `items`, and `metadata` with the version to watch from."""
         action = f"list the pods of Job {self.name}"
         return self._client.request(
             "GET", f"{self._core}/pods", query=self._selector, action=action
@@ -36,28 +36,29 @@ class JobObjects:
     def watch_pods(
         self, version: str, *, seconds: int, silence: float
     ) -> AbstractContextManager[Generator[Json]]:
-        """Watch for `seconds`; `silence`: seconds after which the connection counts as dead."""
+        """Watch the pods for `seconds`. `silence`: seconds without data that end the connection."""
         query = {**self._selector, "resourceVersion": version, "timeoutSeconds": seconds}
         return self._client.watch(f"{self._core}/pods", query, timeout=silence)
 
     def list_events(self, kind: str, name: str) -> list[Json]:
-        """Return what Kubernetes has noted about an object."""
+        """Return the events of an object."""
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         query = {"fieldSelector": selector}
         found: Any = self._client.request("GET", f"{self._core}/events", query=query)
         return cast("list[Json]", found["items"])
 
     def delete_pod(self, name: str) -> None:
-        """Kill a pod that has nothing to flush; nothing there is no error."""
+        """Delete a pod without a final flush. A missing pod is not an error."""
         query = {"gracePeriodSeconds": KILL_GRACE}
         self._client.delete(
             f"{self._core}/pods/{name}", query=query, action=f"delete the pod {name}"
         )
 
     def delete(self, *, grace: int = KILL_GRACE) -> None:
-        """Kill the pods, then delete the Job, which deletes what it owns. Idempotent.
+        """Delete the pods, then the Job with the objects that it owns. Idempotent.
 
-        In this order: pods that go with their Job have their own grace, which nothing shortens.
+        Pods are deleted first: a pod that garbage collection deletes keeps the full grace in its
+        spec.
         """
         query = {**self._selector, "gracePeriodSeconds": grace}
         action = f"delete the pods of Job {self.name}"

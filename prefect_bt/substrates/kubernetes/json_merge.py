@@ -8,7 +8,7 @@ _Object = dict[str, Any]
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """Return `target` with `patch` in it: objects by key (null deletes), other values replaced.
+    """Return `target` with `patch` applied: objects by key (null deletes), other values replaced.
 
     Lists whose members are objects with names are merged by name.
 
@@ -18,7 +18,7 @@ def merge(target: Any, patch: Any) -> Any:
     [{'name': 'x', 'v': 1, 'w': 2}, {'name': 'y'}]
     """
     if isinstance(patch, dict) and isinstance(target, dict):
-        # Objects of JSON: their keys are texts.
+        # Keys of JSON objects are strings.
         return _merge_objects(cast("_Object", target), cast("_Object", patch))
     if _is_named_list(patch) and _is_named_list(target):
         return _merge_lists(cast("list[_Object]", target), cast("list[_Object]", patch))
@@ -40,7 +40,7 @@ def _merge_lists(target: list[_Object], patch: list[_Object]) -> list[_Object]:
 
 
 def _identity(one: _Object) -> Any:
-    """Return the name; of a mount its path, because one volume may be mounted at many."""
+    """Return the name, or the path of a mount, because one volume can have several mounts."""
     return one.get("mountPath", one["name"])
 
 

@@ -24,12 +24,12 @@ from prefect_bt.substrates.kubernetes.pod_template import PULL_SECRET_KEY, rende
 
 Manifest = dict[str, Any]
 KEPT_SECONDS: Final = 7 * 86400
-"""How long the cluster keeps a Job that is over and that nobody removed."""
+"""Seconds for which the cluster keeps a Job that has ended and was not removed."""
 
 
 @dataclass(frozen=True)
 class GangSecrets:
-    """Contents of the attempt's Secret besides the plan; all of it is secret.
+    """Contents of the attempt's Secret besides the plan. All values are secret.
 
     `values` by reference name; `environment` are variables of the agent, such as the store's
     credentials; `registry_login` is a Docker configuration with the login of the job's image.
@@ -41,10 +41,10 @@ class GangSecrets:
 
 
 def render_job(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: bool) -> Manifest:
-    """Return the Job, suspended: its pods begin when the other objects are there.
+    """Return the Job, suspended: its pods start after the other objects are created.
 
-    A pod is never replaced: the next attempt is another Job. Its condition tells whether the Job
-    failed by an exit code of the commands or by a disruption of a pod.
+    A pod is never replaced: the next attempt is another Job. The Job's Failed condition names an
+    exit code or a disruption.
     """
     labels = render_labels(gang)
     queue = {LABEL_QUEUE: settings.queue_name} if settings.queue_name else {}
@@ -89,7 +89,7 @@ def render_job(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: b
 
 
 def render_service(gang: GangPlan, owner: Manifest) -> Manifest:
-    """Return the headless Service that gives each pod of the gang its name, ready or not."""
+    """Return the headless Service that gives each pod of the gang a DNS name, ready or not."""
     labels = render_labels(gang)
     return {
         "apiVersion": "v1",
@@ -104,7 +104,7 @@ def render_service(gang: GangPlan, owner: Manifest) -> Manifest:
 
 
 def render_secret(gang: GangPlan, secrets: GangSecrets, owner: Manifest) -> Manifest:
-    """Return the one Secret of the attempt; the login of its image is in it, too."""
+    """Return the Secret of the attempt, which also holds the login of its image."""
     texts = {
         pod_layout.PLAN_FILE: codec.dumps(gang.nodes[0]),
         pod_layout.WEIGHTS_FILE: json.dumps([codec.encode(one) for one in gang.weights]),
@@ -124,7 +124,7 @@ def render_secret(gang: GangPlan, secrets: GangSecrets, owner: Manifest) -> Mani
 
 
 def render_cache_claim(settings: ClusterSettings) -> Manifest:
-    """Return the claim of a cache that has a storage class. It belongs to no job."""
+    """Return the volume claim for a cache with a storage class. All jobs share it."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -138,7 +138,7 @@ def render_cache_claim(settings: ClusterSettings) -> Manifest:
 
 
 def _owned_metadata(gang: GangPlan, owner: Manifest) -> Manifest:
-    """Return the metadata of an object that goes with the Job, by which it has its name."""
+    """Return the metadata of an object that the Job owns and shares its name with."""
     return {
         "name": gang_name(gang.job_id, gang.attempt),
         "labels": render_labels(gang),

@@ -1,4 +1,4 @@
-"""Names and labels of what an attempt has in the cluster."""
+"""Names and labels of the objects of an attempt in the cluster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LABEL_JOB: Final = "prefect-bt/job-id"
 LABEL_ATTEMPT: Final = "prefect-bt/attempt"
 LABEL_PROJECT: Final = "prefect-bt/project-id"
 LABEL_STORE: Final = "prefect-bt/store"
-"""Which store has the job, so that gc judges only what is of its own."""
+"""Label that identifies the job's store; gc selects Jobs by it."""
 LABEL_QUEUE: Final = "kueue.x-k8s.io/queue-name"
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 INDEX_ANNOTATION: Final = "batch.kubernetes.io/job-completion-index"
@@ -19,7 +19,7 @@ JOB_NAME_LABEL: Final = "batch.kubernetes.io/job-name"
 AGENT: Final = "agent"
 COMMANDS: Final = "commands"
 STAGING: Final = "weights"
-"""Name of the init container, where there are weights."""
+"""Name of the init container of jobs with weights."""
 CACHE_CLAIM: Final = "prefect-bt-cache"
 
 
@@ -33,7 +33,7 @@ def gang_name(job_id: str, attempt: int) -> str:
 
 
 def host_name(job_id: str, attempt: int, rank: int) -> str:
-    """Return the name by which the pods of the namespace reach a rank, at any moment.
+    """Return the DNS name of a rank's pod in its namespace, ready or not.
 
     >>> host_name("abc1234", 0, 1)
     'prefect-bt-abc1234-0-1.prefect-bt-abc1234-0'
@@ -43,7 +43,7 @@ def host_name(job_id: str, attempt: int, rank: int) -> str:
 
 
 def render_labels(gang: GangPlan) -> dict[str, str]:
-    """Return the labels of everything that the attempt has in the cluster."""
+    """Return the labels of every object of the attempt."""
     return {
         MANAGED_BY: "prefect-bt",
         LABEL_JOB: gang.job_id,
@@ -54,7 +54,7 @@ def render_labels(gang: GangPlan) -> dict[str, str]:
 
 
 def store_label(url: str) -> str:
-    """Return what stands for a store.
+    """Return the value of LABEL_STORE for a store.
 
     >>> store_label("s3://bucket/prefix")
     '9737a7d8f5fcd8b8'

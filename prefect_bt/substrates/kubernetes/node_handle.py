@@ -1,4 +1,4 @@
-"""A node in a cluster, seen from any process."""
+"""Handle of a node in a cluster, usable from any process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_bt.substrates.kubernetes.gang import KubernetesGang
 
 @dataclass(frozen=True)
 class KubernetesNodeHandle:
-    """Handles of one node are interchangeable: all state is the gang's."""
+    """Handle of one node. Its state is in the gang, so that all handles of a node are equal."""
 
     gang: KubernetesGang
     attempt: int
@@ -29,11 +29,11 @@ class KubernetesNodeHandle:
         self.gang.kill_unresponsive(self.rank)
 
     def kill_commands(self) -> bool:
-        """Have the agent do it, within about a second."""
+        """Request that the agent kills the commands, within about a second."""
         return self.gang.kill_commands(self.rank)
 
     def server_address(self) -> str | None:
-        """Return None: nothing in a cluster serves yet."""
+        """Return None: nodes in a cluster do not serve models."""
         return None
 
     def server_process(self) -> None:
@@ -42,7 +42,7 @@ class KubernetesNodeHandle:
     def read_log(self, *, offset: int, limit: int) -> bytes:
         """Return bytes of the log; none while the store does not answer.
 
-        SubstrateError of a node that is over, whose log has to be read to its end.
+        SubstrateError if the node is over, because its log must be read to the end.
         """
         try:
             return self.gang.objects.read_log(self.rank, offset=offset, limit=limit)
@@ -57,5 +57,5 @@ class KubernetesNodeHandle:
             ) from error
 
     def remove(self) -> None:
-        """Remove the whole gang, which is one Job; with it go files that were not uploaded."""
+        """Remove the whole gang, which is one Job. Files that were not uploaded are lost."""
         self.gang.remove()

@@ -1,4 +1,4 @@
-"""The status of a node whose agent did not have the last word. Pure."""
+"""Final statuses of nodes whose agent did not report its end. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _DELETED: Final = Problem(Cause.POD_DELETED, "")
 
 
 def stop_before_start(status: NodeStatus, reason: str, now: float) -> NodeStatus:
-    """Return that of a node that was stopped before its agent began."""
+    """Return the status of a node that was stopped before its agent started."""
     return replace(status, phase=NodePhase.DONE, reason=reason, ended_at=now, waiting="")
 
 
 def fail_to_start(status: NodeStatus, problem: Problem, now: float) -> NodeStatus:
-    """Return that of a node that does not start."""
+    """Return the status of a node that does not start."""
     cause, message = problem
-    if cause is Cause.KILLED:  # its first process ends by itself only if it cannot work
+    if cause is Cause.KILLED:  # its first process exits by itself only if the image cannot run it
         cause = Cause.IMAGE_UNUSABLE
     return replace(
         status,
@@ -35,9 +35,9 @@ def fail_to_start(status: NodeStatus, problem: Problem, now: float) -> NodeStatu
 
 
 def lose(status: NodeStatus, problem: Problem | None, now: float) -> NodeStatus:
-    """Return that of a node whose pod is gone without the agent's last word."""
+    """Return the status of a node whose pod is gone without a final status of the agent."""
     cause, message = problem or _DELETED
-    cut = "its pod was gone before its final flush ended"
+    interrupted = "its pod was gone before its final flush ended"
     return replace(
         status,
         phase=NodePhase.LOST,
@@ -45,15 +45,16 @@ def lose(status: NodeStatus, problem: Problem | None, now: float) -> NodeStatus:
         cause=cause,
         oom=cause is Cause.OUT_OF_MEMORY,
         ended_at=status.ended_at or now,
-        upload_error=cut if status.phase is NodePhase.FLUSHING else "",
+        upload_error=interrupted if status.phase is NodePhase.FLUSHING else "",
         waiting="",
     )
 
 
-def explain_end(status: NodeStatus, failure: Problem | None, asked: str) -> NodeStatus:
-    """Return the agent's status with what Kubernetes knows of an end that it did not see coming.
+def explain_end(status: NodeStatus, failure: Problem | None, stop_reason: str) -> NodeStatus:
+    """Add the cause that Kubernetes reports to the status of an agent that was ended with its pod.
 
-    `asked`: the reason of a stop that was requested, by which a deleted pod is no failure.
+    `stop_reason`: reason of a requested stop, after which a deleted pod is not a failure; "" for
+    none.
     """
     if status.cause is not None or status.stop_reason not in {
         StopReason.CONTAINER_GONE,
@@ -64,8 +65,8 @@ def explain_end(status: NodeStatus, failure: Problem | None, asked: str) -> Node
         out_of_memory = failure is not None and failure.cause is Cause.OUT_OF_MEMORY
         cause = Cause.OUT_OF_MEMORY if out_of_memory else Cause.KILLED
         return replace(status, cause=cause, oom=out_of_memory)
-    if asked:
-        return replace(status, reason=asked)
+    if stop_reason:
+        return replace(status, reason=stop_reason)
     disrupted = failure is not None and failure.cause in {
         Cause.EVICTED,
         Cause.PREEMPTED,

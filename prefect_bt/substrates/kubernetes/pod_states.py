@@ -15,41 +15,41 @@ from prefect_bt.substrates.kubernetes.names import (
 )
 
 Json = dict[str, Any]
-_OURS: Final = frozenset({AGENT, STAGING})
+_PLATFORM: Final = frozenset({AGENT, STAGING})
 
 
 class Problem(NamedTuple):
-    """A cause, and what Kubernetes said: words without a full stop."""
+    """A cause, and the message of Kubernetes without a full stop."""
 
     cause: Cause
     message: str
 
 
 class PodView(NamedTuple):
-    """One pod, as far as its gang is concerned."""
+    """State of one pod that its gang uses."""
 
     name: str
     rank: int
-    began: bool = False
-    """True once a container of ours, which publishes a status, has run in it."""
+    has_started: bool = False
+    """True once a container of prefect-bt, which publishes a status, has run."""
     is_creating: bool = False
     """True while its machine pulls images and creates containers."""
     agent_ended: bool = False
-    """True once the agent's container has ended; others may run on."""
-    ended: bool = False
-    """True when nothing of it runs any more, or its machine is given up."""
+    """True once the agent's container has ended; others may still run."""
+    has_ended: bool = False
+    """True if no container runs, or Kubernetes gave up the machine."""
     blocked: Problem | None = None
-    """Why it does not start."""
+    """Reason why the pod does not start."""
     failure: Problem | None = None
-    """Why it ended, or a container of it did, where Kubernetes knows."""
+    """Reason why the pod or one of its containers ended, if Kubernetes reports it."""
     failed_container: str = ""
-    """Name of the container whose end `failure` tells of; "" if it tells of the pod's."""
+    """Name of the container that `failure` is about; "" if it is about the whole pod."""
     exists: bool = True
     """True while the pod is an object of the API."""
 
 
 def read_pod(pod: Json) -> PodView:
-    """Return what the pod object tells; its rank is its index in the Job."""
+    """Return the view of a pod object. Its rank is its index in the Job."""
     metadata, status = pod["metadata"], _part(pod, "status")
     name = str(metadata["name"])
     rank = int(_part(metadata, "annotations").get(INDEX_ANNOTATION, -1))
@@ -57,17 +57,19 @@ def read_pod(pod: Json) -> PodView:
     disruption = _find_disruption(pod, status)
     failed, failure = _find_container_failure(containers)
     if "deletionTimestamp" in metadata and not (failure and failure.cause is Cause.OUT_OF_MEMORY):
-        failed, failure = "", Problem(Cause.POD_DELETED, "")  # which ended its containers
+        failed, failure = "", Problem(Cause.POD_DELETED, "")  # the deletion ended the containers
     states = {which: _part(one, "state") for which, one in containers.items()}
-    began = any(states.get(which, {}).keys() & {"running", "terminated"} for which in _OURS)
+    has_started = any(
+        states.get(which, {}).keys() & {"running", "terminated"} for which in _PLATFORM
+    )
     return PodView(
         name,
         rank,
-        began=began,
-        is_creating=_is_creating(pod, status, began=began),
+        has_started=has_started,
+        is_creating=_is_creating(pod, status, has_started=has_started),
         agent_ended="terminated" in states.get(AGENT, {}),
-        ended=status.get("phase") in {"Succeeded", "Failed"} or _is_given_up(pod, disruption),
-        blocked=_find_block(pod, status, began=began),
+        has_ended=status.get("phase") in {"Succeeded", "Failed"} or _is_given_up(pod, disruption),
+        blocked=_find_block(pod, status, has_started=has_started),
         failure=disruption or failure,
         failed_container="" if disruption else failed,
     )
@@ -76,7 +78,7 @@ def read_pod(pod: Json) -> PodView:
 def _is_given_up(pod: Json, disruption: Problem | None) -> bool:
     """Return whether Kubernetes deletes the pod because its machine does not answer.
 
-    A machine that only was given a taint answers: its pods flush, and say so themselves.
+    A machine with only a taint still runs: its pods flush and report their end.
     """
     lost = disruption is not None and disruption.cause is Cause.NODE_LOST
     deleted = "deletionTimestamp" in pod["metadata"]
@@ -90,7 +92,7 @@ def _containers(status: Json) -> Iterator[Json]:
     yield from status.get("containerStatuses") or []
 
 
-# -- why it does not start ------------------------------------------------------------------
+# -- pods that do not start -----------------------------------------------------------------
 
 _PULL_MESSAGES: Final = (
     (r"no match for platform|exec format error", Cause.IMAGE_UNUSABLE),
@@ -104,7 +106,7 @@ _PULL_MESSAGES: Final = (
         Cause.REGISTRY_UNREACHABLE,
     ),
 )
-"""Messages of container runtimes about a pull, which come as text alone; the first that fits."""
+"""Patterns in the messages of container runtimes about a pull. The first match wins."""
 IMAGE_CAUSES: Final = frozenset(cause for _, cause in _PULL_MESSAGES)
 _WAITING_CAUSES: Final = {
     "InvalidImageName": Cause.CONFIGURATION,
@@ -122,8 +124,8 @@ _PULL_REASONS: Final = {
 }
 
 
-def _find_block(pod: Json, status: Json, *, began: bool) -> Problem | None:
-    """Return why the pod does not start. A mirror or a pull that goes on is no reason."""
+def _find_block(pod: Json, status: Json, *, has_started: bool) -> Problem | None:
+    """Return why the pod does not start. A mirror or a pull in progress is not a reason."""
     for one in _containers(status):
         waiting = _part(_part(one, "state"), "waiting")
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
@@ -133,22 +135,23 @@ def _find_block(pod: Json, status: Json, *, began: bool) -> Problem | None:
     for condition in _conditions(status):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return Problem(Cause.UNSCHEDULABLE, clean_message(condition.get("message", "")))
-    if _is_creating(pod, status, began=began):
+    if _is_creating(pod, status, has_started=has_started):
         machine = pod["spec"]["nodeName"]
         return Problem(Cause.LAUNCH_FAILED, f"its containers are being created on {machine}")
-    if status.get("phase") == "Pending" and not began:
+    if status.get("phase") == "Pending" and not has_started:
         return Problem(Cause.LAUNCH_FAILED, "it is being scheduled")
     return None
 
 
-def _is_creating(pod: Json, status: Json, *, began: bool) -> bool:
-    pending = status.get("phase") == "Pending" and not began
+def _is_creating(pod: Json, status: Json, *, has_started: bool) -> bool:
+    pending = status.get("phase") == "Pending" and not has_started
     return pending and bool(_part(pod, "spec").get("nodeName"))
 
 
 def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
     if reason in _PULL_REASONS:
-        said = message.replace(image, "") if image else message  # a name may hold any word
+        # The name of an image may contain a pattern.
+        said = message.replace(image, "") if image else message
         fitting = (cause for words, cause in _PULL_MESSAGES if re.search(words, said, re.I))
         cause = next(fitting, Cause.IMAGE_PULL_FAILED)
         return Problem(cause, clean_message(message) or reason)
@@ -157,11 +160,11 @@ def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
 
 
 def _name_container(container: Json, problem: Problem) -> Problem:
-    """Return the problem with the name of its image, unless that is the job's own."""
+    """Name another image than the job's in the message, so that users change the right one."""
     name = container["name"]
     if name == COMMANDS:
         return problem
-    if name not in _OURS:  # of an admission webhook, as the proxy of a service mesh
+    if name not in _PLATFORM:  # added by an admission webhook
         return problem._replace(message=f"the container {name!r}: {problem.message}")
     return Problem(
         Cause.CONFIGURATION,
@@ -171,7 +174,7 @@ def _name_container(container: Json, problem: Problem) -> Problem:
     )
 
 
-# -- why it ended ---------------------------------------------------------------------------
+# -- pods that ended ------------------------------------------------------------------------
 
 _DISRUPTIONS: Final = {
     "PreemptionByScheduler": Cause.PREEMPTED,
@@ -210,7 +213,7 @@ def _find_disruption(pod: Json, status: Json) -> Problem | None:
 
 
 def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem | None]:
-    """Return the name of the container that failed, and why."""
+    """Return the name of the container that failed, and the problem."""
     for name in (COMMANDS, AGENT, STAGING):
         container = containers.get(name, {})
         ended = _part(_part(container, "state"), "terminated")
@@ -221,24 +224,25 @@ def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem |
 
 def _read_end(container: Json, ended: Json) -> Problem:
     name, reason = container["name"], str(ended.get("reason", ""))
-    ours = name in _OURS
+    is_platform = name in _PLATFORM
     message = clean_message(ended.get("message"))
-    if ours:  # it is the end of the container's log, and so of the job's
+    if is_platform:  # the end of the agent's log, which has that of the job
         message = clean_message(str(ended.get("message") or "").strip().rpartition("\n")[2])[-200:]
     if reason == "OOMKilled":
-        cause = Cause.NODE_LOST if ours else Cause.OUT_OF_MEMORY
+        cause = Cause.NODE_LOST if is_platform else Cause.OUT_OF_MEMORY
         return Problem(cause, f"the container {name!r} was killed for lack of memory")
     if reason in {"StartError", "ContainerCannotRun"}:
-        cause = Cause.CONFIGURATION if ours else Cause.IMAGE_UNUSABLE
+        cause = Cause.CONFIGURATION if is_platform else Cause.IMAGE_UNUSABLE
         return _name_container(container, Problem(cause, message or reason))
     what = f"the container {name!r} ended with {ended['exitCode']}"
     return Problem(
-        Cause.NODE_LOST if ours else Cause.KILLED, f"{what}: {message}" if message else what
+        Cause.NODE_LOST if is_platform else Cause.KILLED,
+        f"{what}: {message}" if message else what,
     )
 
 
 def _part(value: Json, name: str) -> Json:
-    """Return the object under the name; an empty one for none."""
+    """Return the object under the name, or an empty object."""
     return cast("Json", value.get(name) or {})
 
 
@@ -247,5 +251,5 @@ def _conditions(status: Json) -> list[Json]:
 
 
 def clean_message(message: object) -> str:
-    """Return one line, without a full stop."""
+    """Return the message as one line without a full stop."""
     return " ".join(str(message or "").split()).rstrip(".")

@@ -1,7 +1,7 @@
-"""The pod of a node: the commands in their own image, the agent beside them. Pure.
+"""Pod specification of a node: one container for the commands, one for the agent. Pure.
 
-The two containers share the volumes of the plan and the folder of pipes, and nothing else: no
-process table, and not the Secret, which only the agent has.
+The two containers share only the volumes of the plan and the folder of pipes. They share no process
+table, and only the agent mounts the Secret.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from prefect_bt.substrates.kubernetes.names import (
 from prefect_bt.substrates.kubernetes.pod_volumes import render_mounts, render_volumes
 
 LEADER_PORT: Final = 29500
-"""PyTorch's own default: every pod has a network address of its own."""
+"""PyTorch's default port: every pod has its own network address."""
 FLUSH_SECONDS: Final = 3600
-"""Time for the final flush of a pod that Kubernetes ends, after the grace of its commands."""
+"""Seconds for the final flush of a pod that Kubernetes ends, after the grace of its commands."""
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 AGENT_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
 AGENT_LIMITS: Final = {"cpu": "4", "memory": "4Gi"}
-"""Limits of the agent and its uploader, where limits are enforced."""
+"""Limits of the agent and its uploader, if limits are enforced."""
 PULL_SECRET_KEY: Final = ".dockerconfigjson"
 _UNPRIVILEGED: Final = {
     "allowPrivilegeEscalation": False,
@@ -124,7 +124,7 @@ def _staging(node: NodePlan, settings: ClusterSettings) -> dict[str, Any]:
 
 
 def _commands(gang: GangPlan, settings: ClusterSettings) -> dict[str, Any]:
-    """Return the container of the user's commands; its first process takes the agent's orders."""
+    """Return the container of the user's commands. Its first process reads the agent's orders."""
     node = gang.nodes[0]
     directory = "" if node.workspace.in_image else node.workspace.directory
     same_user = settings.run_as_user == _agent_user(settings)
@@ -147,7 +147,10 @@ def _commands(gang: GangPlan, settings: ClusterSettings) -> dict[str, Any]:
 
 
 def _user_context(user: int | None) -> dict[str, Any]:
-    """Return whom the commands run as; a plain user meets the Pod Security level `restricted`."""
+    """Return the security context of the commands.
+
+    A user other than root meets the Pod Security level `restricted`.
+    """
     if user is None:
         return {}
     if user == 0:
@@ -156,15 +159,15 @@ def _user_context(user: int | None) -> dict[str, Any]:
 
 
 def _environment(gang: GangPlan) -> list[dict[str, Any]]:
-    """Return the variables of the commands' container. No secret is among them."""
+    """Return the variables of the commands container. They contain no secret."""
     node = gang.nodes[0]
-    told = rendezvous_variables(
+    rendezvous = rendezvous_variables(
         f"{gang.job_id}-{gang.attempt}",
         address=host_name(gang.job_id, gang.attempt, 0),
         port=LEADER_PORT,
         group_size=node.group_size,
     )
-    variables = {"PYTHONUNBUFFERED": "1", **told, **node.environment}
+    variables = {"PYTHONUNBUFFERED": "1", **rendezvous, **node.environment}
     rank = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX_ANNOTATION}']"}}
     return [
         {"name": name, "valueFrom": rank}
@@ -175,12 +178,12 @@ def _environment(gang: GangPlan) -> list[dict[str, Any]]:
 
 
 def _escape(text: str) -> str:
-    """Return the text as Kubernetes has to have it, which replaces $(NAME) in it."""
+    """Escape `$`, because Kubernetes expands `$(NAME)`."""
     return text.replace("$", "$$")
 
 
 def _resources(have: Resources, settings: ClusterSettings) -> dict[str, Any]:
-    """Return requests; limits only of GPUs, which have no requests, or if they are enforced."""
+    """Return requests and limits. Limits of CPUs and memory are set only if they are enforced."""
     amounts = {"cpu": str(have.cpus), "memory": str(have.memory)}
     gpus = {_gpu_resource(have, settings): str(have.gpus)} if have.gpus else {}
     limits = {**(amounts if settings.enforce_limits else {}), **gpus}
@@ -192,7 +195,7 @@ def _gpu_resource(have: Resources, settings: ClusterSettings) -> str:
 
 
 def _gpu_tolerations(have: Resources, settings: ClusterSettings) -> list[dict[str, str]]:
-    """Return the toleration that GPU machines ask for in most clusters."""
+    """Return the toleration that GPU machines require in most clusters."""
     if not have.gpus:
         return []
     return [{"key": _gpu_resource(have, settings), "operator": "Exists", "effect": "NoSchedule"}]

@@ -1,7 +1,7 @@
-"""The volumes of a node's pod, and where its containers have them. Pure.
+"""Volumes of a node's pod, and their mounts in its containers. Pure.
 
-Caches and weights are folders of one volume, the cache: a claim, a folder of the machine, or one
-that ends with the pod. Every other volume of the plan ends with the pod.
+Caches and weights are folders of one volume, the cache: a claim, a folder of the machine, or an
+emptyDir. Every other volume of the plan is an emptyDir, which is deleted with the pod.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Why the API server refuses an object, from its message. Pure.
+"""Cause and remedy of a refusal by the API server, from its message. Pure.
 
-Kubernetes has one status code for what RBAC, a quota and an admission rule refuse: the message is
-the only thing that tells them apart (v1.20 to v1.36).
+RBAC, quotas and admission rules all answer 403; only the message differs (v1.20 to v1.36).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from prefect_bt.ledger.records import Cause
 
 
 class Refusal(NamedTuple):
-    """A row of the table; `pattern` is searched for in lower case."""
+    """A row of the table. `pattern` is matched against the message in lower case."""
 
     pattern: str
     cause: Cause
@@ -28,7 +27,7 @@ _REFUSALS: Final = (
     Refusal(
         "failed quota",
         Cause.QUOTA_EXCEEDED,
-        "The quota wants limits of every pod: set enforce_limits in the Kubernetes Substrate "
+        "The quota requires limits of every pod: set enforce_limits in the Kubernetes Substrate "
         "block.",
     ),
     Refusal(
@@ -84,7 +83,7 @@ _UNPROCESSABLE: Final = (400, 422)
 
 
 def classify_refusal(message: str, status: int = 0) -> Refusal:
-    """Return the first row that fits, else one by the HTTP status."""
+    """Return the first row that matches, else a row by the HTTP status."""
     text = message.lower()
     for row in _REFUSALS:
         if row.pattern in text and not (row.pattern == 'namespaces "' and "not found" not in text):

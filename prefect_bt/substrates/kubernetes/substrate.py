@@ -1,4 +1,4 @@
-"""Nodes as pods of an Indexed Job, and their state in the job's store."""
+"""Substrate that runs nodes as pods of an Indexed Job, with their state in the job's store."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from prefect_bt.substrates.kubernetes.node_handle import KubernetesNodeHandle
 from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 _REFUSED: Final = range(400, 500)
-"""HTTP status codes of an API server that did not do what it was asked."""
+"""HTTP status codes of requests that the API server refused, so that they had no effect."""
 UNBOUNDED: Final = 1 << 60
-"""Capacity of a cluster in plans: only its scheduler knows the real one."""
+"""Capacity of a cluster in plans: only its scheduler knows the real capacity."""
 
 
 class KubernetesSubstrate:
@@ -96,21 +96,22 @@ class KubernetesSubstrate:
         return PreparedImage(image.reference)
 
     def launch(self, gang: GangPlan, *, secrets: Mapping[str, str]) -> list[KubernetesNodeHandle]:
-        """Launch the gang; its pods begin once everything that they need is there."""
+        """Create a suspended Job, then its Secret and Service, then start it. SubstrateError."""
         given = self._collect_secrets(gang, secrets)
         self._end_earlier_attempts(gang)
         made = self._record(gang)
         try:
             job = self._create_job(gang, given, made.record.namespace)
         except ClusterError as error:
-            if error.status in _REFUSED:  # nothing of it is there; a Job of its name is another's
+            if error.status in _REFUSED:
+                # This launch created nothing: a Job with that name belongs to another launch.
                 with suppress(StoreError):
                     made.objects.delete()
             else:
                 _take_back(made, error)
             raise
         try:
-            made.watch.list_pods()  # a user who may not list them hears it now
+            made.watch.list_pods()  # fail now if the user may not list pods
             self._complete(gang, given, job)
         except BaseException as error:
             _take_back(made, error)
@@ -119,7 +120,7 @@ class KubernetesSubstrate:
         return [KubernetesNodeHandle(made, gang.attempt, node.rank) for node in gang.nodes]
 
     def list_nodes(self, job_id: str) -> Sequence[KubernetesNodeHandle]:
-        """Return the nodes by the records in the store. SubstrateError without the store."""
+        """Return the nodes of the records in the store. SubstrateError."""
         try:
             attempts = self._list_attempts(job_id)
             gangs = [(attempt, self._open_gang(job_id, attempt)) for attempt in attempts]
@@ -135,14 +136,14 @@ class KubernetesSubstrate:
     # -- launching --------------------------------------------------------------------------
 
     def _end_earlier_attempts(self, gang: GangPlan) -> None:
-        """Leave nothing of the job in the cluster that runs, or could begin. SubstrateError."""
+        """Delete the Jobs and pods of earlier attempts. SubstrateError."""
         earlier = {handle.attempt: handle.gang for handle in self.list_nodes(gang.job_id)}
         for attempt in sorted(earlier):
             if attempt < gang.attempt:
                 earlier[attempt].end()
 
     def _record(self, gang: GangPlan) -> KubernetesGang:
-        """Write down where the gang will be, before anything of it is there."""
+        """Record the place of the gang in the store before objects are created. SubstrateError."""
         record = GangRecord(
             gang_name(gang.job_id, gang.attempt),
             self.client.namespace,
@@ -181,7 +182,7 @@ class KubernetesSubstrate:
         return self.client.request("POST", jobs, body=manifest, action=action)
 
     def _complete(self, gang: GangPlan, secrets: GangSecrets, job: Json) -> None:
-        """Create what the Job owns, then let it begin. ClusterError."""
+        """Create the objects that the Job owns, then start it. ClusterError."""
         name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
         core = f"/api/v1/namespaces/{namespace}"
         for kind, manifest in (
@@ -190,10 +191,10 @@ class KubernetesSubstrate:
         ):
             action = f"create the {manifest['kind']} {name}"
             self.client.request("POST", f"{core}/{kind}", body=manifest, action=action)
-        if not self.settings.queue_name:  # else Kueue begins it when there is room
+        if not self.settings.queue_name:  # else Kueue starts it
             path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
-            begin = {"spec": {"suspend": False}}
-            self.client.request("PATCH", path, body=begin, action=f"begin Job {name}")
+            start = {"spec": {"suspend": False}}
+            self.client.request("PATCH", path, body=start, action=f"start Job {name}")
 
     def _ensure_cache_claim(self, core: str) -> None:
         claim = render_cache_claim(self.settings)
@@ -202,7 +203,7 @@ class KubernetesSubstrate:
                 "POST",
                 f"{core}/persistentvolumeclaims",
                 body=claim,
-                action="create the cache claim",
+                action="create the volume claim of the cache",
             )
         except ClusterError as error:
             # A quota is checked before the name: the claim may be there, and count in it.
@@ -210,7 +211,7 @@ class KubernetesSubstrate:
                 raise
 
     def _collect_secrets(self, gang: GangPlan, secrets: Mapping[str, str]) -> GangSecrets:
-        """Return what the agents need of the job's secrets, and the login of its image."""
+        """Return the secrets that the agents need, and the login of the job's image."""
         named = set(gang.nodes[0].secret_environment.values())
         named |= {source.secret for source in gang.weights if source.secret}
         image = gang.nodes[0].image
@@ -260,7 +261,7 @@ class KubernetesSubstrate:
         return opened
 
     def _client_of(self, record: GangRecord) -> ClusterClient:
-        """Return the client of the cluster that has the gang; it connects when it is used."""
+        """Return the client of the gang's cluster. It connects at its first use."""
         place = record.context, record.server
         if place not in self._clients:
             settings = self.settings.model_copy(update={"context": record.context})
@@ -269,15 +270,15 @@ class KubernetesSubstrate:
 
 
 def _take_back(made: KubernetesGang, error: BaseException) -> None:
-    """Remove what was created of a gang that could not be launched."""
+    """Remove the objects of a gang that could not be launched."""
     try:
         made.remove()
-    except SubstrateError as also:
-        error.add_note(str(also))
+    except SubstrateError as trouble:
+        error.add_note(str(trouble))
 
 
 def create_substrate(cluster: ClusterSettings, store: str) -> KubernetesSubstrate:
-    """For the table of substrates; see KubernetesSubstrate."""
+    """Return the substrate, for the table of substrates."""
     return KubernetesSubstrate(cluster, store)
 
 

@@ -74,7 +74,7 @@ def begin(watch: GangWatch) -> None:
 
 
 def began(watch: GangWatch, rank: int = 0) -> Callable[[], bool]:
-    return lambda: (found := look(watch, rank))[1] and found[0].began
+    return lambda: (found := look(watch, rank))[1] and found[0].has_started
 
 
 def test_the_pods_are_listed_and_then_watched_from_there(
@@ -86,7 +86,7 @@ def test_the_pods_are_listed_and_then_watched_from_there(
     assert look(watch, 1)[0].name == "prefect-bt-abc1234-0-1-x7k2p"
     lines.put(event("MODIFIED", pod_object(RUNNING, rank=1)))
     wait_until(began(watch, 1))
-    assert not look(watch)[0].began
+    assert not look(watch)[0].has_started
     [listed], [watched] = api.of("GET"), api.of("GET", watch=True)
     assert listed.query == {"labelSelector": "batch.kubernetes.io/job-name=gang"}
     assert watched.query["labelSelector"] == listed.query["labelSelector"]
@@ -162,7 +162,7 @@ def test_half_a_line_is_no_event(
     lines.put(None)
     wait_until(lambda: len(api.of("GET", watch=True)) == 2)
     assert api.of("GET", watch=True)[1].query["resourceVersion"] == "120"
-    assert not look(watch)[0].began
+    assert not look(watch)[0].has_started
 
 
 def test_a_silent_connection_is_dead(
@@ -183,7 +183,7 @@ def test_a_server_that_restarts(api: ApiStub, watch: GangWatch, lines: Queue[byt
     lines.put(event("MODIFIED", pod_object(RUNNING)))
     wait_until(began(watch))
     api.close()
-    assert look(watch)[0].began, "while no server answers, the pods are what they were"
+    assert look(watch)[0].has_started, "while no server answers, the pods are what they were"
     other = ApiStub(api.port)
     try:
         other.on("GET pods", answer(503), pods(pod_object(RUNNING), pod_object(RUNNING, rank=1)))

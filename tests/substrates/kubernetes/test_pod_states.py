@@ -43,7 +43,7 @@ def test_a_recorded_pod_that_does_not_start(name: str, cause: str, says: str) ->
     assert view.blocked.cause == cause
     assert says in view.blocked.message
     assert not view.blocked.message.endswith(".")
-    assert (view.rank, view.began, view.ended, view.failure) == (0, False, False, None)
+    assert (view.rank, view.has_started, view.has_ended, view.failure) == (0, False, False, None)
 
 
 def test_recorded_pods_that_ended() -> None:
@@ -51,7 +51,7 @@ def test_recorded_pods_that_ended() -> None:
         name: read_pod(recorded_pod(name, a="commands", i="weights"))
         for name in ("ok", "oom", "nocmd", "init")
     }
-    assert {view.ended for view in ended.values()} == {True}
+    assert {view.has_ended for view in ended.values()} == {True}
     assert {view.blocked for view in ended.values()} == {None}
     assert ended["ok"].failure is None
     assert ended["oom"].failure.cause == "out_of_memory"
@@ -59,19 +59,19 @@ def test_recorded_pods_that_ended() -> None:
     assert "/nothing: no such file or directory" in ended["nocmd"].failure.message
     assert ended["init"].failure.cause == "node_lost", "of our own container"
     assert "'weights' ended with" in ended["init"].failure.message
-    assert ended["init"].began
+    assert ended["init"].has_started
 
 
 def test_the_end_of_the_agent_by_itself_is_no_fault_of_the_commands() -> None:
     view = read_pod(recorded_pod("oom", a="agent"))
-    assert (view.began, view.failure.cause) == (True, "node_lost")
+    assert (view.has_started, view.failure.cause) == (True, "node_lost")
     assert view.failure.message == "the container 'agent' was killed for lack of memory"
 
 
 def test_a_new_pod_is_being_scheduled() -> None:
     pod = recorded("job_life")["first_pod"]
     view = read_pod(pod)
-    assert (view.name, view.rank, view.began) == ("life-0-rs57f", 0, False)
+    assert (view.name, view.rank, view.has_started) == ("life-0-rs57f", 0, False)
     assert view.blocked.message == "it is being scheduled"
 
 
@@ -132,10 +132,10 @@ def test_other_reasons_to_wait(reason: str, cause: str) -> None:
 )
 def test_disruptions(reason: str, cause: str, given_up: bool) -> None:
     view = read_pod(disrupted(reason, "because of it."))
-    assert (view.failure.cause, view.ended) == (cause, False)
+    assert (view.failure.cause, view.has_ended) == (cause, False)
     assert view.failure.message == "because of it (machine node-1)"
     deleted = read_pod(disrupted(reason, deletionTimestamp="2026-11-25T22:31:45Z"))
-    assert deleted.ended is given_up, "its kubelet does not answer, so that it stays for ever"
+    assert deleted.has_ended is given_up, "its kubelet does not answer, so that it stays for ever"
     assert deleted.failure.message.startswith(reason)
 
 
@@ -156,7 +156,7 @@ def test_disruptions(reason: str, cause: str, given_up: bool) -> None:
 )
 def test_reasons_of_a_whole_pod(reason: str, message: str, cause: str) -> None:
     view = read_pod(pod_object({"phase": "Failed", "reason": reason, "message": message}))
-    assert (view.ended, view.failure.cause) == (True, cause)
+    assert (view.has_ended, view.failure.cause) == (True, cause)
     assert view.failure.message == message.strip().rstrip(".")
 
 
@@ -164,13 +164,13 @@ def test_a_running_pod_has_no_problem() -> None:
     running = {"startedAt": "2026-11-25T22:31:45Z"}
     statuses = [state("agent", running=running), state("commands", running=running)]
     view = read_pod(pod_object({"phase": "Running", "containerStatuses": statuses}, rank=3))
-    assert (view.rank, view.began, view.ended) == (3, True, False)
+    assert (view.rank, view.has_started, view.has_ended) == (3, True, False)
     assert (view.blocked, view.failure) == (None, None)
     staging = [state("weights", running=running)]
     view = read_pod(pod_object({"phase": "Pending", "initContainerStatuses": staging}))
-    assert view.began, "its init container publishes a status, too"
+    assert view.has_started, "its init container publishes a status, too"
 
 
 def test_a_pod_without_a_status_is_read() -> None:
     view = read_pod({"metadata": {"name": "x"}})
-    assert (view.rank, view.began, view.ended, view.blocked) == (-1, False, False, None)
+    assert (view.rank, view.has_started, view.has_ended, view.blocked) == (-1, False, False, None)
