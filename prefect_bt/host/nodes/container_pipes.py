@@ -65,12 +65,15 @@ _bt_count() {{
   done
   echo "$_bt_alive $_bt_ticks $_bt_killed" >&6
 }}
+_bt_share() {{
+  [ -d "$_bt_shared" ] && find "$_bt_shared" '(' {_UNREADABLE} ')' \\
+    -exec chgrp {AGENT_USER} {{}} + -exec chmod g+rX {{}} +
+}}
 ( trap '' HUP INT QUIT TERM PIPE
   while IFS=' ' read -r _bt_name; do
     case $_bt_name in
       {COUNT}) _bt_count ;;
-      {SHARE}) [ -d "$_bt_shared" ] && find "$_bt_shared" '(' {_UNREADABLE} ')' \\
-          -exec chgrp {AGENT_USER} {{}} + -exec chmod g+rX {{}} + ;;
+      {SHARE}) _bt_share ;;
       *) kill "-$_bt_name" -1 ;;
     esac
   done
@@ -97,16 +100,18 @@ while IFS=' ' read -r _bt_verb _bt_text <&3; do
             fi
           done
           echo "$?" >&4 ;;
+    share) _bt_share
+           echo "$?" >&4 ;;
     end) break ;;
   esac
 done
 exit 0
 """
 """Its arguments: the folder to start in, empty for the image's own; in a pod, the folder of the
-checkpoints, whose files SHARE lets an agent that is another user read. It asks of the image a
-POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln, and in a pod, where the
-pipes may come later than the container, sleep, find and chmod are used where they are. `link`
-without a folder links the image's own WORKDIR.
+checkpoints, whose files SHARE and `share` let an agent that is another user read. It asks of the
+image a POSIX /bin/sh with `printf` and `test`; `copy` needs cp, `link` needs ln, and in a pod,
+where the pipes may come later than the container, sleep, find and chmod are used where they are.
+`link` without a folder links the image's own WORKDIR.
 
 An order without its last dot was never written to its end, and is not followed. A variable that the
 shell does not let anybody set (UID in bash) is tried aside first: it would end the shell.

@@ -169,10 +169,7 @@ class ContainerRunner:
             return
         self._closed = True
         if written and os.geteuid() and not self.gone:
-            places = " ".join(map(shlex.quote, written))
-            self._send_request(
-                format_order("run", f"chown -hR {os.geteuid()}:{os.getegid()} {places}")
-            )
+            self._send_request(self._handover_order(written))
             self._look = lambda: True  # a stop has been answered by now: only the time limit counts
             with suppress(ContainerProtocolError):
                 self._wait_for_reply(CHOWN_TIMEOUT)
@@ -180,6 +177,10 @@ class ContainerRunner:
         self._wait_for_exit()
         if not self.gone:  # something in it has taken the order
             self._kill_first_process()
+
+    def _handover_order(self, written: Sequence[str]) -> bytes:
+        places = " ".join(map(shlex.quote, written))
+        return format_order("run", f"chown -hR {os.geteuid()}:{os.getegid()} {places}")
 
     def _wait_for_exit(self) -> None:
         deadline = time.monotonic() + EXIT_TIMEOUT

@@ -21,15 +21,12 @@ from prefect_bt.host.nodes.container_pipes import (
     SHARE,
     ContainerRecord,
     Pipes,
+    format_order,
     kill_container,
     signal_listener,
 )
 from prefect_bt.host.processes import ProcessStat
-from prefect_bt.node_agent.commands.container_runner import (
-    CHOWN_TIMEOUT,
-    KILL_TIMEOUT,
-    ContainerRunner,
-)
+from prefect_bt.node_agent.commands.container_runner import KILL_TIMEOUT, ContainerRunner
 
 SHARE_INTERVAL: Final = 10.0
 """Seconds between two searches for files that only the user of the commands can read."""
@@ -58,9 +55,6 @@ class PodRunner(ContainerRunner):
         self._shared_at = time.monotonic()
         self._end = select.poll()
         self._end.register(pipes.reports, 0)
-        self._answer = select.poll()
-        self._answer.register(pipes.counts, select.POLLIN)
-        self._answer.register(pipes.reports, 0)
 
     @property
     def workdir(self) -> None:
@@ -83,16 +77,6 @@ class PodRunner(ContainerRunner):
             signal_listener(self._pipes, SHARE)
         super().poll()
 
-    def close(self, written: Sequence[str] = ()) -> None:
-        """End the container, after its listener has made all files readable. Idempotent.
-
-        The owner does not change, because that would count as a change of each file.
-        """
-        if written and not self.gone:
-            signal_listener(self._pipes, SHARE)
-            self._count(CHOWN_TIMEOUT)  # the listener answers after it has shared the files
-        super().close()
-
     def kill(self) -> None:
         deadline = time.monotonic() + KILL_TIMEOUT
         while self.list_processes() and time.monotonic() < deadline:
@@ -100,6 +84,10 @@ class PodRunner(ContainerRunner):
             time.sleep(0.02)
             self._read_reports()
         self._wait_for_exit_code()
+
+    def _handover_order(self, written: Sequence[str]) -> bytes:
+        """Have the agent read all checkpoints. Their owner stays: a new one would be a change."""
+        return format_order("share", "")
 
     def _record_idle_state(self) -> None:
         self._counts = self._count() or self._counts
@@ -118,11 +106,11 @@ class PodRunner(ContainerRunner):
         ended = any(event & select.POLLHUP for _, event in self._end.poll(0))
         self.gone = self.gone or ended
 
-    def _count(self, timeout: float = COUNT_TIMEOUT) -> _Counts | None:
+    def _count(self) -> _Counts | None:
         """Return the listener's counts; None if no valid answer arrives in time."""
         _read_all(self._pipes.counts)
         signal_listener(self._pipes, COUNT)
-        self._answer.poll(1000 * timeout)
+        select.select([self._pipes.counts], [], [], COUNT_TIMEOUT)
         found = _LAST_COUNT.search(_read_all(self._pipes.counts))
         if found is None:
             return None

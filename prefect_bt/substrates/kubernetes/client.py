@@ -135,8 +135,9 @@ class ClusterClient:
                     asked = _retry_after(answer)
             except _transport_errors() as trouble:
                 error, asked, unsent = self._unreachable_error(trouble), None, _is_unsent(trouble)
-            may_repeat = unsent or _may_repeat(method, error.status) or _is_early(error, pause)
-            if pause is None or not may_repeat:
+            if pause is None:
+                raise error
+            if not (unsent or _may_repeat(method, error.status) or _is_early(error, pause)):
                 raise error
             self._sleep(pause if asked is None else asked)
         raise AssertionError  # the last turn raises

@@ -72,7 +72,7 @@ class KubernetesGang:
         self._final: dict[int, NodeStatus] = {}
         """Final statuses; `observe` returns them unchanged."""
         self._unexplained: dict[int, float] = {}
-        """Rank -> monotonic time since when the reason of its container's end is awaited."""
+        """Rank -> time since when the reason of its container's end is awaited."""
         self._waiting, self._waiting_at = "", 0.0
         self._removing = threading.Lock()
         self._is_removed = False
@@ -111,8 +111,8 @@ class KubernetesGang:
             pod is not None and pod.exists and not pod.has_ended and pod.failure is None
         )
         if unexplained and pending:
-            since = self._unexplained.setdefault(status.rank, time.monotonic())
-            if time.monotonic() - since < CAUSE_TIMEOUT:
+            since = self._unexplained.setdefault(status.rank, self.clock())
+            if self.clock() - since < CAUSE_TIMEOUT:
                 return replace(status, phase=NodePhase.FLUSHING)
         return self._conclude(self._explain(status))
 
