@@ -101,6 +101,20 @@ def test_a_deleted_pod_is_stopped_politely_and_says_so(pod: Pod) -> None:
     assert "bye" in pod.own_lines()
 
 
+def test_a_deletion_leaves_the_grace_of_a_stop(pod: Pod) -> None:
+    """Kubernetes deletes the pods of a gang once the first of them has ended."""
+    pod.plan = replace(pod.plan, grace=1.0)
+    save = "echo stopping; sleep 4; echo saved; exit 7"
+    pod.start(f"trap '{save}' TERM; echo up; while :; do sleep 0.1; done")
+    pod.wait_line("up")
+    pod.ask(reason="stopped", grace=60.0)
+    pod.wait_line("stopping")
+    pod.signal(pod.agent, signal.SIGTERM)
+    code, status = pod.wait()
+    assert (status.stop_reason, code) == (StopReason.STOPPED, 7)
+    assert "saved" in pod.own_lines()
+
+
 def test_a_deletion_during_the_flush_does_not_change_how_the_commands_ended(pod: Pod) -> None:
     pod.plan = with_checkpoints(pod.plan)
     pod.start("cd $BT_CHECKPOINT_DIR; mkdir checkpoint-1; truncate -s 200M checkpoint-1/model.bin")

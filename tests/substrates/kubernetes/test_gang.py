@@ -86,6 +86,39 @@ def test_an_agent_that_reports_may_stage_for_as_long_as_it_takes(
     assert site.gang.observe(0).phase is NodePhase.STAGING
 
 
+@pytest.mark.parametrize("warning", ["", "FailedScheduling", "FailedMount"])
+def test_a_large_image_may_be_pulled_for_longer_than_the_patience(
+    api: ApiStub, client: ClusterClient, closing: list[Site], warning: str
+) -> None:
+    """A volume that cannot be mounted shows in a warning alone."""
+    site = Site(api, client, {"phase": "Pending"})
+    closing.append(site)
+    said = {"type": "Warning", "reason": warning, "message": 'secret "x" not found', "count": 3}
+    events = [{**said, "lastTimestamp": "2026-01-01T00:00:02Z"}] if warning else []
+    api.on("GET events", answer(200, {"items": events}))
+    site.gang.observe(0)
+    site.now += 61.0
+    status = site.gang.observe(0)
+    if warning == "FailedMount":
+        assert (status.cause, status.reason) == (Cause.LAUNCH_FAILED, 'secret "x" not found')
+    else:
+        assert status.phase is NodePhase.LAUNCHED
+        assert "being created on node-1" in status.waiting
+
+
+def test_a_pod_that_vanished_while_nobody_watched(
+    api: ApiStub, client: ClusterClient, closing: list[Site]
+) -> None:
+    site = Site(api, client, AGENT_RUNS)
+    closing.append(site)
+    api.on("GET pods", answer(200, {"metadata": {"resourceVersion": "2"}, "items": []}))
+    site.say(NodeStatus(0, NodePhase.RUNNING, started_at=1.0))
+    gang = site.open(client)
+    status = gang.observe(0)
+    gang.watch.close()
+    assert (status.phase, status.cause) == (NodePhase.LOST, Cause.POD_DELETED)
+
+
 def test_the_cause_of_a_container_that_is_gone_is_waited_for(
     api: ApiStub, client: ClusterClient, closing: list[Site]
 ) -> None:

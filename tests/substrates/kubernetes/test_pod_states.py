@@ -68,6 +68,29 @@ def test_the_end_of_the_agent_by_itself_is_no_fault_of_the_commands() -> None:
     assert view.failure.message == "the container 'agent' was killed for lack of memory"
 
 
+def test_an_agent_that_ended_is_no_running_node() -> None:
+    """Its pod goes on while the commands or a sidecar of the cluster run."""
+    log = "step 1\nstep 2\nTraceback: no module named prefect_bt"
+    ended = {"exitCode": 1, "reason": "Error", "message": log}
+    runs = [state("commands", running={}), state("istio-proxy", running={})]
+    statuses = [state("agent", image="team/agent:1", terminated=ended), *runs]
+    view = read_pod(pod_object({"phase": "Running", "containerStatuses": statuses}))
+    assert (view.agent_ended, view.has_ended, view.failure.cause) == (True, False, "node_lost")
+    assert view.failure.message.endswith("ended with 1: Traceback: no module named prefect_bt")
+    ended["reason"] = "StartError"
+    view = read_pod(pod_object({"phase": "Running", "containerStatuses": statuses}))
+    assert view.failure.cause == "configuration"
+    assert "prefect-bt's own image 'team/agent:1' cannot be used" in view.failure.message
+
+
+def test_a_container_that_the_cluster_added_is_named() -> None:
+    blocked = read_pod(pending("ErrImagePull", "not found", name="istio-proxy")).blocked
+    assert (blocked.cause, blocked.message) == (
+        "image_not_found",
+        "the container 'istio-proxy': not found",
+    )
+
+
 def test_a_new_pod_is_being_scheduled() -> None:
     pod = recorded("job_life")["first_pod"]
     view = read_pod(pod)

@@ -55,6 +55,12 @@ def test_a_recorded_refusal(cause: Cause, name: str) -> None:
             Cause.ADMISSION_DENIED,
             "what the message names",
         ),
+        (
+            'Pod "x" is invalid: spec.containers[1].resources.requests: Invalid value: "2Gi": must '
+            "be less than or equal to memory limit of 512Mi",
+            Cause.CONFIGURATION,
+            "LimitRange",
+        ),
     ],
 )
 def test_what_admission_says(message: str, cause: Cause, remedy: str) -> None:
