@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 from prefect_bt.cluster_settings import ClusterSettings
@@ -40,15 +40,6 @@ _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 
 Json = dict[str, Any]
 Query = Mapping[str, str | int]
-
-
-class _Call(NamedTuple):
-    """One request."""
-
-    method: str
-    path: str
-    body: Any = None
-    query: Query | None = None
 
 
 class ClusterError(SubstrateError):
@@ -123,10 +114,9 @@ class ClusterClient:
         A PATCH is a merge patch. `action` is for messages, as in "create Job x".
         """
         action = action or f"{method} {path}"
-        call = _Call(method, path, body, query)
         for pause in (*RETRY_DELAYS, None):
             try:
-                with self._open(call, READ_TIMEOUT) as answer:
+                with self._open(method, path, body, query, READ_TIMEOUT) as answer:
                     data, status = answer.read(), int(answer.status)
                     if status < HTTPStatus.BAD_REQUEST:
                         return _parse_object(action, data)
@@ -167,7 +157,7 @@ class ClusterClient:
         """
         query = {**query, "watch": "1", "allowWatchBookmarks": "true"}
         try:
-            with self._open(_Call("GET", path, None, query), timeout) as answer:
+            with self._open("GET", path, None, query, timeout) as answer:
                 if answer.status >= HTTPStatus.BAD_REQUEST:
                     raise _refusal_error(f"watch {path}", int(answer.status), answer.read())
                 yield _iter_lines(answer)
@@ -175,24 +165,26 @@ class ClusterClient:
             raise self._unreachable_error(trouble) from trouble
 
     @contextmanager
-    def _open(self, call: _Call, timeout: float) -> Generator[Any]:
+    def _open(
+        self, method: str, path: str, body: Any, query: Query | None, timeout: float
+    ) -> Generator[Any]:
         """Send the request; yield the answer before its body is read."""
         self.connect()
         configuration = self._configuration
         headers = {
             "Accept": _JSON,
-            "Content-Type": _CONTENT_TYPES.get(call.method, _JSON),
+            "Content-Type": _CONTENT_TYPES.get(method, _JSON),
             "User-Agent": "prefect-bt",
         }
         for name in ("authorization", "BearerToken"):
             if token := configuration.get_api_key_with_prefix(name):
                 headers["authorization"] = token
-        url = f"{configuration.host.rstrip('/')}{call.path}"
+        url = f"{configuration.host.rstrip('/')}{path}"
         limits: Any = import_module("urllib3").Timeout(connect=CONNECT_TIMEOUT, read=timeout)
         answer = self._pool.request(
-            call.method,
-            f"{url}?{urlencode(call.query)}" if call.query else url,
-            body=None if call.body is None else json.dumps(call.body),
+            method,
+            f"{url}?{urlencode(query)}" if query else url,
+            body=None if body is None else json.dumps(body),
             headers=headers,
             timeout=limits,
             preload_content=False,
@@ -201,7 +193,7 @@ class ClusterClient:
         try:
             yield answer
         finally:
-            answer.close() if "watch" in (call.query or {}) else answer.release_conn()
+            answer.close() if "watch" in (query or {}) else answer.release_conn()
 
     def _load(self) -> None:
         settings = self._settings
