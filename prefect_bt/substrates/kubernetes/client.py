@@ -291,7 +291,7 @@ def _refusal_error(action: str, status: int, data: bytes) -> ClusterError:
     except (ValueError, AttributeError):
         message = data[:300].decode(errors="replace")
     refusal = classify_refusal(message, status)
-    what = f"Kubernetes did not {action}" if " " in action else action
+    what = f"Kubernetes did not {action}"
     return ClusterError(
         f"{what}: {message.rstrip('.')}." if message else f"{what} (HTTP {status}).",
         status=status,

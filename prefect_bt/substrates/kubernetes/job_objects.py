@@ -24,7 +24,7 @@ class JobObjects:
         self._selector = {"labelSelector": f"{JOB_NAME_LABEL}={name}"}
 
     def find_job(self) -> Json | None:
-        return self._client.find(self._path)
+        return self._client.find(self._path, action=f"read Job {self.name}")
 
     def list_pods(self) -> Json:
         """Return the list of pods: `items`, and `metadata` with the version to watch from."""
@@ -44,7 +44,10 @@ class JobObjects:
         """Return the events of an object."""
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         query = {"fieldSelector": selector}
-        found: Any = self._client.request("GET", f"{self._core}/events", query=query)
+        action = f"list the events of {kind} {name}"
+        found: Any = self._client.request(
+            "GET", f"{self._core}/events", query=query, action=action
+        )
         return cast("list[Json]", found["items"])
 
     def delete_pod(self, name: str) -> None:
