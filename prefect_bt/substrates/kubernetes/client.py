@@ -176,9 +176,8 @@ class ClusterClient:
             "Content-Type": _CONTENT_TYPES.get(method, _JSON),
             "User-Agent": "prefect-bt",
         }
-        for name in ("authorization", "BearerToken"):
-            if token := configuration.get_api_key_with_prefix(name):
-                headers["authorization"] = token
+        if token := configuration.get_api_key_with_prefix("BearerToken", "authorization"):
+            headers["authorization"] = token
         url = f"{configuration.host.rstrip('/')}{path}"
         limits: Any = import_module("urllib3").Timeout(connect=CONNECT_TIMEOUT, read=timeout)
         answer = self._pool.request(
