@@ -28,8 +28,6 @@ RESTART_DELAYS: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
 """Delays in seconds before the watch restarts; the last one repeats."""
 REASON_INTERVAL: Final = 5.0
 """Seconds between two requests for the reason why there are no pods."""
-_UNEXPECTED: Final = (ValueError, KeyError, TypeError, AttributeError)
-"""Errors while reading an answer that does not come from an API server."""
 
 
 class MissingPods(NamedTuple):
@@ -61,7 +59,7 @@ class GangWatch:
     def start(self) -> None:
         """Start to watch the pods in the background. Idempotent."""
         with self._lock:
-            if self._thread is None or not (self._thread.is_alive() or self._closed.is_set()):
+            if self._thread is None:
                 name = f"watch-{self._objects.name}"
                 self._thread = threading.Thread(target=self._run, daemon=True, name=name)
                 self._thread.start()
@@ -120,7 +118,7 @@ class GangWatch:
                 version = self._watch(version or self.list_pods())
                 failures = 0
                 self._closed.wait(RESTART_DELAYS[0])
-            except (ClusterError, *_UNEXPECTED) as error:
+            except Exception as error:  # a proxy may send any answer, and the watch must continue
                 version = ""
                 pause = RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)]
                 expired = isinstance(error, ClusterError) and error.status == HTTPStatus.GONE

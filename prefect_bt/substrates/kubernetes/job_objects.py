@@ -45,9 +45,7 @@ class JobObjects:
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         query = {"fieldSelector": selector}
         action = f"list the events of {kind} {name}"
-        found: Any = self._client.request(
-            "GET", f"{self._core}/events", query=query, action=action
-        )
+        found: Any = self._client.request("GET", f"{self._core}/events", query=query, action=action)
         return cast("list[Json]", found["items"])
 
     def delete_pod(self, name: str) -> None:
