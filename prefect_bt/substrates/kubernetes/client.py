@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlencode
@@ -193,13 +194,11 @@ class ClusterClient:
             answer.close() if "watch" in (query or {}) else answer.release_conn()
 
     def _load(self) -> None:
-        settings = self._settings
         config: Any = import_module("kubernetes.config")
         client: Any = import_module("kubernetes.client")
         configuration = client.Configuration()
         try:
-            known = self._load_kubeconfig(config, configuration, settings)
-            if not known:
+            if not self._load_kubeconfig(config, configuration):
                 config.load_incluster_config(client_configuration=configuration)
                 self._namespace = self._namespace or _POD_NAMESPACE.read_text().strip()
         except Exception as error:  # the package has no common error for a malformed kubeconfig
@@ -220,31 +219,23 @@ class ClusterClient:
         self._configuration = configuration
         self._pool = client.ApiClient(configuration).rest_client.pool_manager
 
-    def _load_kubeconfig(self, config: Any, configuration: Any, settings: ClusterSettings) -> bool:
+    def _load_kubeconfig(self, config: Any, configuration: Any) -> bool:
         """Load the kubeconfig. Return False if there is none and this process runs in a pod."""
-        context = settings.context or None
-        if settings.kubeconfig.lstrip().startswith("{"):  # of a credentials block
-            given = json.loads(settings.kubeconfig)
-            config.load_kube_config_from_dict(
-                given, context=context, client_configuration=configuration
-            )
-            self._take_context(given["contexts"], context or given["current-context"])
-            return True
-        path = settings.kubeconfig or None
+        text, context = self._settings.kubeconfig, self._settings.context or None
+        source: Any = text or None
+        if text.lstrip().startswith("{"):  # the contents, from a credentials block
+            source = StringIO(json.dumps({"current-context": context} | json.loads(text)))
         try:
-            contexts, current = config.list_kube_config_contexts(path)
+            contexts, current = config.list_kube_config_contexts(source)
         except config.ConfigException:
-            if path is None and _POD_NAMESPACE.exists():
+            if source is None and _POD_NAMESPACE.exists():
                 return False
             raise
-        config.load_kube_config(path, context=context, client_configuration=configuration)
-        self._take_context(contexts, context or current["name"])
-        return True
-
-    def _take_context(self, contexts: Sequence[Json], name: str) -> None:
-        chosen = next(one for one in contexts if one["name"] == name)
-        self._context = name
+        self._context = context or current["name"]
+        config.load_kube_config(source, context=context, client_configuration=configuration)
+        chosen = next(one for one in contexts if one["name"] == self._context)
         self._namespace = self._namespace or chosen["context"].get("namespace", "")
+        return True
 
     def _unreachable_error(self, trouble: Exception) -> ClusterError:
         host = self._configuration.host if self._configuration else "the API server"
