@@ -159,7 +159,7 @@ class ClusterClient:
             with self._open("GET", path, None, query, timeout) as answer:
                 if answer.status >= HTTPStatus.BAD_REQUEST:
                     raise _refusal_error(f"watch {path}", int(answer.status), answer.read())
-                yield _iter_lines(answer)
+                yield _iter_events(answer, f"watch {path}")
         except _transport_errors() as trouble:
             raise self._unreachable_error(trouble) from trouble
 
@@ -262,14 +262,22 @@ def _parse_object(action: str, data: bytes) -> Json:
     )
 
 
-def _iter_lines(answer: Any) -> Generator[Json]:
-    """Yield the object in each complete line. A last line without a line end is dropped."""
+def _iter_events(answer: Any, action: str) -> Generator[Json]:
+    """Yield the event in each complete line. ClusterError for an error event.
+
+    A last line without a line end is dropped.
+    """
     rest = b""
     for data in answer.stream(None, decode_content=False):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line.strip():
-                yield cast("Json", json.loads(line))
+                event = cast("Json", json.loads(line))
+                if event["type"] == "ERROR":
+                    status = event["object"]
+                    data = json.dumps(status).encode()
+                    raise _refusal_error(action, int(status.get("code", 0)), data)
+                yield event
 
 
 def _refusal_error(action: str, status: int, data: bytes) -> ClusterError:

@@ -133,8 +133,6 @@ class GangWatch:
             for event in events:
                 if self._closed.is_set():
                     break
-                if event["type"] == "ERROR":
-                    raise _watch_error(event["object"])
                 version = str(event["object"]["metadata"]["resourceVersion"])
                 self._apply(event)
         return version
@@ -154,9 +152,3 @@ def _newest_message(events: list[dict[str, Any]]) -> str:
         events, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or "")
     )
     return " ".join(str(newest.get("message", "")).split()).rstrip(".")
-
-
-def _watch_error(status: dict[str, Any]) -> ClusterError:
-    code = int(status.get("code", 0))
-    message = str(status.get("message", "the watch ended"))
-    return ClusterError(message, status=code, next_step="", cause=Cause.LAUNCH_FAILED)
