@@ -17,7 +17,7 @@ from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.client import ClusterError
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
-from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem, read_pod
+from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem, format_line, read_pod
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 
 WATCH_SECONDS: Final = 240
@@ -151,4 +151,4 @@ def _newest_message(events: list[dict[str, Any]]) -> str:
     newest = max(
         events, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or "")
     )
-    return " ".join(str(newest.get("message", "")).split()).rstrip(".")
+    return format_line(newest.get("message"))

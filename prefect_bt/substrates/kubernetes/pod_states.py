@@ -128,7 +128,7 @@ def _find_block(pod: Json, status: Json, *, has_started: bool) -> Problem | None
             return _agent_image_problem(one, problem) if one["name"] != COMMANDS else problem
     for condition in _conditions(status):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Problem(Cause.UNSCHEDULABLE, _clean(condition.get("message", "")))
+            return Problem(Cause.UNSCHEDULABLE, format_line(condition.get("message", "")))
     if status.get("phase") == "Pending" and not has_started:
         return Problem(Cause.LAUNCH_FAILED, _describe_creation(pod))
     return None
@@ -140,9 +140,9 @@ def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
         said = message.replace(image, "") if image else message
         fitting = (cause for words, cause in _PULL_MESSAGES if re.search(words, said, re.I))
         cause = next(fitting, Cause.IMAGE_PULL_FAILED)
-        return Problem(cause, _clean(message) or reason)
+        return Problem(cause, format_line(message) or reason)
     cause = _WAITING_CAUSES.get(reason)
-    return None if cause is None else Problem(cause, _clean(message) or reason)
+    return None if cause is None else Problem(cause, format_line(message) or reason)
 
 
 def _agent_image_problem(container: Json, problem: Problem) -> Problem:
@@ -187,14 +187,14 @@ _POD_REASONS: Final = {
 def _find_disruption(pod: Json, status: Json) -> Problem | None:
     reason = str(status.get("reason", ""))
     if reason in _POD_REASONS:
-        return Problem(_POD_REASONS[reason], _clean(status.get("message", "")) or reason)
+        return Problem(_POD_REASONS[reason], format_line(status.get("message", "")) or reason)
     for condition in _conditions(status):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             which = str(condition.get("reason", ""))
             cause = _DISRUPTIONS.get(which, Cause.EVICTED)
             machine = _part(pod, "spec").get("nodeName", "")
             where = f" (machine {machine})" if machine else ""
-            return Problem(cause, f"{_clean(condition.get('message', '')) or which}{where}")
+            return Problem(cause, f"{format_line(condition.get('message', '')) or which}{where}")
     return None
 
 
@@ -208,7 +208,7 @@ def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem |
 
 
 def _read_end(name: str, ended: Json) -> Problem:
-    reason, message = str(ended.get("reason", "")), _clean(ended.get("message", ""))
+    reason, message = str(ended.get("reason", "")), format_line(ended.get("message", ""))
     is_platform = name != COMMANDS
     if reason == "OOMKilled":
         cause = Cause.NODE_LOST if is_platform else Cause.OUT_OF_MEMORY
@@ -231,6 +231,6 @@ def _conditions(status: Json) -> list[Json]:
     return status.get("conditions") or []
 
 
-def _clean(message: object) -> str:
+def format_line(message: object) -> str:
     """Return the message as one line without a full stop."""
     return " ".join(str(message or "").split()).rstrip(".")
