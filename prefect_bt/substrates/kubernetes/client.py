@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 
 SUBSTRATE_NAME: Final = "kubernetes"
@@ -37,7 +38,6 @@ _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/name
 
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 
-Json = dict[str, Any]
 Query = Mapping[str, str | int]
 
 

@@ -11,12 +11,13 @@ import threading
 import time
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.client import ClusterError
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.pod_states import PodView, Problem, format_line, read_pod
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 
@@ -81,7 +82,7 @@ class GangWatch:
             return self._missing
 
     def _read_missing_reason(self) -> MissingPods:
-        job: dict[str, Any] | None = self._objects.find_job()
+        job: Json | None = self._objects.find_job()
         suspended = job is not None and bool(job.get("spec", {}).get("suspend"))
         return MissingPods(self._read_failed_creation(), job is None, suspended)
 
@@ -137,7 +138,7 @@ class GangWatch:
                 self._apply(event)
         return version
 
-    def _apply(self, event: dict[str, Any]) -> None:
+    def _apply(self, event: Json) -> None:
         if event["type"] == "BOOKMARK":
             return
         view = read_pod(event["object"])
@@ -146,7 +147,7 @@ class GangWatch:
             self._pods = {**self._pods, view.rank: view._replace(exists=not deleted)}
 
 
-def _newest_message(events: list[dict[str, Any]]) -> str:
+def _newest_message(events: list[Json]) -> str:
     """Return the message of the newest event, as one line without a full stop."""
     newest = max(
         events, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or "")

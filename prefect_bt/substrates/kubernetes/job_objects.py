@@ -6,7 +6,8 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager
 from typing import Any, Final, cast
 
-from prefect_bt.substrates.kubernetes.client import ClusterClient, Json
+from prefect_bt.substrates.kubernetes.client import ClusterClient
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import JOB_NAME_LABEL
 
 KILL_GRACE: Final = 1

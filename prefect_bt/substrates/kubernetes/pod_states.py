@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import (
     AGENT,
     COMMANDS,
     INDEX_ANNOTATION,
     STAGING,
 )
-
-Json = dict[str, Any]
 
 
 class Problem(NamedTuple):

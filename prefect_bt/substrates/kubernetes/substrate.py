@@ -25,10 +25,10 @@ from prefect_bt.substrates.kubernetes.client import (
     SUBSTRATE_NAME,
     ClusterClient,
     ClusterError,
-    Json,
 )
 from prefect_bt.substrates.kubernetes.gang import KubernetesGang
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.manifests import (
     GangSecrets,
     render_cache_claim,
