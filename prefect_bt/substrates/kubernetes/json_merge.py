@@ -26,11 +26,8 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def _merge_objects(target: Json, patch: Json) -> Json:
-    merged = {key: value for key, value in target.items() if patch.get(key, value) is not None}
-    for key, value in patch.items():
-        if value is not None:
-            merged[key] = merge(target.get(key), value)
-    return merged
+    merged = target | {key: merge(target.get(key), value) for key, value in patch.items()}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _merge_lists(target: list[Json], patch: list[Json]) -> list[Json]:
