@@ -22,7 +22,11 @@ from prefect_bt.substrates.kubernetes.names import (
     gang_name,
     host_name,
 )
-from prefect_bt.substrates.kubernetes.pod_volumes import render_mounts, render_volumes
+from prefect_bt.substrates.kubernetes.pod_volumes import (
+    WEIGHTS_FOLDER,
+    render_mounts,
+    render_volumes,
+)
 
 LEADER_PORT: Final = 29500
 """PyTorch's default port: every pod has its own network address."""
@@ -100,9 +104,7 @@ def _agent(node: NodePlan, settings: ClusterSettings) -> Json:
             {"name": "control", "mountPath": str(pod_layout.CONTROL)},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *render_mounts(
-                node,
-                settings,
-                {n: str(pod_layout.volume_folder(n)) for n in range(len(node.volumes))},
+                node, {n: str(pod_layout.volume_folder(n)) for n in range(len(node.volumes))}
             ),
             *_store_mounts(node, settings),
         ],
@@ -114,12 +116,16 @@ def _staging(node: NodePlan, settings: ClusterSettings) -> Json:
     agent = _agent(node, settings)
     shared = {"secret", "state", "tmp", "store"}
     mounts = [mount for mount in agent["volumeMounts"] if mount["name"] in shared]
-    weights = render_mounts(node, settings, {}, weights_cache=str(pod_layout.WEIGHTS))
+    weights = {
+        "name": "cache",
+        "mountPath": str(pod_layout.WEIGHTS),
+        "subPath": WEIGHTS_FOLDER,
+    }
     return {
         **agent,
         "name": STAGING,
         "command": [*_ENTRYPOINT, "weights"],
-        "volumeMounts": [*mounts, *weights],
+        "volumeMounts": [*mounts, weights],
     }
 
 
@@ -141,7 +147,7 @@ def _commands(gang: GangPlan, settings: ClusterSettings) -> Json:
         "volumeMounts": [
             {"name": "control", "mountPath": MOUNTED_AT, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-            *render_mounts(node, settings, targets),
+            *render_mounts(node, targets),
         ],
     }
 

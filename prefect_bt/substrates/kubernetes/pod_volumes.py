@@ -23,7 +23,7 @@ _CACHE_FOLDERS: Final = {
     VolumeKind.HF_CACHE: "cache/huggingface",
 }
 """Folders of the cache, named as in a state folder (host.state_folder)."""
-_WEIGHTS: Final = "weights"
+WEIGHTS_FOLDER: Final = "weights"
 _SECRET_MODE: Final = 0o440
 
 
@@ -52,21 +52,9 @@ def render_volumes(gang: GangPlan, settings: ClusterSettings) -> list[Json]:
     ]
 
 
-def render_mounts(
-    node: NodePlan,
-    settings: ClusterSettings,
-    places: Mapping[int, str],
-    *,
-    weights_cache: str = "",
-) -> list[Json]:
-    """Return the mounts of the plan's volumes, each by its number, at `places`.
-
-    `weights_cache`: where the whole cache of weights is mounted, "" for nowhere.
-    """
-    mounts = [_mount(node.volumes[number], number, place, node) for number, place in places.items()]
-    if weights_cache:
-        mounts.append({"name": "cache", "mountPath": weights_cache, "subPath": _WEIGHTS})
-    return mounts
+def render_mounts(node: NodePlan, places: Mapping[int, str]) -> list[Json]:
+    """Return the mounts of the plan's volumes, each by its number, at `places`."""
+    return [_mount(node.volumes[number], number, place, node) for number, place in places.items()]
 
 
 def _mount(volume: Volume, number: int, place: str, node: NodePlan) -> Json:
@@ -74,7 +62,7 @@ def _mount(volume: Volume, number: int, place: str, node: NodePlan) -> Json:
     key = volume.key or node.project_id
     if volume.kind is VolumeKind.WEIGHTS:
         tree = pod_layout.weights_tree(key)
-        mount = {"name": "cache", "mountPath": place, "subPath": f"{_WEIGHTS}/{tree}"}
+        mount = {"name": "cache", "mountPath": place, "subPath": f"{WEIGHTS_FOLDER}/{tree}"}
     elif volume.kind in _CACHE_FOLDERS:
         folder = f"{_CACHE_FOLDERS[volume.kind]}/{quote_name(key)}"
         mount = {"name": "cache", "mountPath": place, "subPath": folder}
