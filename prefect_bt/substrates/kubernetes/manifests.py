@@ -140,7 +140,7 @@ def render_cache_claim(settings: ClusterSettings) -> Json:
 def _owned_metadata(gang: GangPlan, owner: Json) -> Json:
     """Return the metadata of an object that the Job owns and shares its name with."""
     return {
-        "name": gang_name(gang.job_id, gang.attempt),
+        "name": owner["metadata"]["name"],
         "labels": render_labels(gang),
         "ownerReferences": [
             {
