@@ -275,8 +275,8 @@ def _iter_events(answer: Any, action: str) -> Generator[Json]:
                 event = cast("Json", json.loads(line))
                 if event["type"] == "ERROR":
                     status = event["object"]
-                    data = json.dumps(status).encode()
-                    raise _refusal_error(action, int(status.get("code", 0)), data)
+                    text = json.dumps(status).encode()
+                    raise _refusal_error(action, int(status.get("code", 0)), text)
                 yield event
 
 
