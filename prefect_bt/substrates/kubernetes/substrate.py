@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -49,28 +50,19 @@ UNBOUNDED: Final = 1 << 60
 class KubernetesSubstrate:
     """Runs gangs in one namespace of a cluster. `store`: the URL of the jobs' store."""
 
+    name = SUBSTRATE_NAME
+    supports_images = True
+
     def __init__(self, settings: ClusterSettings, store: str) -> None:
         self.settings, self.store_url = settings, store
         self.client = ClusterClient(settings)
         self._clients: dict[tuple[str, str], ClusterClient] = {}
-        self._store: Any = None
         self._projects: dict[str, str] = {}
         self._gangs: dict[tuple[str, int], KubernetesGang] = {}
 
-    @property
-    def name(self) -> str:
-        return SUBSTRATE_NAME
-
-    @property
-    def supports_images(self) -> bool:
-        return True
-
-    @property
+    @cached_property
     def store(self) -> Any:
-        """Return the store, opened when it is first used."""
-        if self._store is None:
-            self._store = open_store(self.store_url)
-        return self._store
+        return open_store(self.store_url)
 
     def capacity(self) -> Capacity:
         limits = self.settings.enforce_limits
