@@ -56,7 +56,7 @@ class KubernetesGang:
         is_queued: bool = False,
     ) -> None:
         self.objects, self.record, self.watch = objects, record, GangWatch(job)
-        self._job, self._patience, self._is_queued = job, patience, is_queued
+        self.job, self._patience, self._is_queued = job, patience, is_queued
         self.clock: Callable[[], float] = time.time
         self._requests: dict[int, NodeRequest] = {}
         self._unsent: set[int] = set()
@@ -110,7 +110,7 @@ class KubernetesGang:
     def _observe_starting(self, status: NodeStatus, pod: PodView) -> NodeStatus:
         if not pod.has_started and (asked := self._find_request(status.rank).reason):
             with suppress(SubstrateError):  # else the next call deletes it
-                self._job.delete_pod(pod.name)
+                self.job.delete_pod(pod.name)
                 return self._give_verdict(stop_before_start(status, asked, self.clock()))
             return status
         if pod.failure is not None and pod.failed_container == COMMANDS:
@@ -194,7 +194,7 @@ class KubernetesGang:
             if blocked.cause is Cause.LAUNCH_FAILED:
                 blocked = self.watch.find_pod_warning(pod) or blocked
             with suppress(SubstrateError):
-                self._job.delete_pod(pod.name)
+                self.job.delete_pod(pod.name)
         return self._give_verdict(fail_to_start(status, blocked, self.clock()))
 
     def _publish_waiting(self) -> None:
@@ -224,7 +224,7 @@ class KubernetesGang:
         if len(self._final) == self.record.size:
             self.watch.close()
             with suppress(SubstrateError):  # the next launch or the removal deletes it
-                self._job.delete()
+                self.job.delete()
         return status
 
     # -- acting -----------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class KubernetesGang:
         pod = self.watch.find(rank)
         if pod is not None and pod.exists:
             with suppress(SubstrateError):  # the next launch or the removal deletes it
-                self._job.delete_pod(pod.name)
+                self.job.delete_pod(pod.name)
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)
         self._give_verdict(lose(status, problem, self.clock()))
 
@@ -270,8 +270,8 @@ class KubernetesGang:
         while (passed := time.monotonic() - began) <= REMOVAL_TIMEOUT:
             try:
                 # Grace 0 removes the object of a pod whose kubelet may still run it.
-                self._job.delete(grace=KILL_GRACE if passed < FORCED_REMOVAL else 0)
-                if not self._job.list_pods()["items"] and self._job.find_job() is None:
+                self.job.delete(grace=KILL_GRACE if passed < FORCED_REMOVAL else 0)
+                if not self.job.list_pods()["items"] and self.job.find_job() is None:
                     return
             except ClusterError as error:
                 if error.cause == Cause.FORBIDDEN:

@@ -21,8 +21,25 @@ class JobObjects:
     def __init__(self, client: ClusterClient, namespace: str, name: str) -> None:
         self.name, self._client = name, client
         self._core = f"/api/v1/namespaces/{namespace}"
-        self._path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+        self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        self._path = f"{self._jobs}/{name}"
         self._selector = {"labelSelector": f"{JOB_NAME_LABEL}={name}"}
+
+    def create(self, manifest: Json) -> Json:
+        """Create the Job; return it as stored."""
+        action = f"create Job {self.name}"
+        return self._client.request("POST", self._jobs, body=manifest, action=action)
+
+    def create_object(self, manifest: Json) -> None:
+        """Create another object of the core API in the Job's namespace."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        path = f"{self._core}/{kind.lower()}s"
+        self._client.request("POST", path, body=manifest, action=f"create the {kind} {name}")
+
+    def start(self) -> None:
+        """Let the suspended Job create its pods."""
+        start = {"spec": {"suspend": False}}
+        self._client.request("PATCH", self._path, body=start, action=f"start Job {self.name}")
 
     def find_job(self) -> Json | None:
         return self._client.find(self._path, action=f"read Job {self.name}")

@@ -93,7 +93,7 @@ class KubernetesSubstrate:
         self._end_earlier_attempts(gang)
         made = self._record(gang)
         try:
-            job = self._create_job(gang, given, made.record.namespace)
+            owner = self._create_job(gang, given, made.job)
         except ClusterError as error:
             if error.status in _REFUSED:
                 # This launch created nothing: a Job with that name belongs to another launch.
@@ -103,7 +103,7 @@ class KubernetesSubstrate:
                 _take_back(made, error)
             raise
         try:
-            self._complete(gang, given, job)
+            self._complete(gang, given, made.job, owner)
             made.watch.list_pods()  # fail now if the user may not list pods
         except BaseException as error:
             _take_back(made, error)
@@ -164,39 +164,23 @@ class KubernetesSubstrate:
             is_queued=bool(self.settings.queue_name),
         )
 
-    def _create_job(self, gang: GangPlan, secrets: GangSecrets, namespace: str) -> Json:
+    def _create_job(self, gang: GangPlan, secrets: GangSecrets, job: JobObjects) -> Json:
         """Create the Job, suspended. ClusterError."""
         if self.settings.cache_storage_class and not self.settings.cache_claim:
-            self._ensure_cache_claim(f"/api/v1/namespaces/{namespace}")
-        manifest = render_job(gang, self.settings, pulls_with_login=bool(secrets.registry_login))
-        action = f"create Job {manifest['metadata']['name']}"
-        jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
-        return self.client.request("POST", jobs, body=manifest, action=action)
+            self._ensure_cache_claim(job)
+        pulls_with_login = bool(secrets.registry_login)
+        return job.create(render_job(gang, self.settings, pulls_with_login=pulls_with_login))
 
-    def _complete(self, gang: GangPlan, secrets: GangSecrets, job: Json) -> None:
+    def _complete(self, gang: GangPlan, secrets: GangSecrets, job: JobObjects, owner: Json) -> None:
         """Create the objects that the Job owns, then start it. ClusterError."""
-        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-        core = f"/api/v1/namespaces/{namespace}"
-        for kind, manifest in (
-            ("secrets", render_secret(gang, secrets, job)),
-            ("services", render_service(gang, job)),
-        ):
-            action = f"create the {manifest['kind']} {name}"
-            self.client.request("POST", f"{core}/{kind}", body=manifest, action=action)
+        job.create_object(render_secret(gang, secrets, owner))
+        job.create_object(render_service(gang, owner))
         if not self.settings.queue_name:  # else Kueue starts it
-            path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
-            start = {"spec": {"suspend": False}}
-            self.client.request("PATCH", path, body=start, action=f"start Job {name}")
+            job.start()
 
-    def _ensure_cache_claim(self, core: str) -> None:
-        claim = render_cache_claim(self.settings)
+    def _ensure_cache_claim(self, job: JobObjects) -> None:
         try:
-            self.client.request(
-                "POST",
-                f"{core}/persistentvolumeclaims",
-                body=claim,
-                action="create the volume claim of the cache",
-            )
+            job.create_object(render_cache_claim(self.settings))
         except ClusterError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
