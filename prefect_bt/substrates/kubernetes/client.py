@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 from prefect_bt.cluster_settings import ClusterSettings
-from prefect_bt.errors import SubstrateError
+from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
@@ -47,6 +47,16 @@ class ClusterError(SubstrateError):
     def __init__(self, message: str, *, status: int = 0, next_step: str, cause: Cause) -> None:
         self.status = status
         super().__init__(message, substrate=SUBSTRATE_NAME, next_step=next_step, cause=cause.value)
+
+
+def store_error(error: StoreError, what: str) -> SubstrateError:
+    """Return the error for a store that does not answer. `what`: what failed."""
+    return SubstrateError(
+        f"{what}: {error.message}",
+        substrate=SUBSTRATE_NAME,
+        next_step=error.next_step,
+        cause=Cause.STORE_FAILED,
+    )
 
 
 class ClusterClient:

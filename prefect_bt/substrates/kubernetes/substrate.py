@@ -26,6 +26,7 @@ from prefect_bt.substrates.kubernetes.client import (
     SUBSTRATE_NAME,
     ClusterClient,
     ClusterError,
+    store_error,
 )
 from prefect_bt.substrates.kubernetes.gang import KubernetesGang
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
@@ -43,6 +44,7 @@ from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 _REFUSED: Final = range(400, 500)
 """HTTP status codes of requests that the API server refused, so that they had no effect."""
+_STORE_FAILURE: Final = "The store of the nodes' state does not answer"
 UNBOUNDED: Final = 1 << 60
 """Capacity of a cluster in plans: only its scheduler knows the real capacity."""
 
@@ -117,7 +119,7 @@ class KubernetesSubstrate:
             attempts = self._list_attempts(job_id)
             gangs = [(attempt, self._open_gang(job_id, attempt)) for attempt in attempts]
         except StoreError as error:
-            raise _store_error(error) from error
+            raise store_error(error, _STORE_FAILURE) from error
         return [
             KubernetesNodeHandle(gang, attempt, rank)
             for attempt, gang in gangs
@@ -150,7 +152,7 @@ class KubernetesSubstrate:
         except ObjectExists:
             raise _already_launched_error(gang) from None
         except StoreError as error:
-            raise _store_error(error) from error
+            raise store_error(error, _STORE_FAILURE) from error
         return self._make_gang(self.client, objects, record)
 
     def _make_gang(
@@ -263,15 +265,6 @@ def _already_launched_error(gang: GangPlan) -> SubstrateError:
         substrate=SUBSTRATE_NAME,
         rank=0,
         next_step="Give the next attempt a new number.",
-    )
-
-
-def _store_error(error: StoreError) -> SubstrateError:
-    return SubstrateError(
-        f"The store of the nodes' state does not answer: {error.message}",
-        substrate=SUBSTRATE_NAME,
-        next_step=error.next_step,
-        cause=Cause.STORE_FAILED,
     )
 
 
