@@ -73,7 +73,7 @@ class NodeRequest:
 
 @dataclass(frozen=True)
 class RankObjects:
-    """The objects of one rank, for the node that writes them."""
+    """Objects of one rank, for the node that writes them."""
 
     store: NodeObjectStore
     prefix: str
@@ -131,7 +131,7 @@ class _RankView:
 
 
 class GangObjects:
-    """The objects of one attempt, for its watchers. Safe to use from several threads."""
+    """Objects of one attempt, for its watchers. Safe to use from several threads."""
 
     def __init__(
         self,

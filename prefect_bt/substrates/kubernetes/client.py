@@ -42,7 +42,7 @@ Query = Mapping[str, str | int]
 
 
 class ClusterError(SubstrateError):
-    """`status`: the HTTP status; 0 if no server answered."""
+    """Error of a request. `status`: the HTTP status; 0 if no server answered."""
 
     def __init__(self, message: str, *, status: int = 0, next_step: str, cause: Cause) -> None:
         self.status = status
@@ -60,7 +60,7 @@ def store_error(error: StoreError, what: str) -> SubstrateError:
 
 
 class ClusterClient:
-    """Connects when it is first used. Safe to use from several threads."""
+    """Client that connects at its first request. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class ClusterClient:
                     if status < HTTPStatus.BAD_REQUEST:
                         return _parse_object(action, data)
                     error = _refusal_error(action, status, data)
-                    asked = _retry_after(answer)
+                    retry_after = _retry_after(answer)
             except _transport_errors() as trouble:
-                error, asked = self._unreachable_error(trouble), None
+                error, retry_after = self._unreachable_error(trouble), None
             if pause is None or not (_may_repeat(method, error.status) or _is_early(error, pause)):
                 raise error
-            self._sleep(pause if asked is None else asked)
-        raise AssertionError  # the last turn raises
+            self._sleep(pause if retry_after is None else retry_after)
+        raise AssertionError  # the last iteration raises
 
     def find(self, path: str, *, action: str = "") -> Json | None:
         """Return the object; None if it does not exist. ClusterError."""
@@ -264,9 +264,9 @@ def _parse_object(action: str, data: bytes) -> Json:
         found = None
     if isinstance(found, dict):
         return cast("Json", found)
-    said = data[:200].decode(errors="replace")
+    text = data[:200].decode(errors="replace")
     raise ClusterError(
-        f"{action}: the answer does not come from a Kubernetes API server: {said}",
+        f"{action}: the answer does not come from a Kubernetes API server: {text}",
         next_step="See that `kubectl cluster-info` answers with the same kubeconfig.",
         cause=Cause.CONFIGURATION,
     )

@@ -108,10 +108,10 @@ class KubernetesGang:
         return self._conclude(self._explain(status))
 
     def _observe_starting(self, status: NodeStatus, pod: PodView) -> NodeStatus:
-        if not pod.has_started and (asked := self._find_request(status.rank).reason):
+        if not pod.has_started and (stop_reason := self._find_request(status.rank).reason):
             with suppress(SubstrateError):  # else the next call deletes it
                 self.job.delete_pod(pod.name)
-                return self._give_verdict(stop_before_start(status, asked, self.clock()))
+                return self._give_verdict(stop_before_start(status, stop_reason, self.clock()))
             return status
         if pod.failure is not None and pod.failed_container == COMMANDS:
             return self._observe_early_end(status, pod.failure)
@@ -131,8 +131,8 @@ class KubernetesGang:
 
     def _observe_missing(self, status: NodeStatus) -> NodeStatus:
         """Return the status of a rank that never had a pod."""
-        if asked := self._find_request(status.rank).reason:
-            return self._give_verdict(stop_before_start(status, asked, self.clock()))
+        if stop_reason := self._find_request(status.rank).reason:
+            return self._give_verdict(stop_before_start(status, stop_reason, self.clock()))
         missing = self.watch.find_missing_reason()
         not_started = missing.is_job_gone or (missing.is_suspended and not self._is_queued)
         if not_started and self.clock() - self.record.created_at > _START_TIMEOUT:
@@ -150,9 +150,9 @@ class KubernetesGang:
             return status
         if latest.is_over:
             return self._observe_over(latest)
-        asked = self._find_request(status.rank).reason
-        if asked and latest.started_at is None:
-            return self._give_verdict(stop_before_start(latest, asked, self.clock()))
+        stop_reason = self._find_request(status.rank).reason
+        if stop_reason and latest.started_at is None:
+            return self._give_verdict(stop_before_start(latest, stop_reason, self.clock()))
         return self._give_verdict(lose(latest, pod.failure, self.clock()))
 
     def _read_latest(self, status: NodeStatus) -> NodeStatus | None:
@@ -164,8 +164,8 @@ class KubernetesGang:
 
     def _explain(self, status: NodeStatus) -> NodeStatus:
         pod = self.watch.find(status.rank)
-        asked = self._find_request(status.rank).reason if status.stop_reason else ""
-        return explain_end(status, pod.failure if pod else None, asked)
+        stop_reason = self._find_request(status.rank).reason if status.stop_reason else ""
+        return explain_end(status, pod.failure if pod else None, stop_reason)
 
     # -- waiting for pods -------------------------------------------------------------------
 

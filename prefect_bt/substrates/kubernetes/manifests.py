@@ -1,4 +1,4 @@
-"""The objects of one attempt, from its gang plan: a Job, a Service and a Secret. Pure."""
+"""Objects of one attempt, from its gang plan: a Job, a Service and a Secret. Pure."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Problem(NamedTuple):
 
 
 class PodView(NamedTuple):
-    """State of one pod that its gang uses."""
+    """State of one pod, as its gang uses it."""
 
     name: str
     rank: int

@@ -102,13 +102,13 @@ class KubernetesSubstrate:
                 with suppress(StoreError):
                     made.objects.delete()
             else:
-                _take_back(made, error)
+                _remove_failed_launch(made, error)
             raise
         try:
             self._complete(gang, given, made.job, owner)
             made.watch.list_pods()  # fail now if the user may not list pods
         except BaseException as error:
-            _take_back(made, error)
+            _remove_failed_launch(made, error)
             raise
         self._gangs[gang.job_id, gang.attempt] = made
         return [KubernetesNodeHandle(made, gang.attempt, node.rank) for node in gang.nodes]
@@ -246,7 +246,7 @@ class KubernetesSubstrate:
         return self._clients[place]
 
 
-def _take_back(made: KubernetesGang, error: BaseException) -> None:
+def _remove_failed_launch(made: KubernetesGang, error: BaseException) -> None:
     """Remove the objects of a gang that could not be launched."""
     try:
         made.remove()
