@@ -40,7 +40,7 @@ LEVELS: dict[int, str] = {
     # adapters: see SDKs, never each other
     3: "object_store.* substrates.*",
     # protocols, literal tables imported on use, pure planning
-    2: "cluster_settings credentials host ledger object_store object_store.protocols planning"
+    2: "credentials host ledger object_store object_store.protocols planning"
     " registries settings substrates substrates.protocol",
     # data
     1: "cluster_settings definitions ledger.pinned_weights ledger.records ledger.states"

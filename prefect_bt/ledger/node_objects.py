@@ -73,7 +73,7 @@ class NodeRequest:
 
 @dataclass(frozen=True)
 class RankObjects:
-    """The objects of one rank, for the node that writes them."""
+    """Objects of one rank, for the node that writes them."""
 
     store: NodeObjectStore
     prefix: str
@@ -131,7 +131,7 @@ class _RankView:
 
 
 class GangObjects:
-    """The objects of one attempt, for its watchers. Safe to use from several threads."""
+    """Objects of one attempt, for its watchers. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -183,7 +183,8 @@ class GangObjects:
         While the store does not answer, the status does not change.
         """
         with self._lock:
-            self._refresh()
+            with suppress(StoreError):
+                self._refresh()
             view = self._ranks.get(rank)
             return view.status if view else None
 
@@ -196,15 +197,14 @@ class GangObjects:
     def read_latest_status(self, rank: int) -> NodeStatus | None:
         """Return the rank's newest status from a new listing. StoreError."""
         with self._lock:
-            self._refresh_now()
+            self._refresh(0)
             view = self._ranks.get(rank)
             return view.status if view else None
 
     def read_log(self, rank: int, *, offset: int, limit: int) -> bytes:
         """Return at most `limit` bytes from `offset`. StoreError."""
         with self._lock:
-            if self._clock() - self._listed_at >= REFRESH_INTERVAL:
-                self._refresh_now()
+            self._refresh()
             view = self._ranks.get(rank)
             segments = list(view.segments) if view else []
         for begin, size, key in segments:
@@ -224,13 +224,10 @@ class GangObjects:
         with self._lock:
             self._ranks.clear()
 
-    def _refresh(self) -> None:
-        if self._clock() - self._listed_at < REFRESH_INTERVAL:
+    def _refresh(self, max_age: float = REFRESH_INTERVAL) -> None:
+        """List the objects again if the last listing is `max_age` seconds old. StoreError."""
+        if self._clock() - self._listed_at < max_age:
             return
-        with suppress(StoreError):
-            self._refresh_now()
-
-    def _refresh_now(self) -> None:
         self._listed_at = self._clock()
         seen = self._list()
         for rank, view in seen.items():

@@ -119,6 +119,7 @@ class StopReason(StrEnum):
 
 
 _STOP_REASONS: Final = {known.value: known for known in StopReason}
+EXIT_NOT_STARTED: Final = 125  # as `docker run` and `timeout` exit if the command never ran
 
 
 @dataclass(frozen=True)

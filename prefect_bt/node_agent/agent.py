@@ -24,7 +24,7 @@ from prefect_bt.host.mounts.volumes import (
 from prefect_bt.host.nodes.container_pipes import ContainerRecord, Pipes
 from prefect_bt.host.nodes.files import StatusFile, read_record
 from prefect_bt.host.state_folder import JobFolder, NodeFolder, NodeRecord
-from prefect_bt.ledger.records import Cause, NodePhase, StopReason
+from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, StopReason
 from prefect_bt.node_agent import staging
 from prefect_bt.node_agent.activity import ActivityMonitor
 from prefect_bt.node_agent.command_environment import (
@@ -38,7 +38,6 @@ from prefect_bt.node_agent.commands.container_runner import (
     ContainerStartError,
 )
 from prefect_bt.node_agent.commands.loop import (
-    EXIT_NOT_STARTED,
     CommandContext,
     CommandLoop,
     CommandsResult,

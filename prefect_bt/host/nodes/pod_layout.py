@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -30,7 +29,7 @@ SECRETS_FILE: Final = "secrets.json"
 ENVIRONMENT_FILE: Final = "environment.json"
 AGENT_USER: Final = 65532
 """User and group of the agent, unless the settings name a user for the commands."""
-RANK_VARIABLE: Final = "JOB_COMPLETION_INDEX"
+INDEX_VARIABLE: Final = "JOB_COMPLETION_INDEX"
 """Variable in which Kubernetes passes the rank."""
 
 
@@ -47,8 +46,3 @@ def volume_mounts(plan: NodePlan) -> tuple[tuple[str, str], ...]:
 def weights_tree(name: str) -> PurePosixPath:
     """Return the path of a published tree below WEIGHTS (weights.cache.node_cache)."""
     return PurePosixPath("trees") / name / "files"
-
-
-def rank_of(environment: Mapping[str, str]) -> int:
-    """Return the rank of the pod with these variables."""
-    return int(environment[RANK_VARIABLE])

@@ -36,8 +36,6 @@ COALESCE_DIVISOR: Final = 8
 """A pipe that is filled faster than to an eighth of it in that time is read at once."""
 BACKGROUND_GRACE: Final = 5.0
 """Seconds that background processes have to leave once the last command has ended."""
-EXIT_NOT_STARTED: Final = 125
-"""As `docker run` and `timeout` say that the command itself never ran."""
 
 
 class CommandsResult(NamedTuple):

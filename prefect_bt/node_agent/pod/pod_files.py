@@ -37,7 +37,7 @@ class PodFiles:
         plan = codec.loads(NodePlan, (secret / pod_layout.PLAN_FILE).read_bytes())
         weights = json.loads((secret / pod_layout.WEIGHTS_FILE).read_bytes())
         return cls(
-            plan.for_rank(pod_layout.rank_of(variables)),
+            plan.for_rank(int(variables[pod_layout.INDEX_VARIABLE])),
             tuple(codec.decode(WeightsPlan, one) for one in weights),
             json.loads((secret / pod_layout.SECRETS_FILE).read_bytes()),
             json.loads((secret / pod_layout.ENVIRONMENT_FILE).read_bytes()),

@@ -1,4 +1,4 @@
-"""Run the node of a pod: the guard and agent of any node, with a publisher beside them."""
+"""Run the node of a pod: the guard and agent of any node, with a publisher of its state."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from contextlib import suppress
 from prefect_bt.credentials.redaction import Redactor
 from prefect_bt.errors import PrefectBtError
 from prefect_bt.ledger.node_objects import NodeRequest
-from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
-from prefect_bt.node_agent.commands.loop import EXIT_NOT_STARTED
+from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.node_agent.log_writer import LogFile
 from prefect_bt.node_agent.pod.pod_files import PodFiles
 from prefect_bt.node_agent.pod.publisher import INTERVAL, NodePublisher

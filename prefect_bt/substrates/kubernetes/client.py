@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 from prefect_bt.cluster_settings import ClusterSettings
-from prefect_bt.errors import SubstrateError
+from prefect_bt.errors import StoreError, SubstrateError
 from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
 
 SUBSTRATE_NAME: Final = "kubernetes"
@@ -32,35 +34,33 @@ MAX_RETRY_AFTER: Final = 15.0
 """Longest `Retry-After` of a server that is respected, in seconds."""
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 _JSON: Final = "application/json"
-_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError)
-"""Errors of the `kubernetes` package for a malformed kubeconfig."""
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 
-Json = dict[str, Any]
 Query = Mapping[str, str | int]
 
 
-class _Call(NamedTuple):
-    """One request."""
-
-    method: str
-    path: str
-    body: Any = None
-    query: Query | None = None
-
-
 class ClusterError(SubstrateError):
-    """`status`: the HTTP status; 0 if no server answered."""
+    """Error of a request. `status`: the HTTP status; 0 if no server answered."""
 
     def __init__(self, message: str, *, status: int = 0, next_step: str, cause: Cause) -> None:
         self.status = status
         super().__init__(message, substrate=SUBSTRATE_NAME, next_step=next_step, cause=cause.value)
 
 
+def store_error(error: StoreError, what: str) -> SubstrateError:
+    """Return the error for a store that does not answer. `what`: what failed."""
+    return SubstrateError(
+        f"{what}: {error.message}",
+        substrate=SUBSTRATE_NAME,
+        next_step=error.next_step,
+        cause=Cause.STORE_FAILED,
+    )
+
+
 class ClusterClient:
-    """Connects when it is first used. Safe to use from several threads."""
+    """Client that connects at its first request. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -123,24 +123,24 @@ class ClusterClient:
         A PATCH is a merge patch. `action` is for messages, as in "create Job x".
         """
         action = action or f"{method} {path}"
-        call = _Call(method, path, body, query)
         for pause in (*RETRY_DELAYS, None):
             unsent = False
             try:
-                with self._open(call, READ_TIMEOUT) as answer:
+                with self._open(method, path, body, query, READ_TIMEOUT) as answer:
                     data, status = answer.read(), int(answer.status)
                     if status < HTTPStatus.BAD_REQUEST:
                         return _parse_object(action, data)
                     error = _refusal_error(action, status, data)
-                    asked = _retry_after(answer)
+                    retry_after = _retry_after(answer)
             except _transport_errors() as trouble:
-                error, asked, unsent = self._unreachable_error(trouble), None, _is_unsent(trouble)
+                error, retry_after = self._unreachable_error(trouble), None
+                unsent = _is_unsent(trouble)
             if pause is None:
                 raise error
             if not (unsent or _may_repeat(method, error.status) or _is_early(error, pause)):
                 raise error
-            self._sleep(pause if asked is None else asked)
-        raise AssertionError  # the last turn raises
+            self._sleep(pause if retry_after is None else retry_after)
+        raise AssertionError  # the last iteration raises
 
     def find(self, path: str, *, action: str = "") -> Json | None:
         """Return the object; None if it does not exist. ClusterError."""
@@ -170,32 +170,33 @@ class ClusterClient:
         """
         query = {**query, "watch": "1", "allowWatchBookmarks": "true"}
         try:
-            with self._open(_Call("GET", path, None, query), timeout) as answer:
+            with self._open("GET", path, None, query, timeout) as answer:
                 if answer.status >= HTTPStatus.BAD_REQUEST:
                     raise _refusal_error(f"watch {path}", int(answer.status), answer.read())
-                yield _iter_lines(answer)
+                yield _iter_events(answer, f"watch {path}")
         except _transport_errors() as trouble:
             raise self._unreachable_error(trouble) from trouble
 
     @contextmanager
-    def _open(self, call: _Call, timeout: float) -> Generator[Any]:
+    def _open(
+        self, method: str, path: str, body: Any, query: Query | None, timeout: float
+    ) -> Generator[Any]:
         """Send the request; yield the answer before its body is read."""
         self.connect()
         configuration = self._configuration
         headers = {
             "Accept": _JSON,
-            "Content-Type": _CONTENT_TYPES.get(call.method, _JSON),
+            "Content-Type": _CONTENT_TYPES.get(method, _JSON),
             "User-Agent": "prefect-bt",
         }
-        for name in ("authorization", "BearerToken"):
-            if token := configuration.get_api_key_with_prefix(name):
-                headers["authorization"] = token
-        url = f"{configuration.host.rstrip('/')}{call.path}"
+        if token := configuration.get_api_key_with_prefix("BearerToken", "authorization"):
+            headers["authorization"] = token
+        url = f"{configuration.host.rstrip('/')}{path}"
         limits: Any = import_module("urllib3").Timeout(connect=CONNECT_TIMEOUT, read=timeout)
         answer = self._pool.request(
-            call.method,
-            f"{url}?{urlencode(call.query)}" if call.query else url,
-            body=None if call.body is None else json.dumps(call.body),
+            method,
+            f"{url}?{urlencode(query)}" if query else url,
+            body=None if body is None else json.dumps(body),
             headers=headers,
             timeout=limits,
             preload_content=False,
@@ -204,19 +205,17 @@ class ClusterClient:
         try:
             yield answer
         finally:
-            answer.close() if "watch" in (call.query or {}) else answer.release_conn()
+            answer.close() if "watch" in (query or {}) else answer.release_conn()
 
     def _load(self) -> None:
-        settings = self._settings
         config: Any = import_module("kubernetes.config")
         client: Any = import_module("kubernetes.client")
         configuration = client.Configuration()
         try:
-            known = self._load_kubeconfig(config, configuration, settings)
-            if not known:
+            if not self._load_kubeconfig(config, configuration):
                 config.load_incluster_config(client_configuration=configuration)
                 self._namespace = self._namespace or _POD_NAMESPACE.read_text().strip()
-        except (config.ConfigException, OSError, *_MALFORMED, _yaml_error()) as error:
+        except Exception as error:  # the package has no common error for a malformed kubeconfig
             raise ClusterError(
                 f"No Kubernetes cluster is configured: {error}.",
                 next_step="Let KUBECONFIG name a kubeconfig, or set kubeconfig and context in the "
@@ -234,31 +233,23 @@ class ClusterClient:
         self._configuration = configuration
         self._pool = client.ApiClient(configuration).rest_client.pool_manager
 
-    def _load_kubeconfig(self, config: Any, configuration: Any, settings: ClusterSettings) -> bool:
+    def _load_kubeconfig(self, config: Any, configuration: Any) -> bool:
         """Load the kubeconfig. Return False if there is none and this process runs in a pod."""
-        context = settings.context or None
-        if settings.kubeconfig.lstrip().startswith("{"):  # of a credentials block
-            given = json.loads(settings.kubeconfig)
-            config.load_kube_config_from_dict(
-                given, context=context, client_configuration=configuration
-            )
-            self._take_context(given["contexts"], context or given["current-context"])
-            return True
-        path = settings.kubeconfig or None
+        text, context = self._settings.kubeconfig, self._settings.context or None
+        source: Any = text or None
+        if text.lstrip().startswith("{"):  # the contents, from a credentials block
+            source = StringIO(json.dumps({"current-context": context} | json.loads(text)))
         try:
-            contexts, current = config.list_kube_config_contexts(path)
+            contexts, current = config.list_kube_config_contexts(source)
         except config.ConfigException:
-            if path is None and _POD_NAMESPACE.exists():
+            if source is None and _POD_NAMESPACE.exists():
                 return False
             raise
-        config.load_kube_config(path, context=context, client_configuration=configuration)
-        self._take_context(contexts, context or current["name"])
-        return True
-
-    def _take_context(self, contexts: Sequence[Json], name: str) -> None:
-        chosen = next(one for one in contexts if one["name"] == name)
-        self._context = name
+        self._context = context or current["name"]
+        config.load_kube_config(source, context=context, client_configuration=configuration)
+        chosen = next(one for one in contexts if one["name"] == self._context)
         self._namespace = self._namespace or chosen["context"].get("namespace", "")
+        return True
 
     def _unreachable_error(self, trouble: Exception) -> ClusterError:
         host = self._configuration.host if self._configuration else "the API server"
@@ -277,22 +268,30 @@ def _parse_object(action: str, data: bytes) -> Json:
         found = None
     if isinstance(found, dict):
         return cast("Json", found)
-    said = data[:200].decode(errors="replace")
+    text = data[:200].decode(errors="replace")
     raise ClusterError(
-        f"{action}: the answer does not come from a Kubernetes API server: {said}",
+        f"{action}: the answer does not come from a Kubernetes API server: {text}",
         next_step="See that `kubectl cluster-info` answers with the same kubeconfig.",
         cause=Cause.CONFIGURATION,
     )
 
 
-def _iter_lines(answer: Any) -> Generator[Json]:
-    """Yield the object in each complete line. A last line without a line end is dropped."""
+def _iter_events(answer: Any, action: str) -> Generator[Json]:
+    """Yield the event in each complete line. ClusterError for an error event.
+
+    A last line without a line end is dropped.
+    """
     rest = b""
     for data in answer.stream(None, decode_content=False):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             if line.strip():
-                yield cast("Json", json.loads(line))
+                event = cast("Json", json.loads(line))
+                if event["type"] == "ERROR":
+                    status = event["object"]
+                    text = json.dumps(status).encode()
+                    raise _refusal_error(action, int(status.get("code", 0)), text)
+                yield event
 
 
 def _refusal_error(action: str, status: int, data: bytes) -> ClusterError:
@@ -302,7 +301,7 @@ def _refusal_error(action: str, status: int, data: bytes) -> ClusterError:
     except (ValueError, AttributeError):
         message = data[:300].decode(errors="replace")
     refusal = classify_refusal(message, status)
-    what = f"Kubernetes did not {action}" if " " in action else action
+    what = f"Kubernetes did not {action}"
     return ClusterError(
         f"{what}: {message.rstrip('.')}." if message else f"{what} (HTTP {status}).",
         status=status,
@@ -338,11 +337,6 @@ def _is_unsent(trouble: Exception) -> bool:
     """Return whether no connection came about, as while an API server restarts."""
     errors: Any = import_module("urllib3.exceptions")
     return isinstance(trouble, errors.NewConnectionError | errors.ConnectTimeoutError)
-
-
-def _yaml_error() -> type[Exception]:
-    errors: Any = import_module("yaml")
-    return errors.YAMLError
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

@@ -62,7 +62,7 @@ class KubernetesGang:
         is_queued: bool = False,
     ) -> None:
         self.objects, self.record, self.watch = objects, record, GangWatch(job)
-        self._job, self._patience, self._is_queued = job, patience, is_queued
+        self.job, self._patience, self._is_queued = job, patience, is_queued
         self.clock: Callable[[], float] = time.time
         self._requests: dict[int, NodeRequest] = {}
         self._unsent: set[int] = set()
@@ -117,10 +117,10 @@ class KubernetesGang:
         return self._conclude(self._explain(status))
 
     def _observe_starting(self, status: NodeStatus, pod: PodView) -> NodeStatus:
-        if not pod.has_started and (asked := self._find_request(status.rank).reason):
+        if not pod.has_started and (stop_reason := self._find_request(status.rank).reason):
             with suppress(SubstrateError):  # else the next call deletes it
-                self._job.delete_pod(pod.name)
-                return self._give_verdict(stop_before_start(status, asked, self.clock()))
+                self.job.delete_pod(pod.name)
+                return self._give_verdict(stop_before_start(status, stop_reason, self.clock()))
             return status
         if pod.failure is not None and pod.failed_container == COMMANDS:
             return self._observe_early_end(status, pod.failure)
@@ -142,8 +142,8 @@ class KubernetesGang:
         """Return the status of a rank without a pod, or whose pod went before the watch began."""
         if status.phase is not NodePhase.LAUNCHED:
             return self._observe_vanished(status)
-        if asked := self._find_request(status.rank).reason:
-            return self._give_verdict(stop_before_start(status, asked, self.clock()))
+        if stop_reason := self._find_request(status.rank).reason:
+            return self._give_verdict(stop_before_start(status, stop_reason, self.clock()))
         missing = self.watch.find_missing_reason()
         not_started = missing.is_job_gone or (missing.is_suspended and not self._is_queued)
         if not_started and self.clock() - self.record.created_at > _START_TIMEOUT:
@@ -157,7 +157,7 @@ class KubernetesGang:
     def _observe_vanished(self, status: NodeStatus) -> NodeStatus:
         """Return the status of a rank whose agent has reported, and whose pod was never seen."""
         with suppress(SubstrateError):
-            pods = [read_pod(pod) for pod in self._job.list_pods()["items"]]
+            pods = [read_pod(pod) for pod in self.job.list_pods()["items"]]
             if all(pod.rank != status.rank for pod in pods):
                 return self._observe_lost(status, PodView("", status.rank, exists=False))
         return status
@@ -169,9 +169,9 @@ class KubernetesGang:
             return status
         if latest.is_over:
             return self._observe_over(latest)
-        asked = self._find_request(status.rank).reason
-        if asked and latest.started_at is None:
-            return self._give_verdict(stop_before_start(latest, asked, self.clock()))
+        stop_reason = self._find_request(status.rank).reason
+        if stop_reason and latest.started_at is None:
+            return self._give_verdict(stop_before_start(latest, stop_reason, self.clock()))
         if pod.failure is not None and pod.failure.cause is Cause.CONFIGURATION:
             return self._give_verdict(fail_to_start(latest, pod.failure, self.clock()))
         return self._give_verdict(lose(latest, pod.failure, self.clock()))
@@ -185,8 +185,8 @@ class KubernetesGang:
 
     def _explain(self, status: NodeStatus) -> NodeStatus:
         pod = self.watch.find(status.rank)
-        asked = self._find_request(status.rank).reason if status.stop_reason else ""
-        return explain_end(status, pod.failure if pod else None, asked)
+        stop_reason = self._find_request(status.rank).reason if status.stop_reason else ""
+        return explain_end(status, pod.failure if pod else None, stop_reason)
 
     # -- waiting for pods -------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class KubernetesGang:
         self._request(status.rank, NodeRequest("it did not start in time", force=True))
         if pod is not None and pod.exists:
             with suppress(SubstrateError):
-                self._job.delete_pod(pod.name)
+                self.job.delete_pod(pod.name)
         return self._give_verdict(fail_to_start(status, blocked, self.clock()))
 
     def _publish_waiting(self) -> None:
@@ -251,7 +251,7 @@ class KubernetesGang:
         if len(self._final) == self.record.size:
             self.watch.close()
             with suppress(SubstrateError):  # the next launch or the removal deletes it
-                self._job.delete()
+                self.job.delete()
         return status
 
     # -- acting -----------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class KubernetesGang:
         pod = self.watch.find(rank)
         if pod is not None and pod.exists:
             with suppress(SubstrateError):  # the next launch or the removal deletes it
-                self._job.delete_pod(pod.name)
+                self.job.delete_pod(pod.name)
         problem = Problem(Cause.NODE_LOST, AGENT_UNRESPONSIVE)
         self._give_verdict(lose(status, problem, self.clock()))
 
@@ -300,10 +300,10 @@ class KubernetesGang:
                 # Grace 0 removes the object of a pod whose kubelet may still run it.
                 grace = KILL_GRACE if passed < FORCED_REMOVAL else 0
                 if unmarked or grace != sent:
-                    self._job.delete(grace=grace)
+                    self.job.delete(grace=grace)
                     sent = grace
-                pods = self._job.list_pods()["items"]
-                if not pods and self._job.find_job() is None:
+                pods = self.job.list_pods()["items"]
+                if not pods and self.job.find_job() is None:
                     return
                 unmarked = not all("deletionTimestamp" in pod["metadata"] for pod in pods)
             except ClusterError as error:

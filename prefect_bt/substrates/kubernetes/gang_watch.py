@@ -11,16 +11,17 @@ import threading
 import time
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from prefect_bt.errors import SubstrateError
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.client import ClusterError
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.pod_states import (
     PodView,
     Problem,
-    clean_message,
+    format_line,
     read_pod,
 )
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
@@ -33,8 +34,6 @@ RESTART_DELAYS: Final = (0.2, 1.0, 2.0, 5.0, 10.0)
 """Delays in seconds before the watch restarts; the last one repeats."""
 REASON_INTERVAL: Final = 5.0
 """Seconds between two requests for the reason why there are no pods."""
-_UNEXPECTED: Final = (ValueError, KeyError, TypeError, AttributeError)
-"""Errors while reading an answer that does not come from an API server."""
 
 
 class MissingPods(NamedTuple):
@@ -66,7 +65,7 @@ class GangWatch:
     def start(self) -> None:
         """Start to watch the pods in the background. Idempotent."""
         with self._lock:
-            if self._thread is None or not (self._thread.is_alive() or self._closed.is_set()):
+            if self._thread is None:
                 name = f"watch-{self._objects.name}"
                 self._thread = threading.Thread(target=self._run, daemon=True, name=name)
                 self._thread.start()
@@ -88,7 +87,7 @@ class GangWatch:
             return self._missing
 
     def _read_missing_reason(self) -> MissingPods:
-        job: dict[str, Any] | None = self._objects.find_job()
+        job: Json | None = self._objects.find_job()
         suspended = job is not None and bool(job.get("spec", {}).get("suspend"))
         return MissingPods(self._read_failed_creation(), job is None, suspended)
 
@@ -99,7 +98,7 @@ class GangWatch:
         if not failed:
             return None
         newest = max(failed, key=_event_time)
-        message = clean_message(newest.get("message")).removeprefix("Error creating: ")
+        message = format_line(newest.get("message")).removeprefix("Error creating: ")
         return Problem(classify_refusal(message).cause, message)
 
     def find_pod_warning(self, pod: PodView) -> Problem | None:
@@ -108,7 +107,7 @@ class GangWatch:
             events = self._objects.list_events("Pod", pod.name)
             newest = max(events, key=_event_time) if events else {}
             if newest.get("type") == "Warning" and newest.get("reason") != "FailedScheduling":
-                return Problem(Cause.LAUNCH_FAILED, clean_message(newest.get("message")))
+                return Problem(Cause.LAUNCH_FAILED, format_line(newest.get("message")))
         return None
 
     def list_pods(self) -> str:
@@ -127,7 +126,7 @@ class GangWatch:
                 version = self._watch(version or self.list_pods())
                 failures = 0
                 self._closed.wait(RESTART_DELAYS[0])
-            except (ClusterError, *_UNEXPECTED) as error:
+            except Exception as error:  # a proxy may send any answer, and the watch must continue
                 version = ""
                 pause = RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)]
                 expired = isinstance(error, ClusterError) and error.status == HTTPStatus.GONE
@@ -142,13 +141,11 @@ class GangWatch:
             for event in events:
                 if self._closed.is_set():
                     break
-                if event["type"] == "ERROR":
-                    raise _watch_error(event["object"])
                 version = str(event["object"]["metadata"]["resourceVersion"])
                 self._apply(event)
         return version
 
-    def _apply(self, event: dict[str, Any]) -> None:
+    def _apply(self, event: Json) -> None:
         if event["type"] == "BOOKMARK":
             return
         view = read_pod(event["object"])
@@ -157,11 +154,5 @@ class GangWatch:
             self._pods = {**self._pods, view.rank: view._replace(exists=not deleted)}
 
 
-def _event_time(event: dict[str, Any]) -> str:
+def _event_time(event: Json) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
-
-
-def _watch_error(status: dict[str, Any]) -> ClusterError:
-    code = int(status.get("code", 0))
-    message = str(status.get("message", "the watch ended"))
-    return ClusterError(message, status=code, next_step="", cause=Cause.LAUNCH_FAILED)

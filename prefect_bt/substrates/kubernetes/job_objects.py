@@ -6,7 +6,8 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager
 from typing import Any, Final, cast
 
-from prefect_bt.substrates.kubernetes.client import ClusterClient, Json
+from prefect_bt.substrates.kubernetes.client import ClusterClient
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import JOB_NAME_LABEL
 
 KILL_GRACE: Final = 1
@@ -20,11 +21,28 @@ class JobObjects:
     def __init__(self, client: ClusterClient, namespace: str, name: str) -> None:
         self.name, self._client = name, client
         self._core = f"/api/v1/namespaces/{namespace}"
-        self._path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+        self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
+        self._path = f"{self._jobs}/{name}"
         self._selector = {"labelSelector": f"{JOB_NAME_LABEL}={name}"}
 
+    def create(self, manifest: Json) -> Json:
+        """Create the Job; return it as stored."""
+        action = f"create Job {self.name}"
+        return self._client.request("POST", self._jobs, body=manifest, action=action)
+
+    def create_object(self, manifest: Json) -> None:
+        """Create another object of the core API in the Job's namespace."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        path = f"{self._core}/{kind.lower()}s"
+        self._client.request("POST", path, body=manifest, action=f"create the {kind} {name}")
+
+    def start(self) -> None:
+        """Let the suspended Job create its pods."""
+        start = {"spec": {"suspend": False}}
+        self._client.request("PATCH", self._path, body=start, action=f"start Job {self.name}")
+
     def find_job(self) -> Json | None:
-        return self._client.find(self._path)
+        return self._client.find(self._path, action=f"read Job {self.name}")
 
     def list_pods(self) -> Json:
         """Return the list of pods: `items`, and `metadata` with the version to watch from."""
@@ -44,7 +62,8 @@ class JobObjects:
         """Return the events of an object."""
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         query = {"fieldSelector": selector}
-        found: Any = self._client.request("GET", f"{self._core}/events", query=query)
+        action = f"list the events of {kind} {name}"
+        found: Any = self._client.request("GET", f"{self._core}/events", query=query, action=action)
         return cast("list[Json]", found["items"])
 
     def delete_pod(self, name: str) -> None:

@@ -1,10 +1,10 @@
-"""Merge a user's patch into a manifest."""
+"""Objects of JSON, and the merge of a user's patch into a manifest."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-_Object = dict[str, Any]
+Json = dict[str, Any]
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -19,27 +19,24 @@ def merge(target: Any, patch: Any) -> Any:
     """
     if isinstance(patch, dict) and isinstance(target, dict):
         # Keys of JSON objects are strings.
-        return _merge_objects(cast("_Object", target), cast("_Object", patch))
+        return _merge_objects(cast("Json", target), cast("Json", patch))
     if _is_named_list(patch) and _is_named_list(target):
-        return _merge_lists(cast("list[_Object]", target), cast("list[_Object]", patch))
+        return _merge_lists(cast("list[Json]", target), cast("list[Json]", patch))
     return cast("Any", patch)
 
 
-def _merge_objects(target: _Object, patch: _Object) -> _Object:
-    merged = {key: value for key, value in target.items() if patch.get(key, value) is not None}
-    for key, value in patch.items():
-        if value is not None:
-            merged[key] = merge(target.get(key), value)
-    return merged
+def _merge_objects(target: Json, patch: Json) -> Json:
+    merged = target | {key: merge(target.get(key), value) for key, value in patch.items()}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
-def _merge_lists(target: list[_Object], patch: list[_Object]) -> list[_Object]:
+def _merge_lists(target: list[Json], patch: list[Json]) -> list[Json]:
     changes = {_identity(one): one for one in patch}
-    known: list[_Object] = [merge(one, changes.pop(_identity(one), {})) for one in target]
+    known: list[Json] = [merge(one, changes.pop(_identity(one), {})) for one in target]
     return [*known, *changes.values()]
 
 
-def _identity(one: _Object) -> Any:
+def _identity(one: Json) -> Any:
     """Return the name, or the path of a mount, because one volume can have several mounts."""
     return one.get("mountPath", one["name"])
 

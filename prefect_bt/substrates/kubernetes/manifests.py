@@ -1,4 +1,4 @@
-"""The objects of one attempt, from its gang plan: a Job, a Service and a Secret. Pure."""
+"""Objects of one attempt, from its gang plan: a Job, a Service and a Secret. Pure."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from prefect_bt import codec
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.nodes import pod_layout
 from prefect_bt.planning.plan import GangPlan
-from prefect_bt.substrates.kubernetes.json_merge import merge
+from prefect_bt.substrates.kubernetes.json_merge import Json, merge
 from prefect_bt.substrates.kubernetes.names import (
     AGENT,
     CACHE_CLAIM,
     LABEL_QUEUE,
+    MANAGED_BY,
     gang_name,
     render_labels,
 )
 from prefect_bt.substrates.kubernetes.pod_template import PULL_SECRET_KEY, render_pod
 
-Manifest = dict[str, Any]
 KEPT_SECONDS: Final = 7 * 86400
 """Seconds for which the cluster keeps a Job that has ended and was not removed."""
 
@@ -40,7 +40,7 @@ class GangSecrets:
     registry_login: str = field(default="", repr=False)
 
 
-def render_job(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: bool) -> Manifest:
+def render_job(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: bool) -> Json:
     """Return the Job, suspended: its pods start after the other objects are created.
 
     A pod is never replaced: the next attempt is another Job. The Job's Failed condition names an
@@ -88,7 +88,7 @@ def render_job(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: b
     return merge(job, settings.job_patch)
 
 
-def render_service(gang: GangPlan, owner: Manifest) -> Manifest:
+def render_service(gang: GangPlan, owner: Json) -> Json:
     """Return the headless Service that gives each pod of the gang a DNS name, ready or not."""
     labels = render_labels(gang)
     return {
@@ -103,7 +103,7 @@ def render_service(gang: GangPlan, owner: Manifest) -> Manifest:
     }
 
 
-def render_secret(gang: GangPlan, secrets: GangSecrets, owner: Manifest) -> Manifest:
+def render_secret(gang: GangPlan, secrets: GangSecrets, owner: Json) -> Json:
     """Return the Secret of the attempt, which also holds the login of its image."""
     texts = {
         pod_layout.PLAN_FILE: codec.dumps(gang.nodes[0]),
@@ -123,12 +123,12 @@ def render_secret(gang: GangPlan, secrets: GangSecrets, owner: Manifest) -> Mani
     }
 
 
-def render_cache_claim(settings: ClusterSettings) -> Manifest:
+def render_cache_claim(settings: ClusterSettings) -> Json:
     """Return the volume claim for a cache with a storage class. All jobs share it."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": CACHE_CLAIM, "labels": {"app.kubernetes.io/managed-by": "prefect-bt"}},
+        "metadata": {"name": CACHE_CLAIM, "labels": {MANAGED_BY: "prefect-bt"}},
         "spec": {
             "accessModes": ["ReadWriteMany"],
             "storageClassName": settings.cache_storage_class,
@@ -137,10 +137,10 @@ def render_cache_claim(settings: ClusterSettings) -> Manifest:
     }
 
 
-def _owned_metadata(gang: GangPlan, owner: Manifest) -> Manifest:
+def _owned_metadata(gang: GangPlan, owner: Json) -> Json:
     """Return the metadata of an object that the Job owns and shares its name with."""
     return {
-        "name": gang_name(gang.job_id, gang.attempt),
+        "name": owner["metadata"]["name"],
         "labels": render_labels(gang),
         "ownerReferences": [
             {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefect_bt.errors import StoreError, SubstrateError
+from prefect_bt.errors import StoreError
 from prefect_bt.ledger.node_objects import NodeRequest
-from prefect_bt.ledger.records import Cause, NodeStatus
-from prefect_bt.substrates.kubernetes.client import SUBSTRATE_NAME
+from prefect_bt.ledger.records import NodeStatus
+from prefect_bt.substrates.kubernetes.client import store_error
 from prefect_bt.substrates.kubernetes.gang import KubernetesGang
 
 
@@ -49,12 +49,7 @@ class KubernetesNodeHandle:
         except StoreError as error:
             if not self.gang.observe(self.rank).is_over:
                 return b""
-            raise SubstrateError(
-                f"The log of rank {self.rank} cannot be read: {error.message}",
-                substrate=SUBSTRATE_NAME,
-                next_step=error.next_step,
-                cause=Cause.STORE_FAILED,
-            ) from error
+            raise store_error(error, f"The log of rank {self.rank} cannot be read") from error
 
     def remove(self) -> None:
         """Remove the whole gang, which is one Job. Files that were not uploaded are lost."""

@@ -6,10 +6,9 @@ import signal
 from dataclasses import replace
 from typing import Final
 
-from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
+from prefect_bt.ledger.records import EXIT_NOT_STARTED, Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.substrates.kubernetes.pod_states import Problem
 
-EXIT_NOT_STARTED: Final = 125
 _DELETED: Final = Problem(Cause.POD_DELETED, "")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from prefect_bt.ledger.records import Cause
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import (
     AGENT,
     COMMANDS,
@@ -14,7 +15,6 @@ from prefect_bt.substrates.kubernetes.names import (
     STAGING,
 )
 
-Json = dict[str, Any]
 _PLATFORM: Final = frozenset({AGENT, STAGING})
 
 
@@ -26,7 +26,7 @@ class Problem(NamedTuple):
 
 
 class PodView(NamedTuple):
-    """State of one pod that its gang uses."""
+    """State of one pod, as its gang uses it."""
 
     name: str
     rank: int
@@ -134,7 +134,7 @@ def _find_block(pod: Json, status: Json, *, has_started: bool) -> Problem | None
             return _name_container(one, problem)
     for condition in _conditions(status):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Problem(Cause.UNSCHEDULABLE, clean_message(condition.get("message", "")))
+            return Problem(Cause.UNSCHEDULABLE, format_line(condition.get("message", "")))
     if _is_creating(pod, status, has_started=has_started):
         machine = pod["spec"]["nodeName"]
         return Problem(Cause.LAUNCH_FAILED, f"its containers are being created on {machine}")
@@ -154,9 +154,9 @@ def _read_waiting(reason: str, message: str, *, image: str) -> Problem | None:
         said = message.replace(image, "") if image else message
         fitting = (cause for words, cause in _PULL_MESSAGES if re.search(words, said, re.I))
         cause = next(fitting, Cause.IMAGE_PULL_FAILED)
-        return Problem(cause, clean_message(message) or reason)
+        return Problem(cause, format_line(message) or reason)
     cause = _WAITING_CAUSES.get(reason)
-    return None if cause is None else Problem(cause, clean_message(message) or reason)
+    return None if cause is None else Problem(cause, format_line(message) or reason)
 
 
 def _name_container(container: Json, problem: Problem) -> Problem:
@@ -201,14 +201,14 @@ _POD_REASONS: Final = {
 def _find_disruption(pod: Json, status: Json) -> Problem | None:
     reason = str(status.get("reason", ""))
     if reason in _POD_REASONS:
-        return Problem(_POD_REASONS[reason], clean_message(status.get("message", "")) or reason)
+        return Problem(_POD_REASONS[reason], format_line(status.get("message", "")) or reason)
     for condition in _conditions(status):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             which = str(condition.get("reason", ""))
             cause = _DISRUPTIONS.get(which, Cause.EVICTED)
             machine = _part(pod, "spec").get("nodeName", "")
             where = f" (machine {machine})" if machine else ""
-            return Problem(cause, f"{clean_message(condition.get('message', '')) or which}{where}")
+            return Problem(cause, f"{format_line(condition.get('message', '')) or which}{where}")
     return None
 
 
@@ -225,9 +225,9 @@ def _find_container_failure(containers: dict[str, Json]) -> tuple[str, Problem |
 def _read_end(container: Json, ended: Json) -> Problem:
     name, reason = container["name"], str(ended.get("reason", ""))
     is_platform = name in _PLATFORM
-    message = clean_message(ended.get("message"))
+    message = format_line(ended.get("message"))
     if is_platform:  # the end of the agent's log, which has that of the job
-        message = clean_message(str(ended.get("message") or "").strip().rpartition("\n")[2])[-200:]
+        message = format_line(str(ended.get("message") or "").strip().rpartition("\n")[2])[-200:]
     if reason == "OOMKilled":
         cause = Cause.NODE_LOST if is_platform else Cause.OUT_OF_MEMORY
         return Problem(cause, f"the container {name!r} was killed for lack of memory")
@@ -250,6 +250,6 @@ def _conditions(status: Json) -> list[Json]:
     return status.get("conditions") or []
 
 
-def clean_message(message: object) -> str:
+def format_line(message: object) -> str:
     """Return the message as one line without a full stop."""
     return " ".join(str(message or "").split()).rstrip(".")

@@ -14,6 +14,7 @@ from prefect_bt.environment import RANK_VARIABLE, rendezvous_variables
 from prefect_bt.host.nodes import pod_layout
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT, MOUNTED_AT
 from prefect_bt.planning.plan import GangPlan, NodePlan, Resources
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import (
     AGENT,
     COMMANDS,
@@ -22,7 +23,11 @@ from prefect_bt.substrates.kubernetes.names import (
     gang_name,
     host_name,
 )
-from prefect_bt.substrates.kubernetes.pod_volumes import render_mounts, render_volumes
+from prefect_bt.substrates.kubernetes.pod_volumes import (
+    WEIGHTS_FOLDER,
+    render_mounts,
+    render_volumes,
+)
 
 LEADER_PORT: Final = 29500
 """PyTorch's default port: every pod has its own network address."""
@@ -44,7 +49,7 @@ _ENTRYPOINT: Final = ["python", "-m", "prefect_bt.node_agent.pod"]
 def render_pod(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: bool) -> Any:
     """Return the specification of every pod of the gang; its index is the rank."""
     node, name = gang.nodes[0], gang_name(gang.job_id, gang.attempt)
-    pod: dict[str, Any] = {
+    pod: Json = {
         "restartPolicy": "Never",
         "subdomain": name,
         "enableServiceLinks": False,
@@ -74,10 +79,10 @@ def render_pod(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: b
     return pod | {key: value for key, value in optional.items() if value}
 
 
-def _agent(node: NodePlan, settings: ClusterSettings) -> dict[str, Any]:
+def _agent(node: NodePlan, settings: ClusterSettings) -> Json:
     """Return the agent's container; it meets the Pod Security level `restricted`."""
     user = _agent_user(settings)
-    resources: dict[str, Any] = {"requests": AGENT_REQUESTS}
+    resources: Json = {"requests": AGENT_REQUESTS}
     if settings.enforce_limits:
         resources["limits"] = AGENT_LIMITS
     return {
@@ -100,30 +105,32 @@ def _agent(node: NodePlan, settings: ClusterSettings) -> dict[str, Any]:
             {"name": "control", "mountPath": str(pod_layout.CONTROL)},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *render_mounts(
-                node,
-                settings,
-                {n: str(pod_layout.volume_folder(n)) for n in range(len(node.volumes))},
+                node, {n: str(pod_layout.volume_folder(n)) for n in range(len(node.volumes))}
             ),
             *_store_mounts(node, settings),
         ],
     }
 
 
-def _staging(node: NodePlan, settings: ClusterSettings) -> dict[str, Any]:
+def _staging(node: NodePlan, settings: ClusterSettings) -> Json:
     """Return the init container that mirrors the weights."""
     agent = _agent(node, settings)
     shared = {"secret", "state", "tmp", "store"}
     mounts = [mount for mount in agent["volumeMounts"] if mount["name"] in shared]
-    weights = render_mounts(node, settings, {}, weights_cache=str(pod_layout.WEIGHTS))
+    weights = {
+        "name": "cache",
+        "mountPath": str(pod_layout.WEIGHTS),
+        "subPath": WEIGHTS_FOLDER,
+    }
     return {
         **agent,
         "name": STAGING,
         "command": [*_ENTRYPOINT, "weights"],
-        "volumeMounts": [*mounts, *weights],
+        "volumeMounts": [*mounts, weights],
     }
 
 
-def _commands(gang: GangPlan, settings: ClusterSettings) -> dict[str, Any]:
+def _commands(gang: GangPlan, settings: ClusterSettings) -> Json:
     """Return the container of the user's commands. Its first process reads the agent's orders."""
     node = gang.nodes[0]
     directory = "" if node.workspace.in_image else node.workspace.directory
@@ -141,12 +148,12 @@ def _commands(gang: GangPlan, settings: ClusterSettings) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "control", "mountPath": MOUNTED_AT, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-            *render_mounts(node, settings, targets),
+            *render_mounts(node, targets),
         ],
     }
 
 
-def _user_context(user: int | None) -> dict[str, Any]:
+def _user_context(user: int | None) -> Json:
     """Return the security context of the commands.
 
     A user other than root meets the Pod Security level `restricted`.
@@ -158,7 +165,7 @@ def _user_context(user: int | None) -> dict[str, Any]:
     return {"securityContext": {"runAsUser": user, "runAsNonRoot": True, **_UNPRIVILEGED}}
 
 
-def _environment(gang: GangPlan) -> list[dict[str, Any]]:
+def _environment(gang: GangPlan) -> list[Json]:
     """Return the variables of the commands container. They contain no secret."""
     node = gang.nodes[0]
     rendezvous = rendezvous_variables(
@@ -182,7 +189,7 @@ def _escape(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _resources(have: Resources, settings: ClusterSettings) -> dict[str, Any]:
+def _resources(have: Resources, settings: ClusterSettings) -> Json:
     """Return requests and limits. Limits of CPUs and memory are set only if they are enforced."""
     amounts = {"cpu": str(have.cpus), "memory": str(have.memory)}
     gpus = {_gpu_resource(have, settings): str(have.gpus)} if have.gpus else {}

@@ -7,12 +7,13 @@ emptyDir. Every other volume of the plan is an emptyDir, which is deleted with t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.nodes import pod_layout
 from prefect_bt.object_keys import quote_name
 from prefect_bt.planning.plan import GangPlan, NodePlan, Volume, VolumeKind
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.names import CACHE_CLAIM, gang_name
 
 _CACHE_FOLDERS: Final = {
@@ -22,17 +23,17 @@ _CACHE_FOLDERS: Final = {
     VolumeKind.HF_CACHE: "cache/huggingface",
 }
 """Folders of the cache, named as in a state folder (host.state_folder)."""
-_WEIGHTS: Final = "weights"
+WEIGHTS_FOLDER: Final = "weights"
 _SECRET_MODE: Final = 0o440
 
 
-def render_volumes(gang: GangPlan, settings: ClusterSettings) -> list[dict[str, Any]]:
+def render_volumes(gang: GangPlan, settings: ClusterSettings) -> list[Json]:
     """Return the volumes of every pod of the gang."""
     node = gang.nodes[0]
     limit = node.resources.shared_memory
     shared_memory = {"medium": "Memory"} | ({"sizeLimit": str(limit)} if limit else {})
     secret = {"secretName": gang_name(gang.job_id, gang.attempt), "defaultMode": _SECRET_MODE}
-    own: list[dict[str, Any]] = [
+    own: list[Json] = [
         {"name": _volume_name(number), "emptyDir": {}}
         for number, volume in enumerate(node.volumes)
         if not _is_cached(volume)
@@ -51,29 +52,17 @@ def render_volumes(gang: GangPlan, settings: ClusterSettings) -> list[dict[str, 
     ]
 
 
-def render_mounts(
-    node: NodePlan,
-    settings: ClusterSettings,
-    places: Mapping[int, str],
-    *,
-    weights_cache: str = "",
-) -> list[dict[str, Any]]:
-    """Return the mounts of the plan's volumes, each by its number, at `places`.
-
-    `weights_cache`: where the whole cache of weights is mounted, "" for nowhere.
-    """
-    mounts = [_mount(node.volumes[number], number, place, node) for number, place in places.items()]
-    if weights_cache:
-        mounts.append({"name": "cache", "mountPath": weights_cache, "subPath": _WEIGHTS})
-    return mounts
+def render_mounts(node: NodePlan, places: Mapping[int, str]) -> list[Json]:
+    """Return the mounts of the plan's volumes, each by its number, at `places`."""
+    return [_mount(node.volumes[number], number, place, node) for number, place in places.items()]
 
 
-def _mount(volume: Volume, number: int, place: str, node: NodePlan) -> dict[str, Any]:
-    mount: dict[str, Any] = {"name": _volume_name(number), "mountPath": place}
+def _mount(volume: Volume, number: int, place: str, node: NodePlan) -> Json:
+    mount: Json = {"name": _volume_name(number), "mountPath": place}
     key = volume.key or node.project_id
     if volume.kind is VolumeKind.WEIGHTS:
         tree = pod_layout.weights_tree(key)
-        mount = {"name": "cache", "mountPath": place, "subPath": f"{_WEIGHTS}/{tree}"}
+        mount = {"name": "cache", "mountPath": place, "subPath": f"{WEIGHTS_FOLDER}/{tree}"}
     elif volume.kind in _CACHE_FOLDERS:
         folder = f"{_CACHE_FOLDERS[volume.kind]}/{quote_name(key)}"
         mount = {"name": "cache", "mountPath": place, "subPath": folder}
@@ -88,7 +77,7 @@ def _volume_name(number: int) -> str:
     return f"volume-{number}"
 
 
-def _cache_source(settings: ClusterSettings) -> dict[str, Any]:
+def _cache_source(settings: ClusterSettings) -> Json:
     claim = settings.cache_claim or (CACHE_CLAIM if settings.cache_storage_class else "")
     if claim:
         return {"persistentVolumeClaim": {"claimName": claim}}

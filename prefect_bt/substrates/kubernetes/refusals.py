@@ -5,13 +5,14 @@ RBAC, quotas and admission rules all answer 403; only the message differs (v1.20
 
 from __future__ import annotations
 
+import re
 from typing import Final, NamedTuple
 
 from prefect_bt.ledger.records import Cause
 
 
 class Refusal(NamedTuple):
-    """A row of the table. `pattern` is matched against the message in lower case."""
+    """A row of the table. `pattern`: regular expression for the message in lower case."""
 
     pattern: str
     cause: Cause
@@ -52,7 +53,7 @@ _REFUSALS: Final = (
         "Create the service account, or correct service_account in the Kubernetes Substrate block.",
     ),
     Refusal(
-        'namespaces "',
+        'namespaces "[^"]*" not found',
         Cause.CONFIGURATION,
         "Create the namespace, or correct namespace in the Kubernetes Substrate block.",
     ),
@@ -71,7 +72,6 @@ _REFUSALS: Final = (
         Cause.FORBIDDEN,
         "Log in to the cluster again: `kubectl get pods` should answer with the same kubeconfig.",
     ),
-    Refusal("denied the request", Cause.ADMISSION_DENIED, "Change what the message names."),
     Refusal(
         "must be less than or equal to",
         Cause.CONFIGURATION,
@@ -86,7 +86,7 @@ def classify_refusal(message: str, status: int = 0) -> Refusal:
     """Return the first row that matches, else a row by the HTTP status."""
     text = message.lower()
     for row in _REFUSALS:
-        if row.pattern in text and not (row.pattern == 'namespaces "' and "not found" not in text):
+        if re.search(row.pattern, text):
             return row
     if status in _UNPROCESSABLE:
         return Refusal(

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -25,10 +26,11 @@ from prefect_bt.substrates.kubernetes.client import (
     SUBSTRATE_NAME,
     ClusterClient,
     ClusterError,
-    Json,
+    store_error,
 )
 from prefect_bt.substrates.kubernetes.gang import KubernetesGang
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.manifests import (
     GangSecrets,
     render_cache_claim,
@@ -42,6 +44,7 @@ from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 _REFUSED: Final = range(400, 500)
 """HTTP status codes of requests that the API server refused, so that they had no effect."""
+_STORE_FAILURE: Final = "The store of the nodes' state does not answer"
 UNBOUNDED: Final = 1 << 60
 """Capacity of a cluster in plans: only its scheduler knows the real capacity."""
 
@@ -49,28 +52,19 @@ UNBOUNDED: Final = 1 << 60
 class KubernetesSubstrate:
     """Runs gangs in one namespace of a cluster. `store`: the URL of the jobs' store."""
 
+    name = SUBSTRATE_NAME
+    supports_images = True
+
     def __init__(self, settings: ClusterSettings, store: str) -> None:
         self.settings, self.store_url = settings, store
         self.client = ClusterClient(settings)
         self._clients: dict[tuple[str, str], ClusterClient] = {}
-        self._store: Any = None
         self._projects: dict[str, str] = {}
         self._gangs: dict[tuple[str, int], KubernetesGang] = {}
 
-    @property
-    def name(self) -> str:
-        return SUBSTRATE_NAME
-
-    @property
-    def supports_images(self) -> bool:
-        return True
-
-    @property
+    @cached_property
     def store(self) -> Any:
-        """Return the store, opened when it is first used."""
-        if self._store is None:
-            self._store = open_store(self.store_url)
-        return self._store
+        return open_store(self.store_url)
 
     def capacity(self) -> Capacity:
         limits = self.settings.enforce_limits
@@ -101,20 +95,20 @@ class KubernetesSubstrate:
         self._end_earlier_attempts(gang)
         made = self._record(gang)
         try:
-            job = self._create_job(gang, given, made.record.namespace)
+            owner = self._create_job(gang, given, made.job)
         except ClusterError as error:
             if error.status in _REFUSED:
                 # This launch created nothing: a Job with that name belongs to another launch.
                 with suppress(StoreError):
                     made.objects.delete()
             else:
-                _take_back(made, error)
+                _remove_failed_launch(made, error)
             raise
         try:
             made.watch.list_pods()  # fail now if the user may not list pods
-            self._complete(gang, given, job)
+            self._complete(gang, given, made.job, owner)
         except BaseException as error:
-            _take_back(made, error)
+            _remove_failed_launch(made, error)
             raise
         self._gangs[gang.job_id, gang.attempt] = made
         return [KubernetesNodeHandle(made, gang.attempt, node.rank) for node in gang.nodes]
@@ -125,7 +119,7 @@ class KubernetesSubstrate:
             attempts = self._list_attempts(job_id)
             gangs = [(attempt, self._open_gang(job_id, attempt)) for attempt in attempts]
         except StoreError as error:
-            raise _store_error(error) from error
+            raise store_error(error, _STORE_FAILURE) from error
         return [
             KubernetesNodeHandle(gang, attempt, rank)
             for attempt, gang in gangs
@@ -158,7 +152,7 @@ class KubernetesSubstrate:
         except ObjectExists:
             raise _already_launched_error(gang) from None
         except StoreError as error:
-            raise _store_error(error) from error
+            raise store_error(error, _STORE_FAILURE) from error
         return self._make_gang(self.client, objects, record)
 
     def _make_gang(
@@ -172,39 +166,23 @@ class KubernetesSubstrate:
             is_queued=bool(self.settings.queue_name),
         )
 
-    def _create_job(self, gang: GangPlan, secrets: GangSecrets, namespace: str) -> Json:
+    def _create_job(self, gang: GangPlan, secrets: GangSecrets, job: JobObjects) -> Json:
         """Create the Job, suspended. ClusterError."""
         if self.settings.cache_storage_class and not self.settings.cache_claim:
-            self._ensure_cache_claim(f"/api/v1/namespaces/{namespace}")
-        manifest = render_job(gang, self.settings, pulls_with_login=bool(secrets.registry_login))
-        action = f"create Job {manifest['metadata']['name']}"
-        jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
-        return self.client.request("POST", jobs, body=manifest, action=action)
+            self._ensure_cache_claim(job)
+        pulls_with_login = bool(secrets.registry_login)
+        return job.create(render_job(gang, self.settings, pulls_with_login=pulls_with_login))
 
-    def _complete(self, gang: GangPlan, secrets: GangSecrets, job: Json) -> None:
+    def _complete(self, gang: GangPlan, secrets: GangSecrets, job: JobObjects, owner: Json) -> None:
         """Create the objects that the Job owns, then start it. ClusterError."""
-        name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-        core = f"/api/v1/namespaces/{namespace}"
-        for kind, manifest in (
-            ("secrets", render_secret(gang, secrets, job)),
-            ("services", render_service(gang, job)),
-        ):
-            action = f"create the {manifest['kind']} {name}"
-            self.client.request("POST", f"{core}/{kind}", body=manifest, action=action)
+        job.create_object(render_secret(gang, secrets, owner))
+        job.create_object(render_service(gang, owner))
         if not self.settings.queue_name:  # else Kueue starts it
-            path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
-            start = {"spec": {"suspend": False}}
-            self.client.request("PATCH", path, body=start, action=f"start Job {name}")
+            job.start()
 
-    def _ensure_cache_claim(self, core: str) -> None:
-        claim = render_cache_claim(self.settings)
+    def _ensure_cache_claim(self, job: JobObjects) -> None:
         try:
-            self.client.request(
-                "POST",
-                f"{core}/persistentvolumeclaims",
-                body=claim,
-                action="create the volume claim of the cache",
-            )
+            job.create_object(render_cache_claim(self.settings))
         except ClusterError as error:
             # A quota is checked before the name: the claim may be there, and count in it.
             if error.status != HTTPStatus.CONFLICT and error.cause != Cause.QUOTA_EXCEEDED:
@@ -269,7 +247,7 @@ class KubernetesSubstrate:
         return self._clients[place]
 
 
-def _take_back(made: KubernetesGang, error: BaseException) -> None:
+def _remove_failed_launch(made: KubernetesGang, error: BaseException) -> None:
     """Remove the objects of a gang that could not be launched."""
     try:
         made.remove()
@@ -288,15 +266,6 @@ def _already_launched_error(gang: GangPlan) -> SubstrateError:
         substrate=SUBSTRATE_NAME,
         rank=0,
         next_step="Give the next attempt a new number.",
-    )
-
-
-def _store_error(error: StoreError) -> SubstrateError:
-    return SubstrateError(
-        f"The store of the nodes' state does not answer: {error.message}",
-        substrate=SUBSTRATE_NAME,
-        next_step=error.next_step,
-        cause=Cause.STORE_FAILED,
     )
 
 

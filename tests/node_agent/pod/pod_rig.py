@@ -124,7 +124,7 @@ class Pod:
         user = str(pod_layout.AGENT_USER)
         identity = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
         variables = ["env", "-i", "HOME=/tmp", f"PATH={os.environ['PATH']}"]
-        variables += [f"PYTHONPATH={ROOT}", f"{pod_layout.RANK_VARIABLE}={plan.rank}"]
+        variables += [f"PYTHONPATH={ROOT}", f"{pod_layout.INDEX_VARIABLE}={plan.rank}"]
         command = [sys.executable, "-m", "prefect_bt.node_agent.pod", *arguments]
         return self._enter("agent", mounts, [*identity, *variables, *command])
 

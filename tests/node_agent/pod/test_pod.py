@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.ledger.records import NodePhase, StopReason
-from prefect_bt.node_agent.commands.loop import EXIT_NOT_STARTED
+from prefect_bt.ledger.records import EXIT_NOT_STARTED, NodePhase, StopReason
 from prefect_bt.planning.planner import plan_gang
 from tests.node_agent.rig import JOB, wait_until, with_checkpoints
 from tests.planning.laptop import CONTEXT, project

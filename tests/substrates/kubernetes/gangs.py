@@ -12,9 +12,9 @@ from prefect_bt.planning.plan import GangPlan
 from prefect_bt.planning.planner import plan_gang
 from prefect_bt.registries.credentials import docker_configuration
 from prefect_bt.registries.reference import parse_reference
+from prefect_bt.substrates.kubernetes.json_merge import Json
 from prefect_bt.substrates.kubernetes.manifests import (
     GangSecrets,
-    Manifest,
     render_job,
     render_secret,
     render_service,
@@ -121,7 +121,7 @@ CASES = {
 }
 
 
-def render(case: Case) -> dict[str, Manifest]:
+def render(case: Case) -> dict[str, Json]:
     """Return the three objects by their kind."""
     plan = case.plan()
     image = plan.nodes[0].image
@@ -135,15 +135,15 @@ def render(case: Case) -> dict[str, Manifest]:
     return {"Job": job, "Secret": secret, "Service": render_service(plan, owner)}
 
 
-def pod_of(objects: Mapping[str, Manifest]) -> Any:
+def pod_of(objects: Mapping[str, Json]) -> Any:
     return objects["Job"]["spec"]["template"]["spec"]
 
 
-def containers_of(objects: Mapping[str, Manifest]) -> dict[str, Any]:
+def containers_of(objects: Mapping[str, Json]) -> dict[str, Any]:
     pod = pod_of(objects)
     return {one["name"]: one for one in [*pod.get("initContainers", []), *pod["containers"]]}
 
 
-def open_secret(objects: Mapping[str, Manifest]) -> dict[str, str]:
+def open_secret(objects: Mapping[str, Json]) -> dict[str, str]:
     data = objects["Secret"]["data"]
     return {name: base64.b64decode(text, validate=True).decode() for name, text in data.items()}

@@ -12,7 +12,8 @@ from prefect_bt import codec
 from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.host.nodes.container_pipes import INIT_SCRIPT
 from prefect_bt.planning.plan import NodePlan
-from prefect_bt.substrates.kubernetes.manifests import Manifest, render_cache_claim
+from prefect_bt.substrates.kubernetes.json_merge import Json
+from prefect_bt.substrates.kubernetes.manifests import render_cache_claim
 
 from .gangs import CASES, SECRETS, Case, containers_of, open_secret, pod_of, render
 
@@ -27,11 +28,11 @@ def case(name: str) -> Case:
 
 
 @pytest.fixture
-def objects(case: Case) -> dict[str, Manifest]:
+def objects(case: Case) -> dict[str, Json]:
     return render(case)
 
 
-def shown(objects: dict[str, Manifest]) -> str:
+def shown(objects: dict[str, Json]) -> str:
     """As YAML, with the Secret's values in clear, and without what changes for reasons of its own:
     the script and the plan."""
     texts = {name: json.loads(text) for name, text in open_secret(objects).items()}
@@ -41,7 +42,7 @@ def shown(objects: dict[str, Manifest]) -> str:
     return yaml.safe_dump_all(json.loads(text), sort_keys=False, width=100)
 
 
-def test_as_agreed_on(name: str, objects: dict[str, Manifest]) -> None:
+def test_as_agreed_on(name: str, objects: dict[str, Json]) -> None:
     path = GOLDEN / f"{name}.yaml"
     text = shown(objects)
     assert path.is_file(), f"{path} is not there; it would say:\n{text}"
@@ -49,14 +50,14 @@ def test_as_agreed_on(name: str, objects: dict[str, Manifest]) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_as_the_api_server_reads_it(version: str, case: Case, objects: dict[str, Manifest]) -> None:
+def test_as_the_api_server_reads_it(version: str, case: Case, objects: dict[str, Json]) -> None:
     validator = pytest.importorskip("kubernetes_validate")
     claim = render_cache_claim(case.settings.model_copy(update={"cache_storage_class": "nfs"}))
     for manifest in (*objects.values(), claim):
         validator.validate(manifest, version, strict=True)
 
 
-def test_no_secret_is_in_any_object_but_the_secret(objects: dict[str, Manifest]) -> None:
+def test_no_secret_is_in_any_object_but_the_secret(objects: dict[str, Json]) -> None:
     outside = json.dumps([objects["Job"], objects["Service"]])
     assert "s3cret" not in outside
     opened = open_secret(objects)
@@ -64,7 +65,7 @@ def test_no_secret_is_in_any_object_but_the_secret(objects: dict[str, Manifest])
     assert json.loads(opened["environment.json"]) == {"AWS_SECRET_ACCESS_KEY": "store-s3cret"}
 
 
-def test_the_secret_holds_what_the_agent_reads(case: Case, objects: dict[str, Manifest]) -> None:
+def test_the_secret_holds_what_the_agent_reads(case: Case, objects: dict[str, Json]) -> None:
     opened, plan = open_secret(objects), case.plan()
     assert codec.loads(NodePlan, opened["plan.json"].encode()) == plan.nodes[0]
     assert len(json.loads(opened["weights.json"])) == len(plan.weights)
@@ -72,7 +73,7 @@ def test_the_secret_holds_what_the_agent_reads(case: Case, objects: dict[str, Ma
     assert json.loads(opened["secrets.json"]) == wanted
 
 
-def test_the_agents_containers_meet_the_level_restricted(objects: dict[str, Manifest]) -> None:
+def test_the_agents_containers_meet_the_level_restricted(objects: dict[str, Json]) -> None:
     for name, container in containers_of(objects).items():
         if name not in {"agent", "weights"}:
             continue
@@ -106,7 +107,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
     return made
 
 
-def test_every_dollar_survives(case: Case, objects: dict[str, Manifest]) -> None:
+def test_every_dollar_survives(case: Case, objects: dict[str, Json]) -> None:
     commands = containers_of(objects)["commands"]
     variables = {"HOME": "EXPANDED", "1": "EXPANDED", "printf '%b.' \"$1\"": "EXPANDED"}
     assert expand("$$(HOME) $(HOME) $(x) $", variables) == "$(HOME) EXPANDED $(x) $", "the rule"
@@ -119,7 +120,7 @@ def test_every_dollar_survives(case: Case, objects: dict[str, Manifest]) -> None
     assert words[:4] == ["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt"]
 
 
-def test_only_the_agent_has_the_secret(objects: dict[str, Manifest]) -> None:
+def test_only_the_agent_has_the_secret(objects: dict[str, Json]) -> None:
     for name, container in containers_of(objects).items():
         mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
         assert ("secret" in mounted) == (name in {"agent", "weights"})
@@ -128,7 +129,7 @@ def test_only_the_agent_has_the_secret(objects: dict[str, Manifest]) -> None:
 
 
 def test_every_mount_names_a_volume_and_has_a_path_of_its_own(
-    objects: dict[str, Manifest],
+    objects: dict[str, Json],
 ) -> None:
     volumes = [volume["name"] for volume in pod_of(objects)["volumes"]]
     assert len(set(volumes)) == len(volumes)
@@ -142,9 +143,7 @@ def test_every_mount_names_a_volume_and_has_a_path_of_its_own(
     assert used == set(volumes), "and no volume is for nobody"
 
 
-def test_agent_and_commands_share_the_plans_volumes(
-    case: Case, objects: dict[str, Manifest]
-) -> None:
+def test_agent_and_commands_share_the_plans_volumes(case: Case, objects: dict[str, Json]) -> None:
     containers = containers_of(objects)
     seen = {
         which: {m["mountPath"]: (m["name"], m.get("subPath")) for m in one["volumeMounts"]}
@@ -157,7 +156,7 @@ def test_agent_and_commands_share_the_plans_volumes(
     assert seen["commands"]["/.prefect-bt"] == seen["agent"]["/prefect-bt/control"]
 
 
-def test_everything_goes_with_the_job(objects: dict[str, Manifest]) -> None:
+def test_everything_goes_with_the_job(objects: dict[str, Json]) -> None:
     job = objects["Job"]["metadata"]["name"]
     for kind in ("Secret", "Service"):
         metadata = objects[kind]["metadata"]
