@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
 from prefect_bt.attempts.job_context import JobContext
@@ -20,7 +21,14 @@ from prefect_bt.attempts.lifecycle import (
     remove_nodes,
     terminal_state,
 )
-from prefect_bt.errors import AttemptFailed, PrefectBtError, ServerError, StateError, StoreError
+from prefect_bt.errors import (
+    AttemptFailed,
+    PrefectBtError,
+    ServerError,
+    StateError,
+    StoreError,
+    SubstrateError,
+)
 from prefect_bt.flows.tasks.job_flow import interrupted_state
 from prefect_bt.flows.tasks.job_task import failed_state
 from prefect_bt.flows.tasks.reporting.report import publish_job_card, transition_job
@@ -201,7 +209,10 @@ def _finish(site: JobContext, default: JobState, message: str) -> JobState:
         transition_job(site, state, message=message)
     with suppress(StoreError):  # whoever finds a hold of a job that is over removes it
         release_holds(site)
-    remove_nodes(site)
+    try:
+        remove_nodes(site)
+    except SubstrateError as error:  # the job is over nevertheless, and gc finds what is left
+        get_run_logger().warning("%s `prefect-bt gc` removes what is left.", error)
     publish_job_card(site)
     return site.ledger.get_state(site.job_id)
 

@@ -23,7 +23,6 @@ from prefect_bt.definitions import (
 from prefect_bt.errors import PlanError
 from prefect_bt.node_paths import SCRATCH_DIR, WORKSPACE_DIR
 from prefect_bt.object_keys import weights_tree_name
-from prefect_bt.object_store import is_local_url
 from prefect_bt.planning.allocation import allocate_resources
 from prefect_bt.planning.context import PlanContext
 from prefect_bt.planning.ignored_fields import iter_ineffective_fields
@@ -64,7 +63,7 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         *validate_names(names),
         *validate_job(project.job, context.capacity, substrate=context.substrate),
         *(_validate_image(project.job) if context.supports_images else ()),
-        *_validate_store(context),
+        *([context.capacity.store_problem] if context.capacity.store_problem else ()),
         *context.missing_references,
     ]
     if problems:
@@ -84,15 +83,6 @@ def plan_gang(project: TrainingProject, context: PlanContext) -> GangPlan:
         image_secrets=list_image_secret_names(project.job) if context.supports_images else (),
         notes=tuple(_iter_notes(project.job, context)),
     )
-
-
-def _validate_store(context: PlanContext) -> Iterator[str]:
-    if not context.capacity.shares_local_store and is_local_url(context.store):
-        yield (
-            f"The store {context.store} is a folder of this machine, which pods do not reach. Use "
-            "a bucket (PREFECT_BT_STORE=s3://bucket/prefix), or a folder that all machines share, "
-            "and name its claim in store_claim of the Kubernetes Substrate block."
-        )
 
 
 def _validate_image(job: TrainingJob) -> Iterator[str]:

@@ -49,8 +49,8 @@ class Capacity:
     enforcement: Enforcement = Enforcement.NONE
     is_machine: bool = True
     """True if the amounts are one machine's, of which a node with GPUs gets its share."""
-    shares_local_store: bool = True
-    """True if nodes reach a store that is a folder of this machine."""
+    store_problem: str = ""
+    """Sentences: why nodes cannot use the store, and what to change; "" if they can."""
 
 
 @dataclass(frozen=True)

@@ -151,18 +151,13 @@ CLUSTER = replace(
     gpus=1 << 60,
     enforcement=Enforcement.REQUESTS,
     is_machine=False,
-    shares_local_store=False,
 )
 IN_PODS = replace(CONTEXT, substrate="kubernetes", capacity=CLUSTER, store="s3://bucket/prefix")
 
 
-@pytest.mark.parametrize("store", ["/folder", "~/folder", "file:///folder"])
-def test_pods_do_not_reach_a_folder_of_this_machine(store: str) -> None:
-    [problem] = problems(project(), replace(IN_PODS, store=store))
-    assert f"The store {store} is a folder of this machine" in problem
-    assert "store_claim" in problem
-    shared = replace(CLUSTER, shares_local_store=True)
-    assert plan_gang(project(), replace(IN_PODS, store=store, capacity=shared)).nodes
+def test_a_store_that_nodes_cannot_use_is_refused() -> None:
+    capacity = replace(CLUSTER, store_problem="The store is a folder of this machine.")
+    assert problems(project(), replace(IN_PODS, capacity=capacity)) == (capacity.store_problem,)
 
 
 def test_a_pod_asks_for_what_its_definition_says() -> None:

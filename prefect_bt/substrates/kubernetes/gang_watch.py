@@ -126,7 +126,8 @@ class GangWatch:
                 version = self._watch(version or self.list_pods())
                 failures = 0
                 self._closed.wait(RESTART_DELAYS[0])
-            except Exception as error:  # a proxy may send any answer, and the watch must continue
+            # A proxy may send any answer, and the watch must continue.
+            except (ClusterError, ValueError, KeyError, TypeError, AttributeError) as error:
                 version = ""
                 pause = RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)]
                 expired = isinstance(error, ClusterError) and error.status == HTTPStatus.GONE

@@ -56,7 +56,7 @@ def render_pod(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: b
         "automountServiceAccountToken": settings.mount_token,
         "terminationGracePeriodSeconds": int(node.grace) + FLUSH_SECONDS,
         "securityContext": {
-            "fsGroup": _agent_user(settings),
+            "fsGroup": agent_user(settings),
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -81,7 +81,7 @@ def render_pod(gang: GangPlan, settings: ClusterSettings, *, pulls_with_login: b
 
 def _agent(node: NodePlan, settings: ClusterSettings) -> Json:
     """Return the agent's container; it meets the Pod Security level `restricted`."""
-    user = _agent_user(settings)
+    user = agent_user(settings)
     resources: Json = {"requests": AGENT_REQUESTS}
     if settings.enforce_limits:
         resources["limits"] = AGENT_LIMITS
@@ -134,7 +134,7 @@ def _commands(gang: GangPlan, settings: ClusterSettings) -> Json:
     """Return the container of the user's commands. Its first process reads the agent's orders."""
     node = gang.nodes[0]
     directory = "" if node.workspace.in_image else node.workspace.directory
-    same_user = settings.run_as_user == _agent_user(settings)
+    same_user = settings.run_as_user == agent_user(settings)
     shared = node.checkpoints.directory if node.checkpoints and not same_user else ""
     command = ["/bin/sh", "-c", INIT_SCRIPT, "prefect-bt", directory, shared]
     targets = {number: volume.target for number, volume in enumerate(node.volumes)}
@@ -208,7 +208,7 @@ def _gpu_tolerations(have: Resources, settings: ClusterSettings) -> list[dict[st
     return [{"key": _gpu_resource(have, settings), "operator": "Exists", "effect": "NoSchedule"}]
 
 
-def _agent_user(settings: ClusterSettings) -> int:
+def agent_user(settings: ClusterSettings) -> int:
     """Return the commands' own user, so that the agent reads their files; never root."""
     return settings.run_as_user or pod_layout.AGENT_USER
 

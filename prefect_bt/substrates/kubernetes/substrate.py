@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from prefect_bt.errors import ObjectExists, ObjectNotFound, StoreError, Substrat
 from prefect_bt.ledger.node_objects import GangObjects, GangRecord
 from prefect_bt.ledger.records import Cause
 from prefect_bt.object_keys import job_index_key, job_nodes_prefix
-from prefect_bt.object_store import open_store
+from prefect_bt.object_store import is_local_url, open_store
 from prefect_bt.planning.plan import GangPlan, ImagePlan
 from prefect_bt.registries.credentials import docker_configuration
 from prefect_bt.registries.pull_errors import PullError
@@ -40,6 +41,7 @@ from prefect_bt.substrates.kubernetes.manifests import (
 )
 from prefect_bt.substrates.kubernetes.names import gang_name, host_name
 from prefect_bt.substrates.kubernetes.node_handle import KubernetesNodeHandle
+from prefect_bt.substrates.kubernetes.pod_template import agent_user
 from prefect_bt.substrates.protocol import Capacity, Enforcement, PreparedImage
 
 _REFUSED: Final = range(400, 500)
@@ -75,7 +77,7 @@ class KubernetesSubstrate:
             disk=UNBOUNDED,
             enforcement=Enforcement.LIMITS if limits else Enforcement.REQUESTS,
             is_machine=False,
-            shares_local_store=bool(self.settings.store_claim),
+            store_problem=_find_store_problem(self.settings, self.store_url),
         )
 
     def leader_address(self, job_id: str, attempt: int) -> str:
@@ -253,6 +255,30 @@ def _remove_failed_launch(made: KubernetesGang, error: BaseException) -> None:
         made.remove()
     except SubstrateError as trouble:
         error.add_note(str(trouble))
+
+
+def _find_store_problem(settings: ClusterSettings, store: str) -> str:
+    """Return why pods cannot use a store in a folder, and what to change; "" if they can."""
+    if not is_local_url(store):
+        return ""
+    if not settings.store_claim:
+        return (
+            f"The store {store} is a folder of this machine, which pods do not reach. Use a bucket "
+            "(PREFECT_BT_STORE=s3://bucket/prefix), or a folder that all machines share, and name "
+            "its claim in store_claim of the Kubernetes Substrate block."
+        )
+    user, agent = os.getuid(), agent_user(settings)
+    if user == agent:
+        return ""
+    return (
+        f"The store {store} is a folder that this process writes as user {user}, and the agents in "
+        f"the pods as user {agent}. Use a bucket, or "
+        + (
+            f"set run_as_user to {user} in the Kubernetes Substrate block."
+            if user
+            else "push as a user other than root, with run_as_user set to that user's id."
+        )
+    )
 
 
 def create_substrate(cluster: ClusterSettings, store: str) -> KubernetesSubstrate:
