@@ -177,13 +177,14 @@ def test_a_process_that_names_several_jobs_is_kept(site: Site, start: Start) -> 
         "-m",
         "prefect_bt.supervisor.process",
         running,
-        **flow_of(site, over, PYTHONPATH=str(fake_keeper(site.root))),
+        **flow_of(site, over, PYTHONPATH=str(fake_keeper(site.root)), PYTHONSAFEPATH="1"),
     )
     assert site.kinds() == []
     assert process.poll() is None
 
 
 def fake_keeper(root: Path) -> Path:
+    """Return a PYTHONPATH; PYTHONSAFEPATH keeps the tests' own folder from coming before it."""
     module = root / "fake" / "prefect_bt" / "supervisor" / "process.py"
     module.parent.mkdir(parents=True)
     for folder in (module.parent, module.parent.parent):
