@@ -88,11 +88,11 @@ class Kubelet:
         return found
 
     def lose(self, node: str) -> None:
-        """Kill the node's containers and stop its workers; the API is not updated."""
+        """End the node's workers and remove its containers; the API is not updated."""
         self.lost.add(node)
         for worker in list(self.workers.values()):
             if worker.node == node:
-                worker.kill("SIGKILL")
+                worker.thread.join(60)
 
     def close(self) -> None:
         """End all workers, and remove the containers and the network."""

@@ -59,9 +59,9 @@ class PodWorker:
         try:
             self._publish()
             while not self._kubelet.ended.wait(PERIOD):
-                pod = self._pod()
                 if self.node in self._kubelet.lost:
-                    continue
+                    break
+                pod = self._pod()
                 if pod is None or is_deleted(pod):
                     self._terminate()
                     break
@@ -166,14 +166,14 @@ class PodWorker:
         begin = time.monotonic()
         if self._pod() is not None:
             self._event("Killing", "Stopping containers")
-            self.kill("SIGTERM")
+            self._kill("SIGTERM")
         while any(each.running for each in self._all):
             pod = self._pod()
             grace = pod["metadata"].get("deletionGracePeriodSeconds", 0) if pod else 0
             if self._kubelet.ended.wait(PERIOD) or time.monotonic() > begin + grace:
                 break
             self._refresh()
-        self.kill("SIGKILL")
+        self._kill("SIGKILL")
         self._refresh()
         for container in self._mains:
             if not container.ended:
@@ -184,7 +184,7 @@ class PodWorker:
         if self._pod() is not None and not self._kubelet.ended.is_set():
             self._store.delete(PODS, *self._place, 0)
 
-    def kill(self, signal: str) -> None:
+    def _kill(self, signal: str) -> None:
         for container in self._all:
             if container.running:
                 with contextlib.suppress(errors.APIError):

@@ -64,6 +64,7 @@ class Verbs:
         with self.store.changed:
             old = self.store.get(resource, namespace, name)
             new = as_object(merge(copy.deepcopy(old), given))
+            new.pop("status", None)
             check(resource, new)
             version = old["metadata"]["resourceVersion"]
             if new["metadata"].get("resourceVersion", version) != version:

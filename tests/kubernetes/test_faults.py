@@ -46,14 +46,14 @@ def test_a_gang_outlasts_a_restart_of_the_api_and_is_evicted(
 def test_a_job_beyond_the_quota_is_not_deployed(
     machine: ClusterMachine, site: ClusterSite, quota: str
 ) -> None:
-    patience = site.settings(patience_seconds=10.0).model_dump_json()
-    job = machine.train(
-        machine.job_folder("sleep 600", nodes=2), extra={"PREFECT_BT_KUBERNETES": patience}
-    )
-    assert job["current_status"] == "TRAINING_JOB_DEPLOY_FAILED"
+    settings = site.settings(patience_seconds=10.0).model_dump_json()
+    config = machine.job_folder("sleep 600", nodes=2)
+    job_id = str(machine.push(config, PREFECT_BT_KUBERNETES=settings)["id"])
+    machine.wait(job_id, "DEPLOY_FAILED", seconds=60)
+    job = machine.view(job_id)
     assert job["attempts"][-1]["cause"] == "quota_exceeded"
     assert f"exceeded quota: {quota}" in job["error_message"]
-    machine.nothing_left_in_cluster(job["id"])
+    machine.nothing_left_in_cluster(job_id)
 
 
 def test_a_lost_node(machine: ClusterMachine, site: ClusterSite) -> None:
