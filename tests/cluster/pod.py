@@ -37,7 +37,7 @@ class PodWorker:
         self._first, self.node = pod, pod["spec"]["nodeName"]
         """The pod as it was when it got its node."""
         self._place = place(pod)
-        self.namespace, self._name = self._place
+        self._name = self._place[1]
         self._uid: str = pod["metadata"]["uid"]
         self._stem = f"{kubelet.name}-{self._name}-{self._uid[:8]}"
         self._inits = [Container(each) for each in parts(pod["spec"], "initContainers")]
