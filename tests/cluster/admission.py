@@ -1,4 +1,4 @@
-"""What a new object meets in the API server: defaults, the service account, quotas."""
+"""The steps of an object's creation after its checks: defaults, service account, quotas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNITS = {**_BINARY, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, 
 
 
 def fill(resource: Resource, obj: Obj) -> None:
-    """Set the defaults; those of a Job that need its uid are `label_job`'s."""
+    """Set the defaults, but for those of a Job that need its uid (`label_job`)."""
     if resource == PODS:
         _fill_template(obj["spec"])
         asked = [{*part(each["resources"], "requests")} for each in obj["spec"]["containers"]]
@@ -52,7 +52,7 @@ def fill(resource: Resource, obj: Obj) -> None:
 
 
 def label_job(job: Obj) -> None:
-    """Give the Job, which has its uid now, the selector and labels of its pods."""
+    """Set the selector and the labels of the Job's pods, which contain the Job's uid."""
     meta, spec = job["metadata"], job["spec"]
     own = {"controller-uid": meta["uid"], "job-name": meta["name"]}
     own |= {f"batch.kubernetes.io/{key}": value for key, value in own.items()}
@@ -82,7 +82,7 @@ def _default(obj: Obj, **values: Any) -> None:
 
 
 def check_account(store: Store, pod: Obj) -> None:
-    """Refuse a service account that is not there."""
+    """Refuse a pod whose service account does not exist."""
     namespace, name = place(pod)
     account = pod["spec"].get("serviceAccountName") or "default"
     if store.find(ACCOUNTS, namespace, account) is None:
@@ -95,7 +95,7 @@ def check_account(store: Store, pod: Obj) -> None:
 
 
 def parse_quantity(text: Any) -> Decimal:
-    """Read `500m`, `2Gi`, `3`."""
+    """Read a quantity such as `500m`, `2Gi` or `3`."""
     text = str(text)
     for unit, factor in _UNITS.items():
         if text.endswith(unit):
@@ -113,7 +113,7 @@ def write_quantity(name: str, value: Decimal) -> str:
 
 
 def requests(pod: Obj) -> dict[str, Decimal]:
-    """Return what the pod asks of a node: its containers', or the largest init container's."""
+    """Return the pod's requests: the sum of its containers', or an init container's if larger."""
     spec = pod["spec"]
     total: dict[str, Decimal] = {}
     for container in spec["containers"]:
@@ -126,7 +126,7 @@ def requests(pod: Obj) -> dict[str, Decimal]:
 
 
 def check_quotas(store: Store, resource: Resource, obj: Obj) -> None:
-    """Refuse what does not fit in a quota of its namespace."""
+    """Refuse an object that exceeds a quota of its namespace."""
     namespace, name = place(obj)
     for quota in store.all(QUOTAS, namespace):
         hard = {key: parse_quantity(value) for key, value in quota["spec"]["hard"].items()}
@@ -141,7 +141,7 @@ def check_quotas(store: Store, resource: Resource, obj: Obj) -> None:
 
 
 def _usage(store: Store, namespace: str, names: Any) -> dict[str, Decimal]:
-    """Return what the namespace uses now, of pods only those that have not ended."""
+    """Return what the namespace uses of these resources; pods that have ended do not count."""
     used = {name: Decimal(0) for name in names}
     for resource in BY_NAME.values():
         for obj in store.all(resource, namespace):

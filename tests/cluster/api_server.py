@@ -1,10 +1,9 @@
-"""The API server: what is asked, who may ask it, and what is answered."""
+"""The API server: routes, authorization by roles, and the answer of each request."""
 
 from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +15,12 @@ from .store import Store, matches
 from .verbs import Verbs
 
 ADMIN = "admin"
+SUBRESOURCES = (("pods", "log"), ("pods", "eviction"))
 
 
 @dataclass
 class Request:
-    """What was understood of a request, and how it was answered."""
+    """A request, with its path and its body read."""
 
     user: str
     verb: str
@@ -31,8 +31,6 @@ class Request:
     query: dict[str, str] = field(default_factory=dict[str, str])
     body: Any = None
     content_type: str = ""
-    time: float = field(default_factory=time.time)
-    status: int = 200
 
     @property
     def path(self) -> str:
@@ -59,19 +57,16 @@ def route(path: str) -> tuple[Resource, str, str, str]:
         namespace, rest = rest[1], rest[2:]
     resource = BY_NAME.get((group, rest[0] if rest else ""))
     name, sub = [*rest[1:3], "", ""][:2]
-    if resource is None or len(rest) > 3 or (sub and (resource.name, sub) != ("pods", "log")):
+    if resource is None or len(rest) > 3 or (sub and (resource.name, sub) not in SUBRESOURCES):
         raise ApiError(404, "NotFound", "the server could not find the requested resource", {})
     return resource, namespace, name, sub
 
 
 class ApiServer:
-    """Listens on a port that stays the same when it listens again."""
+    """Listens on one port, the same one after `stop` and `start`."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.verbs = store, Verbs(store)
-        self.log: list[Request] = []
-        self.throttled = 0
-        self.silent = threading.Event()
         self.read_log: Callable[[Obj, str, str], bytes] = _read_nothing
         self.port = 0
         self._tokens: dict[str, str] = {}
@@ -89,7 +84,7 @@ class ApiServer:
         threading.Thread(target=run, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
-        """Stop to listen and cut all connections."""
+        """Close the port and all connections."""
         server, self._server = self._server, None
         if server is not None:
             server.ended.set()
@@ -97,7 +92,7 @@ class ApiServer:
             server.server_close()
             server.cut_all()
 
-    # --- who may ask
+    # --- users and their rights
 
     def token(self, user: str) -> str:
         """Return the user's token; the user exists from now on."""
@@ -110,14 +105,6 @@ class ApiServer:
                 return user
         raise ApiError(401, "Unauthorized", "Unauthorized")
 
-    def throttle(self) -> None:
-        """Refuse the request if it is one of those to be refused."""
-        with self.store.changed:
-            if self.throttled:
-                self.throttled -= 1
-                said = "Too many requests, please try again later."
-                raise ApiError(429, "TooManyRequests", said, {"retryAfterSeconds": 1})
-
     def authorize(self, call: Request) -> None:
         """Refuse what no role lets the user do; the admin may do everything."""
         bindings = self.store.all(BINDINGS, call.namespace) if call.namespace else []
@@ -129,11 +116,13 @@ class ApiServer:
         if call.user != ADMIN:
             raise forbidden(call.resource, call.name, call.sentence())
 
-    # --- what is answered
+    # --- answers
 
     def answer(self, call: Request) -> tuple[int, Obj | bytes]:
-        """Do what is asked and return the code and the body."""
+        """Apply the request; return the code and the body."""
         resource, where = call.resource, (call.namespace, call.name)
+        if call.verb == "create" and call.subresource == "eviction":
+            return 201, self.verbs.evict(*where)
         if call.verb == "create":
             return 201, self.verbs.create(resource, call.namespace, call.body)
         if call.verb == "patch":

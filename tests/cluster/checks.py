@@ -1,4 +1,4 @@
-"""Checks of written objects: the published schemas, and the rules that schemas do not hold."""
+"""Checks of objects: by the published schemas, and by rules that schemas do not contain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .resources import (
 )
 
 VERSION = "1.33"
-"""The newest schemas that the package has."""
+"""The version of the newest schemas in the package."""
 kubernetes_validate: Any = import_module("kubernetes_validate")
 
 SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -64,7 +64,7 @@ def _unreadable(kind: str, why: str, wanted: str = "") -> Exception:
 
 
 def _refusal(resource: Resource, obj: Obj, fault: Any) -> Exception:
-    """Return a real server's error for what the schema's check has found."""
+    """Return a real server's error for a fault that the schema's check found."""
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault.path)
     where, name = where.removeprefix("."), part(obj, "metadata").get("name", "")
     if fault.validator == "required":

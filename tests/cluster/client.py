@@ -1,4 +1,4 @@
-"""A plain client of the API for the cluster's own tests, and what recordings are compared with."""
+"""A client of the API for the cluster's own tests."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from .api_server import ADMIN, ApiServer
 from .resources import Obj
 
-RECORDINGS = Path(__file__).parent / "recordings"
 MERGE = "application/merge-patch+json"
-
-
-def recorded(name: str) -> Any:
-    """Return what a real cluster (v1.36) answered."""
-    return json.loads((RECORDINGS / f"{name}.json").read_text())
 
 
 class Client:
@@ -30,7 +23,7 @@ class Client:
         self._token = token or server.token(user)
 
     def call(self, verb: str, path: str, body: Any = None, kind: str = "") -> tuple[int, Any]:
-        """Return the code and the answer, whatever they are."""
+        """Return the code and the body of the answer, also those of an error."""
         with self._open(verb, path, body, kind or "application/json") as answer:
             data = answer.read()
         as_json = "json" in answer.headers.get("Content-Type", "")
@@ -61,7 +54,7 @@ class Client:
 
 
 class Recorder:
-    """Watches until `stop`, in a thread."""
+    """Collects the events of a watch in a thread, until the server ends it."""
 
     def __init__(self, client: Client, path: str) -> None:
         self.events: list[Obj] = []
@@ -75,9 +68,6 @@ class Recorder:
                 self.events.append(event)
         except OSError:
             self.events.append({"type": "CUT", "object": {}})
-
-    def stop(self) -> None:
-        self._thread.join(30)
 
     @property
     def over(self) -> bool:

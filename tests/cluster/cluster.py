@@ -1,7 +1,7 @@
-"""A small Kubernetes cluster of the tests' own, whose pods are containers of a Docker Engine.
+"""A small Kubernetes cluster for tests, whose pods are containers of a Docker Engine.
 
-It has the parts of a real one that tests need: an API server, a scheduler, a controller of Jobs,
-garbage collection, and kubelets. What the real one answers is in recordings/, and compared.
+It has an API server, a scheduler, a controller of Jobs, garbage collection, and a kubelet. Tests
+compare its answers with those of a real cluster, which are in recordings/.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from .api_errors import ApiError
-from .api_server import ADMIN, ApiServer, Request
+from .api_server import ADMIN, ApiServer
 from .containers import Engine
 from .controllers import collect_garbage, schedule
 from .job_controller import JobController
@@ -29,11 +29,11 @@ from .volumes import MEMORY
 PERIOD = 0.1
 UNREACHABLE: Obj = {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}
 Nodes = Mapping[str, Mapping[str, Any]]
-"""Name -> any of `labels`, `taints` and `allocatable`, the last on top of what the Engine has."""
+"""Name -> any of `labels`, `taints` and `allocatable`, which overrides the Engine's resources."""
 
 
 class Cluster:
-    """Starts with `start`; `close` ends it and looks for what is left on the Engine."""
+    """`start` starts it; `close` ends it, and asserts that nothing of it is left on the Engine."""
 
     def __init__(
         self, engine: Engine, image: str, folder: Path, *, nodes: Nodes | None = None
@@ -45,7 +45,7 @@ class Cluster:
         self.server = ApiServer(self.store)
         self.kubelet = Kubelet(self.store, engine, image=image, name=self.name, folder=folder)
         self.gateway = self.kubelet.gateway
-        """The address of this machine, as pods see it."""
+        """The address by which pods reach this machine."""
         self.server.read_log = self.kubelet.read_log
         self._jobs = JobController(self.server.verbs)
         self._ended = threading.Event()
@@ -70,7 +70,7 @@ class Cluster:
         assert not self.kubelet.faults, "\n".join(self.kubelet.faults)
 
     def _control(self) -> None:
-        """Let every controller have its turn whenever something has changed."""
+        """Run all controllers whenever an object has changed."""
         turns: Sequence[Callable[[], None]] = (
             self._jobs.turn,
             lambda: collect_garbage(self.server.verbs),
@@ -83,7 +83,7 @@ class Cluster:
                 try:
                     turn()
                 except ApiError:
-                    continue  # what it saw has changed meanwhile: it looks again
+                    continue  # an object has changed meanwhile: the next turn sees it
                 except Exception:
                     self.kubelet.faults.append(traceback.format_exc())
             self.store.wait(version, PERIOD)
@@ -104,11 +104,11 @@ class Cluster:
 
     @property
     def kubeconfig(self) -> Path:
-        """The admin's."""
+        """The kubeconfig of the admin."""
         return self.kubeconfig_for(ADMIN)
 
     def kubeconfig_for(self, user: str, namespace: str = "default") -> Path:
-        """Write the kubeconfig of a user, who may do what roles say and no more."""
+        """Write the kubeconfig of a user, whose rights are those of the roles bound to it."""
         path = self._folder / f"kubeconfig-{user.replace(':', '-')}-{namespace}"
         context = {"cluster": "tests", "user": user, "namespace": namespace}
         config = {
@@ -121,14 +121,14 @@ class Cluster:
         return path
 
     def create(self, api_version: str, kind: str, body: Obj, namespace: str = "") -> Obj:
-        """Create an object past HTTP and roles."""
+        """Create an object without HTTP and without authorization."""
         kinds = [(each.api_version, each.kind) for each in RESOURCES]
         resource = RESOURCES[kinds.index((api_version, kind))]
         obj = {"apiVersion": api_version, "kind": kind, **body}
         return self.server.verbs.create(resource, namespace, obj)
 
     def apply(self, manifest: str, namespace: str = "") -> None:
-        """Create the objects of a YAML text; `namespace` is for those that name none."""
+        """Create the objects of a YAML text; `namespace` is that of objects without one."""
         for each in filter(None, yaml.safe_load_all(manifest)):
             where = each["metadata"].get("namespace", namespace)
             self.create(each["apiVersion"], each["kind"], each, where)
@@ -136,82 +136,35 @@ class Cluster:
     def add_namespace(self, name: str) -> None:
         self.create("v1", "Namespace", {"metadata": {"name": name}})
 
-    @property
-    def requests(self) -> list[Request]:
-        """Every request that was answered, and every watch that began, oldest first."""
-        return list(self.server.log)
-
-    def count(self, *, verb: str = "", resource: str = "", user: str = "", since: float = 0) -> int:
-        """Count the requests of that kind since that time."""
-        return sum(
-            verb in ("", each.verb)
-            and resource in ("", each.path)
-            and user in ("", each.user)
-            and each.time >= since
-            for each in self.requests
-        )
-
-    # --- faults of the API, of pods and of nodes
+    # --- faults of the API and of nodes
 
     def restart_api(self, seconds: float = 0.5) -> None:
-        """Cut all connections, and listen again after that time; the state is kept."""
+        """Close all connections and the port, and listen again after `seconds`."""
         self.server.stop()
         time.sleep(seconds)
         self.server.start()
 
-    def compact(self) -> None:
-        """Forget the history: watches from versions of before get 410."""
-        self.store.compact()
-
-    def hang_watches(self, hang: bool) -> None:
-        """Keep watches open and silent, or let them speak again."""
-        (self.server.silent.set if hang else self.server.silent.clear)()
-
-    def throttle(self, count: int) -> None:
-        """Answer the next requests with 429 and Retry-After."""
-        self.server.throttled = count
-
-    def deny_pods(self, message: str) -> None:
-        """Let an admission webhook refuse every new pod; an empty message lets them in again."""
-        self.server.verbs.denied = message
-
-    def cordon(self, node: str, on: bool = True) -> None:
-        self.store.mutate(NODES, "", node, lambda obj: obj["spec"].update(unschedulable=on))
-
-    def drain(self, node: str) -> None:
-        """Cordon the node and evict its pods."""
-        self.cordon(node)
-        for pod in self._pods_on(node):
-            self.server.verbs.evict(*place(pod))
-
     def lose_node(self, node: str, after: float = 0.5) -> None:
-        """Let the node's kubelet and containers go silently; its pods are deleted after a while."""
+        """Stop the node's kubelet and containers; delete its pods after `after` seconds.
+
+        As on a real cluster, the pods stay in the API until somebody deletes them without grace.
+        """
         self.kubelet.lose(node)
         said = {"reason": "NodeStatusUnknown", "message": "Kubelet stopped posting node status."}
+        why = {"reason": "DeletionByTaintManager"}
+        why["message"] = "Taint manager: deleting due to NoExecute taint"
 
         def mark(obj: Obj) -> None:
             set_condition(obj, "Ready", "Unknown", **said)
             obj["spec"]["taints"] = [*obj["spec"]["taints"], UNREACHABLE]
 
+        def disrupt(obj: Obj) -> None:
+            set_condition(obj, "Ready", False)
+            set_condition(obj, "DisruptionTarget", True, **why)
+
         self.store.mutate(NODES, "", node, mark)
         time.sleep(after)
-        message = "Taint manager: deleting due to NoExecute taint"
-        for pod in self._pods_on(node):
-            self._disrupt(pod, "DeletionByTaintManager", message)
-            self.server.verbs.delete(PODS, *place(pod), {})
-
-    def evict_for_pressure(self, namespace: str, name: str) -> None:
-        """Let the kubelet end a pod because its node is short of memory."""
-        said = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 1Ki. "
-        self._disrupt(self.store.get(PODS, namespace, name), "TerminationByKubelet", said)
-        ended = {"phase": "Failed", "reason": "Evicted", "message": said}
-        self.store.mutate(PODS, namespace, name, lambda obj: obj["status"].update(ended))
-
-    def _pods_on(self, node: str) -> list[Obj]:
-        return [pod for pod in self.store.all(PODS) if pod["spec"].get("nodeName") == node]
-
-    def _disrupt(self, pod: Obj, reason: str, message: str) -> None:
-        why = {"reason": reason, "message": message}
-        self.store.mutate(
-            PODS, *place(pod), lambda obj: set_condition(obj, "DisruptionTarget", True, **why)
-        )
+        for pod in self.store.all(PODS):
+            if pod["spec"].get("nodeName") == node:
+                self.store.mutate(PODS, *place(pod), disrupt)
+                self.server.verbs.delete(PODS, *place(pod), {})

@@ -1,4 +1,4 @@
-"""The cluster of the tests, on the Engine that the tests of Docker use."""
+"""The small cluster, on the Engine of the tests of Docker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.docker.conftest import base_image, engine, own_daemon
 if TYPE_CHECKING:
     from .cluster import Cluster
 
-__all__ = ["base_image", "engine", "own_daemon"]  # fixtures, as every function that pytest finds
+__all__ = ["base_image", "engine", "own_daemon"]  # fixtures
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The containers of a pod: how the Engine runs them, and what the pod's status says of them."""
+"""The containers of a pod: their options on the Engine, and their part of the pod's status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Waiting(Exception):
 
 @dataclass
 class Container:
-    """One container of a pod as the kubelet knows it."""
+    """One container of a pod and its last known state."""
 
     spec: Obj
     id: str = ""
@@ -54,7 +54,7 @@ class Container:
 
 
 def find_image(client: Engine, container: Obj) -> Obj:
-    """Return the image as the Engine tells of it, pulled if the policy says so."""
+    """Return what the Engine knows of the image, pulled before if the pull policy asks for it."""
     image, policy = container["image"], container["imagePullPolicy"]
     if policy != "Always":
         try:
@@ -137,7 +137,7 @@ def _field(pod: Obj, path: str, address: str) -> str:
 
 
 def _expand(text: str, env: dict[str, str]) -> str:
-    """Put variables in the places of `$(NAME)`; two dollars stand for one, before anything."""
+    """Replace `$(NAME)` by the variable's value, and `$$` by `$`."""
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[0] == "$$" else env.get(found[1], found[0])
@@ -145,7 +145,7 @@ def _expand(text: str, env: dict[str, str]) -> str:
     return re.sub(r"\$\$|\$\(([^)]*)\)", value, text)
 
 
-# --- what became of them
+# --- statuses
 
 
 def state_of(inspected: Obj) -> Obj:
@@ -169,7 +169,7 @@ def ended_state(code: int, reason: str, **more: Any) -> Obj:
 def write_status(
     pod: Obj, inits: Sequence[Container], mains: Sequence[Container], address: str
 ) -> None:
-    """Bring the pod's status up to date."""
+    """Set the pod's status from the states of its containers."""
     status = pod["status"]
     status.setdefault("startTime", timestamp())
     initialized = all(each.ended and not each.failed for each in inits)
@@ -180,8 +180,7 @@ def write_status(
     if inits:
         status["initContainerStatuses"] = [_status(each, "PodInitializing") for each in inits]
     status["containerStatuses"] = [_status(each, first) for each in mains]
-    if status.get("reason") != "Evicted":
-        status["phase"] = _phase(inits, mains)
+    status["phase"] = _phase(inits, mains)
     _write_conditions(pod, inits, mains, initialized)
 
 

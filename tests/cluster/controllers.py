@@ -1,4 +1,4 @@
-"""The garbage collector, and the scheduler: a node for each pod, or why there is none."""
+"""The garbage collector and the scheduler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CORDONED: Obj = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedu
 
 
 def collect_garbage(verbs: Verbs) -> None:
-    """Delete what belongs to objects that are gone."""
+    """Delete the objects all of whose owners are gone."""
     everything = verbs.store.everything()
     uids = {obj["metadata"]["uid"] for _, obj in everything}
     for resource, obj in everything:
@@ -28,7 +28,7 @@ def collect_garbage(verbs: Verbs) -> None:
 
 
 def schedule(store: Store) -> None:
-    """Give each pod that has no node one, or say why there is none."""
+    """Bind each pod without a node to one, or write in its condition why none fits."""
     for pod in store.all(PODS):
         if not pod["spec"].get("nodeName") and not is_deleted(pod):
             with store.changed:
@@ -67,7 +67,7 @@ def _refuse(store: Store, pod: Obj, message: str) -> None:
 
 
 def _why_not(store: Store, pod: Obj, node: Obj) -> list[str]:
-    """Return why the pod cannot be on the node; the first kind of reason alone, as a real one."""
+    """Return why the pod cannot be on the node: only the first kind of reason, as a real one."""
     spec = pod["spec"]
     if node["spec"].get("unschedulable") and not _tolerates(spec, _CORDONED):
         return ["node(s) were unschedulable"]

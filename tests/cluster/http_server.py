@@ -1,4 +1,4 @@
-"""The HTTP of the API server: connections, headers, bodies, and watches in chunks."""
+"""The HTTP of the API server: connections, headers, bodies, and watches as chunked bodies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients may go as they like."""
+        """Print nothing: a client may close its connection at any time."""
 
     def cut_all(self) -> None:
         for connection in list(self._open):
@@ -59,22 +59,18 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def do_GET(self) -> None:
-        """Answer any request: the names of the methods below are this one's, too."""
+        """Answer a request of any method."""
         api = self.server.api
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         call, code, body = None, 200, None
         try:
             user = api.user(self.headers.get("Authorization", ""))
             call = self._call(user, data)
-            api.throttle()
             api.authorize(call)
             if call.verb != "watch":
                 code, body = api.answer(call)
         except ApiError as error:
             code, body = error.code, error.status()
-        if call is not None:
-            call.status = code
-            api.log.append(call)  # before the client has its answer
         if body is None and call is not None:
             self._watch(call)
         else:
@@ -102,8 +98,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(code)
         kind = "text/plain" if isinstance(body, bytes) else "application/json"
         self.send_header("Content-Type", kind)
-        if code == 429:
-            self.send_header("Retry-After", "1")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -123,14 +117,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def watch_events(api: ApiServer, call: Request, ended: threading.Event) -> Iterator[Obj]:
-    """Yield events until the time that the caller gave is over, or the server ends."""
+    """Yield events for `timeoutSeconds` of the request, or until the server ends."""
     store, marked = api.store, time.monotonic()
     end = marked + float(call.query.get("timeoutSeconds") or 1800)
     version = int(call.query.get("resourceVersion") or 0)
     while not ended.is_set():
-        if api.silent.is_set():
-            ended.wait(0.05)
-            continue
         try:
             version, events = _newer(api, call, version)
         except ApiError as error:
@@ -146,7 +137,7 @@ def watch_events(api: ApiServer, call: Request, ended: threading.Event) -> Itera
 
 
 def _newer(api: ApiServer, call: Request, version: int) -> tuple[int, list[Obj]]:
-    """Return the version that there is now, and the events since that one, or of all objects."""
+    """Return the store's version, and the events since `version`; since 0, one for each object."""
     store = api.store
     with store.changed:
         now = max(version, store.version)

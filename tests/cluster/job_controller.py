@@ -1,6 +1,6 @@
-"""The controller of Indexed Jobs as prefect-bt makes them: one failed pod ends the Job.
+"""The controller of Jobs as prefect-bt makes them: Indexed, with a backoffLimit of 0.
 
-Of failure policies it knows the action FailJob; every other failure counts, and the limit is 0.
+The only action of failure policies that it has is FailJob.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .store import (
 from .verbs import Verbs, owners_of
 
 AGAIN_SECONDS = 1.0
-"""How long after a pod that could not be created the next one is tried."""
+"""Seconds from the failed creation of a pod to the next try."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 TRACKING = "batch.kubernetes.io/job-tracking"
 _REACHED = {"reason": "CompletionsReached", "message": "Reached expected number of succeeded pods"}
@@ -33,10 +33,10 @@ class JobController:
     def __init__(self, verbs: Verbs) -> None:
         self._verbs, self._store = verbs, verbs.store
         self._not_before: dict[str, float] = {}
-        """By the uid of a Job one of whose pods could not be created."""
+        """Uid of a Job -> when the creation of its pods is tried again."""
 
     def turn(self) -> None:
-        """Look at every Job once, and let go of the pods of those that are gone."""
+        """Reconcile every Job, and remove the finalizers of pods whose Job is gone."""
         jobs = self._store.all(JOBS)
         pods = self._store.all(PODS)
         for job in jobs:
@@ -44,12 +44,12 @@ class JobController:
         uids = {job["metadata"]["uid"] for job in jobs}
         for pod in pods:
             if _owner(pod) not in uids:
-                self._let_go(pod)
+                self._release(pod)
 
     def _reconcile(self, job: Obj, pods: list[Obj]) -> None:
         if has_condition(job, "Failed") or has_condition(job, "Complete"):
             for pod in pods:
-                self._let_go(pod)
+                self._release(pod)
         elif job["spec"]["suspend"]:
             self._suspend(job, pods)
         else:
@@ -81,7 +81,7 @@ class JobController:
         self._store.mutate(JOBS, *place(job), change)
 
     def _go_on(self, job: Obj, pods: list[Obj]) -> None:
-        """Count the pods that have ended, and end the Job or make the pods that are missing."""
+        """Count the pods that have ended; then fail the Job or create its missing pods."""
         target, failed = condition(job, "FailureTarget"), job["status"].get("failed", 0)
         verdict = (target["reason"], target["message"]) if target else None
         ended = list(filter(is_over, pods))
@@ -94,10 +94,10 @@ class JobController:
         else:
             self._fill_up(job, pods)
         for pod in ended:
-            self._let_go(pod)
+            self._release(pod)
 
     def _fail(self, job: Obj, pods: list[Obj], verdict: tuple[str, str], failed: int) -> None:
-        """Delete what is active; the Job has failed once nothing of it is left running."""
+        """Delete the active pods; the Job is Failed once all of them have ended."""
         active = list(filter(_is_active, pods))
         for pod in active:
             self._delete(job, pod)
@@ -116,7 +116,7 @@ class JobController:
         self._store.mutate(JOBS, *place(job), change)
 
     def _fill_up(self, job: Obj, pods: list[Obj]) -> None:
-        """Make the pods of the indexes that have none; the Job is over when all have succeeded."""
+        """Create the pods of indexes without one; the Job is Complete when all have succeeded."""
         wanted = job["spec"]["completions"]
         done = {int(word) for word in job["status"].get("completedIndexes", "").split(",") if word}
         done |= {_index(pod) for pod in pods if pod["status"]["phase"] == "Succeeded"}
@@ -155,19 +155,19 @@ class JobController:
         return made
 
     def _delete(self, job: Obj, pod: Obj) -> None:
-        self._let_go(pod)
+        self._release(pod)
         self._verbs.delete(PODS, *place(pod), {})
         said = f"Deleted pod: {pod['metadata']['name']}"
         record_event(self._store, "Job", job, "SuccessfulDelete", said)
 
-    def _let_go(self, pod: Obj) -> None:
+    def _release(self, pod: Obj) -> None:
         if TRACKING in _finalizers(pod):
             bare: Obj = {"finalizers": []}
             self._store.mutate(PODS, *place(pod), lambda obj: obj["metadata"].update(bare))
 
 
 def make_pod(job: Obj, index: int) -> Obj:
-    """Return the pod of this index, as it is sent to the API."""
+    """Return the manifest of the pod with this index."""
     meta, template = job["metadata"], copy.deepcopy(job["spec"]["template"])
     given, spec = part(template, "metadata"), template["spec"]
     spec.setdefault("hostname", f"{meta['name']}-{index}")
@@ -188,7 +188,10 @@ def _index(pod: Obj) -> int:
 
 
 def _judge(job: Obj, pod: Obj) -> tuple[str, str]:
-    """Return why the Job fails: the first rule that the failed pod fits, or the limit."""
+    """Return the reason and the message of a Job's failure by this pod.
+
+    They are those of the first rule that fits, else those of the backoffLimit.
+    """
     for number, rule in enumerate(part(job["spec"], "podFailurePolicy").get("rules", [])):
         said = _exit_code(rule["onExitCodes"], pod) if rule.get("onExitCodes") else ""
         for pattern in parts(rule, "onPodConditions"):

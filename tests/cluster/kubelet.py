@@ -1,4 +1,4 @@
-"""The kubelets of all nodes: one worker for each pod, and the network that pods share."""
+"""The kubelet of all nodes: a worker for each pod, and the network of the pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LABEL = "prefect-bt-test/cluster"
 
 
 class Kubelet:
-    """Runs the pods of every node, whatever the node is called, on one Engine."""
+    """Runs the pods of all nodes on one Engine."""
 
     def __init__(
         self, store: Store, client: Engine, *, image: str, name: str, folder: Path
@@ -25,9 +25,9 @@ class Kubelet:
         self.folder, self._image = folder, image
         self.ended = threading.Event()
         self.lost: set[str] = set()
-        """The nodes whose kubelet does nothing."""
+        """The nodes that `lose` stopped."""
         self.faults: list[str] = []
-        """What went wrong in the cluster itself; the end of the cluster asserts that it is none."""
+        """Tracebacks of the cluster's own errors; `Cluster.close` asserts that there are none."""
         self.workers: dict[str, PodWorker] = {}
         self.network = client.create_network(name, driver="bridge", labels={LABEL: name})["Id"]
         settings = client.inspect_network(self.network)["IPAM"]["Config"][0]
@@ -37,7 +37,7 @@ class Kubelet:
         return {LABEL: self.name, "io.kubernetes.pod.uid": uid}
 
     def folders(self, uid: str) -> tuple[Path, Path, Path]:
-        """Return where a pod's volumes are, those in memory, and the claims of all pods."""
+        """Return the folders of the pod's volumes, of those in memory, and of all claims."""
         memory = MEMORY / self.name / uid
         return self.folder / "pods" / uid, memory, self.folder / "claims"
 
@@ -51,7 +51,7 @@ class Kubelet:
                 self.workers[uid].thread.start()
 
     def start_holder(self, stem: str, pod: Obj, hostname: str) -> tuple[str, str]:
-        """Start the container that owns a pod's network and names; return its id and address."""
+        """Start the container that holds the pod's network; return its id and address."""
         client = self.client
         names = client.create_endpoint_config(aliases=self._names(pod, hostname))
         made = client.create_container(
@@ -88,14 +88,14 @@ class Kubelet:
         return found
 
     def lose(self, node: str) -> None:
-        """Let the node's kubelet and its containers end, without a word to the API."""
+        """End the node's workers and remove its containers; the API is not updated."""
         self.lost.add(node)
         for worker in list(self.workers.values()):
             if worker.node == node:
-                worker.kill("SIGKILL")
+                worker.thread.join(60)
 
     def close(self) -> None:
-        """End all workers and remove what is on the Engine."""
+        """End all workers, and remove the containers and the network."""
         self.ended.set()
         for worker in list(self.workers.values()):
             worker.thread.join(60)

@@ -1,4 +1,4 @@
-"""One pod on the Engine, from its containers' start until nothing of it is left."""
+"""One pod on the Engine, from the start of its containers until all of them are removed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ AGAIN_SECONDS = 1.0
 
 
 class PodWorker:
-    """Takes a look at the pod and its containers every now and then, and does what comes next."""
+    """A thread that looks at the pod and its containers each PERIOD, and takes the next step."""
 
     def __init__(self, kubelet: Kubelet, pod: Obj) -> None:
         self._kubelet, self._client, self._store = kubelet, kubelet.client, kubelet.store
         self._first, self.node = pod, pod["spec"]["nodeName"]
         """The pod as it was when it got its node."""
         self._place = place(pod)
-        self.namespace, self._name = self._place
+        self._name = self._place[1]
         self._uid: str = pod["metadata"]["uid"]
         self._stem = f"{kubelet.name}-{self._name}-{self._uid[:8]}"
         self._inits = [Container(each) for each in parts(pod["spec"], "initContainers")]
@@ -49,7 +49,7 @@ class PodWorker:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def log(self, name: str, tail: str) -> bytes | str:
-        """Return what the container printed; as text, why it has not been started."""
+        """Return the container's output; as `str`, the reason why it has not been started."""
         found = next(each for each in self._all if each.name == name)
         if not found.id:
             return part(found.state, "waiting").get("reason", "ContainerCreating")
@@ -59,17 +59,13 @@ class PodWorker:
         try:
             self._publish()
             while not self._kubelet.ended.wait(PERIOD):
-                pod = self._pod()
                 if self.node in self._kubelet.lost:
-                    continue
+                    break
+                pod = self._pod()
                 if pod is None or is_deleted(pod):
                     self._terminate()
                     break
-                if pod["status"].get("reason") == "Evicted":
-                    self.kill("SIGKILL")
-                    self._refresh()
-                else:
-                    self._go_on()
+                self._go_on()
         except Exception:
             self._kubelet.faults.append(traceback.format_exc())
         finally:
@@ -77,7 +73,7 @@ class PodWorker:
             self._kubelet.workers.pop(self._uid, None)
 
     def _go_on(self) -> None:
-        """Set up volumes and network, run one init container after the other, and then the rest."""
+        """Set up volumes and network, run the init containers in turn, then start the others."""
         if not self._holder:
             self._prepare()
             return
@@ -144,7 +140,7 @@ class PodWorker:
         )
 
     def _hold(self, container: Container, reason: str, message: str) -> None:
-        """Note why the container waits; a second failed pull is a back-off."""
+        """Set the container's waiting state; after a second failed pull it is ImagePullBackOff."""
         self._event("Failed", message, "Warning")
         before = part(container.state, "waiting").get("reason")
         if reason == "ErrImagePull" and before:
@@ -157,7 +153,7 @@ class PodWorker:
         self._publish()
 
     def _refresh(self) -> None:
-        """Look at the containers that are not known to have ended, and tell of changes."""
+        """Read the states of the containers from the Engine; publish them if one has changed."""
         before = [container.state for container in self._all]
         for container in self._all:
             if container.id and not container.ended:
@@ -166,18 +162,18 @@ class PodWorker:
             self._publish()
 
     def _terminate(self) -> None:
-        """End the containers within the grace that the pod has, and then the pod."""
+        """End the containers within the pod's grace, then remove the pod from the API."""
         begin = time.monotonic()
         if self._pod() is not None:
             self._event("Killing", "Stopping containers")
-            self.kill("SIGTERM")
+            self._kill("SIGTERM")
         while any(each.running for each in self._all):
             pod = self._pod()
             grace = pod["metadata"].get("deletionGracePeriodSeconds", 0) if pod else 0
             if self._kubelet.ended.wait(PERIOD) or time.monotonic() > begin + grace:
                 break
             self._refresh()
-        self.kill("SIGKILL")
+        self._kill("SIGKILL")
         self._refresh()
         for container in self._mains:
             if not container.ended:
@@ -188,7 +184,7 @@ class PodWorker:
         if self._pod() is not None and not self._kubelet.ended.is_set():
             self._store.delete(PODS, *self._place, 0)
 
-    def kill(self, signal: str) -> None:
+    def _kill(self, signal: str) -> None:
         for container in self._all:
             if container.running:
                 with contextlib.suppress(errors.APIError):
@@ -197,14 +193,14 @@ class PodWorker:
                         self._client.wait(container.id, timeout=30)
 
     def _remove(self) -> None:
-        """Remove what the pod has on the Engine and on this machine."""
+        """Remove the pod's containers and volumes."""
         for id in filter(None, [*(each.id for each in self._all), self._holder]):
             with contextlib.suppress(errors.APIError):
                 self._client.remove_container(id, force=True, v=True)
         self._volumes.remove()
 
     def _pod(self) -> Obj | None:
-        """Return the pod, None when it is gone, or another one of its name is there."""
+        """Return the pod; None if it is gone, also if another pod has its name."""
         found = self._store.find(PODS, *self._place)
         return found if found and found["metadata"]["uid"] == self._uid else None
 

@@ -1,4 +1,4 @@
-"""The kinds of objects that the API server has, and the errors that it answers with."""
+"""The kinds of objects that the API server has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 Obj = dict[str, Any]
-"""An object of the API, or a part of one, as its JSON has it."""
+"""The JSON of an object of the API, or of a part of one."""
 
 
 def part(obj: Obj, key: str) -> Obj:
@@ -45,7 +45,7 @@ class Resource:
 
     @property
     def full_name(self) -> str:
-        """The name in sentences: `pods`, `jobs.batch`."""
+        """The name in messages: `pods`, `jobs.batch`."""
         return f"{self.name}.{self.group}" if self.group else self.name
 
     @property

@@ -1,4 +1,4 @@
-"""The objects of the cluster with their versions, the history that watches read, and selectors."""
+"""The objects of the cluster, their versions, the history for watches, and selectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .api_errors import already_exists, bad_request, expired, not_found
 from .resources import EVENTS, Obj, Resource, part, parts, place
 
 LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""What a real API server makes generated names of."""
+"""The letters of the names that a real API server generates."""
+OLDEST = 100
+"""The oldest version that a watch can begin from."""
 FIELDS = ("metadata.name", "involvedObject.name", "involvedObject.kind")
 
 
@@ -36,12 +38,11 @@ class Change:
 
 
 class Store:
-    """Holds every object. What it gives out is shared: change it through `mutate` alone."""
+    """Holds every object. Objects that it returns are shared: only `mutate` may change them."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.version = 100
-        self.oldest = 100
+        self.version = OLDEST
         self._objects: dict[tuple[Resource, str, str], Obj] = {}
         self._history: list[Change] = []
 
@@ -84,7 +85,7 @@ class Store:
     ) -> Obj | None:
         """Let `change` edit a copy of the object and store it; None when there is no object.
 
-        What is to be deleted goes once it has neither grace nor finalizers left.
+        An object with a deletionTimestamp is removed once its grace is 0 and it has no finalizers.
         """
         key = (resource, namespace, name)
         with self.changed:
@@ -101,7 +102,7 @@ class Store:
             return new
 
     def delete(self, resource: Resource, namespace: str, name: str, grace: int = 0) -> Obj | None:
-        """Mark the object as deleted; without grace and finalizers it goes now."""
+        """Set its deletionTimestamp; an object without grace and finalizers is removed."""
 
         def mark(obj: Obj) -> None:
             meta = obj["metadata"]
@@ -111,22 +112,15 @@ class Store:
 
         return self.mutate(resource, namespace, name, mark)
 
-    def compact(self) -> None:
-        """Forget the history: who asks for it gets 410."""
-        with self.changed:
-            self.oldest = self.version
-            self._history.clear()
-            self.changed.notify_all()
-
     def changes(self, resource: Resource, after: int) -> list[Change]:
         with self.changed:
-            if after < self.oldest:
-                raise expired(after, self.oldest)
+            if after < OLDEST:
+                raise expired(after, OLDEST)
             newer = self._history[after - self.version :] if after < self.version else []
             return [change for change in newer if change.resource == resource]
 
     def wait(self, version: int, seconds: float) -> None:
-        """Return when something is newer than `version`, or the time is over."""
+        """Return when the store is newer than `version`, after `seconds` at the latest."""
         with self.changed:
             self.changed.wait_for(lambda: self.version > version, seconds)
 
@@ -147,7 +141,7 @@ def _is_over(obj: Obj) -> bool:
 
 
 def set_condition(obj: Obj, type: str, status: bool | str, **more: Any) -> None:
-    """Set the condition in the object's status; its time changes with its status alone."""
+    """Set a condition of the object. lastTransitionTime changes only if `status` does."""
     conditions: list[Obj] = obj.setdefault("status", {}).setdefault("conditions", [])
     new: Obj = {"type": type, "status": str(status), "lastProbeTime": None}
     new |= {"lastTransitionTime": timestamp()}
@@ -180,7 +174,7 @@ def is_over(pod: Obj) -> bool:
 
 
 def matches(obj: Obj, query: dict[str, str]) -> bool:
-    """Tell whether the object fits the label selector and the field selector of a query."""
+    """Return whether the object fits the label selector and the field selector of a query."""
     labels = part(obj["metadata"], "labels")
     if any(labels.get(key) != value for key, value in _terms(query.get("labelSelector", ""))):
         return False
@@ -194,17 +188,17 @@ def matches(obj: Obj, query: dict[str, str]) -> bool:
 
 
 def _terms(selector: str) -> list[tuple[str, str]]:
-    """Read `a=b,c==d`, all that is known of selectors here."""
+    """Read a selector such as `a=b,c==d`; other operators are refused."""
     terms = [each.replace("==", "=").partition("=") for each in filter(None, selector.split(","))]
     if any(not equals or key.endswith("!") for key, equals, _ in terms):
-        raise bad_request(f"the cluster of the tests cannot read the selector {selector!r}")
+        raise bad_request(f"the small cluster cannot read the selector {selector!r}")
     return [(key.strip(), value.strip()) for key, _, value in terms]
 
 
 def record_event(
     store: Store, kind: str, about: Obj, reason: str, message: str, *, type: str = "Normal"
 ) -> None:
-    """Write an event about an object, or count one more of the same that is there."""
+    """Create an event about an object, or increase the count of an equal one."""
     meta, now = about["metadata"], timestamp()
     namespace = meta["namespace"]
     for event in store.all(EVENTS, namespace):

@@ -1,4 +1,4 @@
-"""What a pod's containers see: names, volumes, environment, users, limits, and their end."""
+"""Names, volumes, environment, users, limits and the end of a pod's containers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pods:
         )
 
     def run(self, name: str, command: str, **given: Any) -> list[str]:
-        """Return the lines that the pod printed until it ended."""
+        """Return the lines of the pod's output, once it has ended."""
         self.start(name, command, **given)
         wait_until(lambda: self.phase(name) in ("Succeeded", "Failed"), f"{name} does not end")
         return self.client.get(f"{PODS}/{name}/log").splitlines()

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from .admission import check_account, check_quotas, fill, label_job
-from .api_errors import ApiError, bad_request, conflict, details_of
+from .api_errors import bad_request, conflict, details_of
 from .checks import check
 from .resources import ACCOUNTS, JOBS, NAMESPACES, PODS, Obj, Resource, as_object, parts, place
 from .store import Store, is_over, random_letters, set_condition
@@ -18,12 +18,10 @@ _SET_BY_SERVER = (
 
 
 class Verbs:
-    """Changes objects as users and controllers ask for it, and refuses what must be refused."""
+    """Checks and applies the changes of objects that users and controllers ask for."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.denied: str = ""
-        """What the admission webhook says to every new pod; empty when it lets them in."""
 
     def create(self, resource: Resource, namespace: str, given: Any) -> Obj:
         if not isinstance(given, dict):
@@ -53,9 +51,6 @@ class Verbs:
     def _admit(self, resource: Resource, obj: Obj) -> None:
         if resource == PODS:
             check_account(self.store, obj)
-            if self.denied:
-                said = f'admission webhook "w" denied the request: {self.denied}'
-                raise ApiError(403, "Forbidden", said)
         check_quotas(self.store, resource, obj)
 
     def _fill_namespace(self, name: str) -> None:
@@ -69,6 +64,7 @@ class Verbs:
         with self.store.changed:
             old = self.store.get(resource, namespace, name)
             new = as_object(merge(copy.deepcopy(old), given))
+            new.pop("status", None)
             check(resource, new)
             version = old["metadata"]["resourceVersion"]
             if new["metadata"].get("resourceVersion", version) != version:
@@ -87,11 +83,11 @@ class Verbs:
             return self.store.mutate(resource, namespace, name, assign) or new
 
     def delete(self, resource: Resource, namespace: str, name: str, options: Obj) -> Obj:
-        """Delete an object; what it answers is the object if that is there for a while."""
+        """Return the object if it only got a deletionTimestamp, else a Status."""
         with self.store.changed:
             old = self.store.get(resource, namespace, name)
             if resource == JOBS and options.get("propagationPolicy") != "Background":
-                raise bad_request("a real cluster would keep the Job's pods: say Background")
+                raise bad_request("only the propagation policy Background deletes a Job's pods")
             grace = _grace(old, options) if resource == PODS else 0
             last = self.store.delete(resource, namespace, name, grace) or old
             left = self.store.find(resource, namespace, name)
@@ -101,8 +97,8 @@ class Verbs:
         answer: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return {**answer, "details": details}
 
-    def evict(self, namespace: str, name: str) -> None:
-        """Delete a pod as a drain does: its condition says so."""
+    def evict(self, namespace: str, name: str) -> Obj:
+        """Set the pod's condition DisruptionTarget and delete it."""
 
         def mark(pod: Obj) -> None:
             said = {"reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting"}
@@ -110,6 +106,8 @@ class Verbs:
 
         self.store.mutate(PODS, namespace, name, mark)
         self.delete(PODS, namespace, name, {})
+        status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+        return {**status, "code": 201}
 
 
 def owners_of(obj: Obj) -> list[Obj]:

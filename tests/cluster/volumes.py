@@ -1,4 +1,4 @@
-"""The volumes of a pod as folders of this machine, and where containers mount them."""
+"""The volumes of a pod, which are folders of this machine, and their mounts in containers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def bind(source: Path, target: str, *, read_only: bool = False) -> Any:
 
 
 class Volumes:
-    """Sets up a pod's volumes below `folder`; claims outlive pods, in `claims`."""
+    """Creates a pod's volumes in `folder`, those of claims in `claims`, which `remove` keeps."""
 
     def __init__(self, store: Store, folder: Path, memory: Path, claims: Path) -> None:
         self._store, self._folder, self._memory, self._claims = store, folder, memory, claims
         self._paths: dict[str, Path] = {}
 
     def set_up(self, pod: Obj) -> None:
-        """Make all of them, or raise VolumeError."""
+        """Create the volumes that do not exist yet. VolumeError."""
         group = part(pod["spec"], "securityContext").get("fsGroup")
         for volume in parts(pod["spec"], "volumes"):
             if volume["name"] not in self._paths:

@@ -1,13 +1,13 @@
-"""A namespace of a cluster, a user with the documented rights, and a store that pods reach."""
+"""A namespace of a cluster, and a machine that pushes jobs to it."""
 
 from __future__ import annotations
 
 import json
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from prefect_bt.cluster_settings import ClusterSettings
 from prefect_bt.ledger.ledger import Ledger
 from prefect_bt.ledger.opening import open_ledger
 from prefect_bt.substrates.kubernetes.client import ClusterClient
-from tests.e2e.conftest import Machine, environment_of
+from tests.e2e.conftest import Machine, until
 
 if TYPE_CHECKING:
     from tests.cluster.cluster import Cluster
@@ -34,7 +34,7 @@ PATCH = {
         }
     }
 }
-"""Lets several pods run on a machine of two CPUs."""
+"""Small requests, by which several pods fit on a node of two CPUs."""
 CONFIG = """
 import json
 from pathlib import Path
@@ -56,11 +56,23 @@ project = d.TrainingProject(
 )
 """
 WORD = "very-secret-word-9"
+SAVE = """
+save() {
+  mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$1
+  echo "{}" > $BT_CHECKPOINT_DIR/checkpoint-$1/a.json
+}
+newest() { ls $BT_CHECKPOINT_DIR | wc -l; }
+"""
+"""Shell functions of the jobs' scripts: write checkpoint number $1, and count the checkpoints."""
 
 
 @dataclass
 class ClusterSite:
-    """`user` is the kubeconfig of the documented user; `cluster` is None for a real cluster."""
+    """A namespace of a cluster, with what the tests need to use it.
+
+    `user`: kubeconfig of a user with the rights of rbac.yaml. `store`: URL of a bucket that pods
+    reach. `cluster`: the small cluster; None if the tests run on that of KUBECONFIG.
+    """
 
     admin: ClusterClient
     user: Path
@@ -70,7 +82,6 @@ class ClusterSite:
     store: str
     variables: dict[str, str]
     cluster: Cluster | None = None
-    jobs: list[str] = field(default_factory=list[str])
 
     def settings(self, **changes: Any) -> ClusterSettings:
         given = {
@@ -84,7 +95,7 @@ class ClusterSite:
         return ClusterSettings(**given)
 
     def list_objects(self, kind: str, *, group: str = "/api/v1") -> list[dict[str, Any]]:
-        """Return the namespace's objects that prefect-bt made."""
+        """Return prefect-bt's objects of this kind in the namespace."""
         selector = {"labelSelector": "app.kubernetes.io/managed-by=prefect-bt"}
         path = f"{group}/namespaces/{self.namespace}/{kind}"
         return self.admin.request("GET", path, query=selector)["items"]
@@ -95,23 +106,48 @@ class ClusterSite:
         return [*found, *self.list_objects("jobs", group="/apis/batch/v1")]
 
     def find_pod(self, job_id: str, attempt: int, rank: int) -> str:
-        """Return the name of the pod, once it is there."""
+        """Return the name of the pod, once it exists."""
         prefix = f"prefect-bt-{job_id}-{attempt}-{rank}-"
 
         def look() -> str:
             names = [pod["metadata"]["name"] for pod in self.list_objects("pods")]
             return next((name for name in names if name.startswith(prefix)), "")
 
-        return until(look, what=prefix)
+        return until(look, seconds=30, what=prefix)
 
     def delete(self, path: str, **query: str | int) -> None:
-        """Delete something of the namespace as somebody else would; `path` as in pods/x."""
-        group = "/apis/batch/v1" if path.startswith("jobs/") else "/api/v1"
-        self.admin.delete(f"{group}/namespaces/{self.namespace}/{path}", query=query)
+        """Delete an object of the namespace with the admin's rights; `path` as in `pods/x`."""
+        self.admin.delete(f"/api/v1/namespaces/{self.namespace}/{path}", query=query)
+
+    def node_of(self, pod: str) -> str:
+        """Return the name of the pod's node."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}"
+        return self.admin.request("GET", path)["spec"]["nodeName"]
+
+    @contextmanager
+    def drained(self, node: str) -> Iterator[None]:
+        """Cordon the node and evict its pods of this namespace; uncordon it afterwards."""
+        self._cordon(node, True)
+        try:
+            for pod in self.list_objects("pods"):
+                if pod["spec"].get("nodeName") == node:
+                    self._evict(pod["metadata"]["name"])
+            yield
+        finally:
+            self._cordon(node, None)
+
+    def _cordon(self, node: str, on: bool | None) -> None:
+        body = {"spec": {"unschedulable": on}}
+        self.admin.request("PATCH", f"/api/v1/nodes/{node}", body=body)
+
+    def _evict(self, pod: str) -> None:
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
+        self.admin.request("POST", path, body=body)
 
 
 class ClusterMachine(Machine):
-    """A machine that pushes jobs to the cluster; its store is a bucket."""
+    """A machine that pushes jobs to the cluster, and whose store is a bucket."""
 
     site: ClusterSite
 
@@ -127,7 +163,7 @@ class ClusterMachine(Machine):
         image: str = "",
         weights: tuple[dict[str, str], ...] = (),
     ) -> Path:
-        """Return the config of a training folder with this run.sh."""
+        """Create a training folder with this run.sh; return the path of its config."""
         folder = self.root / f"work-{time.monotonic_ns()}"
         folder.mkdir()
         (folder / "config.py").write_text(CONFIG)
@@ -137,21 +173,6 @@ class ClusterMachine(Machine):
         return folder / "config.py"
 
     def nothing_left_in_cluster(self, job_id: str) -> None:
-        """No object of the job remains in the namespace, and no process or folder here."""
-        until(lambda: not self.site.all_objects(), what="an empty namespace")
+        """Assert that no object is left in the namespace, and no process or folder here."""
+        until(lambda: not self.site.all_objects(), seconds=30, what="an empty namespace")
         self.nothing_left(job_id)
-
-
-@contextmanager
-def store_access(site: ClusterSite) -> Iterator[None]:
-    """Let this process reach the store as the machine does."""
-    with environment_of(site.variables):
-        yield
-
-
-def until(probe: Callable[[], Any], *, what: str, seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        time.sleep(0.1)
-    return found

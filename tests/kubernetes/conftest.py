@@ -1,7 +1,7 @@
 """Clusters for the suites of the Kubernetes substrate.
 
-Without KUBECONFIG it is the tests' own (tests/cluster). With it, the suites run on that cluster, as
-a user who has the rights of deployments/kubernetes/rbac.yaml alone. It then needs:
+Without KUBECONFIG it is the small cluster of tests/cluster. With KUBECONFIG, it is that cluster,
+and its user has only the rights of deployments/kubernetes/rbac.yaml. The tests then need:
 
     BT_TEST_AGENT_IMAGE   image of deployments/images/agent.Dockerfile
     BT_TEST_IMAGE         an image with a busybox
@@ -48,7 +48,7 @@ def site(
 
 
 def _own_site(request: pytest.FixtureRequest, folder: Path) -> Iterator[ClusterSite]:
-    """Yield a namespace of the tests' own cluster, on the tests' Engine."""
+    """Yield a namespace of a small cluster, on the Engine of the tests of Docker."""
     pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
     engine: docker.APIClient = request.getfixturevalue("engine")
@@ -56,7 +56,8 @@ def _own_site(request: pytest.FixtureRequest, folder: Path) -> Iterator[ClusterS
     from tests.cluster.cluster import Cluster
 
     agent = build_agent_image(engine, f"prefect-bt-test/agent:{WORKER}")
-    cluster = Cluster(engine, image, folder, nodes={"node-1": {"allocatable": ROOM}})
+    nodes = {name: {"allocatable": ROOM} for name in ("node-1", "node-2")}
+    cluster = Cluster(engine, image, folder, nodes=nodes)
     cluster.start()
     namespace = "training"
     cluster.add_namespace(namespace)
@@ -93,7 +94,7 @@ def _bucket(address: str) -> dict[str, str]:
 
 
 def _real_site(folder: Path) -> Iterator[ClusterSite]:
-    """Yield a namespace of its own on the cluster of KUBECONFIG; it is deleted afterwards."""
+    """Yield a new namespace of the cluster of KUBECONFIG; delete it afterwards."""
     missing = [name for name in VARIABLES if not os.environ.get(name)]
     if missing:
         pytest.skip(f"KUBECONFIG is set, but not {', '.join(missing)}")

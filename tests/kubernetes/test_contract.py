@@ -1,4 +1,4 @@
-"""What every substrate promises (tests/contracts), kept by pods."""
+"""The contract of substrates (tests/contracts), for that of Kubernetes."""
 
 from __future__ import annotations
 

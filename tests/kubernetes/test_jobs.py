@@ -1,4 +1,4 @@
-"""Whole jobs in a cluster: pushed, run, failed, retried; nothing stays in the namespace."""
+"""Whole jobs in a cluster; nothing of them stays in the namespace."""
 
 from __future__ import annotations
 
@@ -11,18 +11,11 @@ import pytest
 
 from prefect_bt.host.job_lock import is_owned
 from prefect_bt.substrates.kubernetes.names import LABEL_JOB, LABEL_STORE, store_label
+from tests.e2e.conftest import until
 
-from .cluster_site import WORD, ClusterMachine, ClusterSite, until
+from .cluster_site import SAVE, WORD, ClusterMachine, ClusterSite
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
-
-SAVE = """
-save() {
-  mkdir -p $BT_CHECKPOINT_DIR/checkpoint-$1
-  echo "{}" > $BT_CHECKPOINT_DIR/checkpoint-$1/a.json
-}
-newest() { ls $BT_CHECKPOINT_DIR | wc -l; }
-"""
 
 
 def test_one_node_gives_what_one_machine_gives(machine: ClusterMachine, site: ClusterSite) -> None:
@@ -108,7 +101,7 @@ def test_a_deleted_pod_is_an_infrastructure_failure(
     [ $BT_RETRY_COUNT = 1 ] || sleep 600
     """
     job_id = str(machine.push(machine.job_folder(script, nodes=2))["id"])
-    until(lambda: machine.checkpoints(job_id), what="a checkpoint")
+    until(lambda: machine.checkpoints(job_id), seconds=30, what="a checkpoint")
     site.delete(f"pods/{site.find_pod(job_id, 0, 1)}", gracePeriodSeconds=5)
     machine.wait(job_id, "COMPLETED", seconds=200)
     first, second = machine.view(job_id)["attempts"]
@@ -128,6 +121,7 @@ def test_a_job_that_is_stopped_before_it_starts(machine: ClusterMachine, site: C
     site.find_pod(job_id, 0, 0)
     until(
         lambda: "localhost/nobody/has:1" in machine.logs(job_id).partition("waiting for")[2],
+        seconds=30,
         what="what it waits for",
     )
     machine.run("stop", "--job-id", job_id)
@@ -151,10 +145,10 @@ def test_weights_are_there_before_the_commands(machine: ClusterMachine, site: Cl
 def test_the_flow_is_killed_and_the_pods_go_on(machine: ClusterMachine) -> None:
     script = f"{SAVE}\nsave 1; i=0; while [ $i -lt 120 ]; do i=$((i+1)); sleep 0.1; done; save 2"
     job_id = str(machine.push(machine.job_folder(script))["id"])
-    until(lambda: machine.checkpoints(job_id), what="a checkpoint")
+    until(lambda: machine.checkpoints(job_id), seconds=30, what="a checkpoint")
     for process in machine.processes(job_id):
         process.kill()
-    until(lambda: not is_owned(machine.state_dir, job_id), what="a job without an owner")
+    until(lambda: not is_owned(machine.state_dir, job_id), seconds=30, what="no owner")
     machine.run("view", "--job-id", job_id)
     machine.wait(job_id, "COMPLETED", seconds=200)
     attempts = machine.view(job_id)["attempts"]

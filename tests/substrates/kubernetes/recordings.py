@@ -1,16 +1,10 @@
-"""What a real API server (v1.36) has said: tests/cluster/recordings."""
+"""Pods with the statuses of tests/cluster/recordings."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-_FOLDER = Path(__file__).parents[2] / "cluster" / "recordings"
-
-
-def recorded(name: str) -> Any:
-    return json.loads((_FOLDER / f"{name}.json").read_bytes())
+from tests.cluster.recordings import recorded
 
 
 def pod_object(status: dict[str, Any], *, rank: int = 0, **metadata: object) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from prefect_bt.substrates.kubernetes.client import (
     ClusterClient,
     ClusterError,
 )
+from tests.cluster.recordings import recorded
 from tests.ports import free_port
 
 from .api_stub import ApiStub, Waits, answer, client_for, cut, drop
-from .recordings import recorded
 
 PODS = "/api/v1/namespaces/rec/pods"
 

@@ -13,10 +13,11 @@ from prefect_bt.object_store import open_store
 from prefect_bt.substrates.kubernetes.client import ClusterClient
 from prefect_bt.substrates.kubernetes.gang import CAUSE_TIMEOUT, WAITING_INTERVAL, KubernetesGang
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
+from tests.cluster.recordings import recorded
 from tests.node_agent.rig import wait_until
 
 from .api_stub import ApiStub, answer, stream
-from .recordings import pod_object, recorded
+from .recordings import pod_object
 
 RECORD = GangRecord("gang", "rec", "ctx", "https://api", 1, 17.0)
 AGENT_RUNS = {

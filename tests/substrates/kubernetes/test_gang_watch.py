@@ -15,10 +15,11 @@ from prefect_bt.substrates.kubernetes.client import ClusterClient, ClusterError
 from prefect_bt.substrates.kubernetes.gang_watch import GangWatch
 from prefect_bt.substrates.kubernetes.job_objects import JobObjects
 from prefect_bt.substrates.kubernetes.pod_states import PodView
+from tests.cluster.recordings import recorded
 from tests.node_agent.rig import wait_until
 
 from .api_stub import ApiStub, answer, drop, stream
-from .recordings import pod_object, recorded
+from .recordings import pod_object
 
 RUNNING = {
     "phase": "Running",

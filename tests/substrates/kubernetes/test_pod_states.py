@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from prefect_bt.substrates.kubernetes.pod_states import read_pod
+from tests.cluster.recordings import recorded
 
-from .recordings import pod_object, recorded, recorded_pod
+from .recordings import pod_object, recorded_pod
 
 
 def state(name: str, *, image: str = "team/train:1", **given: object) -> dict[str, Any]:

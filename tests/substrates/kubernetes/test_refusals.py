@@ -6,8 +6,7 @@ import pytest
 
 from prefect_bt.ledger.records import Cause
 from prefect_bt.substrates.kubernetes.refusals import classify_refusal
-
-from .recordings import recorded
+from tests.cluster.recordings import recorded
 
 RECORDED = {
     Cause.FORBIDDEN: "forbidden_create_job forbidden_get forbidden_list forbidden_watch "

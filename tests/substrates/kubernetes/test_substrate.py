@@ -14,10 +14,10 @@ from prefect_bt.object_keys import job_index_key
 from prefect_bt.substrates.kubernetes.client import ClusterClient, ClusterError
 from prefect_bt.substrates.kubernetes.names import gang_name
 from prefect_bt.substrates.kubernetes.substrate import KubernetesSubstrate
+from tests.cluster.recordings import recorded
 from tests.node_agent.rig import JOB, make_gang, make_plan
 
 from .api_stub import ApiStub, answer, settings_for
-from .recordings import recorded
 
 
 @pytest.mark.parametrize(
