@@ -218,11 +218,13 @@ class KubernetesGang:
                 self._blocked[status.rank] = self.clock(), blocked
                 return replace(status, waiting=blocked.message)
             blocked = warning or blocked
+        # The verdict is first: an observer that saw the request alone would read it as a stop.
+        verdict = self._give_verdict(fail_to_start(status, blocked, self.clock()))
         self._request(status.rank, NodeRequest("it did not start in time", force=True))
         if pod is not None and pod.exists:
             with suppress(SubstrateError):
                 self.job.delete_pod(pod.name)
-        return self._give_verdict(fail_to_start(status, blocked, self.clock()))
+        return verdict
 
     def _publish_waiting(self) -> None:
         """Publish the reason why the lowest waiting rank has not started; `logs` shows it."""
@@ -237,17 +239,19 @@ class KubernetesGang:
     # -- concluding -------------------------------------------------------------------------
 
     def _give_verdict(self, status: NodeStatus) -> NodeStatus:
-        """Store a final status that the agent did not write.
+        """Store a final status that the agent did not write, and return the first one.
 
-        Every process then returns the same one.
+        Every process then returns the same one, and each of its threads.
         """
-        with suppress(StoreError):
-            self.objects.rank(status.rank).write_verdict(status)
-        return self._conclude(status)
+        first = self._final.setdefault(status.rank, status)
+        if first is status:
+            with suppress(StoreError):
+                self.objects.rank(status.rank).write_verdict(status)
+        return self._conclude(first)
 
     def _conclude(self, status: NodeStatus) -> NodeStatus:
         """Keep the status. Delete the Job once every rank has a final status."""
-        self._final[status.rank] = status
+        status = self._final.setdefault(status.rank, status)
         if len(self._final) == self.record.size:
             self.watch.close()
             with suppress(SubstrateError):  # the next launch or the removal deletes it

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from prefect_bt.ledger.node_objects import GangObjects, GangRecord, NodeRequest
+from prefect_bt.ledger.node_objects import (
+    GangObjects,
+    GangRecord,
+    NodeRequest,
+    RankObjects,
+)
 from prefect_bt.ledger.records import Cause, NodePhase, NodeStatus, StopReason
 from prefect_bt.object_store import open_store
 from prefect_bt.substrates.kubernetes.client import ClusterClient
@@ -161,3 +166,26 @@ def test_a_stop_of_a_pod_that_never_began_deletes_it(
     status = site.gang.observe(0)
     assert (status.phase, status.reason, status.exit_code) == (NodePhase.DONE, "stopped", None)
     assert any("/pods/" in one.path for one in api.of("DELETE"))
+
+
+def test_a_gang_that_gives_up_is_not_read_as_stopped_on_request(
+    api: ApiStub, client: ClusterClient, closing: list[Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank is observed by two threads: one looks while the other gives up."""
+    site = Site(api, client, recorded("pods")["statuses"]["gpu"])
+    closing.append(site)
+    site.gang.observe(0)
+    site.now += 61.0
+    seen: list[NodeStatus] = []
+    for kind, name in (RankObjects, "write_verdict"), (RankObjects, "write_request"):
+        write = getattr(kind, name)
+
+        def look(self: RankObjects, written: Any, write: Any = write) -> None:
+            if not seen:
+                seen.append(NodeStatus(0))  # not again from within
+                seen.append(site.gang.observe(0))
+            write(self, written)
+
+        monkeypatch.setattr(kind, name, look)
+    assert site.gang.observe(0).cause is Cause.UNSCHEDULABLE
+    assert seen[1].cause is Cause.UNSCHEDULABLE
