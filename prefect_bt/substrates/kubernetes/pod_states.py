@@ -16,6 +16,9 @@ from prefect_bt.substrates.kubernetes.names import (
 )
 
 _PLATFORM: Final = frozenset({AGENT, STAGING})
+_LOG_LINE: Final = re.compile(r"\d{19} ")
+"""Start of a line of the job's log in the output of the agent: its time in nanoseconds."""
+_MESSAGE_LIMIT: Final = 300
 
 
 class Problem(NamedTuple):
@@ -226,8 +229,9 @@ def _read_end(container: Json, ended: Json) -> Problem:
     name, reason = container["name"], str(ended.get("reason", ""))
     is_platform = name in _PLATFORM
     message = format_line(ended.get("message"))
-    if is_platform:  # the end of the agent's log, which has that of the job
-        message = format_line(str(ended.get("message") or "").strip().rpartition("\n")[2])[-200:]
+    if is_platform:  # the end of the agent's log, which contains the lines of the job's log
+        last = str(ended.get("message") or "").strip().rpartition("\n")[2]
+        message = "" if _LOG_LINE.match(last) else format_line(last)[:_MESSAGE_LIMIT]
     if reason == "OOMKilled":
         cause = Cause.NODE_LOST if is_platform else Cause.OUT_OF_MEMORY
         return Problem(cause, f"the container {name!r} was killed for lack of memory")

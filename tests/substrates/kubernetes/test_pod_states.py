@@ -78,7 +78,10 @@ def test_an_agent_that_ended_is_no_running_node() -> None:
     view = read_pod(pod_object({"phase": "Running", "containerStatuses": statuses}))
     assert (view.agent_ended, view.has_ended, view.failure.cause) == (True, False, "node_lost")
     assert view.failure.message.endswith("ended with 1: Traceback: no module named prefect_bt")
-    ended["reason"] = "StartError"
+    ended["message"] = "1795660905374799970 a line of the job"
+    view = read_pod(pod_object({"phase": "Running", "containerStatuses": statuses}))
+    assert view.failure.message == "the container 'agent' ended with 1"
+    ended |= {"reason": "StartError", "message": "no python"}
     view = read_pod(pod_object({"phase": "Running", "containerStatuses": statuses}))
     assert view.failure.cause == "configuration"
     assert "prefect-bt's own image 'team/agent:1' cannot be used" in view.failure.message
