@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,6 +60,10 @@ class Watched:
         found = self.client.get(f"{PODS}?labelSelector=job-name%3D{name}")["items"]
         return [pod["status"]["phase"] for pod in found]
 
+    def event_reasons(self, name: str) -> list[str]:
+        events = self.client.get("/api/v1/namespaces/rec/events")["items"]
+        return sorted({one["reason"] for one in events if one["involvedObject"]["name"] == name})
+
     def lives(self) -> dict[str, list[Any]]:
         return lives(self.pods.events)
 
@@ -100,9 +106,16 @@ def settled(status: Obj) -> Obj:
     return {**kept, "conditions": conditions(status), "timed": sorted(set(times) & set(status))}
 
 
+def assert_soon(read: Callable[[], object], wanted: object) -> None:
+    """Wait for the value, because a watch is behind the objects. A failure shows the difference."""
+    with suppress(AssertionError):
+        wait_until(lambda: read() == wanted)
+    assert read() == wanted
+
+
 def assert_as_recorded(watched: Watched, name: str, recording: str) -> None:
     wanted = recorded(recording)
-    assert watched.lives() == wanted["lives"]
+    assert_soon(watched.lives, wanted["lives"])
     assert settled(watched.job(name)["status"]) == settled(wanted["status"])
 
 
@@ -120,9 +133,7 @@ def test_a_job_one_of_whose_pods_fails(watched: Watched) -> None:
     assert env == real["spec"]["containers"][0]["env"]
     assert first["spec"]["hostname"] == real["spec"]["hostname"]
     assert first["status"] == real["status"]
-    events = watched.client.get("/api/v1/namespaces/rec/events")["items"]
-    told = {each["reason"] for each in events if each["involvedObject"]["name"] == "life"}
-    assert sorted(told) == wanted["event_reasons"]
+    assert_soon(lambda: watched.event_reasons("life"), wanted["event_reasons"])
     assert watched.job("life")["spec"].keys() == wanted["spec"].keys()
 
 
@@ -166,9 +177,8 @@ def test_an_evicted_pod_fails_the_job_and_a_deleted_job_takes_what_it_owns(
     watched.wait_condition("evict", "Failed")
     (message,) = {each[3] for each in conditions(watched.job("evict")["status"])}
     assert message.endswith("has condition DisruptionTarget matching FailJob rule at index 0")
-    wait_until(lambda: "DELETED" in [event["type"] for event in watched.pods.events])
     told = wanted["lives"]["evict-0"]
-    assert watched.lives()["evict-0"][: len(told)] == told
+    assert_soon(lambda: watched.lives()["evict-0"][: len(told)], told)
     meta = watched.job("evict")["metadata"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "evict", "uid": meta["uid"]}
     meta = {"name": "evict", "ownerReferences": [owner]}

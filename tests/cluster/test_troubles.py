@@ -72,9 +72,13 @@ def test_a_pod_in_trouble_looks_like_a_real_one(troubled: Cluster, name: str) ->
     status = client.get(f"{PODS}/{name}")["status"]
     assert shape(status) == wanted
     assert {each for each in real if each not in OURS_LACK} <= status.keys()
+    wanted_reasons = {*recording["event_reasons"][name]}
+    wait_until(lambda: event_reasons(client, name) >= wanted_reasons, f"{wanted_reasons}")
+
+
+def event_reasons(client: Client, name: str) -> set[str]:
     events = client.get("/api/v1/namespaces/rec/events")["items"]
-    reasons = {each["reason"] for each in events if each["involvedObject"]["name"] == name}
-    assert reasons >= {*recording["event_reasons"][name]}
+    return {each["reason"] for each in events if each["involvedObject"]["name"] == name}
 
 
 OURS_LACK = ("observedGeneration", "resources", "allocatedResources")
