@@ -313,7 +313,7 @@ def _refusal_error(action: str, status: int, data: bytes) -> ClusterError:
 def _may_repeat(method: str, status: int) -> bool:
     """Return whether to retry.
 
-    A POST is retried only after 429, because an unanswered POST may have created the object.
+    A POST that was sent is retried only after 429: it may have created the object otherwise.
     """
     return status == HTTPStatus.TOO_MANY_REQUESTS or (
         method != "POST" and (status == 0 or status in _RETRIED)

@@ -63,9 +63,9 @@ class GangWatch:
         self._missing = MissingPods()
 
     def start(self) -> None:
-        """Start to watch the pods in the background. Idempotent."""
+        """Watch the pods in the background, also after an unforeseen error. Idempotent."""
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or not (self._thread.is_alive() or self._closed.is_set()):
                 name = f"watch-{self._objects.name}"
                 self._thread = threading.Thread(target=self._run, daemon=True, name=name)
                 self._thread.start()

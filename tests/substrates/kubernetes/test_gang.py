@@ -112,7 +112,7 @@ def test_a_large_image_may_be_pulled_for_longer_than_the_patience(
         assert "being created on node-1" in status.waiting
 
 
-def test_a_pod_that_vanished_while_nobody_watched(
+def test_a_pod_deleted_without_a_watch(
     api: ApiStub, client: ClusterClient, closing: list[Site]
 ) -> None:
     site = Site(api, client, AGENT_RUNS)
@@ -125,7 +125,7 @@ def test_a_pod_that_vanished_while_nobody_watched(
     assert (status.phase, status.cause) == (NodePhase.LOST, Cause.POD_DELETED)
 
 
-def test_the_cause_of_a_container_that_is_gone_is_waited_for(
+def test_the_cause_of_an_ended_container_is_awaited(
     api: ApiStub, client: ClusterClient, closing: list[Site]
 ) -> None:
     site = Site(api, client, AGENT_RUNS)

@@ -208,6 +208,24 @@ def test_a_list_that_is_refused_is_raised_and_asked_again_next_time(
     assert look(watch)[1]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watch_that_failed_unforeseen_begins_again(
+    watch: GangWatch, lines: Queue[bytes | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login program of the kubeconfig may raise anything."""
+    list_pods, failures = JobObjects.list_pods, [RuntimeError("no token")]
+
+    def fail_once(self: JobObjects) -> Any:
+        if failures:
+            raise failures.pop()
+        return list_pods(self)
+
+    monkeypatch.setattr(JobObjects, "list_pods", fail_once)
+    watch.start()
+    wait_until(lambda: not failures)
+    wait_until(lambda: watch.start() or watch.is_listed)
+
+
 def test_why_there_are_no_pods(api: ApiStub, watch: GangWatch) -> None:
     events = recorded("failed_create")["events"]
     api.on("GET gang", answer(200, {"spec": {"suspend": True}}), answer(200, {"spec": {}}))
