@@ -33,7 +33,7 @@ def test_mirrored_once(cli: Cli, model: str) -> None:
 
 def test_ctrl_c_keeps_what_has_come(cli: Cli, hub: Hub) -> None:
     hub.bad.hold_at = 8 << 20
-    cli.env |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    cli.env |= {"HF_ENDPOINT": hub.url}
     process = cli.start("weights", "mirror", "--source", "hf://o/base")
     deadline = time.monotonic() + 200
     parts = cache_of(cli).root / "parts"
@@ -65,7 +65,7 @@ def test_ctrl_c_keeps_what_has_come(cli: Cli, hub: Hub) -> None:
 
 def test_bars_on_a_terminal(cli: Cli, hub: Hub) -> None:
     hub.bad.seconds_a_chunk = 0.01
-    cli.env |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    cli.env |= {"HF_ENDPOINT": hub.url}
     command = [*COMMAND, "weights", "mirror", "--source", "hf://o/base"]
     screen = Screen(command, env=cli.env, folder=cli.folder)
     try:

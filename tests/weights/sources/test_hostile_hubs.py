@@ -67,9 +67,6 @@ def test_digests_of_another_form(hub: Hub, place: Place, found: Any) -> None:
     refused(hub, place, "SHA-256 of 'model.bin'")
     hub.bad.entry = {"lfs": None, "oid": found}
     refused(hub, place, "git id of 'model.bin'")
-    if found is not None:
-        hub.bad.entry = {"xetHash": found}
-        refused(hub, place, "Xet hash of 'model.bin'")
 
 
 @pytest.mark.slow
