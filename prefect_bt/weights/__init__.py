@@ -10,7 +10,7 @@ Begin with `mirror`. From the outside in:
     download/      download.py: small files whole, large ones in blocks; origins.py: the store's
                    copy before upstream; disk_space.py: evict to make room and to keep a budget
     sources/       protocol.py: the protocol of a source, and the table of its adapters
-    explain.py     what a job would download, from where, and why
+    dry_run.py     what a mirror would transfer, without a transfer
 """
 
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache

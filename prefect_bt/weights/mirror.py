@@ -24,11 +24,11 @@ from prefect_bt.weights.download.disk_space import enforce_budget, ensure_disk_s
 from prefect_bt.weights.download.download import download_files, link_from_store, write_error
 from prefect_bt.weights.download.origins import FallbackReader
 from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
-from prefect_bt.weights.file_selection import select_files
 from prefect_bt.weights.manifest import WeightsManifest
 from prefect_bt.weights.progress import MirrorPhase, ProgressCallback, ProgressMeter
 from prefect_bt.weights.result import MirrorResult
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
+from prefect_bt.weights.sources.patterns import select_files
 from prefect_bt.weights.sources.protocol import (
     STALL_TIMEOUT,
     Source,
