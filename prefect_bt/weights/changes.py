@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect_bt.planning.plan import WeightsPlan
+from prefect_bt.text.progress import format_items
 from prefect_bt.weights.cache.digest_index import source_id
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
-from prefect_bt.weights.progress_text import format_file_count
 from prefect_bt.weights.url_redaction import redact_url
 
 _SHORT = 12
@@ -78,7 +78,7 @@ def _changes(before: Mapping[str, str], desired: Sequence[DesiredFile]) -> str:
     new = [file for file in desired if file.path not in before]
     changed = [file for file in desired if file.path in before and before[file.path] != file.sha256]
     gone = len(before) - (len(desired) - len(new))
-    counts = [f"{format_file_count(len(changed))} changed"] if changed else []
+    counts = [f"{format_items(len(changed))} changed"] if changed else []
     counts += [f"{len(new)} new"] if new else []
     counts += [f"{gone} gone"] if gone else []
     return ", ".join(counts) or "the same files, which are linked"

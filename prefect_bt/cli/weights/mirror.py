@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
+from prefect_bt.cli.ui.progress_bars import progress_callbacks
 from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal
-from prefect_bt.cli.weights.progress_bars import ProgressCallback, progress_callbacks
 from prefect_bt.cli.weights.sources import (
     NO_SOURCES,
     ConfigPath,
@@ -25,6 +25,7 @@ from prefect_bt.errors import PrefectBtError
 if TYPE_CHECKING:
     from prefect_bt.planning.plan import WeightsPlan
     from prefect_bt.settings import Settings
+    from prefect_bt.text.progress import ProgressCallback
     from prefect_bt.weights import MirrorResult
 
 MAX_CONCURRENT: Final = 2
@@ -55,17 +56,19 @@ def mirror_weights(
     `prefect-bt weights mirror --source hf://owner/repo@main --allow "*.safetensors"`
     """
     from prefect_bt.settings import Settings
+    from prefect_bt.weights.url_redaction import redact_url
 
     settings, beside = Settings(), terminal.for_output(output)
     plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
     stop, interrupted = threading.Event(), False
-    with progress_callbacks(beside, plans, quiet=output == "json") as tellers:
-        team = _MirrorPool(plans, settings, tellers, stop)
+    names = [redact_url(plan.source) for plan in plans]
+    with progress_callbacks(beside, names, quiet=output == "json") as callbacks:
+        pool = _MirrorPool(plans, settings, callbacks, stop)
         try:
-            team.run()
+            pool.run()
         except KeyboardInterrupt:
             interrupted = True
-    outcomes = team.outcomes
+    outcomes = pool.outcomes
     if interrupted:
         terminal.error(f"Stopped. {_format_unfinished(settings)}")
         return INTERRUPTED
@@ -83,12 +86,12 @@ class _MirrorPool:
         self,
         plans: Sequence[WeightsPlan],
         settings: Settings,
-        tellers: dict[str, ProgressCallback | None],
+        callbacks: Sequence[ProgressCallback | None],
         stop: threading.Event,
     ) -> None:
         self._plans, self._settings = plans, settings
-        self._callbacks, self._stop = tellers, stop
-        self._waiting = deque(plans)
+        self._stop = stop
+        self._waiting = deque(zip(plans, callbacks, strict=True))
         self._done: dict[str, MirrorResult | _FailedMirror] = {}
 
     @property
@@ -104,13 +107,15 @@ class _MirrorPool:
 
     def _mirror_next(self) -> bool:
         try:
-            plan = self._waiting.popleft()
+            plan, on_progress = self._waiting.popleft()
         except IndexError:
             return False
-        self._done[plan.key] = self._mirror(plan)
+        self._done[plan.key] = self._mirror(plan, on_progress)
         return True
 
-    def _mirror(self, plan: WeightsPlan) -> MirrorResult | _FailedMirror:
+    def _mirror(
+        self, plan: WeightsPlan, on_progress: ProgressCallback | None
+    ) -> MirrorResult | _FailedMirror:
         from prefect_bt.weights import mirror_source
 
         settings = self._settings
@@ -122,7 +127,7 @@ class _MirrorPool:
                 store=open_weights_store(settings),
                 upload_to_store=settings.mirror_to_store,
                 stall_timeout=settings.stall_seconds,
-                on_progress=self._callbacks[plan.key],
+                on_progress=on_progress,
                 stop=self._stop,
             )
         except PrefectBtError as error:
@@ -140,7 +145,7 @@ def _format_unfinished(settings: Settings) -> str:
 
 
 def _print_outcomes(terminal: Terminal, outcomes: Sequence[MirrorResult | _FailedMirror]) -> None:
-    from prefect_bt.weights.progress_text import format_result
+    from prefect_bt.weights.result import format_result
     from prefect_bt.weights.url_redaction import redact_url
 
     for one in outcomes:

@@ -115,11 +115,11 @@ def _show(terminal: Terminal, answer: Explanation) -> None:
     from rich.text import Text
 
     from prefect_bt.cli.ui.tables import Cell, show_fields
+    from prefect_bt.text.progress import format_items
     from prefect_bt.text.quantities import format_size
-    from prefect_bt.weights.progress_text import format_file_count
 
     def share(count: int, total: int) -> str | None:
-        return f"{format_file_count(count)}, {format_size(total)}" if count else None
+        return f"{format_items(count)}, {format_size(total)}" if count else None
 
     disk, status = answer.disk, answer.status.value
     fields: list[tuple[str, Cell | None]] = [
