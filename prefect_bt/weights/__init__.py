@@ -13,16 +13,16 @@ Begin with `mirror`. From the outside in:
     dry_run.py     what a mirror would transfer, without a transfer
 """
 
+from prefect_bt.text.progress import Phase, Progress
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.mirror import mirror_source
-from prefect_bt.weights.progress import MirrorPhase, MirrorProgress
 from prefect_bt.weights.result import MirrorResult
 
 __all__ = [
     "CachedTree",
-    "MirrorPhase",
-    "MirrorProgress",
     "MirrorResult",
     "NodeCache",
+    "Phase",
+    "Progress",
     "mirror_source",
 ]

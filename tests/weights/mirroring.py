@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
-from prefect_bt.weights import MirrorProgress, NodeCache, mirror, mirror_source
+from prefect_bt.weights import NodeCache, Progress, mirror, mirror_source
 from prefect_bt.weights.download import block_download, small_files
 
 if __name__ == "__main__":
@@ -31,7 +31,7 @@ if __name__ == "__main__":
     notes: list[str] = []
     stop = threading.Event()
 
-    def tell(progress: MirrorProgress) -> None:
+    def tell(progress: Progress) -> None:
         notes.append(progress.note)
         if progress.bytes_done > given.get("stop_after", float("inf")):
             stop.set()

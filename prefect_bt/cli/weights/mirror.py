@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from cyclopts import Parameter
 
 from prefect_bt.cli.ui.options import InjectedTerminal, Output
-from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal
-from prefect_bt.cli.weights.progress_bars import ProgressCallback, progress_callbacks
+from prefect_bt.cli.ui.progress_bars import progress_callbacks
+from prefect_bt.cli.ui.terminal import FAILED, INTERRUPTED, OK, Terminal, format_count
 from prefect_bt.cli.weights.sources import (
     NO_SOURCES,
     ConfigPath,
@@ -28,6 +28,7 @@ from prefect_bt.errors import PrefectBtError
 if TYPE_CHECKING:
     from prefect_bt.planning.plan import WeightsPlan
     from prefect_bt.settings import Settings
+    from prefect_bt.text.progress import ProgressCallback
     from prefect_bt.weights import MirrorResult
     from prefect_bt.weights.dry_run import MirrorPlan
 
@@ -63,13 +64,15 @@ def mirror_weights(
     `prefect-bt weights mirror --source hf://owner/repo@main --allow "*.safetensors"`
     """
     from prefect_bt.settings import Settings
+    from prefect_bt.weights.url_redaction import redact_url
 
     settings, beside = Settings(), terminal.for_output(output)
     plans = list({plan.key: plan for plan in resolve_plans(config, given)}.values())
     stop, interrupted = threading.Event(), False
+    names = [redact_url(plan.source) for plan in plans]
     with (
         beside.spinner("Asking the sources") if dry_run else nullcontext(),
-        progress_callbacks(beside, plans, quiet=dry_run or output == "json") as callbacks,
+        progress_callbacks(beside, names, quiet=dry_run or output == "json") as callbacks,
     ):
         pool = _MirrorPool(plans, settings, callbacks, stop, dry_run=dry_run)
         try:
@@ -94,15 +97,15 @@ class _MirrorPool:
         self,
         plans: Sequence[WeightsPlan],
         settings: Settings,
-        callbacks: dict[str, ProgressCallback | None],
+        callbacks: Sequence[ProgressCallback | None],
         stop: threading.Event,
         *,
         dry_run: bool,
     ) -> None:
         self._plans, self._settings = plans, settings
-        self._callbacks, self._stop = callbacks, stop
+        self._stop = stop
         self._run = self._plan if dry_run else self._mirror
-        self._waiting = deque(plans)
+        self._waiting = deque(zip(plans, callbacks, strict=True))
         self._done: dict[str, _Outcome] = {}
 
     @property
@@ -118,16 +121,16 @@ class _MirrorPool:
 
     def _mirror_next(self) -> bool:
         try:
-            plan = self._waiting.popleft()
+            plan, on_progress = self._waiting.popleft()
         except IndexError:
             return False
         try:
-            self._done[plan.key] = self._run(plan)
+            self._done[plan.key] = self._run(plan, on_progress)
         except PrefectBtError as error:
             self._done[plan.key] = _FailedMirror(plan, error)
         return True
 
-    def _mirror(self, plan: WeightsPlan) -> MirrorResult:
+    def _mirror(self, plan: WeightsPlan, on_progress: ProgressCallback | None) -> MirrorResult:
         from prefect_bt.weights import mirror_source
 
         settings = self._settings
@@ -138,11 +141,11 @@ class _MirrorPool:
             store=open_weights_store(settings),
             upload_to_store=settings.mirror_to_store,
             stall_timeout=settings.stall_seconds,
-            on_progress=self._callbacks[plan.key],
+            on_progress=on_progress,
             stop=self._stop,
         )
 
-    def _plan(self, plan: WeightsPlan) -> MirrorPlan:
+    def _plan(self, plan: WeightsPlan, _: ProgressCallback | None) -> MirrorPlan:
         from prefect_bt.weights.dry_run import plan_mirror
         from prefect_bt.weights.sources.protocol import SourceRequest
 
@@ -163,7 +166,7 @@ def _format_unfinished(settings: Settings) -> str:
 
 def _print_outcomes(terminal: Terminal, outcomes: Sequence[_Outcome]) -> None:
     from prefect_bt.weights.dry_run import MirrorPlan
-    from prefect_bt.weights.progress_text import format_result
+    from prefect_bt.weights.result import format_result
     from prefect_bt.weights.url_redaction import redact_url
 
     for one in outcomes:
@@ -171,21 +174,20 @@ def _print_outcomes(terminal: Terminal, outcomes: Sequence[_Outcome]) -> None:
             terminal.error(str(one.error))
         elif isinstance(one, MirrorPlan):
             terminal.echo(f"{redact_url(one.plan.source)}: revision {one.revision}")
-            terminal.echo(f"  here already: {_format_count(one.here)}")
+            terminal.echo(f"  here already: {_format_files(one.here)}")
             terminal.echo(
-                f"  missing: {_format_count(one.from_store)} from the store, "
-                f"{_format_count(one.from_source)} from the source"
+                f"  missing: {_format_files(one.from_store)} from the store, "
+                f"{_format_files(one.from_source)} from the source"
             )
         else:
             terminal.echo(f"{redact_url(one.source)}: {format_result(one)}", style="green")
             terminal.echo(f"  revision {one.revision} in {one.folder}")
 
 
-def _format_count(count: tuple[int, int]) -> str:
+def _format_files(count: tuple[int, int]) -> str:
     from prefect_bt.text.quantities import format_size
-    from prefect_bt.weights.progress_text import format_file_count
 
-    return f"{format_file_count(count[0])} ({format_size(count[1])})"
+    return f"{format_count(count[0], 'file')} ({format_size(count[1])})"
 
 
 def _row(one: _Outcome) -> dict[str, Any]:
