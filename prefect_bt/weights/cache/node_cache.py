@@ -90,8 +90,14 @@ class CachedTree:
         (self.path / "stored").unlink(missing_ok=True)
 
     def read_manifest(self) -> WeightsManifest:
-        """ValueError, KeyError, TypeError or OSError when it cannot be read."""
+        """Raise ValueError, KeyError, TypeError or OSError when it cannot be read."""
         return load_manifest((self.path / "manifest.json").read_bytes())
+
+    def find_manifest(self) -> WeightsManifest | None:
+        """Return the manifest; None when it cannot be read."""
+        with suppress(ValueError, KeyError, TypeError, OSError):
+            return self.read_manifest()
+        return None
 
 
 class NodeCache:
