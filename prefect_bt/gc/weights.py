@@ -10,13 +10,13 @@ from prefect_bt.gc.findings import Orphan, OrphanKind
 from prefect_bt.gc.job_folders import list_stores
 from prefect_bt.gc.liveness import JobStores
 from prefect_bt.host.state_folder import JobFolder
-from prefect_bt.weights.cache.node_cache import NodeCache
-from prefect_bt.weights.cache.orphans import (
+from prefect_bt.weights.cache.leftovers import (
     delete_stale_item,
     delete_stale_lease,
     iter_stale_items,
     iter_stale_leases,
 )
+from prefect_bt.weights.cache.node_cache import NodeCache
 from prefect_bt.weights.store_copy.claims import delete_stale_claim, iter_stale_claims
 
 
@@ -54,7 +54,7 @@ class WeightsScanner:
                 "nobody works on it",
                 lambda left=left: delete_stale_item(self.cache, left, older_than=self.older_than),
                 bytes=left.bytes,
-                since=left.last_modified,
+                since=left.modified_at,
             )
 
     def _is_old(self, since: float) -> bool:

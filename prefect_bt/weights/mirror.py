@@ -18,10 +18,10 @@ from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.text.progress import Phase, ProgressCallback, ProgressMeter
+from prefect_bt.weights.cache.eviction import enforce_budget, ensure_disk_space
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.context import DownloadContext, raise_if_stopped, stopped_error
-from prefect_bt.weights.download.disk_space import enforce_budget, ensure_disk_space
 from prefect_bt.weights.download.download import download_files, link_from_store, write_error
 from prefect_bt.weights.download.origins import FallbackReader
 from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
@@ -275,7 +275,7 @@ class _MirrorRun:
         try:
             fetching = DownloadContext(fill, origins, self.meter, StopSignal(self.stop))
             missing = self._link_cached_files(fetching, listing.files)
-            ensure_disk_space(fetching, missing, self.mirror)
+            ensure_disk_space(fill, missing, self.mirror, self.meter.set_note)
             self.meter.enter_phase(Phase.TRANSFERRING)
             download_files(fetching, missing)
             self._check_unchanged(fetching)
