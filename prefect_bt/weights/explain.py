@@ -16,6 +16,7 @@ from typing import Final
 
 from prefect_bt.errors import PrefectBtError, StoreError, WeightsError
 from prefect_bt.object_keys import weights_tree_name
+from prefect_bt.object_store.address import parse_bucket_url
 from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
@@ -32,7 +33,7 @@ from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_re
 from prefect_bt.weights.file_selection import select_files
 from prefect_bt.weights.inventory import allocated_bytes, count_reclaimable_bytes
 from prefect_bt.weights.manifest import WeightsManifest
-from prefect_bt.weights.sources.bucket_auth import list_access_methods, parse_location
+from prefect_bt.weights.sources.bucket import list_accesses
 from prefect_bt.weights.sources.file_listing import ListedFile
 from prefect_bt.weights.sources.protocol import STALL_TIMEOUT, Source, SourceRequest, open_source
 from prefect_bt.weights.store_copy.copies import StoreMirror
@@ -148,8 +149,8 @@ def describe_auth(plan: WeightsPlan) -> str:
 
 def _ambient(plan: WeightsPlan) -> str:
     try:
-        names = [way.name for way in list_access_methods(plan, parse_location(plan), None)]
-    except WeightsError:
+        names = [way.name for way in list_accesses(plan, parse_bucket_url(plan.source), None)]
+    except (StoreError, WeightsError):
         return "the credentials of this machine"
     return ", then ".join(names)
 
