@@ -6,12 +6,9 @@ Begin with `pull`; `credentials` logs in, `pull_errors` is the table of causes a
 from prefect_bt.registries.credentials import list_login_secrets
 from prefect_bt.registries.pull import PulledImage, pull_image
 from prefect_bt.registries.pull_errors import PullErrorKind
-from prefect_bt.registries.pull_progress import ProgressCallback, PullProgress
 
 __all__ = [
-    "ProgressCallback",
     "PullErrorKind",
-    "PullProgress",
     "PulledImage",
     "list_login_secrets",
     "pull_image",

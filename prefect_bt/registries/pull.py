@@ -32,10 +32,11 @@ from prefect_bt.registries.credentials import (
 )
 from prefect_bt.registries.docker_api import DockerApi, EngineClient
 from prefect_bt.registries.pull_errors import PullError, PullErrorContext, PullErrorKind
-from prefect_bt.registries.pull_progress import LayerProgress, ProgressCallback
+from prefect_bt.registries.pull_progress import LayerProgress
 from prefect_bt.registries.pull_stream import PullStream
 from prefect_bt.registries.reference import ImageReference, parse_reference
 from prefect_bt.settings import Settings
+from prefect_bt.text.progress import ProgressCallback
 
 MAX_ATTEMPTS: Final = 3
 """How often what came to a halt is begun."""

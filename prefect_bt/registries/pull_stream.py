@@ -19,7 +19,8 @@ from typing import Any, Final, cast
 
 from prefect_bt.registries.docker_api import POLL_INTERVAL, EngineClient, response_error
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, classify_error
-from prefect_bt.registries.pull_progress import LayerProgress, ProgressCallback
+from prefect_bt.registries.pull_progress import LayerProgress
+from prefect_bt.text.progress import ProgressCallback
 
 LOCAL_STALL_FACTOR: Final = 10
 REPORT_INTERVAL: Final = 1.0

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from prefect_bt.errors import ImageError, SecretError
-from prefect_bt.registries import PulledImage, PullProgress, pull_image
+from prefect_bt.registries import PulledImage, pull_image
+from prefect_bt.text.progress import Progress
 
 from .conftest import BASE, WORKER, build, push
 from .registry import PASSWORD, USER, Registry, running_registry
@@ -78,7 +79,7 @@ def test_a_login_a_pin_and_nothing_the_second_time(
     docker_config: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    (name, digest), told = image, list[PullProgress]()
+    (name, digest), told = image, list[Progress]()
     with caplog.at_level(logging.DEBUG):
         first = pull_image(
             engine,
@@ -93,7 +94,7 @@ def test_a_login_a_pin_and_nothing_the_second_time(
     assert here["Id"] == first.id
     assert engine.inspect_image(first.reference)["Id"] == first.id
     last = told[-1]
-    assert last.layers_done == last.layers_total >= 2
+    assert last.items_done == last.items_total >= 2
     assert last.bytes_done == last.bytes_total >= 320_000
     spelled = base64.b64encode(PASSWORD.encode()).decode().rstrip("=")
     assert PASSWORD not in caplog.text

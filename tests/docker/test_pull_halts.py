@@ -9,8 +9,9 @@ import docker
 import pytest
 
 from prefect_bt.errors import ImageError
-from prefect_bt.registries import PullProgress, pull_image
+from prefect_bt.registries import pull_image
 from prefect_bt.registries.docker_api import EngineClient
+from prefect_bt.text.progress import Progress
 
 from .conftest import WORKER, build, push
 from .daemons import can_start, running_daemon
@@ -56,7 +57,7 @@ def test_a_halt_is_noticed_begun_again_and_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PREFECT_BT_STALL_SECONDS", "0.6")
-    line.allowance, told = LAYER // 2, list[PullProgress]()
+    line.allowance, told = LAYER // 2, list[Progress]()
     with pytest.raises(ImageError) as caught:
         pull_image(engine, f"{line.host}/{stored}:1", on_progress=told.append)
     assert (caught.value.fault, caught.value.cause) == ("stalled", "image_pull_failed")
@@ -82,7 +83,7 @@ def test_a_halt_that_ends_costs_a_try(
     monkeypatch.setattr("prefect_bt.registries.pull.MAX_ATTEMPTS", 1000)
     line.allowance = LAYER // 2
 
-    def mend(progress: PullProgress) -> None:
+    def mend(progress: Progress) -> None:
         if progress.note:
             line.allowance = None
 
@@ -127,7 +128,7 @@ def test_stopped_from_another_thread(
         # The Engine notices at the next byte of a layer that nobody wants it any more.
         line.allowance = None
         assert line.ended.wait(200)
-        told = list[PullProgress]()
+        told = list[Progress]()
         pulled = pull_image(engine, f"{line.host}/{stored}:1", on_progress=told.append)
         assert told[-1].bytes_total >= LAYER, "the Engine went on with what nobody waited for"
         engine.remove_image(pulled.id, force=True)

@@ -169,7 +169,7 @@ class BlockDownloader:
                 time.sleep(_POLL_INTERVAL)
             fetching.staging.index.invalidate()
             if fetching.staging.link_cached(file):
-                fetching.meter.add_present(file.size or 0, files=1)
+                fetching.meter.add_present(file.size or 0, items=1)
             else:
                 self._waiting.append((file, 0))
         self._busy.clear()
@@ -257,7 +257,7 @@ def open_partial_file(context: DownloadContext, file: ListedFile) -> PartialFile
     if context.staging.link_cached(file):
         part.remove()
         part.close()
-        context.meter.add_present(part.size, files=1)
+        context.meter.add_present(part.size, items=1)
         return None
     return part
 
@@ -281,7 +281,7 @@ def commit_partial_file(
         )  # first: or a blob is lost
     context.staging.add_blob(file, partial.finalize(), sha256, partial.size)
     partial.remove()
-    context.meter.add_files()
+    context.meter.add_items()
     return ""
 
 

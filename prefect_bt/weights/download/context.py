@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from prefect_bt.errors import WeightsError
+from prefect_bt.text.progress import ProgressMeter
 from prefect_bt.weights.cache.staged_tree import StagingTree
 from prefect_bt.weights.download.origins import FallbackReader
-from prefect_bt.weights.progress import ProgressMeter
 from prefect_bt.weights.sources.file_listing import ListedFile, describe_mismatch
 from prefect_bt.weights.sources.protocol import TransientError
 from prefect_bt.weights.threads import StopSignal

@@ -46,7 +46,7 @@ def link_from_store(context: DownloadContext, files: Sequence[ListedFile]) -> li
         except IndexError:
             return False
         if context.staging.link_verified(file, path):
-            context.meter.add_present(file.size or 0, files=1)
+            context.meter.add_present(file.size or 0, items=1)
             here.add(file.path)
         return True
 

@@ -41,7 +41,7 @@ def download_small(context: DownloadContext, waiting: deque[ListedFile]) -> bool
         if not fault:
             context.staging.write(file, data, found["sha256"])
             context.meter.add_transferred(len(data))
-            context.meter.add_files()
+            context.meter.add_items()
             return True
         context.reader.mark_corrupt(file)
     raise corrupt_twice_error(context.source, file, fault)
@@ -77,7 +77,7 @@ def download_sequential(context: DownloadContext, waiting: deque[ListedFile]) ->
         fault = find_mismatch(context, file, size, found)
         if not fault:
             context.staging.move_in(file, path, found["sha256"], size)
-            context.meter.add_files()
+            context.meter.add_items()
             return True
         context.meter.subtract(size)
     raise corrupt_twice_error(context.source, file, fault)
