@@ -127,22 +127,13 @@ def find_machine_access(address: BucketUrl) -> Access | None:
     return Access(name, lambda: options)
 
 
-def create_secret_access(name: str, credentials: Mapping[str, Any], *, region: str = "") -> Access:
-    """Create an access with fixed credentials.
-
-    A provider passes them to obstore, which then takes no credentials from the environment.
-    """
-    found = {**credentials, "expires_at": None}
-    return Access(name, lambda: {"credential_provider": lambda: found, "region": region})
-
-
-def create_role_access(
+def create_access(
     name: str, request: Callable[[], Mapping[str, Any]], *, region: str = ""
 ) -> Access:
-    """Create an access with temporary credentials.
+    """Create an access from requested credentials, which hide those of the environment.
 
     `request` is called when a store is created, so that its error reaches the caller, and again
-    five minutes before `expires_at`.
+    five minutes before `expires_at`, unless that is None.
     """
 
     def options() -> dict[str, Any]:
@@ -150,7 +141,8 @@ def create_role_access(
 
         def provide() -> Mapping[str, Any]:
             nonlocal last
-            if last["expires_at"] - datetime.now(UTC) < _REFRESH_MARGIN:
+            expires_at: datetime | None = last["expires_at"]
+            if expires_at is not None and expires_at - datetime.now(UTC) < _REFRESH_MARGIN:
                 last = request()
             return last
 
