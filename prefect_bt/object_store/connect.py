@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from obstore.store import HTTPStore, ObjectStore
 
 _REFRESH_MARGIN: Final = timedelta(minutes=5)
+_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""Variables that obstore reads."""
 
 
 @dataclass(frozen=True)
@@ -191,14 +193,12 @@ def _client_arguments(limits: Limits, client_options: dict[str, Any]) -> dict[st
 
 
 def _bucket_client_options(address: BucketUrl) -> dict[str, Any]:
-    """Allow plain HTTP unless the endpoint is known to be https; add AWS_CA_BUNDLE."""
-    endpoint = address.endpoint
-    bundle = ""
-    if address.is_s3_like:
-        endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL", "")
-        bundle = os.environ.get("AWS_CA_BUNDLE", "")
-    options: dict[str, Any] = {"allow_http": not endpoint.startswith("https://")}
-    if bundle:
+    if not address.is_s3_like:
+        return {"allow_http": True}  # emulators, metadata services
+    named = (os.environ.get(name, "") for name in _ENDPOINT_VARIABLES)
+    endpoints = [address.endpoint] if address.endpoint else named
+    options: dict[str, Any] = {"allow_http": any(url.startswith("http://") for url in endpoints)}
+    if bundle := os.environ.get("AWS_CA_BUNDLE"):
         try:
             options["root_certificate"] = Path(bundle).read_bytes()
         except OSError as error:
