@@ -19,7 +19,7 @@ from prefect_bt.attempts.lifecycle import plan_job_image, resolve_image_secrets
 from prefect_bt.errors import ImageError
 from prefect_bt.flows.tasks.job_task import call_task, job_task
 from prefect_bt.flows.tasks.reporting.report import API_ERRORS
-from prefect_bt.registries import PullProgress
+from prefect_bt.registries.pull_progress import PullProgress
 from prefect_bt.workspace.limits import format_bytes
 
 POLL_INTERVAL: Final = 0.5
