@@ -42,7 +42,9 @@ class Login:
 
     @property
     def header(self) -> str:
-        """Return the value of the header X-Registry-Auth."""
+        """Return the value of the header X-Registry-Auth; empty without credentials."""
+        if not self.config:
+            return ""
         return base64.urlsafe_b64encode(json.dumps(dict(self.config)).encode()).decode()
 
     @property
@@ -50,6 +52,9 @@ class Login:
         """Return the values that no message may show."""
         values = [str(v) for k, v in self.config.items() if v and k.lower() not in _NOT_SECRET]
         return (*values, self.header)
+
+
+ANONYMOUS: Final = Login("", {})
 
 
 def list_login_secrets(auth: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -103,15 +108,15 @@ def docker_configuration(
     return json.dumps({"auths": {host: {"username": user, "password": password, "auth": pair}}})
 
 
-def find_docker_login(host: str) -> Login | None:
-    """Return this user's `docker login` for a registry; None if there is none that is readable."""
+def find_docker_login(host: str) -> Login:
+    """Return this user's `docker login` for a registry; ANONYMOUS if none can be read."""
     auth: Any = import_module("docker.auth")
     errors: Any = import_module("docker.errors")
     try:
         config = auth.resolve_authconfig(auth.load_config(), host)
     except (errors.DockerException, OSError, ValueError):
-        return None
-    return Login(f"this machine's docker login for {host}", config) if config else None
+        return ANONYMOUS
+    return Login(f"this machine's docker login for {host}", config) if config else ANONYMOUS
 
 
 def _parse_auth(auth: Mapping[str, object]) -> DockerAuth:

@@ -15,7 +15,12 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from prefect_bt.credentials.redaction import Redactor
-from prefect_bt.registries.credentials import Login, find_docker_login, resolve_login
+from prefect_bt.registries.credentials import (
+    ANONYMOUS,
+    Login,
+    find_docker_login,
+    resolve_login,
+)
 from prefect_bt.registries.engine import EngineClient
 from prefect_bt.registries.pull_errors import PullError, PullErrorKind, to_image_error
 from prefect_bt.registries.pull_progress import LayerProgress, ProgressCallback
@@ -30,15 +35,8 @@ DIGEST_TIMEOUT: Final = 10.0
 """Seconds for a registry to answer when the Engine has an image of that tag."""
 MAX_MESSAGE_CHARS: Final = 300
 _REPORT_INTERVAL: Final = 1.0
-_REFUSALS: Final = {
-    PullErrorKind.NOT_FOUND: "does not have it",
-    PullErrorKind.REFUSED: "refused to hand it out",
-}
-_NO_ANSWERS: Final = {
-    PullErrorKind.UNREACHABLE: "could not be asked",
-    PullErrorKind.STALLED: "did not answer",
-    PullErrorKind.RATE_LIMITED: "limits the rate of pulls",
-}
+_REFUSALS: Final = {PullErrorKind.NOT_FOUND, PullErrorKind.REFUSED}
+_NO_ANSWERS: Final = {PullErrorKind.UNREACHABLE, PullErrorKind.STALLED, PullErrorKind.RATE_LIMITED}
 _EMULATED: Final = {("linux", "arm64"): ("linux", "amd64")}
 """Engine's platform to another that most Engines of that kind run, as on Apple's machines."""
 
@@ -75,11 +73,9 @@ def pull_image(  # noqa: PLR0913 (the image, its login, and callbacks)
     try:
         return pull.run()
     except PullError as error:
-        hidden = (*secrets.values(), *(pull.login.secrets if pull.login else ()))
-        message = Redactor(hidden)(error.message)
+        message = Redactor([*secrets.values(), *pull.login.secrets])(error.message)
         error.message = textwrap.shorten(message, MAX_MESSAGE_CHARS, placeholder="…")
-        login = pull.login.identity if pull.login else ""
-        raise to_image_error(error, reference, pull.wanted.host, login) from None
+        raise to_image_error(error, reference, pull.wanted.host, pull.login.identity) from None
 
 
 @dataclass
@@ -91,7 +87,7 @@ class _ImagePull:
     on_progress: ProgressCallback | None
     stall_timeout: float = field(default_factory=lambda: Settings().stall_seconds)
     wanted: ImageReference = field(default_factory=lambda: ImageReference(""))
-    login: Login | None = None
+    login: Login = ANONYMOUS
     notes: list[str] = field(default_factory=list[str])
 
     def run(self) -> PulledImage:
@@ -108,8 +104,8 @@ class _ImagePull:
             if local is None or error.kind not in accepted:
                 raise
             self.notes.append(
-                f"The registry {self.wanted.host} {accepted[error.kind]}: "
-                f"the {self.text} on this Docker Engine is used."
+                f"The registry {self.wanted.host} did not provide {self.text} "
+                f"({error.kind.value}): the image on this Docker Engine is used."
             )
             return self._result(local)
         return self._ensure_pulled(description)
@@ -136,15 +132,11 @@ class _ImagePull:
         seconds = min(self.stall_timeout, DIGEST_TIMEOUT) if is_local else self.stall_timeout
         return self._retry_stalled(
             lambda _: self.client.inspect_distribution(
-                wanted.pull_name, self._header, seconds=seconds
+                wanted.pull_name, self.login.header, seconds=seconds
             ),
             attempts=1 if is_local else MAX_ATTEMPTS,
             problem=f"{wanted.host} did not answer",
         )
-
-    @property
-    def _header(self) -> str:
-        return self.login.header if self.login else ""
 
     def _retry_stalled(self, call: Callable[[int], T], *, attempts: int, problem: str) -> T:
         """Call with the number of the attempt, from 0, until the call does not stall."""
@@ -182,7 +174,7 @@ class _ImagePull:
         note = f"The pull of {self.text} stalled and was started again." if is_retry else ""
         self.notes += [note] if note else []
         layers, reported = LayerProgress(self.text, note), 0.0
-        steps = self.client.pull(name, self._header, layers, self.stall_timeout)
+        steps = self.client.pull(name, self.login.header, layers, self.stall_timeout)
         with closing(steps):
             for is_last in steps:
                 now = time.monotonic()

@@ -213,7 +213,7 @@ def test_a_registry_that_is_gone(engine: docker.APIClient, base_image: str, tmp_
     offline = pull_image(engine, name)
     assert (offline.reference, offline.id) == (pulled.reference, pulled.id)
     [note] = offline.notes
-    assert f"{registry.host} could not be asked" in note
+    assert f"{registry.host} did not provide {name} (unreachable)" in note
     error = refused(engine, f"{registry.host}/team/train:2")
     assert (error.fault, error.cause) == ("unreachable", "registry_unreachable")
     forget(engine, pulled)
@@ -234,7 +234,7 @@ def test_what_was_built_here_is_taken_by_its_id(
     engine.tag(BASE, name.removesuffix(":1"), "1")
     pulled = pull_image(engine, name)
     assert (pulled.reference, pulled.id) == (built, built)
-    assert "does not have it" in pulled.notes[0]
+    assert f"did not provide {name} (not_found)" in pulled.notes[0]
     error = refused(engine, name, auth(open_registry), secrets={"registry": "some:body"})
     assert error.fault == "not_found", "with credentials, what the registry says counts"
     engine.remove_image(name)
