@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_bt.filesystem.directories import find_paths
-from prefect_bt.filesystem.trees import remove_tree
-from prefect_bt.weights.cache.node_cache import NodeCache, is_job_alive, measure
+from prefect_bt.filesystem.trees import measure_folder, remove_tree
+from prefect_bt.host.job_lock import is_job_alive
+from prefect_bt.weights.cache.node_cache import NodeCache
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def list_unfinished_downloads(cache: NodeCache) -> list[UnfinishedItem]:
 def _iter_items(paths: list[Path]) -> Iterator[UnfinishedItem]:
     for path in paths:
         with suppress(FileNotFoundError):
-            yield UnfinishedItem(path, *measure(path))
+            yield UnfinishedItem(path, *measure_folder(path))
 
 
 def iter_stale_items(cache: NodeCache, *, older_than: float) -> Iterator[UnfinishedItem]:

@@ -26,7 +26,7 @@ import fcntl
 import os
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,9 +34,9 @@ from typing import Final
 
 from prefect_bt.filesystem.directories import find_paths
 from prefect_bt.filesystem.permissions import ensure_private_folder
-from prefect_bt.filesystem.trees import find_files, remove_tree
-from prefect_bt.host.job_lock import OPEN_FLAGS, is_owned, try_lock
-from prefect_bt.host.state_folder import JobFolder
+from prefect_bt.filesystem.trees import measure_folder, remove_tree
+from prefect_bt.host.job_lock import OPEN_FLAGS, is_free, is_job_alive, try_lock
+from prefect_bt.host.writeback import sync_folder
 from prefect_bt.weights.manifest import (
     ManifestSummary,
     WeightsManifest,
@@ -240,13 +240,13 @@ class NodeCache:
 
     def is_abandoned(self, path: Path) -> bool:
         """Return whether no process works on this download."""
-        return _is_free(self._work_lock(path))
+        return is_free(self._work_lock(path))
 
     def delete_abandoned(self, path: Path, *, older_than: float) -> int:
         """Delete a download that is abandoned and unchanged for so long. Return the bytes freed."""
         with suppress(FileNotFoundError), locked(self._work_lock(path), create=False) as free:
             if free:
-                size, modified_at = measure(path)
+                size, modified_at = measure_folder(path)
                 if modified_at < time.time() - older_than:
                     self._discard(path)
                     return size
@@ -288,13 +288,8 @@ class NodeCache:
 
 
 @contextmanager
-def locked(
-    path: Path, *, wait: bool = False, shared: bool = False, create: bool = True
-) -> Generator[bool]:
-    """Hold the flock of a file. Yield whether it is held.
-
-    Without `create`, a missing file counts as held.
-    """
+def locked(path: Path, *, wait: bool = False, create: bool = True) -> Generator[bool]:
+    """Hold the flock of a file. Yield whether it is held; a missing file counts as held."""
     if create:
         ensure_private_folder(path.parent)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC if create else OPEN_FLAGS
@@ -308,7 +303,7 @@ def locked(
     try:
         if wait:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield wait or try_lock(descriptor, shared=shared)
+        yield wait or try_lock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -324,38 +319,6 @@ def link_file(source: Path, target: Path) -> bool:
     return True
 
 
-def measure(path: Path) -> tuple[int, float]:
-    """Return the bytes that deleting a folder frees, and when it changed last (epoch seconds)."""
-    size, modified_at = 0, path.lstat().st_mtime
-    for file in find_files(path):
-        with suppress(FileNotFoundError):
-            facts = file.lstat()
-            size += facts.st_blocks * 512 if facts.st_nlink == 1 else 0
-            modified_at = max(modified_at, facts.st_mtime)
-    return size, modified_at
-
-
-def is_job_alive(state_dir: Path, job_id: str) -> bool:
-    """Return whether a process of the job lives on this machine: its owner or a node."""
-    if is_owned(state_dir, job_id):
-        return True
-    locks = find_paths(JobFolder(state_dir, job_id).path, "attempt-*/rank-*/lock")
-    return not all(map(_is_free, locks))
-
-
-def _is_free(lock: Path) -> bool:
-    with locked(lock, shared=True, create=False) as free:
-        return free
-
-
 def _list_digests(tree: CachedTree) -> set[str]:
     manifest = tree.find_manifest()
     return {entry.sha256 for entry in manifest.entries} if manifest else set()
-
-
-def sync_folder(path: Path, sync: Callable[[int], None] = os.fsync) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -26,7 +26,7 @@ from prefect_bt.filesystem.trees import remove_tree
 from prefect_bt.host.writeback import sync_file_system
 from prefect_bt.object_keys import weights_tree_name
 from prefect_bt.weights.cache.digest_index import DigestIndex, file_identity, source_id
-from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache, link_file, sync_folder
+from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache, link_file
 from prefect_bt.weights.cache.partial_file import PartialFolder, boot_id, partial_file_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
@@ -145,12 +145,11 @@ class StagingTree:
 
     def publish(self, desired: Sequence[ListedFile], *, holder: str = "") -> CachedTree:
         """Sync the tree to the disk and publish it under its name."""
-        sync_folder(self.path, sync_file_system)
+        self._write_manifest(desired)
+        sync_file_system(self.path)
         for file in desired:
             self._share_content(self.path, file.path, self._done[file.path][0])
         self.record_digests({file.path: self._done[file.path] for file in desired})
-        self._write_manifest(desired)
-        sync_folder(self.path)
         (self.path / "journal").unlink(missing_ok=True)
         tree = self.cache.publish(self.path, self.name, holder=holder)
         # Until now an eviction could delete a blob, and another download write it again.
@@ -186,21 +185,17 @@ class StagingTree:
                 blob.unlink()  # something truncated it
 
     def _write_manifest(self, desired: Sequence[ListedFile]) -> None:
-        rows = ((file.path, *self._done[file.path]) for file in desired)
-        entries = (FileEntry(path, size, sha256) for path, sha256, size in rows)
+        done = ((path, *self._done[path]) for path in sorted(file.path for file in desired))
         manifest = WeightsManifest(
             source=redact_url(self.source),
             key=self.key,
             revision=self.listing.revision,
-            entries=tuple(sorted(entries, key=lambda entry: entry.path)),
+            entries=tuple(FileEntry(path, size, sha256) for path, sha256, size in done),
             created_at=time.time(),
         )
         summary = codec.dumps(summarize(manifest), indent=1).encode()
-        for name, data in (("manifest.json", dump_manifest(manifest)), ("summary.json", summary)):
-            with (self.path / name).open("wb") as writer:
-                writer.write(data)
-                writer.flush()
-                os.fsync(writer.fileno())
+        (self.path / "manifest.json").write_bytes(dump_manifest(manifest))
+        (self.path / "summary.json").write_bytes(summary)
 
     @contextmanager
     def _adding(self) -> Generator[None]:
