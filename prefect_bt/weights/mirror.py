@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from prefect_bt.errors import StoreError, WeightsError
@@ -38,7 +38,6 @@ from prefect_bt.weights.sources.protocol import (
     open_source,
 )
 from prefect_bt.weights.store_copy.copies import StoreMirror
-from prefect_bt.weights.store_copy.single_flight import single_flight
 from prefect_bt.weights.threads import StopSignal, run_interruptibly
 from prefect_bt.weights.url_redaction import redact_url
 
@@ -249,26 +248,9 @@ class _MirrorRun:
                 tree.mark_stored(self.mirror.store.url)
                 self._record_use(tree)
             return tree
-        with ExitStack() as held:
-            try:
-                manifest = held.enter_context(self._hold_claim(name))
-            except StoreError as error:
-                self._note_store_error(error)
-                manifest = None
-            origins.manifest = manifest
-            tree = self._stage_and_publish(
-                _listing_from_manifest(manifest) if manifest else listing, origins
-            )
-            self._ensure_in_store(tree)
-            return tree
-
-    def _hold_claim(self, name: str) -> AbstractContextManager[WeightsManifest | None]:
-        """One host at a time."""
-        assert self.mirror is not None
-        asked = self.mirror.find_manifest
-        return single_flight(
-            self.mirror.store, name, self.meter, lambda: asked(name), stop=self.stop
-        )
+        tree = self._stage_and_publish(listing, origins)
+        self._ensure_in_store(tree)
+        return tree
 
     def _stage_and_publish(self, listing: Listing, origins: FallbackReader) -> CachedTree:
         fill = StagingTree(self.cache, self.plan.source, self.plan.key, listing)
