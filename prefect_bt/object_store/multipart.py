@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
+from prefect_bt.object_store.faults import FaultKind, classify_fault
 from prefect_bt.object_store.protocols import ByteCallback, UnfinishedUpload
 
 MIN_PART_BYTES: Final = 8 * 1024 * 1024
@@ -26,10 +27,6 @@ _IN_FLIGHT: Final = 3
 _IN_MEMORY: Final = 8 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 _MAX_SEND_ATTEMPTS: Final = 3
-CHECKSUM_ERROR_CODES: Final = frozenset(
-    {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch"}
-)
-"""What a server answers to bytes that are not what their checksum says."""
 _LIST_UNSUPPORTED_CODES: Final = frozenset({"NoSuchUpload", "NotImplemented", "MethodNotAllowed"})
 
 
@@ -125,12 +122,6 @@ class MultipartUploader:
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
         self._abort(upload.key, upload.id)
-
-    def presign(self, key: str, *, seconds: int) -> str:
-        """An address that anyone may GET, also in ranges."""
-        place = {"Bucket": self._bucket, "Key": f"{self._prefix}{key}"}
-        signed = self._client.generate_presigned_url("get_object", Params=place, ExpiresIn=seconds)
-        return str(signed)
 
     @contextmanager
     def _lock_key(self, key: str) -> Generator[None]:
@@ -276,7 +267,7 @@ class _PartSender:
             except CorruptUpload:
                 continue
             except self._owner.client_error as error:
-                if error.response.get("Error", {}).get("Code") not in CHECKSUM_ERROR_CODES:
+                if classify_fault(error).kind is not FaultKind.CHECKSUM:
                     raise
         return self._put(part, body, digest)
 

@@ -26,7 +26,7 @@ def test_mirrored_once(cli: Cli, model: str) -> None:
     assert "5.0 KB from the source" in done.out
     folder = Path(re.findall(r"in (/\S+/files)$", done.out, re.MULTILINE)[0])
     assert (folder / "weights.bin").stat().st_size == 5000
-    assert "here already" in cli("weights", "mirror", "--source", model).out
+    assert "already on this machine" in cli("weights", "mirror", "--source", model).out
     [again] = mirrored(cli, model)
     assert (again["hit"], again["fetched"], again["folder"]) == (True, 0, str(folder))
 
@@ -125,7 +125,7 @@ def test_trouble_is_told_where_it_happened(cli: Cli, hub: Hub) -> None:
     done = cli("weights", "mirror", "--source", "hf://o/base", HF_ENDPOINT=hub.url)
     assert (done.code, done.out) == (1, "")
     asking, again, *_, last = done.err.splitlines()
-    assert asking == "hf://o/base: asking what there is"
+    assert asking == "hf://o/base: listing files"
     assert again.startswith("hf://o/base: tried again: hf://o/base could not be read")
     assert last.startswith("error: hf://o/base could not be read")
     assert "answered 503" in last
