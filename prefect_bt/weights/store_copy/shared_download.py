@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import Final, cast
 
 from prefect_bt.errors import ObjectExists, StoreError
-from prefect_bt.weights.sources.file_listing import ListedFile
+from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
 from prefect_bt.weights.store_copy.copies import StoreMirror, blob_key, sharing_prefix
 from prefect_bt.weights.store_copy.upload import BlobUploader, UploadStopped
 
@@ -84,12 +84,15 @@ class SharedDownload:
         wanted = {file.path for file in missing}
         waiting = [n for n, files in self._batches.items() if wanted & {f.path for f in files}]
         random.shuffle(waiting)
-        while waiting and not self._stop.is_set():
+        while waiting:
             try:
-                batch, digests = self._take(waiting)
+                taken = self._take(waiting)
             except StoreError as error:
                 self._on_note(f"downloads are not shared with other hosts: {error.message}")
                 break
+            if taken is None:
+                return
+            batch, digests = taken
             waiting.remove(batch)
             self.stored |= set(digests.values())
             yield [
@@ -109,8 +112,11 @@ class SharedDownload:
                     if all(digests.values()):
                         self._completed.put(batch)
 
-    def _take(self, waiting: Sequence[int]) -> tuple[int, dict[str, str]]:
-        """Return a batch to download, or one that is stored, with the digests of its files."""
+    def _take(self, waiting: Sequence[int]) -> tuple[int, dict[str, str]] | None:
+        """Return a batch to download, or one that is stored, with the digests of its files.
+
+        Return None once `stop` is set.
+        """
         while not self._stop.is_set():
             marks = {
                 int(info.key.rpartition("/")[2]): (info.size, info.modified)
@@ -129,7 +135,7 @@ class SharedDownload:
                     return batch, {}
             self._on_note("another host downloads the remaining files")
             self._stop.wait(_POLL_SECONDS)
-        return waiting[0], {}
+        return None
 
     def _claim(self, batch: int) -> bool:
         try:
@@ -146,8 +152,9 @@ class SharedDownload:
     def _read_digests(self, batch: int) -> dict[str, str]:
         """Return path -> sha256 of a stored batch; empty for an object that is not valid."""
         try:
-            digests = cast("dict[str, str]", json.loads(self._mirror.store.get(self._key(batch))))
-            return {file.path: str(digests[file.path]) for file in self._batches[batch]}
+            found = cast("dict[str, str]", json.loads(self._mirror.store.get(self._key(batch))))
+            digests = {file.path: found[file.path] for file in self._batches[batch]}
+            return digests if all(map(SHA256.fullmatch, digests.values())) else {}
         except (ValueError, KeyError, TypeError):
             return {}
 

@@ -124,7 +124,6 @@ def test_the_longest_unused_go_first(
     assert kept.mirror.list_names() == [names[0]]
 
 
-@pytest.mark.usefixtures("given_back")
 def test_what_is_needed(kept: StoreOfWeights):
     name = kept.publish("hf://o/m", days=100)
     assert kept.needs() == {}
