@@ -19,10 +19,11 @@ from prefect_bt.object_store.protocols import Store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights.cache.node_cache import CachedTree, NodeCache
 from prefect_bt.weights.cache.staged_tree import StagingTree
-from prefect_bt.weights.download.context import DownloadContext, raise_if_stopped, stopped_error
 from prefect_bt.weights.download.disk_space import enforce_budget, ensure_disk_space
-from prefect_bt.weights.download.download import download_files, link_from_store, write_error
-from prefect_bt.weights.download.origins import FallbackReader
+from prefect_bt.weights.download.engine import download_files, link_from_store
+from prefect_bt.weights.download.errors import stopped_error, write_error
+from prefect_bt.weights.download.open_file import DownloadContext
+from prefect_bt.weights.download.readers import FallbackReader
 from prefect_bt.weights.download.retry import LISTING_RETRY_DELAYS, call_with_retries
 from prefect_bt.weights.file_selection import select_files
 from prefect_bt.weights.manifest import WeightsManifest
@@ -292,7 +293,7 @@ class _MirrorRun:
         meter.set_totals(files=len(files), size=sum(file.size or 0 for file in files))
         missing: list[ListedFile] = []
         for file in files:
-            raise_if_stopped(fetching)
+            fetching.raise_if_stopped()
             if fill.has(file) or fill.link_cached(file):
                 meter.add_present(file.size or 0, files=1)
             else:

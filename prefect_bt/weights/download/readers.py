@@ -1,4 +1,4 @@
-"""Where a file's bytes come from: our store's copy where there is one, else upstream."""
+"""Where the bytes of a file come from: the store's copy if there is one, else upstream."""
 
 from __future__ import annotations
 
@@ -22,62 +22,56 @@ from prefect_bt.weights.sources.protocol import (
 from prefect_bt.weights.store_copy.copies import StoreMirror
 
 _MAX_STORE_FAILURES: Final = 2
-"""Of the store, at one file, after which that is read upstream."""
+"""Failures of the store at one file after which upstream is read instead."""
 
 
 @dataclass
 class FallbackReader:
-    """One source's readers. `fetched_bytes` and `store_bytes` count bytes, whoever needed them."""
+    """Reader of a source's files that prefers the store's copy, and counts bytes of both."""
 
     source: Source
     mirror: StoreMirror | None = None
     manifest: WeightsManifest | None = None
-    """Of the store's copy."""
+    """Manifest of the store's copy."""
     list_upstream: Callable[[], Listing] | None = None
-    """What upstream lists; asked when a pinned source's copy turns out not to be whole."""
+    """Lists upstream, if a pinned source's copy is incomplete."""
     upstream_files: Mapping[str, ListedFile] = field(default_factory=dict[str, ListedFile])
-    """What upstream listed; empty as long as it was not asked."""
     fetched_bytes: int = 0
     store_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _asking: threading.Lock = field(default_factory=threading.Lock)
+    _listing: threading.Lock = field(default_factory=threading.Lock)
     _lost_digests: set[str] = field(default_factory=set[str])
-    """Digests that the store's copy has lost."""
-    _failed: Counter[str] = field(default_factory=Counter[str])
-    """Digest -> how often the store could not be asked for it."""
+    """Digests of blobs that the store's copy lacks."""
+    _failures: Counter[str] = field(default_factory=Counter[str])
 
     def read(self, file: ListedFile, *, start: int, length: int) -> Iterator[bytes | memoryview]:
-        """As Source.read."""
+        """Yield bytes as `Source.read` does."""
         if self._is_in_store(file):
-            yield from self._from_store(file, start, length)
+            yield from self._read_store(file, start, length)
             return
-        for piece in self.source.read(self._upstream(file), start=start, length=length):
-            self._count(fetched=len(piece))
+        for piece in self.source.read(self._find_upstream(file), start=start, length=length):
+            with self._lock:
+                self.fetched_bytes += len(piece)
             yield piece
 
-    def download_file(
-        self, file: ListedFile, target: Path, on_bytes: Callable[[int], None]
-    ) -> bool:
-        """As Fetches.fetch, for a file that `can_download_file`."""
-        if not isinstance(self.source, SupportsFileDownload):
+    def clone(self, file: ListedFile, target: Path) -> bool:
+        """Make `target` a copy that shares blocks with the source's file. Return whether it is."""
+        if not isinstance(self.source, SupportsFileDownload) or self._is_in_store(file):
             return False
-        done = self.source.download_file(self._upstream(file), target, on_bytes)
-        if done:
-            self._count(fetched=file.size or 0)
-        return done
-
-    def can_download_file(self, file: ListedFile) -> bool:
-        """Whether the source may bring it in a way of its own."""
-        return isinstance(self.source, SupportsFileDownload) and not self._is_in_store(file)
+        if not self.source.download_file(self._find_upstream(file), target):
+            return False
+        with self._lock:
+            self.fetched_bytes += file.size or 0
+        return True
 
     def find_local_path(self, file: ListedFile) -> Path | None:
-        """The store's own file, where it lies on this machine."""
+        """Return the path of the store's blob where the store is a folder of this machine."""
         if self.mirror is None or not self._is_in_store(file):
             return None
         return self.mirror.find_local_path(file.sha256)
 
     def mark_corrupt(self, file: ListedFile) -> None:
-        """What came is not the file: if it came from the store, that has it no more."""
+        """Delete the store's blob of the file, if the bytes came from there."""
         if self.mirror is None or not self._is_in_store(file):
             return
         self._lost_digests.add(file.sha256)
@@ -86,53 +80,49 @@ class FallbackReader:
 
     @property
     def is_store_incomplete(self) -> bool:
-        """Whether the store's copy turned out not to be whole."""
         return bool(self._lost_digests)
 
     def has_md5_tag(self, file: ListedFile) -> bool:
-        upstream = self._upstream(file)
-        return not isinstance(self.source, SupportsTagCheck) or self.source.has_md5_tag(upstream)
+        source = self.source
+        return not isinstance(source, SupportsTagCheck) or source.has_md5_tag(
+            self._find_upstream(file)
+        )
 
     def _is_in_store(self, file: ListedFile) -> bool:
         known = self.mirror is not None and self.manifest is not None
         return known and bool(file.sha256) and file.sha256 not in self._lost_digests
 
-    def _upstream(self, file: ListedFile) -> ListedFile:
-        with self._asking:
+    def _find_upstream(self, file: ListedFile) -> ListedFile:
+        with self._listing:
             if not self.upstream_files and self.list_upstream is not None:
                 self.upstream_files = {one.path: one for one in self.list_upstream().files}
         return self.upstream_files.get(file.path, file)
 
-    def _from_store(self, file: ListedFile, start: int, length: int) -> Iterator[bytes]:
+    def _read_store(self, file: ListedFile, start: int, length: int) -> Iterator[bytes]:
         assert self.mirror is not None
         end = (file.size or 0) if length < 0 else start + length
         try:
             for piece in self.mirror.read(file.sha256, start=start, length=end - start):
-                self._count(from_store=len(piece))
+                with self._lock:
+                    self.store_bytes += len(piece)
                 start += len(piece)
                 yield piece
         except ObjectNotFound as error:
             self._lost_digests.add(file.sha256)
-            raise self._store_copy_error(file, f"is gone ({error.key})") from error
+            raise self._store_error(file, f"is gone ({error.key})") from error
         except StoreError as error:
-            self._failed[file.sha256] += 1
-            if self._failed[file.sha256] >= _MAX_STORE_FAILURES:
+            self._failures[file.sha256] += 1
+            if self._failures[file.sha256] >= _MAX_STORE_FAILURES:
                 self._lost_digests.add(file.sha256)
-            raise self._store_copy_error(
-                file, f"could not be read: {error.message.rstrip('.')}"
-            ) from error
+            reason = error.message.rstrip(".")
+            raise self._store_error(file, f"could not be read: {reason}") from error
         if start < end:
             self.mark_corrupt(file)
-            raise self._store_copy_error(file, "is cut off")
+            raise self._store_error(file, "is cut off")
 
-    def _store_copy_error(self, file: ListedFile, why: str) -> TransientError:
+    def _store_error(self, file: ListedFile, problem: str) -> TransientError:
         return TransientError(
-            f"The store's copy of {file.path} {why}.",
+            f"The store's copy of {file.path} {problem}.",
             source=self.manifest.source if self.manifest else "",
             next_step="Push again: what is here already is kept.",
         )
-
-    def _count(self, *, fetched: int = 0, from_store: int = 0) -> None:
-        with self._lock:
-            self.fetched_bytes += fetched
-            self.store_bytes += from_store
