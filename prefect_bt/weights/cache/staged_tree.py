@@ -16,8 +16,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from prefect_bt.weights.cache.node_cache import LINK_UNSUPPORTED_ERRNOS, CachedT
 from prefect_bt.weights.cache.partial_file import boot_id
 from prefect_bt.weights.manifest import FileEntry, WeightsManifest, dump_manifest, summarize
 from prefect_bt.weights.sources.file_listing import ListedFile, Listing
-from prefect_bt.weights.threads import ClosableGate
+from prefect_bt.weights.threads import Closed
 from prefect_bt.weights.url_redaction import redact_url
 
 
@@ -46,7 +46,7 @@ class StagingTree:
         self.index = DigestIndex(cache.index_path(source_id(source)))
         self._made: set[Path] = set()
         self._lock = threading.Lock()
-        self._door = ClosableGate()
+        self._closed = False
         ensure_private_folder(self.path)
         self.files.mkdir(exist_ok=True)
         self._clear()
@@ -56,9 +56,11 @@ class StagingTree:
         )
 
     def close(self) -> None:
-        """Returns when no thread adds to it; whoever comes later finds it Shut."""
-        if self._door.close():
-            os.close(self._journal)
+        """Close the journal once no thread adds a file. A later one gets Closed. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                os.close(self._journal)
+            self._closed = True
 
     # -- files --------------------------------------------------------------------------------
 
@@ -74,7 +76,7 @@ class StagingTree:
         sha256 = self.find_sha256(file)
         if not sha256 or file.size is None or not self.cache.has_blob(sha256, file.size):
             return False
-        with self._door.hold_open():
+        with self._adding():
             try:
                 self._link(self.cache.blob_path(sha256), self._target_path(file.path))
             except FileNotFoundError:  # evicted in this moment
@@ -82,9 +84,9 @@ class StagingTree:
             self._record(file.path, sha256, file.size)
         return True
 
-    def write(self, file: ListedFile, data: bytes | bytearray, sha256: str) -> None:
+    def write(self, file: ListedFile, data: bytes | memoryview, sha256: str) -> None:
         """A small file, verified by the caller."""
-        with self._door.hold_open():
+        with self._adding():
             place = self._target_path(file.path)
             try:
                 descriptor = _create(place)
@@ -101,7 +103,7 @@ class StagingTree:
 
     def move_in(self, file: ListedFile, path: Path, sha256: str, size: int) -> None:
         """As `write`, for a file of this file system that is whole: it is moved."""
-        with self._door.hold_open():
+        with self._adding():
             path.chmod(0o444)
             path.replace(self._target_path(file.path))
             self._record(file.path, sha256, size)
@@ -113,12 +115,12 @@ class StagingTree:
         """
         place = self._target_path(file.path)
         try:
-            with self._door.hold_open():
+            with self._adding():
                 self._link(path, place, copy=False)
             right = place.stat().st_size == file.size and _digest(place) == file.sha256
         except OSError:
             return False
-        with self._door.hold_open():
+        with self._adding():
             if right:
                 self._record(file.path, file.sha256, file.size or 0)
             else:
@@ -130,7 +132,7 @@ class StagingTree:
 
         Into the tree first: whoever evicts the blob in between leaves its bytes to us.
         """
-        with self._door.hold_open():
+        with self._adding():
             place = self._target_path(file.path)
             self._link(path, place)
             self._ensure_blob(place, sha256)
@@ -259,9 +261,16 @@ class StagingTree:
 
     def _record(self, path: str, sha256: str, size: int) -> None:
         line = json.dumps({"path": path, "sha256": sha256, "size": size})
+        self._done[path] = (sha256, size)
+        os.write(self._journal, line.encode() + b"\n")
+
+    @contextmanager
+    def _adding(self) -> Generator[None]:
+        """Hold the lock while a file is added. Closed when the tree was closed before."""
         with self._lock:
-            self._done[path] = (sha256, size)
-            os.write(self._journal, line.encode() + b"\n")
+            if self._closed:
+                raise Closed
+            yield
 
     def _clear(self) -> None:
         """What a process had in its hands when it was killed."""

@@ -51,7 +51,9 @@ class SharedDownload:
         on_note: Callable[[str], None],
     ) -> None:
         self._mirror, self._prefix = mirror, sharing_prefix(name)
-        self._batches = dict(enumerate(_split(files)))
+        self._files, self._batches = files, dict(enumerate(_split(files)))
+        self._wanted = set[str]()
+        """Paths that this host does not have."""
         self._file_path, self._on_note = file_path, on_note
         self._stop, self._ended = stop, threading.Event()
         self._lock, self._renewal = threading.Lock(), threading.Lock()
@@ -68,21 +70,31 @@ class SharedDownload:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for uploads of completed batches; after an error release the others."""
+        """Wait for uploads of completed batches, unless there was an error. Release the others."""
         self._completed.put(None)
-        self._uploads.join()
+        if kind is None:
+            self._uploads.join()
         self._ended.set()
         with self._renewal, suppress(StoreError):
             for batch in self._held:
                 self._mirror.store.delete(self._key(batch))
+
+    def find_stored(self) -> None:
+        """Find the blobs that the store has for other trees."""
+        sizes = {file.sha256: file.size for file in self._files if file.sha256}
+        try:
+            found = self._mirror.list_sizes(sizes)
+        except StoreError:
+            return
+        self.stored |= {digest for digest, size in found.items() if size == sizes[digest]}
 
     def iter_batches(self, missing: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
         """Yield the missing files in batches, each when this host is to read it.
 
         A file that another host stored gets its digest, which then is in `stored`.
         """
-        wanted = {file.path for file in missing}
-        waiting = [n for n, files in self._batches.items() if wanted & {f.path for f in files}]
+        self._wanted = {file.path for file in missing}
+        waiting = [batch for batch in self._batches if self._list_wanted(batch)]
         random.shuffle(waiting)
         while waiting:
             try:
@@ -97,11 +109,10 @@ class SharedDownload:
             self.stored |= set(digests.values())
             yield [
                 replace(file, sha256=file.sha256 or digests.get(file.path, ""))
-                for file in self._batches[batch]
-                if file.path in wanted
+                for file in self._list_wanted(batch)
             ]
         for batch in waiting:
-            yield [file for file in self._batches[batch] if file.path in wanted]
+            yield self._list_wanted(batch)
 
     def add_finished(self, path: str, sha256: str) -> None:
         """Record a file that is complete on this machine."""
@@ -137,6 +148,9 @@ class SharedDownload:
             self._stop.wait(_POLL_SECONDS)
         return None
 
+    def _list_wanted(self, batch: int) -> list[ListedFile]:
+        return [file for file in self._batches[batch] if file.path in self._wanted]
+
     def _claim(self, batch: int) -> bool:
         try:
             self._mirror.store.create(self._key(batch), b"")
@@ -147,15 +161,14 @@ class SharedDownload:
 
     def _hold(self, batch: int) -> None:
         with self._lock:
-            self._held[batch] = {file.path: "" for file in self._batches[batch]}
+            self._held[batch] = {file.path: "" for file in self._list_wanted(batch)}
 
     def _read_digests(self, batch: int) -> dict[str, str]:
         """Return path -> sha256 of a stored batch; empty for an object that is not valid."""
         try:
             found = cast("dict[str, str]", json.loads(self._mirror.store.get(self._key(batch))))
-            digests = {file.path: found[file.path] for file in self._batches[batch]}
-            return digests if all(map(SHA256.fullmatch, digests.values())) else {}
-        except (ValueError, KeyError, TypeError):
+            return found if all(map(SHA256.fullmatch, found.values())) else {}
+        except (ValueError, AttributeError, TypeError):
             return {}
 
     def _is_expired(self, batch: int, modified: float) -> bool:
@@ -181,7 +194,7 @@ class SharedDownload:
 
     def _upload(self, batch: int) -> None:
         digests = self._held[batch]
-        files = {digests[file.path]: file for file in self._batches[batch]}
+        files = {digests[file.path]: file for file in self._list_wanted(batch)}
         uploader = BlobUploader(
             self._mirror.store,
             lambda sha256: self._file_path(files[sha256].path),
