@@ -13,14 +13,12 @@ from prefect_bt.errors import WeightsError
 from prefect_bt.object_store import open_store
 from prefect_bt.planning.plan import WeightsPlan
 from prefect_bt.weights import MirrorProgress, NodeCache, mirror, mirror_source
-from prefect_bt.weights.download import block_download, small_files
+from prefect_bt.weights.download import engine
 from prefect_bt.weights.sources import hub
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    block_download.RETRY_DELAYS = small_files.RETRY_DELAYS = mirror.LISTING_RETRY_DELAYS = (
-        0.01,
-    ) * 4  # pyright: ignore[reportAttributeAccessIssue]
+    engine.RETRY_DELAYS = mirror.LISTING_RETRY_DELAYS = (0.01,) * 4  # pyright: ignore[reportAttributeAccessIssue]
     hub.XET_MIN_BYTES = given.get("xet_from", hub.XET_MIN_BYTES)  # pyright: ignore[reportAttributeAccessIssue]
     logging.basicConfig(level=logging.DEBUG)
     plan = WeightsPlan(
