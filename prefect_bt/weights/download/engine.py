@@ -129,13 +129,19 @@ class _Block:
     at: int
     end: int
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Return whether it is all of a small file: kept also when the download is stopped."""
+        return self.at == self.end and self.file.part is None and self.file.stream is None
+
 
 class _Queue:
     """Hands out the blocks of one file; once all are taken, those of the next."""
 
     def __init__(self, context: DownloadContext, files: Sequence[ListedFile]) -> None:
         self._context = context
-        self._waiting = deque(files)
+        self._waiting = deque(sorted(files, key=lambda file: (file.size or 0) > GRANULE_BYTES))
+        """Small files first: they are kept when a large one fails."""
         self._locked: list[ListedFile] = []
         """Files that another process downloads."""
         self._blocks = deque[_Block]()
@@ -257,7 +263,7 @@ class _Download:
         try:
             self._transfer(block)
             block.file.catch_up()
-            if self._queue.is_last(block) and not self._stop.is_set():
+            if self._queue.is_last(block) and (not self._stop.is_set() or block.is_in_memory):
                 self._finish(block.file)
         finally:
             self._queue.release()
@@ -308,13 +314,15 @@ class _Download:
         received, mark, deadline = 0, 0, time.monotonic() + MAX_SECONDS_PER_GRANULE
         for piece in self._context.reader.read(file.listed, start=start, length=length):
             view = memoryview(piece) if length < 0 else memoryview(piece)[: length - received]
+            if not view:
+                break
             yield view
             received += len(view)
-            if self._stop.is_set() or received == wanted:
+            if self._stop.is_set():
                 return
             if received - mark >= GRANULE_BYTES:
                 mark, deadline = received, time.monotonic() + MAX_SECONDS_PER_GRANULE
-            elif time.monotonic() > deadline:
+            elif received != wanted and time.monotonic() > deadline:
                 raise self._interrupted(file, f"stalled at byte {start + received}")
         if wanted is not None and received < wanted:
             end = f"ended after {start + received} of {file.listed.size} bytes"
