@@ -1,15 +1,14 @@
 """The transfer of files into a staging tree: blocks of one file after another, several at a time.
 
 A file is read in blocks by a pool of threads. Each thread writes its block in slices, hashes them
-while they are in the processor's cache, and marks what has arrived. A file of at most one block is
-held in memory until it is verified. A file without ranges is one stream.
+while they are in the processor's cache, and marks what has arrived. A file of at most one granule
+is held in memory until it is verified. A file without ranges is one stream.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -68,7 +67,7 @@ def clone_from_source(context: DownloadContext, files: Sequence[ListedFile]) -> 
 
     def clone(file: ListedFile) -> bool:
         path = context.staging.path / f"clone-{threading.get_ident()}"
-        if (file.size or 0) <= BLOCK_BYTES or not context.reader.clone(file, path):
+        if (file.size or 0) <= GRANULE_BYTES or not context.reader.clone(file, path):
             return False
         with path.open("rb") as reader:
             found = hashlib.file_digest(reader, "sha256").hexdigest()
@@ -130,6 +129,11 @@ class _Block:
     at: int
     end: int
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Return whether it is all of a small file: kept also when the download is stopped."""
+        return self.at == self.end and self.file.part is None and self.file.stream is None
+
 
 class _Queue:
     """Hands out the blocks of one file; once all are taken, those of the next."""
@@ -178,7 +182,8 @@ class _Queue:
             self._is_fetching = False
             self._changed.notify_all()
         self._is_exhausted = batch is None
-        self._waiting.extend(batch or ())
+        # Small files first: they are kept when a large one fails.
+        self._waiting.extend(sorted(batch or (), key=lambda one: (one.size or 0) > GRANULE_BYTES))
 
     def is_last(self, block: _Block) -> bool:
         """Count a finished block. Return whether it was the last one of its file."""
@@ -213,7 +218,7 @@ class _Queue:
         if not self.has_ranges or not _is_resumable(context, listed):
             stream = context.staging.path / f"stream-{next(self._streams)}"
             self._add_blocks(OpenFile(context, listed, stream=stream), [range(size)])
-        elif size <= BLOCK_BYTES:
+        elif size <= GRANULE_BYTES:
             self._add_blocks(OpenFile(context, listed), [range(size)])
         elif part := self._open_part(listed):
             runs = [*part.missing_runs(BLOCK_BYTES)] or [range(size, size)]
@@ -257,7 +262,7 @@ class _Download:
         self._queue = _Queue(context, batches)
         self._corrupt = Counter[str]()
         self._request_bytes = BLOCK_BYTES
-        """Size of the next request: halved by each fault, doubled by each success."""
+        """Size of the next request: halved by a fault, a granule more after a success."""
 
     def run(self) -> None:
         least, most = CONNECTIONS
@@ -271,36 +276,43 @@ class _Download:
         if block is None:
             return False
         try:
-            download = self._download_block if block.file.stream is None else self._download_stream
-            note = self._context.meter.set_note
-            call_with_retries(lambda: download(block), RETRY_DELAYS, self._stop, note)
+            self._transfer(block)
             block.file.catch_up()
-            if self._queue.is_last(block) and not self._stop.is_set():
+            if self._queue.is_last(block) and (not self._stop.is_set() or block.is_in_memory):
                 self._finish(block.file)
         finally:
             self._queue.release()
         return True
 
-    def _download_block(self, block: _Block) -> None:
-        """Request the rest of a block; immediately again after a fault that followed progress."""
+    def _transfer(self, block: _Block) -> None:
+        """Bring a block. Every request that brings something may fail as often as the first."""
+        if block.file.stream is not None:
+            return self._retry(lambda: self._download_stream(block.file))
         while block.at < block.end and not self._stop.is_set() and not block.file.lacks_ranges:
-            before, length = block.at, min(self._request_bytes, block.end - block.at)
-            try:
-                for piece in self._read(block.file, before, length):
-                    block.file.write(block.at, piece)
-                    block.at += len(piece)
-                self._request_bytes = max(self._request_bytes, min(2 * length, BLOCK_BYTES))
-            except RangesUnsupported as error:
-                self._context.meter.set_note(error.message)
-                self._queue.has_ranges, block.file.lacks_ranges = False, True
-            except TransientError as error:
-                self._request_bytes = max(GRANULE_BYTES, length // 2)
-                if block.at - before < GRANULE_BYTES or error.retry_after:
-                    raise
+            self._retry(lambda: self._request(block))
+        return None
 
-    def _download_stream(self, block: _Block) -> None:
+    def _retry(self, call: Callable[[], None]) -> None:
+        call_with_retries(call, RETRY_DELAYS, self._stop, self._context.meter.set_note)
+
+    def _request(self, block: _Block) -> None:
+        """Request bytes of a block once. TransientError when it brings less than a granule."""
+        before, length = block.at, min(self._request_bytes, block.end - block.at)
+        try:
+            for piece in self._read(block.file, before, length):
+                block.file.write(block.at, piece)
+                block.at += len(piece)
+            self._request_bytes = min(self._request_bytes + GRANULE_BYTES, BLOCK_BYTES)
+        except RangesUnsupported as error:
+            self._context.meter.set_note(error.message)
+            self._queue.has_ranges, block.file.lacks_ranges = False, True
+        except TransientError as error:
+            self._request_bytes = max(GRANULE_BYTES, length // 2)
+            if block.at - before < GRANULE_BYTES or error.retry_after:
+                raise
+
+    def _download_stream(self, file: OpenFile) -> None:
         """Read a file from its first byte to its last. Nothing of it is kept after a fault."""
-        file = block.file
         assert file.stream is not None
         file.restart()
         with file.stream.open("wb") as writer:
@@ -313,19 +325,21 @@ class _Download:
 
         TransientError when it stalls or ends early.
         """
-        most = length if length >= 0 else sys.maxsize
+        wanted = length if length >= 0 else file.listed.size
         received, mark, deadline = 0, 0, time.monotonic() + MAX_SECONDS_PER_GRANULE
         for piece in self._context.reader.read(file.listed, start=start, length=length):
-            view = memoryview(piece)[: most - received]
+            view = memoryview(piece) if length < 0 else memoryview(piece)[: length - received]
+            if not view:
+                break
             yield view
             received += len(view)
             if self._stop.is_set():
                 return
             if received - mark >= GRANULE_BYTES:
                 mark, deadline = received, time.monotonic() + MAX_SECONDS_PER_GRANULE
-            elif time.monotonic() > deadline:
+            elif received != wanted and time.monotonic() > deadline:
                 raise self._interrupted(file, f"stalled at byte {start + received}")
-        if received < (length if length >= 0 else file.listed.size or 0):
+        if wanted is not None and received < wanted:
             end = f"ended after {start + received} of {file.listed.size} bytes"
             raise self._interrupted(file, end)
 
