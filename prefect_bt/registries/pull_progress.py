@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from prefect_bt.text.progress import Progress, RateWindow
 
-_DOWNLOADING: Final = {"Pulling fs layer", "Downloading"}
-_RETRY_PREFIX: Final = "Retrying in"
 _DOWNLOADED: Final = {"Verifying Checksum", "Download complete", "Extracting", "Pull complete"}
 _DONE: Final = {"Already exists", "Pull complete"}
-_STATES: Final = {*_DOWNLOADING, *_DOWNLOADED, *_DONE, "Waiting"}
-"""The Engine's states of a layer (Engine 20.10 to 28)."""
+_STATES: Final = {"Pulling fs layer", "Waiting", "Downloading", *_DOWNLOADED, *_DONE}
+"""The Engine's states of a layer, beside `Retrying in 5 seconds` (Engine 20.10 to 28)."""
 
 
 @dataclass
@@ -35,13 +33,16 @@ class LayerProgress:
     def update(self, event: Mapping[str, Any]) -> None:
         """Apply one event. Events that are not about a layer are ignored."""
         name, status = str(event.get("id", "")), str(event.get("status", ""))
-        if not name or not (status in _STATES or status.startswith(_RETRY_PREFIX)):
+        is_retry = status.startswith("Retrying in")
+        if not name or not (status in _STATES or is_retry):
             return
         layer = self._layers.setdefault(name, _Layer())
         layer.state = status
         if status == "Downloading":
-            self._update_bytes(layer, event.get("progressDetail"))
-        elif status.startswith(_RETRY_PREFIX):
+            detail: Mapping[str, Any] = event.get("progressDetail") or {}
+            layer.total = max(layer.total, int(detail.get("total") or 0))
+            layer.done = min(int(detail.get("current") or 0), layer.total or int(1e18))
+        elif is_retry:
             layer.done = 0
         elif status in _DOWNLOADED:
             layer.done = layer.total
@@ -49,13 +50,13 @@ class LayerProgress:
     def snapshot(self, now: float) -> Progress:
         """Return the progress at `now`, in seconds of a monotonic clock."""
         layers = self._layers.values()
-        done = sum(layer.done for layer in layers)
+        done, total = sum(layer.done for layer in layers), sum(layer.total for layer in layers)
         return Progress(
             self.reference,
             items_done=sum(layer.state in _DONE for layer in layers),
             items_total=len(layers),
             bytes_done=done,
-            bytes_total=sum(layer.total for layer in layers),
+            bytes_total=total,
             rate=self._rates.add(now, done),
             note=self.note,
             unit="layer",
@@ -65,10 +66,4 @@ class LayerProgress:
     def is_local_work(self) -> bool:
         """Whether only local work is left: verifying and extracting."""
         states = [layer.state for layer in self._layers.values() if layer.state not in _DONE]
-        return bool(states) and all(state in _DOWNLOADED for state in states)
-
-    @staticmethod
-    def _update_bytes(layer: _Layer, detail: object) -> None:
-        known = cast("dict[str, Any]", detail) if isinstance(detail, dict) else {}
-        layer.total = max(layer.total, int(known.get("total") or 0))
-        layer.done = min(int(known.get("current") or 0), layer.total or int(1e18))
+        return bool(states) and _DOWNLOADED.issuperset(states)
