@@ -39,10 +39,8 @@ class FaultKind(StrEnum):
 @dataclass(frozen=True)
 class Fault:
     kind: FaultKind
-    code: str = ""
-    """The server's code, such as `SlowDown`, else the HTTP status; empty without an answer."""
     reason: str = ""
-    """A part of a sentence without URLs; empty when nothing is known, as after a timeout."""
+    """The server's code, or a part of a sentence without URLs; empty if neither is known."""
 
 
 _NAMES: Final = {
@@ -89,21 +87,20 @@ def is_transfer_error(error: Exception) -> bool:
 
 
 def classify_fault(error: Exception) -> Fault:
-    """Return the kind of an error, its code or status, and a short reason without URLs."""
+    """Return the kind of an error, and a short reason without URLs."""
     answer: Any = getattr(error, "response", None) or {}
     text = str(error)
     code = str(answer.get("Error", {}).get("Code") or _search(r"<Code>(\w+)</Code>", text))
     kind = _KINDS.get(code) or _KINDS.get(type(error).__name__)
     system = (error.strerror or "") if isinstance(error, OSError) else ""
     if kind or code:
-        return Fault(kind or FaultKind.OTHER, code, code or system)
+        return Fault(kind or FaultKind.OTHER, code or system)
     if status := _search(r"\bstatus(?: code)?: (\d{3})\b", text):
-        kind = _KINDS.get(status, FaultKind.OTHER)
-        return Fault(kind, status, f"the server answered {status}")
+        return Fault(_KINDS.get(status, FaultKind.OTHER), f"the server answered {status}")
     for sign, kind, reason in _KINDS_BY_TEXT:
         if sign in text:
-            return Fault(kind, reason=reason)
-    return Fault(FaultKind.OTHER, reason=system)
+            return Fault(kind, reason)
+    return Fault(FaultKind.OTHER, system)
 
 
 def _search(pattern: str, text: str) -> str:

@@ -10,9 +10,10 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -31,6 +32,8 @@ from prefect_bt.registries.reference import DOCKER_HUB, ImageReference, normaliz
 
 _HUB_ADDRESS: Final = "https://index.docker.io/v1/"
 _NOT_SECRET: Final = {"username", "email", "serveraddress"}
+_Account = tuple[str, str, str]
+"""User, password, and a description of the identity for messages."""
 _AWS_KEYS: Final = {
     "aws_access_key_id": "an access key's id",
     "aws_secret_access_key": "a secret access key",
@@ -38,6 +41,14 @@ _AWS_KEYS: Final = {
 _ECR_HOST: Final = re.compile(
     r"(?:\d{12}|vpce-[a-z0-9-]+)\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
     r"(?:(?:vpce\.)?amazonaws\.com(?:\.cn)?|on\.aws)"
+)
+_ECR_FORM: Final = (
+    "Their hosts have the form <account>.dkr.ecr.<region>.amazonaws.com. Use REGISTRY_SECRET for "
+    "other registries."
+)
+_ECR_RIGHTS: Final = (
+    "Check the key or role, and that it may ecr:GetAuthorizationToken, ecr:BatchGetImage and "
+    "ecr:GetDownloadUrlForLayer."
 )
 
 
@@ -93,7 +104,7 @@ def resolve_login(
 def docker_configuration(
     reference: ImageReference, auth: Mapping[str, object], secrets: Mapping[str, str]
 ) -> str:
-    """Return the login as Docker's config.json, for a Kubernetes pull secret; see above."""
+    """Return `resolve_login`'s login as a config.json of Docker, for a Kubernetes pull secret."""
     config = resolve_login(reference, auth, secrets).config
     user, password = config["username"], config["password"]
     pair = base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -119,8 +130,7 @@ def _parse_auth(auth: Mapping[str, object]) -> DockerAuth:
         raise PullError(PullErrorKind.CREDENTIALS, problem) from None
 
 
-def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return user, password and a description of the identity. `auth` has one method's field."""
+def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> _Account:
     if login := auth.registry_secret_docker_auth:
         return _parse_login(login.secret_ref, secrets)
     if key := auth.gcp_service_account_json_docker_auth:
@@ -133,7 +143,7 @@ def _log_in(host: str, auth: DockerAuth, secrets: Mapping[str, str]) -> tuple[st
     return _log_in_with_aws_role(host, auth)
 
 
-def _parse_login(reference: SecretReference, secrets: Mapping[str, str]) -> tuple[str, str, str]:
+def _parse_login(reference: SecretReference, secrets: Mapping[str, str]) -> _Account:
     text = _get_secret(reference, secrets)
     username, _, password = text.partition(":")
     if not username or not password or not text.isprintable():
@@ -141,9 +151,7 @@ def _parse_login(reference: SecretReference, secrets: Mapping[str, str]) -> tupl
     return username, password, f"the login in the secret {reference.name!r}"
 
 
-def _parse_google_key(
-    reference: SecretReference, secrets: Mapping[str, str]
-) -> tuple[str, str, str]:
+def _parse_google_key(reference: SecretReference, secrets: Mapping[str, str]) -> _Account:
     text = _get_secret(reference, secrets)
     key = _parse_json_texts(text)
     complete = key.get("client_email") and key.get("private_key")
@@ -153,83 +161,64 @@ def _parse_google_key(
     return "_json_key", text, f"the service account in the secret {reference.name!r}"
 
 
-def _log_in_with_aws_key(
-    host: str, auth: AWSIAMDockerAuth, secrets: Mapping[str, str]
-) -> tuple[str, str, str]:
+def _log_in_with_aws_key(host: str, auth: AWSIAMDockerAuth, secrets: Mapping[str, str]) -> _Account:
     references = (auth.access_key_secret_ref, auth.secret_access_key_secret_ref)
-    keys: dict[str, str] = {}
+    keys, token = list[str](), ""
     for reference, (name, what) in zip(references, _AWS_KEYS.items(), strict=True):
         text = _get_secret(reference, secrets)
         fields = _parse_json_texts(text) if text.startswith("{") else {name: text}
         value = fields.get(name, "")
         if not value or not value.isprintable() or " " in value:
             raise _secret_error(reference, f"is not {what}", f"{what} alone, on one line")
-        keys |= {name: value, "aws_session_token": fields.get("aws_session_token", "")}
+        keys.append(value)
+        token = fields.get("aws_session_token", "")
     names = " and ".join(dict.fromkeys(repr(reference.name) for reference in references))
     identity = f"the access key in the secret{'s' * (references[0] != references[1])} {names}"
-    return _request_ecr_password(_parse_ecr_region(host), keys, identity)
+    return request_ecr_password(identity, _parse_ecr_region(host), *keys, token)
 
 
-def _log_in_with_aws_role(host: str, auth: DockerAuth) -> tuple[str, str, str]:
+def _log_in_with_aws_role(host: str, auth: DockerAuth) -> _Account:
     role = auth.aws_assume_role_docker_auth or auth.aws_oidc_docker_auth
     assert role
     region = _parse_ecr_region(host)
     if region != role.region:
-        raise IdentityError(
-            f"The registry {host} is in {region}, and docker_auth says {role.region}.",
-            next_step="Correct the region: a password is valid only in its own.",
-        )
+        what = f"The registry {host} is in {region}, and docker_auth says {role.region}."
+        hint = "Correct the region: a password is valid only in its own."
+        raise IdentityError(what, next_step=hint)
     assume = assume_role_with_web_identity if auth.aws_oidc_docker_auth else assume_role
     found = assume(role.role_arn, region)
-    keys = {
-        "aws_access_key_id": found.access_key_id,
-        "aws_secret_access_key": found.secret_access_key,
-        "aws_session_token": found.session_token,
-    }
-    return _request_ecr_password(region, keys, f"the role {role.role_arn}")
+    keys = (found.access_key_id, found.secret_access_key, found.session_token)
+    return request_ecr_password(f"the role {role.role_arn}", region, *keys)
 
 
-def _request_ecr_password(
-    region: str, keys: Mapping[str, str], identity: str
-) -> tuple[str, str, str]:
-    """Request a password, which is valid for twelve hours. IdentityError."""
-    session: Any = import_module("boto3.session").Session()
+def request_ecr_password(identity: str, region: str, *keys: str) -> _Account:
+    """Request a password, valid for twelve hours, with a key's id, secret and token or ""."""
+    boto3: Any = import_module("boto3.session")
     errors: Any = import_module("botocore.exceptions")
     try:
-        given = {name: value or None for name, value in keys.items()}
-        client = session.client("ecr", region_name=region, config=make_aws_config(), **given)
+        session = boto3.Session(*(key or None for key in keys), region_name=region)
+        client = session.client("ecr", config=make_aws_config())
         token = client.get_authorization_token()["authorizationData"][0]["authorizationToken"]
         user, _, password = base64.b64decode(token).decode().partition(":")
     except (errors.ClientError, errors.BotoCoreError, ValueError, LookupError) as error:
-        raise IdentityError(
-            f"Amazon's registry in {region} gave no password to {identity} "
-            f"({aws_error_code(error)}).",
-            next_step="Check the key or role, and that it may ecr:GetAuthorizationToken, "
-            "ecr:BatchGetImage and ecr:GetDownloadUrlForLayer.",
-            refused=isinstance(error, errors.ClientError),
-        ) from None
+        code, refused = aws_error_code(error), isinstance(error, errors.ClientError)
+        what = f"Amazon's registry in {region} gave no password to {identity} ({code})."
+        raise IdentityError(what, next_step=_ECR_RIGHTS, refused=refused) from None
     return user, password, identity
 
 
 def _parse_ecr_region(host: str) -> str:
     found = _ECR_HOST.fullmatch(host)
     if found is None:
-        raise IdentityError(
-            f"{host} is no registry of Amazon.",
-            next_step="Their hosts have the form <account>.dkr.ecr.<region>.amazonaws.com. Use "
-            "REGISTRY_SECRET for other registries.",
-        )
+        raise IdentityError(f"{host} is no registry of Amazon.", next_step=_ECR_FORM)
     return found["region"]
 
 
 def _parse_json_texts(text: str) -> dict[str, str]:
     """Return the text values of a JSON object; none if `text` is not one."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    values = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    return {name: value for name, value in values.items() if isinstance(value, str)}
+    with suppress(ValueError, AttributeError):
+        return {name: value for name, value in json.loads(text).items() if isinstance(value, str)}
+    return {}
 
 
 def _get_secret(reference: SecretReference, secrets: Mapping[str, str]) -> str:

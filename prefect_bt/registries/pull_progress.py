@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,48 +16,42 @@ _STATES: Final = {"Pulling fs layer", "Waiting", "Downloading", *_DOWNLOADED, *_
 
 
 @dataclass
-class _Layer:
-    state: str = ""
-    done: int = 0
-    total: int = 0
-
-
-@dataclass
 class LayerProgress:
     """Layers of one pull. Bytes are compressed; the total grows while layers become known."""
 
     reference: str
     note: str = ""
-    _layers: dict[str, _Layer] = field(default_factory=dict[str, _Layer])
+    _states: dict[str, str] = field(default_factory=dict[str, str])
+    _done: Counter[str] = field(default_factory=Counter[str])
+    _totals: Counter[str] = field(default_factory=Counter[str])
     _rates: RateWindow = field(default_factory=RateWindow)
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Apply one event. Events that are not about a layer are ignored."""
-        name, status = str(event.get("id", "")), str(event.get("status", ""))
+        layer, status = str(event.get("id", "")), str(event.get("status", ""))
         is_retry = status.startswith("Retrying in")
-        if not name or not (status in _STATES or is_retry):
+        if not layer or not (status in _STATES or is_retry):
             return
-        layer = self._layers.setdefault(name, _Layer())
-        layer.state = status
+        self._states[layer] = status
         if status == "Downloading":
             detail: Mapping[str, Any] = event.get("progressDetail") or {}
-            layer.total = max(layer.total, int(detail.get("total") or 0))
-            layer.done = min(int(detail.get("current") or 0), layer.total or int(1e18))
+            done, total = int(detail.get("current") or 0), int(detail.get("total") or 0)
+            self._totals[layer] = total = max(self._totals[layer], total)
+            self._done[layer] = min(done, total) if total else done
         elif is_retry:
-            layer.done = 0
+            self._done[layer] = 0
         elif status in _DOWNLOADED:
-            layer.done = layer.total
+            self._done[layer] = self._totals[layer]
 
     def snapshot(self, now: float) -> Progress:
         """Return the progress at `now`, in seconds of a monotonic clock."""
-        layers = self._layers.values()
-        done, total = sum(layer.done for layer in layers), sum(layer.total for layer in layers)
+        done = self._done.total()
         return Progress(
             self.reference,
-            items_done=sum(layer.state in _DONE for layer in layers),
-            items_total=len(layers),
+            items_done=sum(state in _DONE for state in self._states.values()),
+            items_total=len(self._states),
             bytes_done=done,
-            bytes_total=total,
+            bytes_total=self._totals.total(),
             rate=self._rates.add(now, done),
             note=self.note,
             unit="layer",
@@ -65,5 +60,5 @@ class LayerProgress:
     @property
     def is_local_work(self) -> bool:
         """Whether only local work is left: verifying and extracting."""
-        states = [layer.state for layer in self._layers.values() if layer.state not in _DONE]
-        return bool(states) and _DOWNLOADED.issuperset(states)
+        states = set(self._states.values()) - _DONE
+        return bool(states) and states <= _DOWNLOADED
