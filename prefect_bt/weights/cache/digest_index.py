@@ -1,7 +1,7 @@
 """The digests of files whose source lists no SHA-256, remembered from earlier downloads.
 
 One line a file, appended once its content is verified: `{"id", "sha256", "size"}`. The id contains
-what pins the file upstream, so a line never becomes wrong. Lines that a crash cut off are skipped.
+what pins the file upstream, so a line never becomes wrong.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from prefect_bt.filesystem.permissions import ensure_private_folder
 from prefect_bt.weights.sources.file_listing import SHA256, ListedFile
@@ -47,7 +48,9 @@ class DigestIndex:
     def get(self, identity: str) -> str:
         """Return the SHA-256 of the file; "" when it is unknown."""
         if self._known is None:
-            self._known = dict(self._iter_lines())
+            rows = read_json_lines(self._path)
+            found = ((row.get("id"), str(row.get("sha256"))) for row in rows)
+            self._known = {str(key): sha256 for key, sha256 in found if SHA256.fullmatch(sha256)}
         return self._known.get(identity, "")
 
     def invalidate(self) -> None:
@@ -71,16 +74,15 @@ class DigestIndex:
             os.close(descriptor)
         self._known = (self._known or {}) | new
 
-    def _iter_lines(self) -> Iterator[tuple[str, str]]:
-        try:
-            lines = self._path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return
-        for line in lines:
-            try:
-                row: Any = json.loads(line)
-                identity, sha256 = str(row["id"]), str(row["sha256"])
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
-            if SHA256.fullmatch(sha256):
-                yield identity, sha256
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a file, one a line. Skip what a crash cut off."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            row: Any = json.loads(line)
+            if isinstance(row, dict):
+                yield cast("dict[str, Any]", row)
