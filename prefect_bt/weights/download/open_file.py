@@ -30,7 +30,7 @@ class DownloadContext:
     reader: FallbackReader
     meter: ProgressMeter
     stop: StopSignal
-    on_finished: Callable[[str, str], None]
+    on_finished: Callable[[str, str], None] | None = None
     """Called with the path and the sha256 of each downloaded file."""
 
     @property
@@ -118,5 +118,6 @@ class OpenFile:
         else:
             one = len(self._pieces) == 1
             staging.write(self.listed, self._pieces[0] if one else b"".join(self._pieces), sha256)
-        self._context.on_finished(self.listed.path, sha256)
+        if self._context.on_finished:
+            self._context.on_finished(self.listed.path, sha256)
         self._context.meter.add_items()
